@@ -1,4 +1,4 @@
-"""A real Chromium for the console's tests, and pages that fail where the browser complains."""
+"""Fixtures with a real Chromium. A test fails if the browser reports an error that it does not expect."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from api.web_console import load_console_files
 from tests.console.console_site import ConsoleSite
-from tests.console.fleets import furnish, large_site, small_site
+from tests.console.fleets import create_fleet, large_site, small_site
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).resolve().parents[2] / "api" / "console" / "node_modules" / "axe-core" / "axe.min.js"
 PICTURES = Path(__file__).parent / "screenshots"
-PATIENCE_MS = 60_000
-"""What a page shows is waited for that long: on a machine that runs other tests beside, 5,000 jobs take their time."""
-expect.set_options(timeout=PATIENCE_MS)
+TIMEOUT_MS = 60_000
+"""Timeout of page assertions. Generous, because 5,000 jobs render slowly while other tests run."""
+expect.set_options(timeout=TIMEOUT_MS)
 
 Opener = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One a module, and not one for all: Playwright holds an event loop for as long as it runs, and tests of other
-    modules want their own."""
+    """One browser per module: Playwright runs an event loop while it is open, which tests of other modules need."""
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")
     if not (AXE.exists() and load_console_files().has_charts):
         pytest.skip("no node_modules: run `npm ci` in api/console")
-    # A sandbox of its own needs rights that containers do not give; without one, Chromium refuses to run as root.
+    # Chromium refuses to run as root with its sandbox, which containers do not permit anyway.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -42,8 +41,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Opener]:
-    """Opens a page at an address. Whatever the browser complains of fails the test, but complaints that contain one of
-    the words that the test says it `expects`."""
+    """Open a page at a URL. Any browser error fails the test unless it contains one of the `expects` strings."""
     contexts, complaints = [], []
 
     def open_page(address: str, *, scheme: str = "light", width: int = 1280, expects: tuple[str, ...] = ()) -> Page:
@@ -53,7 +51,7 @@ def opened(browser: Browser) -> Iterator[Opener]:
             permissions=["clipboard-read", "clipboard-write"],
         )
         contexts.append(context)
-        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
 
         def complain(text: str) -> None:
@@ -63,7 +61,9 @@ def opened(browser: Browser) -> Iterator[Opener]:
         page.on("pageerror", lambda error: complain(str(error)))
         page.on(
             "console",
-            lambda told: complain(f"{told.text} {told.location}") if told.type in ("error", "warning") else None,
+            lambda message: (
+                complain(f"{message.text} {message.location}") if message.type in ("error", "warning") else None
+            ),
         )
         page.goto(address)
         return page
@@ -76,7 +76,7 @@ def opened(browser: Browser) -> Iterator[Opener]:
 
 @pytest.fixture
 def picture() -> Callable[[Page, str], None]:
-    """Keeps what a page looks like."""
+    """Save a screenshot of a page."""
 
     def take(page: Page, name: str) -> None:
         PICTURES.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def picture() -> Callable[[Page, str], None]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[ConsoleSite]:
-    """A service on which nothing is yet."""
+    """An empty service."""
     made = small_site(tmp_path, hours=0.1)
     yield made
     made.close()
@@ -95,11 +95,11 @@ def site(tmp_path: Path) -> Iterator[ConsoleSite]:
 
 @pytest.fixture
 def fleet(site: ConsoleSite) -> ConsoleSite:
-    """Pools, nodes, queues, and jobs that run; their ids are `site.jobs` by name."""
-    site.jobs = furnish(site)
+    """A service with pools, nodes, queues and running jobs. `site.jobs` maps job names to IDs."""
+    site.jobs = create_fleet(site)
     site.demand("inference", 70.0)
     for _ in range(4):
-        site.solve_wanted(site.tick(after_s=5.0))
+        site.solve_requested_points(site.tick(after_s=5.0))
     return site
 
 

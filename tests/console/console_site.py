@@ -1,5 +1,4 @@
-"""A service for the console's tests: the real application on a socket, with a simulated world behind it whose time a
-test moves by real ticks."""
+"""The real application on a socket with a simulated fleet behind it. Tests advance its clock tick by tick."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from tests.memory_run_log import MemoryRunLog
 
 SECRET = b"a secret that only tests know...."
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-PATIENCE_S = 60.0
+STOP_TIMEOUT_S = 60.0
 
 
 class ConsoleSite:
-    """`nodes` are those that the simulated world has; the service learns of them as of anything else."""
+    """The application on a socket. `nodes` are the nodes of the simulated world."""
 
     def __init__(
         self,
@@ -86,20 +85,20 @@ class ConsoleSite:
         self._thread.start()
 
     def close(self) -> None:
-        """End the server as a stopped process would: connections and streams end with it."""
+        """Stop the server and close all connections and streams."""
         self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
+        self._thread.join(STOP_TIMEOUT_S)
         assert not self._thread.is_alive()
 
     def client(self, token: str = "") -> Client:
         return Client(self.url, token=token)
 
     def learn(self, body: CommandBody) -> None:
-        """What the controller's own workers tell it, for the next tick."""
+        """Queue a planning input of the controller for the next tick."""
         self._learned.append(Command(f"test-{len(self._learned)}-{self.clock.now_s()}", self.clock.now_s(), body))
 
     def demand(self, pool: str, gpus: float) -> None:
-        """Demand as it is from now on, with a forecast that expects it to stay so."""
+        """Set the demand, with a forecast that expects it to stay constant."""
         self.executor.set_demand(pool, gpus)
         levels = tuple(math.ceil(10 * gpus * (1 + 0.04 * at)) / 10 for at in range(len(QUANTILES)))
         self.learn(ForecastMade(pool, Forecast(self.clock.now_s(), 600.0, QUANTILES, levels, "test")))
@@ -107,7 +106,7 @@ class ConsoleSite:
             client.report_demand(pool, gpus=gpus)
 
     def tick(self, *, after_s: float = 1.0) -> TickReport:
-        """A real tick, `after_s` later."""
+        """Advance the clock by `after_s` seconds and run one real tick."""
         self.clock.move_to(self.clock.now_s() + after_s)
         self.executor.advance_to(self.clock.now_s())
         leader = self.lead()
@@ -115,7 +114,7 @@ class ConsoleSite:
         return tick(self.store, self.executor, self.clock, self.policies, epoch=leader.epoch, planning_inputs=learned)
 
     def train(self, job_id: str, steps: Iterable[int]) -> None:
-        """What a job's rank 0 does: it prints each step into its log and tells it, every six seconds."""
+        """Act as rank 0 of a job: log and report each step, one every six seconds."""
         allocation = self.store.load().snapshot.jobs[job_id].allocation
         generation = allocation.generation
         record = StartedRecord(job_id, generation, allocation.target, 1, generation, self.clock.now_s())
@@ -129,8 +128,8 @@ class ConsoleSite:
             loss, speed = 1.5 + 4 / (1 + step / 50), 90.0 + step % 7
             with folder.log_path(0).open("a") as printed:
                 printed.write(f"rank 0 INFO step {step}: loss {loss:.4f}, {speed:.1f} samples/s\n")
-            told = {"generation": generation, "step": step, "loss": loss, "samples_per_s": speed}
-            httpx.post(f"{self.url}/v1/jobs/{job_id}/progress", json=told, headers=headers).raise_for_status()
+            text = {"generation": generation, "step": step, "loss": loss, "samples_per_s": speed}
+            httpx.post(f"{self.url}/v1/jobs/{job_id}/progress", json=text, headers=headers).raise_for_status()
         self.tick()
 
     def lead(self) -> Lease:
@@ -138,8 +137,8 @@ class ConsoleSite:
         assert self.leader is not None
         return self.leader
 
-    def solve_wanted(self, report: TickReport) -> None:
-        """What the pool of solver processes does: the points that a tick looked for and did not find."""
+    def solve_requested_points(self, report: TickReport) -> None:
+        """Act as the solver processes: solve the curve points that a tick requested."""
         requests = self.store.load().snapshot.curve_requests()
         for wanted in report.wanted_shapes:
             point = solve_point(requests[wanted.curve_key], wanted.shape)

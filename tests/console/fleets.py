@@ -1,4 +1,4 @@
-"""Fleets that the console's tests look at: a small one with a history of ticks, and a very large one."""
+"""Fleets for the console tests: a small one with a history of ticks, and a very large one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL = "llama-2-7b"
 
 
 def small_site(folder: Path, *, auth: Literal["on", "off"] = "off", hours: float = 3.0) -> ConsoleSite:
-    """Six training nodes and ten of inference, some hours of demand behind them, a few jobs that run and wait."""
+    """Six training and ten inference nodes, some hours of demand history, running and pending jobs."""
     url = f"sqlite:///{folder / 'console.sqlite'}"
     migrate(url)
     names = [*((f"t{at}", "training") for at in range(6)), *((f"i{at}", "inference") for at in range(10))]
@@ -37,8 +37,8 @@ def small_site(folder: Path, *, auth: Literal["on", "off"] = "off", hours: float
     return site
 
 
-def furnish(site: ConsoleSite, token: str = "") -> dict[str, str]:
-    """Pools, nodes, queues and jobs through the API, as people would; gives the jobs' ids by name."""
+def create_fleet(site: ConsoleSite, token: str = "") -> dict[str, str]:
+    """Create pools, nodes, queues and jobs through the API. Returns job IDs by name."""
     with site.client(token) as client:
         client.create_pool({"name": "training", "kind": "training"})
         lending = {"headroom": 0.0, "return_deadline_s": 300}
@@ -64,17 +64,17 @@ def furnish(site: ConsoleSite, token: str = "") -> dict[str, str]:
         return {str(job["name"]): str(client.submit({"steps": 400_000, **job})["id"]) for job in jobs}
 
 
-def live_through(site: ConsoleSite, hours: float) -> None:
-    """Demand goes up and down like a tide, with a tick every five minutes and what it wanted solved."""
+def simulate_history(site: ConsoleSite, hours: float) -> None:
+    """Report a daily demand pattern with a tick every five minutes, and solve the requested curves."""
     rounds = round(hours * 12)
     for at in range(rounds):
         site.demand("inference", 44 + 26 * math.sin(1.6 * math.pi * at / rounds + 0.6))
-        site.solve_wanted(site.tick(after_s=295.0))
+        site.solve_requested_points(site.tick(after_s=295.0))
         site.tick(after_s=5.0)
 
 
 def large_store() -> MemoryStore:
-    """1,000 nodes and 5,000 jobs, committed at once: half of the fleet is inference, and a third of that is lent."""
+    """A store with 1,000 nodes and 5,000 jobs. Half of the nodes are inference nodes; a third of those is lent."""
     now_s = time.time()
     pools, nodes = a_fleet(training=LARGE_NODES // 2, inference=LARGE_NODES // 2, lending=LendingPolicy(headroom=0.0))
     kinds = (LoanState.ACTIVE, LoanState.ACTIVE, LoanState.RECALLED, LoanState.OFFERED)
@@ -119,7 +119,7 @@ def large_store() -> MemoryStore:
 
 
 def large_site(folder: Path) -> ConsoleSite:
-    """It decides nothing: what is there stays as it is until a test commits something else."""
+    """A site without a controller: the state changes only when a test commits a change."""
     store = large_store()
     site = ConsoleSite(store, store.load().snapshot.nodes.values(), now_s=time.time(), folder=folder / "run")
     site.lead()
@@ -127,7 +127,7 @@ def large_site(folder: Path) -> ConsoleSite:
 
 
 def commit_nodes(site: ConsoleSite, states: dict[str, NodeState]) -> None:
-    """As a tick that saw nodes go down or come up."""
+    """Commit node state changes as a tick does."""
     before = site.store.load().snapshot
     nodes = {**before.nodes, **{name: replace(before.nodes[name], state=state) for name, state in states.items()}}
     events = tuple(

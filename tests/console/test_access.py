@@ -1,4 +1,4 @@
-"""Who may look: a token that is asked for, refused where it is wrong, and taken where it is right."""
+"""Sign-in and permissions."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from playwright.sync_api import expect
 
 from api.identity.principals import Grant, generate_token
 from scheduler.store.api_protocol import AuditEntry
-from tests.console.fleets import furnish, small_site
+from tests.console.fleets import create_fleet, small_site
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
     from tests.console.console_site import ConsoleSite
 
 
-def test_a_wrong_token_is_refused_and_a_right_one_opens_the_page(tmp_path: Path, opened: Opener) -> None:
+def test_invalid_token_is_rejected_and_a_valid_one_is_accepted(tmp_path: Path, opened: Opener) -> None:
     site = small_site(tmp_path, auth="on", hours=0.1)
     try:
         root, viewer = _token(site, "root", "admin"), _token(site, "guest", "viewer")
-        furnish(site, root)
+        create_fleet(site, root)
         site.tick()
         page = opened(site.url, expects=("401", "403"))
-        dialog = page.get_by_role("dialog", name="Who is asking?")
+        dialog = page.get_by_role("dialog", name="Sign in")
         dialog.get_by_label("Token").fill("ebk_wrong")
-        dialog.get_by_role("button", name="Go on").click()
-        expect(dialog).to_contain_text("This token is not accepted")
+        dialog.get_by_role("button", name="Sign in").click()
+        expect(dialog).to_contain_text("The token was rejected")
         dialog.get_by_label("Token").fill(viewer)
-        dialog.get_by_role("button", name="Go on").click()
+        dialog.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("listbox", name="Nodes of pool training")).to_be_visible()
         expect(page.locator("#connection")).to_have_text("Live")
         pause = page.get_by_role("button", name="Pause lending")
         expect(pause).to_be_disabled()
         pause.focus()
         page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("This needs the role admin; you are guest with viewer")
+        expect(page.get_by_role("alert")).to_contain_text("Requires the role admin; you are guest (viewer)")
         page.reload()
         expect(page.get_by_role("listbox", name="Nodes of pool training")).to_be_visible()
     finally:

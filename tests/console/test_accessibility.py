@@ -1,4 +1,4 @@
-"""axe-core finds no serious fault on any page, in light and in dark; every page is kept as a picture."""
+"""Accessibility: axe-core finds no serious violation on any page in either theme. Saves screenshots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Picture = Callable[[Page, str], None]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_has_a_serious_fault(fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str) -> None:
+def test_pages_have_no_serious_accessibility_violation(
+    fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str
+) -> None:
     with fleet.client() as client:
         waiting = client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})["id"]
     fleet.demand("inference", 20.0)
@@ -43,23 +45,25 @@ def test_no_page_has_a_serious_fault(fleet: ConsoleSite, opened: Opener, picture
         page.goto(f"{fleet.url}/#/{path}")
         expect(page.locator(mark).first).to_be_visible()
         picture(page, f"{name}-{scheme}")
-        if found := _serious(page):
+        if found := _find_serious_violations(page):
             faults[name] = found
     page.goto(f"{fleet.url}/#/")
     page.get_by_role("button", name="Recall all").click()
-    faults |= {"dialog": found} if (found := _serious(page)) else {}
+    faults |= {"dialog": found} if (found := _find_serious_violations(page)) else {}
     assert faults == {}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_large_fleet_has_none_either(large: ConsoleSite, opened: Opener, picture: Picture, scheme: str) -> None:
+def test_large_fleet_has_no_serious_accessibility_violation(
+    large: ConsoleSite, opened: Opener, picture: Picture, scheme: str
+) -> None:
     page = opened(large.url, scheme=scheme)
     expect(page.locator(".cell").first).to_be_visible()
     picture(page, f"large-{scheme}")
-    assert _serious(page) == []
+    assert _find_serious_violations(page) == []
 
 
-def test_a_narrow_window_is_kept_as_a_picture(fleet: ConsoleSite, opened: Opener, picture: Picture) -> None:
+def test_narrow_window_screenshots(fleet: ConsoleSite, opened: Opener, picture: Picture) -> None:
     page = opened(fleet.url, width=390)
     job = f"jobs/{fleet.jobs['llama-pretrain']}"
     for name, path in {"overview": "", "jobs": "jobs", "job": job, "loans": "loans"}.items():
@@ -68,7 +72,7 @@ def test_a_narrow_window_is_kept_as_a_picture(fleet: ConsoleSite, opened: Opener
         picture(page, f"{name}-narrow")
 
 
-def _serious(page: Page) -> list[str]:
+def _find_serious_violations(page: Page) -> list[str]:
     page.evaluate(AXE.read_text(encoding="utf-8"))
     answer: dict[str, Any] = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
     serious = (each for each in answer["violations"] if each["impact"] in ("serious", "critical"))

@@ -1,4 +1,4 @@
-"""A job page with what a training job reports: curves, log, figures, the plan as text."""
+"""Job page: charts, log, figures and copied plan of a training job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from tests.console.console_site import ConsoleSite
 
 
-def test_loss_throughput_and_log_are_drawn_as_the_job_reports_them(fleet: ConsoleSite, opened: Opener) -> None:
+def test_loss_throughput_and_log_update_live(fleet: ConsoleSite, opened: Opener) -> None:
     job_id = fleet.jobs["vision-sweep"]
     fleet.train(job_id, range(10, 60, 10))
     page = opened(f"{fleet.url}/#/jobs/{job_id}")
     expect(page).to_have_title("vision-sweep, running · Ebbtide")
     loss = page.get_by_role("region", name="Loss", exact=True)
     expect(loss.locator("canvas")).to_be_visible()
-    loss.get_by_text("Figures as a table").click()
+    loss.get_by_text("Values as a table").click()
     rows = loss.locator("details tbody tr")
     expect(rows).to_have_count(5)
     expect(rows.first).to_contain_text("3.5")
     expect(page.get_by_role("region", name="Throughput", exact=True).locator(".u-legend")).to_contain_text("samples/s")
-    log = page.get_by_role("region", name="Lines of the log")
+    log = page.get_by_role("region", name="Log lines")
     expect(log).to_contain_text("step 50: loss 3.5000")
     fleet.train(job_id, [60])
     expect(log).to_contain_text("step 60")
@@ -33,29 +33,29 @@ def test_loss_throughput_and_log_are_drawn_as_the_job_reports_them(fleet: Consol
     expect(page.locator(".figures")).to_contain_text("last loss 3.32")
 
 
-def test_a_plan_and_an_id_are_copied_as_text(fleet: ConsoleSite, opened: Opener) -> None:
+def test_plan_and_job_id_can_be_copied(fleet: ConsoleSite, opened: Opener) -> None:
     job_id = fleet.jobs["llama-pretrain"]
     page = opened(f"{fleet.url}/#/jobs/{job_id}")
-    page.get_by_role("button", name="Copy the job's id").click()
+    page.get_by_role("button", name="Copy the job ID").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == job_id
     plan = page.get_by_role("region", name="Parallel plan")
     plan.get_by_role("button", name="Copy the plan as text").click()
     expect(plan.get_by_role("button", name="Copied")).to_be_visible()
-    told = page.evaluate("navigator.clipboard.readText()")
-    assert told.startswith("llama-pretrain: ")
-    assert "layers 0" in told
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("llama-pretrain: ")
+    assert "layers 0" in text
 
 
-def test_times_say_what_they_are_in_utc(fleet: ConsoleSite, opened: Opener) -> None:
+def test_times_show_utc_on_hover(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{fleet.url}/#/jobs/{fleet.jobs['speech-tune']}")
     since = page.locator("main .head time")
     expect(since).to_be_visible()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", since.get_attribute("title") or "")
 
 
-def test_a_job_that_is_not_there_is_said_to_be_missing(fleet: ConsoleSite, opened: Opener) -> None:
+def test_unknown_job_shows_not_found(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{fleet.url}/#/jobs/no-such-job", expects=("404",))
-    expect(page.get_by_role("heading", name="No such job")).to_be_visible()
+    expect(page.get_by_role("heading", name="Job not found")).to_be_visible()
     page.get_by_role("link", name="All jobs").click()
     expect(page.locator("tbody tr")).to_have_count(5)

@@ -1,4 +1,4 @@
-"""Jobs in a real browser: the plan of one that runs, why one waits, submission, levers, the list."""
+"""Job pages: plan, pending reason, submission, actions and list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.console.console_site import ConsoleSite
 
 
-def test_a_running_job_shows_its_plan_stage_by_stage(fleet: ConsoleSite, opened: Opener) -> None:
+def test_running_job_shows_each_stage_of_its_plan(fleet: ConsoleSite, opened: Opener) -> None:
     job = fleet.store.load().snapshot.jobs[fleet.jobs["llama-pretrain"]]
     assert job.allocation.plan is not None
     page = _job_page(fleet, opened, job.id)
@@ -24,75 +24,75 @@ def test_a_running_job_shows_its_plan_stage_by_stage(fleet: ConsoleSite, opened:
     expect(page.locator(".steps")).to_contain_text("Started")
 
 
-def test_a_waiting_job_says_why(fleet: ConsoleSite, opened: Opener) -> None:
+def test_pending_job_shows_its_reason(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
         waiting = str(client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})["id"])
     fleet.tick()
     page = _job_page(fleet, opened, waiting)
-    why = page.get_by_role("region", name="Why it waits")
+    why = page.get_by_role("region", name="Why it is pending")
     expect(why).to_contain_text("Needs 96 GPUs")
-    expect(why).to_contain_text("Would start it")
-    expect(why).to_contain_text("nobody can tell")
+    expect(why).to_contain_text("Unblocked by")
+    expect(why).to_contain_text("unknown")
 
 
-def test_a_job_is_submitted_after_what_was_refused_is_mended(fleet: ConsoleSite, opened: Opener) -> None:
+def test_job_is_submitted_after_an_invalid_field_is_fixed(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{fleet.url}/#/submit", expects=("422",))
     page.get_by_label("Name", exact=True).fill("No Such Name")
-    page.get_by_label("GPUs, at most").fill("4")
+    page.get_by_label("Maximum GPUs").fill("4")
     page.get_by_role("button", name="Submit", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Submit it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit job").click()
     name = page.get_by_label("Name", exact=True)
     expect(name).to_have_attribute("aria-invalid", "true")
     expect(name).to_be_focused()
     name.fill("from-the-browser")
-    page.get_by_role("button", name="Try it first").click()
-    expect(page.get_by_role("region", name="What would happen")).to_be_visible()
+    page.get_by_role("button", name="Dry run").click()
+    expect(page.get_by_role("region", name="Dry run")).to_be_visible()
     page.get_by_role("button", name="Submit", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Submit it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit job").click()
     expect(page.get_by_role("heading", name="from-the-browser")).to_be_visible()
     fleet.tick()
     submitted = [job for job in fleet.store.load().snapshot.jobs.values() if job.spec.name == "from-the-browser"]
     assert [(job.spec.min_gpus, job.spec.max_gpus) for job in submitted] == [(1, 4)]
 
 
-def test_a_command_is_read_as_a_shell_would_and_an_open_quote_is_refused(fleet: ConsoleSite, opened: Opener) -> None:
+def test_command_is_split_like_a_shell_and_an_unclosed_quote_is_an_error(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{fleet.url}/#/submit")
     page.get_by_label("Name", exact=True).fill("quoted")
     command = page.get_by_label("Command")
     command.fill('sh -c \'echo "one two" | cat')
     page.get_by_role("button", name="Submit", exact=True).click()
-    expect(page.get_by_text("the ' at character 7 is never closed")).to_have_count(2)
+    expect(page.get_by_text("the ' at character 7 is not closed")).to_have_count(2)
     expect(command).to_be_focused()
     command.fill('python -c \'print("one two")\' a\\ b "it\'s" | tee')
     argv = page.locator("#argv code")
     expect(argv).to_have_text(["python", "-c", 'print("one two")', "a b", "it's", "|", "tee"])
-    expect(page.locator("#argv")).to_contain_text("No shell reads it: | will be handed over as it stands")
+    expect(page.locator("#argv")).to_contain_text("The command runs without a shell: | is passed literally")
     command.fill("python -c 'print(\"one two\")' a\\ b ''")
     page.get_by_role("button", name="Submit", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Submit it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit job").click()
     expect(page.get_by_role("heading", name="quoted")).to_be_visible()
     fleet.tick()
     [submitted] = [job for job in fleet.store.load().snapshot.jobs.values() if job.spec.name == "quoted"]
     assert submitted.spec.command == ("python", "-c", 'print("one two")', "a b", "")
 
 
-def test_a_job_is_scaled_suspended_and_cancelled_from_its_page(fleet: ConsoleSite, opened: Opener) -> None:
+def test_job_page_scales_suspends_and_cancels(fleet: ConsoleSite, opened: Opener) -> None:
     job_id = fleet.jobs["vision-sweep"]
     page = _job_page(fleet, opened, job_id, expects=("422",))
     page.get_by_role("button", name="Scale").click()
-    page.get_by_label("At most").fill("1")
+    page.get_by_label("Maximum").fill("1")
     page.get_by_role("dialog").get_by_role("button", name="Scale").click()
     expect(page.get_by_role("alert")).to_contain_text("min <= max")
-    _pull(page, "Suspend")
+    _confirm_action(page, "Suspend")
     fleet.tick()
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    _pull(page, "Cancel job")
+    _confirm_action(page, "Cancel job")
     fleet.ticks(3, every_s=30.0)
     expect(page.locator("main .badge").first).to_have_text("cancelled")
     expect(page.get_by_role("button", name="Cancel job")).to_be_hidden()
 
 
-def test_the_list_filters_and_follows_what_happens(fleet: ConsoleSite, opened: Opener) -> None:
+def test_job_list_filters_and_updates_live(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{fleet.url}/#/jobs")
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(5)
@@ -104,14 +104,14 @@ def test_the_list_filters_and_follows_what_happens(fleet: ConsoleSite, opened: O
     fleet.tick()
     expect(rows).to_have_count(3)
     page.get_by_label("State").select_option("failed")
-    expect(page.get_by_text("No job is like that")).to_be_visible()
+    expect(page.get_by_text("No matching jobs")).to_be_visible()
 
 
 def _job_page(site: ConsoleSite, opened: Opener, job_id: str, *, expects: tuple[str, ...] = ()) -> Page:
     return opened(f"{site.url}/#/jobs/{job_id}", expects=expects)
 
 
-def _pull(page: Page, lever: str) -> None:
-    page.get_by_role("button", name=lever).click()
+def _confirm_action(page: Page, action: str) -> None:
+    page.get_by_role("button", name=action).click()
     with page.expect_response(lambda answer: answer.request.method != "GET"):
-        page.get_by_role("dialog").get_by_role("button", name=lever).click()
+        page.get_by_role("dialog").get_by_role("button", name=action).click()

@@ -1,4 +1,4 @@
-"""1,000 nodes and 5,000 jobs: everything is there, and an update touches only what has changed."""
+"""A fleet of 1,000 nodes and 5,000 jobs: complete, and an update redraws changed nodes only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.console.console_site import ConsoleSite
 
 
-def test_a_change_of_one_node_redraws_one_node(large: ConsoleSite, opened: Opener) -> None:
+def test_changed_node_redraws_only_itself(large: ConsoleSite, opened: Opener) -> None:
     page = opened(large.url)
     expect(page.locator(".cell")).to_have_count(LARGE_NODES)
     expect(page.locator("#connection")).to_have_text("Live")
@@ -32,7 +32,7 @@ def test_a_change_of_one_node_redraws_one_node(large: ConsoleSite, opened: Opene
     assert page.evaluate("[...touched]") == ["t17"]
 
 
-def test_all_jobs_are_reached_page_by_page(large: ConsoleSite, opened: Opener) -> None:
+def test_job_list_pages_through_all_jobs(large: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{large.url}/#/jobs")
     expect(page.locator("tbody tr")).to_have_count(100)
     expect(page.locator("tbody tr").first).to_contain_text("job-0000")
@@ -40,6 +40,6 @@ def test_all_jobs_are_reached_page_by_page(large: ConsoleSite, opened: Opener) -
     expect(page.locator("tbody tr").first).to_contain_text("job-0100")
     page.get_by_role("button", name="Newer").click()
     expect(page.locator("tbody tr").first).to_contain_text("job-0000")
-    page.get_by_label("Name begins with").fill(f"job-{LARGE_JOBS - 1}")
+    page.get_by_label("Name starts with").fill(f"job-{LARGE_JOBS - 1}")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("tbody tr")).to_have_count(1)

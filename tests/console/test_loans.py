@@ -1,4 +1,4 @@
-"""The loans page: past loans with their recalls, and what of the past is not shown."""
+"""Loans page: past loans and loading of older loans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.console.console_site import ConsoleSite
 
 
-def test_a_past_loan_shows_when_it_was_lent_and_recalled(fleet: ConsoleSite, opened: Opener) -> None:
+def test_past_loan_shows_its_lending_and_recall_times(fleet: ConsoleSite, opened: Opener) -> None:
     fleet.demand("inference", 20.0)
     fleet.ticks(4, every_s=100.0)
     fleet.demand("inference", 78.0)
@@ -32,7 +32,7 @@ def test_a_past_loan_shows_when_it_was_lent_and_recalled(fleet: ConsoleSite, ope
     assert page.evaluate("location.hash") == "#/loans?last=86400"
 
 
-def test_loans_that_are_not_read_yet_are_told_and_can_be(fleet: ConsoleSite, opened: Opener) -> None:
+def test_older_loans_can_be_loaded(fleet: ConsoleSite, opened: Opener) -> None:
     before, now_s = fleet.store.load().snapshot, fleet.clock.now_s()
     after = replace(before, generation=before.generation + 1)
     ended = tuple(
@@ -47,6 +47,6 @@ def test_loans_that_are_not_read_yet_are_told_and_can_be(fleet: ConsoleSite, ope
     fleet.store.commit(Commit(before, after, fleet.lead().epoch, ended_loans=ended))
     page = opened(f"{fleet.url}/#/loans")
     expect(page.get_by_text("500 loans read; ended ones offered before")).to_be_visible()
-    page.get_by_role("button", name="Read 500 more").click()
-    expect(page.get_by_role("button", name="Read 500 more")).to_be_hidden()
+    page.get_by_role("button", name="Load 500 more").click()
+    expect(page.get_by_role("button", name="Load 500 more")).to_be_hidden()
     expect(page.get_by_text("600 loans in the last")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The plan explorer and the simulate page in a real browser."""
+"""Plan explorer and simulations page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.console.console_site import ConsoleSite
 
 
-def test_the_explorer_draws_a_plan_and_how_the_model_scales(site: ConsoleSite, opened: Opener) -> None:
+def test_explorer_draws_a_plan_and_its_scaling_curve(site: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{site.url}/#/plans", expects=("422",))
     page.get_by_label("GPU model").fill("a200")
     page.get_by_role("button", name="Find the plan").click()
@@ -35,18 +35,18 @@ def test_the_explorer_draws_a_plan_and_how_the_model_scales(site: ConsoleSite, o
     expect(curve.get_by_role("region", name="Plans by GPUs").locator("tbody tr")).to_have_count(3)
 
 
-def test_a_trace_is_handed_in_played_and_reported(site: ConsoleSite, opened: Opener, tmp_path: Path) -> None:
+def test_simulation_is_submitted_run_and_reported(site: ConsoleSite, opened: Opener, tmp_path: Path) -> None:
     document = load_examples()["SimulationDocument"]
     page = opened(f"{site.url}/#/simulate", expects=("422",))
-    page.get_by_role("button", name="Play it").click()
-    expect(page.get_by_text("Allowed: a file").first).to_be_visible()
-    for label, name in (("Jobs", "jobs"), ("Demand of inference", "demand"), ("Fleet", "cluster")):
+    page.get_by_role("button", name="Start simulation").click()
+    expect(page.get_by_text("Accepted: a file").first).to_be_visible()
+    for label, name in (("Jobs", "jobs"), ("Inference demand", "demand"), ("Fleet", "cluster")):
         text = document.get(name, "")
         path = tmp_path / f"{name}.txt"
         path.write_text(text if isinstance(text, str) else json.dumps(text))
         page.get_by_label(label, exact=True).set_input_files(path)
     page.get_by_label("Policy sets").fill("ebbtide")
-    page.get_by_role("button", name="Play it").click()
+    page.get_by_role("button", name="Start simulation").click()
     expect(page.get_by_role("region", name="State")).to_contain_text("queued")
     assert isinstance(site.store, SqlStore)
     runner, stop = build_task_runner(Settings(), site.store, RealClock()), threading.Event()

@@ -1,5 +1,4 @@
-"""What a page left open goes through: pools that get nodes later, another token, a service that stays silent or fails
-for a while, a record of which the old is gone."""
+"""Open pages over time: added nodes, new tokens, lost connections, temporary failures and deleted events."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
 from tests.builders import GPU, a_loan
-from tests.console.fleets import furnish, small_site
+from tests.console.fleets import create_fleet, small_site
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 UNAVAILABLE = '{"type": "urn:ebbtide:problem:unavailable", "title": "Away", "detail": "the database is away"}'
 ALERTS = """() => {
     window.alerts = 0;
-    const told = (node) => node.nodeType === 1 && (node.matches("[role=alert]") || node.querySelector("[role=alert]"));
-    const count = (each) => { window.alerts += [...each.addedNodes].filter(told).length; };
+    const text = (node) => node.nodeType === 1 && (node.matches("[role=alert]") || node.querySelector("[role=alert]"));
+    const count = (each) => { window.alerts += [...each.addedNodes].filter(text).length; };
     new MutationObserver((all) => all.forEach(count)).observe(document.body, { subtree: true, childList: true });
 }"""
 
 
-def test_a_pool_without_nodes_shows_those_that_come_later(site: ConsoleSite, opened: Opener) -> None:
+def test_empty_pool_shows_nodes_added_later(site: ConsoleSite, opened: Opener) -> None:
     with site.client() as client:
         client.create_pool({"name": "training", "kind": "training"})
         site.tick()
@@ -45,7 +44,7 @@ def test_a_pool_without_nodes_shows_those_that_come_later(site: ConsoleSite, ope
     expect(page.get_by_text("No nodes yet")).to_be_hidden()
 
 
-def test_a_node_that_changes_pools_is_shown_once(fleet: ConsoleSite, opened: Opener) -> None:
+def test_node_that_changes_pools_is_shown_once(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(fleet.url)
     training = page.get_by_role("listbox", name="Nodes of pool training").get_by_role("option")
     inference = page.get_by_role("listbox", name="Nodes of pool inference").get_by_role("option")
@@ -55,44 +54,48 @@ def test_a_node_that_changes_pools_is_shown_once(fleet: ConsoleSite, opened: Ope
     expect(inference).to_have_count(9)
 
 
-def test_another_token_after_one_that_ended_gives_its_own_levers(tmp_path: Path, opened: Opener) -> None:
+def test_actions_follow_a_new_token_after_expiry(tmp_path: Path, opened: Opener) -> None:
     site = small_site(tmp_path, auth="on", hours=0.1)
     try:
         root, guest = _token(site, "root", "admin", None), _token(site, "guest", "viewer", site.clock.now_s() + 100.0)
-        jobs = furnish(site, root)
+        jobs = create_fleet(site, root)
         site.ticks(3)
-        for path, lever in (("", "Pause lending"), ("loans", "Pause lending"), (f"jobs/{jobs['embedder']}", "Suspend")):
+        for path, action in (
+            ("", "Pause lending"),
+            ("loans", "Pause lending"),
+            (f"jobs/{jobs['embedder']}", "Suspend"),
+        ):
             page = opened(f"{site.url}/#/{path}", expects=("401",))
             page.evaluate("(token) => sessionStorage.setItem('ebbtide.token', token)", guest)
             page.reload()
-            button = page.get_by_role("button", name=lever)
+            button = page.get_by_role("button", name=action)
             expect(button).to_be_disabled()
             page.evaluate("sessionStorage.setItem('ebbtide.token', 'ebk_ended')")
-            dialog = page.get_by_role("dialog", name="Who is asking?")
+            dialog = page.get_by_role("dialog", name="Sign in")
             dialog.get_by_label("Token").fill(root)
-            dialog.get_by_role("button", name="Go on").click()
+            dialog.get_by_role("button", name="Sign in").click()
             expect(button).to_be_enabled()
     finally:
         site.close()
 
 
-def test_a_token_that_ends_during_a_question_is_asked_for_by_its_own_name(tmp_path: Path, opened: Opener) -> None:
+def test_token_that_expires_during_a_confirmation_opens_the_sign_in_dialog(tmp_path: Path, opened: Opener) -> None:
     site = small_site(tmp_path, auth="on", hours=0.1)
     try:
         root = _token(site, "root", "admin", None)
-        furnish(site, root)
+        create_fleet(site, root)
         site.ticks(3)
         page = opened(site.url, expects=("401",))
         page.evaluate("(token) => sessionStorage.setItem('ebbtide.token', token)", root)
         page.reload()
         page.get_by_role("button", name="Pause lending").click()
         page.evaluate("sessionStorage.setItem('ebbtide.token', 'ebk_ended')")
-        expect(page.get_by_role("dialog", name="Who is asking?")).to_be_visible()
+        expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
     finally:
         site.close()
 
 
-def test_a_service_that_stays_silent_is_told_as_lost(fleet: ConsoleSite, opened: Opener) -> None:
+def test_silent_connection_is_shown_as_lost(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened("about:blank", expects=("ERR_",))
     page.clock.install()
     page.goto(fleet.url)
@@ -101,7 +104,7 @@ def test_a_service_that_stays_silent_is_told_as_lost(fleet: ConsoleSite, opened:
     expect(page.locator(".tile")).to_have_count(16)
     page.route("**/v1/**", lambda _: None)  # no answer, as from behind a link that was cut
     page.clock.fast_forward(50_000)  # the stream has said nothing for so long
-    expect(connection).to_have_text("Connection lost, trying again")
+    expect(connection).to_have_text("Connection lost, reconnecting")
     page.clock.run_for(50_000)
     page.unroute("**/v1/**")
     _commit(fleet, lambda now: replace(now, nodes={k: v for k, v in now.nodes.items() if k != "t5"}))
@@ -112,7 +115,7 @@ def test_a_service_that_stays_silent_is_told_as_lost(fleet: ConsoleSite, opened:
     expect(page.locator(".tile")).to_have_count(15)
 
 
-def test_what_fails_for_a_while_is_told_once_and_taken_back(fleet: ConsoleSite, opened: Opener) -> None:
+def test_temporary_failure_is_shown_once_and_cleared(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(fleet.url, expects=("503", "ERR_FAILED"))
     expect(page.locator(".tile")).to_have_count(16)
     page.evaluate(ALERTS)
@@ -134,7 +137,7 @@ def test_what_fails_for_a_while_is_told_once_and_taken_back(fleet: ConsoleSite, 
     expect(alert).to_have_count(0)
 
 
-def test_reasons_that_cannot_be_had_are_told_once(fleet: ConsoleSite, opened: Opener) -> None:
+def test_unavailable_reasons_are_reported_once(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
         client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})
     fleet.tick()
@@ -148,7 +151,7 @@ def test_reasons_that_cannot_be_had_are_told_once(fleet: ConsoleSite, opened: Op
     assert page.evaluate("alerts") == 0
 
 
-def test_a_record_of_which_the_old_is_gone_does_not_stop_a_page(fleet: ConsoleSite, opened: Opener) -> None:
+def test_page_works_after_old_events_are_deleted(fleet: ConsoleSite, opened: Opener) -> None:
     job_id = fleet.jobs["embedder"]
     gone = ("410",)
     job, overview = opened(f"{fleet.url}/#/jobs/{job_id}", expects=gone), opened(fleet.url, expects=gone)
@@ -164,7 +167,7 @@ def test_a_record_of_which_the_old_is_gone_does_not_stop_a_page(fleet: ConsoleSi
         expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_loans_tell_as_many_gpus_as_the_overview(fleet: ConsoleSite, opened: Opener) -> None:
+def test_loans_page_and_overview_count_the_same_gpus(fleet: ConsoleSite, opened: Opener) -> None:
     def lend(now: Snapshot) -> Snapshot:
         small = {name: replace(now.nodes[name], gpus=1) for name in ("i8", "i9")}
         loan = replace(a_loan("i9", LoanState.ACTIVE), offered_at_s=now.now_s - 60.0)
@@ -174,10 +177,10 @@ def test_loans_tell_as_many_gpus_as_the_overview(fleet: ConsoleSite, opened: Ope
     for path in ("", "loans"):
         page = opened(f"{fleet.url}/#/{path}")
         page.get_by_role("button", name="Recall all").click()
-        expect(page.get_by_role("dialog")).to_contain_text("1 loan with 1 GPU is called home")
+        expect(page.get_by_role("dialog")).to_contain_text("1 loan with 1 GPU is recalled")
 
 
-def test_the_axis_of_days_has_whole_times(fleet: ConsoleSite, opened: Opener) -> None:
+def test_axis_of_several_days_has_round_times(fleet: ConsoleSite, opened: Opener) -> None:
     loan = replace(a_loan("i9", LoanState.ACTIVE), offered_at_s=fleet.clock.now_s() - 60.0)
     _commit(fleet, lambda now: replace(now, loans={"i9": loan}))
     page = opened(f"{fleet.url}/#/loans?last=604800")
@@ -187,7 +190,7 @@ def test_the_axis_of_days_has_whole_times(fleet: ConsoleSite, opened: Opener) ->
         assert text[-3] == ":", text
 
 
-def test_a_rank_that_is_left_empty_is_the_first(fleet: ConsoleSite, opened: Opener) -> None:
+def test_empty_rank_means_rank_zero(fleet: ConsoleSite, opened: Opener) -> None:
     job_id = fleet.jobs["vision-sweep"]
     fleet.train(job_id, [10])
     page = opened(f"{fleet.url}/#/jobs/{job_id}")
@@ -199,13 +202,13 @@ def test_a_rank_that_is_left_empty_is_the_first(fleet: ConsoleSite, opened: Open
     expect(page.locator(".log")).to_contain_text("step 20")
 
 
-def test_the_largest_demand_is_drawn_however_many_readings_there_are(fleet: ConsoleSite, opened: Opener) -> None:
+def test_demand_peak_is_drawn_with_many_readings(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(fleet.url)
     module = page.evaluate("document.querySelector('script[type=module]').src").replace("app", "pages/overview_demand")
     peaks = """async (module) => {
-        const { thinned } = await import(module);
+        const { thinReadings } = await import(module);
         const readings = Array.from({ length: 8640 }, (_, at) => ({ at_s: 10 * at, gpus: at % 97 ? 1 : 50 + at }));
-        const drawn = thinned(readings, 86400);
+        const drawn = thinReadings(readings, 86400);
         return [drawn.length, readings.filter((each) => each.gpus > 1 && !drawn.includes(each)).length];
     }"""
     drawn, missed = page.evaluate(peaks, module)

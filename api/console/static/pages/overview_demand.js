@@ -112,7 +112,7 @@ function safety(pool, own, recalled) {
 }
 
 /** Reduces readings to POINTS_MAX by keeping the largest of each interval, so that peaks remain visible. */
-export function thinned(readings, spanS) {
+export function thinReadings(readings, spanS) {
   if (readings.length <= POINTS_MAX) return readings;
   const largest = new Map();
   for (const reading of readings) {
@@ -127,7 +127,7 @@ function data(readings, pool, nowS, spanS) {
   const fromS = nowS - spanS;
   const at = Math.max(0, readings.findIndex((reading) => reading.at_s >= fromS) - 1);
   const recent = readings.at(-1).at_s < fromS ? readings.slice(-1) : readings.slice(at);
-  const rows = thinned(recent, spanS).map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
+  const rows = thinReadings(recent, spanS).map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
   const { forecast } = pool;
   rows.push([nowS, readings.at(-1).gpus, forecast?.gpus]);
   if (forecast) {
