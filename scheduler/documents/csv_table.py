@@ -1,4 +1,4 @@
-"""A CSV file, plain or gzipped, row by row, with the place to name when something in it is wrong."""
+"""CSV files, plain or gzipped, read row by row with errors that name file, line and field."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from pathlib import Path
 
 
 class TraceError(ValueError):
-    """A trace or profile that is not what it should be; the message names the file, the line, the field, the value
-    and what is allowed."""
+    """An invalid trace or profile. The message names the file, the line, the field, the value and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """One row as text."""
+    """One row of text cells by column name."""
 
     path: Path
     line: int
@@ -33,11 +32,11 @@ class CsvRow:
 
     def text(self, field: str) -> str:
         if not self.has(field):
-            raise self.cell_error(field, "some text: the field is required")
+            raise self.cell_error(field, "text; the field is required")
         return self.texts[field]
 
     def number(self, field: str, *, above: float | None = None) -> float:
-        form = "a finite number of at least 0" if above is None else f"a finite number above {above:g}"
+        form = "a finite number, 0 or more" if above is None else f"a finite number above {above:g}"
         try:
             value = float(_reject_underscores(self.texts.get(field, "")))
         except ValueError:
@@ -47,7 +46,7 @@ class CsvRow:
         return value
 
     def integer(self, field: str, *, minimum: int) -> int:
-        form = f"a whole number of at least {minimum}"
+        form = f"an integer, {minimum} or more"
         try:
             value = int(_reject_underscores(self.texts.get(field, "")))
         except ValueError:
@@ -59,19 +58,19 @@ class CsvRow:
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
-    """A file with its header; `rows` gives every row that is not blank and can be gone through once."""
+    """A CSV file with its header. `rows` iterates once over all rows that are not blank."""
 
     path: Path
     header: tuple[str, ...]
     rows: Iterator[CsvRow]
 
     def check_columns(self, required: Collection[str], optional: Collection[str] = ()) -> None:
-        """Refuse a header without a required column, or with one that is neither required nor optional.
+        """Check that all required columns exist and that no unknown ones do.
 
         Raises:
-            TraceError: as the summary says.
+            TraceError: A column is missing or unknown.
         """
-        columns = f"allowed: {', '.join(required)}" + (f", and where wanted {', '.join(optional)}" if optional else "")
+        columns = f"allowed: {', '.join(required)}" + (f"; optional: {', '.join(optional)}" if optional else "")
         for name in required:
             if name not in self.header:
                 raise TraceError(f"{self.path} line 1: column {name!r} is missing; {columns}")
@@ -81,19 +80,19 @@ class CsvTable:
 
 
 def open_table(path: Path) -> CsvTable:
-    """The table at `path`, its header read.
+    """Open the file at `path` and read its header.
 
     Raises:
-        TraceError: the file cannot be read, or a column stands there twice. Going through the rows raises it too.
+        TraceError: The file cannot be read, or a column is duplicated. Iterating over the rows raises it as well.
     """
     lines = _read_lines(path)
     _, cells = next(lines, (1, []))
     header = tuple(name.strip() for name in cells)
     if not any(header):
-        raise TraceError(f"{path} line 1: is empty; allowed: a header with the names of the columns")
+        raise TraceError(f"{path} line 1: is empty; allowed: a header with column names")
     for at, name in enumerate(header):
         if name in header[:at]:
-            raise TraceError(f"{path} line 1: column {name!r} stands there twice; each is allowed once")
+            raise TraceError(f"{path} line 1: column {name!r} is duplicated; use each column once")
     return CsvTable(path, header, _iterate_rows(path, header, lines))
 
 
@@ -102,7 +101,9 @@ def _iterate_rows(path: Path, header: tuple[str, ...], lines: Iterator[tuple[int
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(header):
-            raise TraceError(f"{path} line {line}: has {len(cells)} cells, allowed is {len(header)} as the header")
+            raise TraceError(
+                f"{path} line {line}: has {len(cells)} cells; allowed: {len(header)}, as many as the header"
+            )
         yield CsvRow(path, line, dict(zip(header, map(str.strip, cells), strict=True)))
 
 
@@ -119,16 +120,16 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             for cells in reader:
                 yield reader.line_num, cells
                 at = f" line {reader.line_num + 1}"
-    except OSError as wrong:
-        raise TraceError(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
-    except UnicodeDecodeError as wrong:
-        raise TraceError(f"{path}{at} or soon after: is not UTF-8 text ({wrong.reason})") from None
-    except (EOFError, csv.Error, zlib.error) as wrong:
-        raise TraceError(f"{path}{at}: cannot be read: {wrong}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}{at} or shortly after: is not UTF-8 text ({error.reason})") from None
+    except (EOFError, csv.Error, zlib.error) as error:
+        raise TraceError(f"{path}{at}: cannot be read: {error}") from None
 
 
 def _reject_underscores(text: str) -> str:
-    """The text of a number, in which Python alone takes underscores for digits' company."""
+    """Return the text of a number. Python accepts underscores between digits; CSV files must not have them."""
     if "_" in text:
         raise ValueError(text)
     return text

@@ -1,7 +1,4 @@
-"""The specs of Pools and Queues on Kubernetes, as their owners write them there.
-
-The manifest of an ElasticJob as a job document, so that one file serves `kubectl apply` and `ebbtide submit`.
-"""
+"""Custom resources on Kubernetes: the spec of a Pool, and the manifest of an ElasticJob."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 
 DEMAND_STALE_S = 300.0
-"""The age at which demand that we read says nothing of the present: when Prometheus gives a sample up as well."""
+"""Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
 DEMAND_STALE_S_MIN = 15.0
 _DEFAULT_LENDING = LendingPolicy()
 _Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
@@ -47,7 +44,7 @@ class BlackoutSpec(Document):
 
 
 class LendingSpec(Document):
-    """Absent fields keep the default. No demand is forecast further ahead than a day."""
+    """Lending policy of a Pool. Omitted fields keep their defaults."""
 
     model_config = CAMEL_CASE
     enabled: Annotated[bool, Field(strict=True)] = _DEFAULT_LENDING.enabled
@@ -62,13 +59,16 @@ class LendingSpec(Document):
 
     @model_validator(mode="after")
     def _check_lookahead(self) -> Self:
-        check_lookahead_spans(minLoan=self.min_loan, returnDeadline=self.return_deadline, coldStart=self.cold_start)
+        check_lookahead_spans(
+            {"minLoan": self.min_loan, "returnDeadline": self.return_deadline, "coldStart": self.cold_start},
+            deadline="returnDeadline",
+            cold_start="coldStart",
+        )
         return self
 
 
 class DemandSpec(Document):
-    """Where it is known from how many GPUs a pool's inference needs. On a reading older than `staleAfter` nothing new
-    is lent; what is lent stays."""
+    """Source of the number of GPUs that a pool's inference needs. A stale reading permits no new loans."""
 
     model_config = CAMEL_CASE
     source: Literal["deployments", "prometheus", "push"]
@@ -83,17 +83,18 @@ class DemandSpec(Document):
             ("query", self.query, "prometheus"),
         ):
             if (value is not None) != (self.source == source):
-                wanted = "a value; the source needs it" if value is None else f"nothing, unless the source is {source}"
-                raise invalid_field(field, value, wanted)
+                allowed = (
+                    f"a value; source {source} requires it" if value is None else f"nothing, unless source is {source}"
+                )
+                raise invalid_field(field, value, allowed)
         if self.stale_after is not None and self.stale_after < DEMAND_STALE_S_MIN:
-            allowed = f"at least {DEMAND_STALE_S_MIN:.0f} s: demand is read every few seconds"
+            allowed = f"at least {DEMAND_STALE_S_MIN:.0f} s, because demand is read every few seconds"
             raise invalid_field("staleAfter", self.stale_after, allowed)
         return self
 
 
 class TolerationSpec(Document):
-    """Taints of this key, of any where it is empty, and of this effect, of any where it is absent. `operator` says
-    whether they have to have the value too."""
+    """A toleration of node taints. An empty key or an absent effect matches all."""
 
     model_config = CAMEL_CASE
     key: Text = ""
@@ -104,15 +105,18 @@ class TolerationSpec(Document):
     @model_validator(mode="after")
     def _check_operator(self) -> Self:
         if self.operator == "Equal" and not self.key:
-            raise invalid_field("key", self.key, "the key of a taint, unless the operator is Exists")
+            raise invalid_field("key", self.key, "the key of a taint, unless operator is Exists")
         if self.operator == "Exists" and self.value:
-            raise invalid_field("value", self.value, "nothing, unless the operator is Equal")
+            raise invalid_field("value", self.value, "nothing, unless operator is Equal")
         return self
 
 
 class PoolSpec(Document):
-    """Nodes that bear all labels of `nodeSelector`. Where `gpu` is absent, each node's labels say its GPU model.
-    Nothing new starts on nodes with taints that `tolerations` do not cover, but for those of the key nvidia.com/gpu."""
+    """Spec of a Pool: the nodes that have all labels of `nodeSelector`.
+
+    Without `gpu`, the labels of each node name its GPU model. Nothing starts on nodes with taints that `tolerations` do
+    not cover, except taints with the key nvidia.com/gpu.
+    """
 
     model_config = CAMEL_CASE
     kind: PoolKind
@@ -127,15 +131,15 @@ class PoolSpec(Document):
     def _check_inference_fields(self) -> Self:
         for field, value in (("lending", self.lending), ("demand", self.demand)):
             if self.kind is PoolKind.TRAINING and value is not None:
-                raise invalid_field(field, "given", f"nothing: only a pool of kind inference has {field}")
+                raise invalid_field(field, "given", f"nothing; only pools of kind inference have {field}")
         return self
 
 
 def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
-    """The domain's form of a Pool.
+    """Convert the spec of a Pool.
 
     Raises:
-        RefusedError: the name, or what the domain refuses though the form let it through.
+        InvalidDocumentError: The name is invalid, or LendingPolicy rejects a value.
     """
     parse_document(_NameDocument, {"name": name})
     return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand))
@@ -159,7 +163,7 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
 
 
 def _demand_stale_s(demand: DemandSpec | None) -> float | None:
-    """None: what the policy settings say, for demand that somebody pushes."""
+    """Return the age at which demand is stale. None is the service's setting, the default for pushed demand."""
     if demand is None or (demand.source == "push" and demand.stale_after is None):
         return None
     return DEMAND_STALE_S if demand.stale_after is None else demand.stale_after
@@ -174,10 +178,12 @@ def is_manifest(document: Mapping[str, Any]) -> bool:
 
 
 def manifest_to_job_document(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The job document that an ElasticJob holds; name and namespace are its metadata's.
+    """Return the job document in an ElasticJob manifest. Name and namespace come from its metadata.
+
+    The same file thus serves `kubectl apply` and `ebbtide submit`.
 
     Raises:
-        RefusedError: it is no ElasticJob, or asks for what only the operator can do.
+        InvalidDocumentError: The manifest is no ElasticJob, or uses a field that only the operator supports.
     """
     for field, expected in (("apiVersion", ELASTIC_JOB_API_VERSION), ("kind", ELASTIC_JOB_KIND)):
         if manifest.get(field) != expected:
@@ -187,11 +193,13 @@ def manifest_to_job_document(manifest: Mapping[str, Any]) -> dict[str, Any]:
     spec, metadata = _get_object(manifest, "spec"), _get_object(manifest, "metadata")
     if spec.get("suspend"):
         raise InvalidDocumentError(
-            InvalidField("spec.suspend", "true", "false: submit the job, then `ebbtide suspend` it")
+            InvalidField("spec.suspend", "true", "false; submit the job, then run `ebbtide suspend`")
         )
     if spec.get("managedBy"):
         raise InvalidDocumentError(
-            InvalidField("spec.managedBy", to_printable(spec["managedBy"]), "nothing outside Kubernetes")
+            InvalidField(
+                "spec.managedBy", to_printable(spec["managedBy"]), "nothing; outside Kubernetes, Ebbtide runs every job"
+            )
         )
     named = {field: metadata[field] for field in ("name", "namespace") if field in metadata}
     return {**named, **{field: value for field, value in spec.items() if field not in ("suspend", "managedBy")}}

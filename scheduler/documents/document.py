@@ -1,9 +1,4 @@
-"""Refusal: what is wrong with an outside document, as field, value and what is allowed.
-
-Types of fields that many documents have.
-
-Document: the base of every outside form. Nothing unknown, nothing infinite, frozen once read.
-"""
+"""Base class, field types and validation errors of all documents that come from outside."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from scheduler.domain.suggestions import suggest
 
 _VALUE_LENGTH_MAX = 200
 _PLAIN_MESSAGES = {
-    "missing": "a value; it is required",
+    "missing": "a value; the field is required",
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
@@ -30,7 +25,10 @@ _PLAIN_MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class InvalidField:
-    """One refused field. `value` is what was given, shortened and always writable as JSON; None where it is missing."""
+    """An invalid field of a document, the given value and what is allowed.
+
+    `value` is shortened and can always be written as JSON. None means that the field is missing.
+    """
 
     field: str
     value: str | int | float | bool | None
@@ -43,33 +41,33 @@ class InvalidField:
 
 
 class InvalidDocumentError(ValueError):
-    """A document that is not what it should be; the message names every refused field."""
+    """A document has invalid fields. The message names all of them."""
 
-    def __init__(self, *refusals: InvalidField) -> None:
-        super().__init__("; ".join(refusal.message for refusal in refusals))
-        self.invalid_fields = refusals
+    def __init__(self, *invalid_fields: InvalidField) -> None:
+        super().__init__("; ".join(each.message for each in invalid_fields))
+        self.invalid_fields = invalid_fields
 
 
 def to_invalid_fields(errors: Iterable[Mapping[str, Any]], *, strip: int = 0) -> tuple[InvalidField, ...]:
-    """pydantic's errors as refusals. `strip` leading parts of each location are left out of the field's name."""
+    """Convert pydantic's errors. The first `strip` parts of each location are omitted from the field name."""
     return tuple(_to_invalid_field(error, strip) for error in errors)
 
 
 def invalid_field(field: str, value: object, allowed: str) -> PydanticCustomError:
-    """The error for a validator of a whole document to raise about one field in it."""
+    """Create the error that a validator of a whole document raises about one of its fields."""
     return PydanticCustomError(
         "refused_field", "{allowed}", {"field": field, "value": to_printable(value), "allowed": allowed}
     )
 
 
 def to_printable(value: object) -> str | int | float | bool | None:
-    """`value` in a form that JSON and a terminal can always show."""
+    """Return the value in a form that JSON and a terminal can always show."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return (
-            value if abs(value) < 2**53 else f"{value:.6e}" if abs(value) < 10**300 else "a number of over 300 digits"
-        )
+        if abs(value) < 2**53:
+            return value
+        return f"{value:.6e}" if abs(value) < 10**300 else "a number of over 300 digits"
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     text = value if isinstance(value, str) else repr(value)
@@ -93,7 +91,7 @@ def _to_invalid_field(error: Mapping[str, Any], strip: int) -> InvalidField:
 
 CAMEL_CASE = ConfigDict(alias_generator=to_camel)
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", re.ASCII)
-LABEL_FORM = "1 to 52 of a-z, 0-9 and '-', neither beginning nor ending with '-'"
+LABEL_FORM = "1 to 52 characters of a-z, 0-9 and '-', starting and ending with a letter or digit"
 
 
 def _check_dns_label(name: str) -> str:
@@ -116,7 +114,7 @@ D = TypeVar("D", bound="Document")
 
 
 class Document(BaseModel):
-    """An unknown field is refused together with the names of the fields that exist."""
+    """Base of all documents. Unknown fields and infinite numbers are rejected, and parsed documents are immutable."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -134,12 +132,12 @@ class Document(BaseModel):
 
 
 def parse_document(model: type[D], document: object) -> D:
-    """`document` (plain JSON or YAML values) in the given form.
+    """Parse plain JSON or YAML values.
 
     Raises:
-        RefusedError: one or more fields are refused.
+        InvalidDocumentError: One or more fields are invalid.
     """
     try:
         return model.model_validate(document)
-    except ValidationError as wrong:
-        raise InvalidDocumentError(*to_invalid_fields(wrong.errors())) from None
+    except ValidationError as error:
+        raise InvalidDocumentError(*to_invalid_fields(error.errors())) from None

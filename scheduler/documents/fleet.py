@@ -1,11 +1,9 @@
-"""The documents of pools and nodes; `lending` is spelled as in the CLUSTER file.
-
-The documents of queues: what a queue's jobs are guaranteed, at most given, and how they share what is left.
-"""
+"""Documents of pools and nodes for the REST API."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Self
 
@@ -24,7 +22,7 @@ from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
-HOST_NAME_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
+HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
 NODE_GPUS_MAX = 1024
 NODES_MAX = 1_000_000
 LOOKAHEAD_S_MAX = 86_400.0
@@ -41,15 +39,16 @@ HostName = Annotated[str, Field(description=HOST_NAME_FORM), AfterValidator(_che
 NodeCount = Annotated[int, Field(strict=True, ge=0, le=NODES_MAX)]
 
 
-def check_lookahead_spans(**spans_s: float) -> None:
-    """For validators of lending rules: the minimum of a loan, the return deadline and the cold start, by field name,
-    in this order. The forecaster can look ahead over each of them, and has to look ahead at all."""
+def check_lookahead_spans(spans_s: Mapping[str, float], *, deadline: str, cold_start: str) -> None:
+    """Check the spans of a lending policy, in seconds by field name, that the forecaster looks ahead over.
+
+    Each of them is at most a day, and return deadline and cold start together are above 0.
+    """
     for field, value_s in spans_s.items():
         if value_s > LOOKAHEAD_S_MAX:
-            raise invalid_field(field, value_s, f"at most {LOOKAHEAD_S_MAX:.0f} s, which is a day")
-    _, deadline, cold_start = spans_s
+            raise invalid_field(field, value_s, f"at most {LOOKAHEAD_S_MAX:.0f} s (one day)")
     if not spans_s[deadline] + spans_s[cold_start]:
-        raise invalid_field(deadline, 0.0, f"above 0 s, where {cold_start} is 0")
+        raise invalid_field(deadline, 0.0, f"above 0 s if {cold_start} is 0")
 
 
 class BlackoutDocument(Document):
@@ -62,29 +61,60 @@ class BlackoutDocument(Document):
     def _check_time_of_day(self) -> Self:
         for name in ("start_s", "end_s"):
             if getattr(self, name) > DAY_S:
-                raise invalid_field(name, getattr(self, name), "at most 24h, counted from midnight UTC")
+                raise invalid_field(name, getattr(self, name), "at most 24h after midnight UTC")
         return self
 
 
 class LendingDocument(Document):
-    """What an inference pool's owner allows; absent fields keep the default. No demand is forecast further ahead than
-    a day."""
+    """Lending policy of an inference pool. Omitted fields keep their defaults."""
 
-    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT_LENDING.enabled
-    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT_LENDING.quantile
-    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT_LENDING.headroom
-    return_deadline_s: Duration = _DEFAULT_LENDING.return_deadline_s
-    cold_start_s: Duration = _DEFAULT_LENDING.cold_start_s
-    kept_nodes_min: NodeCount = _DEFAULT_LENDING.kept_nodes_min
-    lent_nodes_max: NodeCount | None = _DEFAULT_LENDING.lent_nodes_max
-    loan_s_min: Duration = _DEFAULT_LENDING.loan_s_min
-    demand_stale_s: PositiveDuration | None = _DEFAULT_LENDING.demand_stale_s
-    blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(default_factory=list)
+    enabled: Annotated[bool, Field(strict=True)] = Field(
+        default=_DEFAULT_LENDING.enabled, description="Whether the pool lends nodes."
+    )
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
+        default=_DEFAULT_LENDING.quantile,
+        description="Quantile of the demand forecast that the nodes that are not lent must cover.",
+    )
+    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=_DEFAULT_LENDING.headroom,
+        description="Fraction of the pool's GPUs to keep free in addition to the forecast.",
+    )
+    return_deadline_s: Duration = Field(
+        default=_DEFAULT_LENDING.return_deadline_s,
+        description="Time within which a recalled node is returned.",
+    )
+    cold_start_s: Duration = Field(
+        default=_DEFAULT_LENDING.cold_start_s,
+        description="Time from the return of a node until it serves inference.",
+    )
+    kept_nodes_min: NodeCount = Field(
+        default=_DEFAULT_LENDING.kept_nodes_min, description="Number of nodes that are never lent."
+    )
+    lent_nodes_max: NodeCount | None = Field(
+        default=_DEFAULT_LENDING.lent_nodes_max,
+        description="Maximum number of nodes on loan at the same time. Null: no limit.",
+    )
+    loan_s_min: Duration = Field(
+        default=_DEFAULT_LENDING.loan_s_min, description="Shortest expected duration of a loan."
+    )
+    demand_stale_s: PositiveDuration | None = Field(
+        default=_DEFAULT_LENDING.demand_stale_s,
+        description="Age after which a demand reading permits no new loans. Null: the service's setting.",
+    )
+    blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(
+        default_factory=list, description="Daily windows without new loans."
+    )
 
     @model_validator(mode="after")
     def _check_lookahead(self) -> Self:
         check_lookahead_spans(
-            loan_s_min=self.loan_s_min, return_deadline_s=self.return_deadline_s, cold_start_s=self.cold_start_s
+            {
+                "loan_s_min": self.loan_s_min,
+                "return_deadline_s": self.return_deadline_s,
+                "cold_start_s": self.cold_start_s,
+            },
+            deadline="return_deadline_s",
+            cold_start="cold_start_s",
         )
         return self
 
@@ -97,38 +127,38 @@ class PoolDocument(Document):
     @model_validator(mode="after")
     def _check_lending_kind(self) -> Self:
         if self.kind is PoolKind.TRAINING and self.lending is not None:
-            raise invalid_field("lending", "given", "nothing: only a pool of kind inference lends")
+            raise invalid_field("lending", "given", "nothing; only pools of kind inference lend")
         return self
 
 
 class NodeDocument(Document):
-    """A node of `gpus` GPUs of one model. `memory` of one GPU may be left out: the model says it."""
+    """A node with `gpus` GPUs of one model."""
 
     name: HostName
     pool: Label
-    gpu: Text
+    gpu: Text = Field(description="GPU model, as a profile name such as a100-80g.")
     gpus: Annotated[int, Field(strict=True, ge=1, le=NODE_GPUS_MAX)]
-    memory: Size | None = None
+    memory: Size | None = Field(default=None, description="Memory of one GPU. Default: that of the GPU model.")
 
 
 def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
-    """The document that reads as `lending`, in plain JSON values."""
+    """Return the document of `lending`, in plain JSON values."""
     return asdict(lending)
 
 
 def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
-    """The domain's form of a lending document; None gives the defaults.
+    """Convert a lending document. None gives the defaults.
 
     Raises:
-        RefusedError: the domain refuses what the form let through.
+        InvalidDocumentError: LendingPolicy rejects a value.
     """
     if document is None:
         return LendingPolicy()
     values = document.model_dump(exclude={"blackouts"})
     try:
         return LendingPolicy(**values, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in document.blackouts))
-    except ValueError as refused:
-        raise InvalidDocumentError(InvalidField("lending", None, str(refused))) from None
+    except ValueError as error:
+        raise InvalidDocumentError(InvalidField("lending", None, str(error))) from None
 
 
 def to_pool(document: PoolDocument) -> Pool:
@@ -136,6 +166,6 @@ def to_pool(document: PoolDocument) -> Pool:
 
 
 def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
-    """The node, with `gpu_memory_bytes` a GPU where the document does not say it."""
+    """Return the node. `gpu_memory_bytes` is the memory of one GPU if the document does not set it."""
     memory_bytes = document.memory or gpu_memory_bytes
     return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)

@@ -1,7 +1,4 @@
-"""Where a job's checkpoints go: a folder, and on Kubernetes the volume that all its pods mount there.
-
-The job document: one form for REST, the command line and, later, the custom resource; to and from JobSpec.
-"""
+"""The job document: the form of a job for REST, the command line and the ElasticJob custom resource."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import (
     CAMEL_CASE,
+    LABEL_FORM,
     Document,
     InvalidDocumentError,
     InvalidField,
@@ -39,7 +37,7 @@ from scheduler.documents.units import PositiveDuration
 from scheduler.domain.job import CheckpointSpec, CheckpointVolume, JobSpec
 
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
-_CLAIM_NAME_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
+_CLAIM_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
 _RESERVED_PATHS = (*RESERVED_DIRS, SHM_DIR)
 
 
@@ -51,7 +49,7 @@ def _check_claim_name(name: str) -> str:
 
 def _check_relative_path(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
-        raise PydanticCustomError("path", "Input should be a path in the volume: relative, without '..'")
+        raise PydanticCustomError("path", "Input should be a relative path in the volume, without '..'")
     return path
 
 
@@ -61,43 +59,52 @@ class ClaimDocument(Document):
 
 
 class VolumeDocument(Document):
-    """A persistent volume claim of the job's namespace, already bound, that all nodes can mount at once. Other kinds of
-    volumes are for `template`: nfs and hostPath, which restricted namespaces forbid, and what lives with one pod."""
+    """A bound persistent volume claim in the job's namespace that all nodes can mount at once.
+
+    Other kinds of volumes belong in `template`.
+    """
 
     model_config = CAMEL_CASE
     persistent_volume_claim: ClaimDocument
     sub_path: Annotated[Text, Field(min_length=1, max_length=1024), AfterValidator(_check_relative_path)] | None = (
         Field(
             default=None,
-            description="Folder in it; absent: one named by the job's id, so that jobs may share the claim.",
+            description="Directory in the volume. Default: the job's id, so that several jobs can share a claim.",
         )
     )
 
 
 class CheckpointDocument(Document):
-    """Where checkpoints go (empty: a folder that the executor chooses), how often, and how many are kept. `volume` is
-    mounted there in the job's pods; without one, or one of the template's, checkpoints live and die with each pod."""
+    """Location, interval and number of checkpoints.
+
+    `volume` is mounted at `dir` in the job's pods. Without a volume here or in `template`, checkpoints are lost with
+    each pod.
+    """
 
     model_config = CAMEL_CASE
-    dir: Text = ""
-    interval: PositiveDuration = 900.0
-    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = 2
+    dir: Text = Field(default="", description="Directory for checkpoints. Default: one that the executor chooses.")
+    interval: PositiveDuration = Field(default=900.0, description="Time between two checkpoints.")
+    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
+        default=2, description="Number of checkpoints to keep, the newest."
+    )
     volume: VolumeDocument | None = None
 
     @model_validator(mode="after")
     def _check_mount_path(self) -> Self:
         if self.volume is not None and self.dir and not _is_mount_path(self.dir):
-            taken = ", ".join(_RESERVED_PATHS)
-            allowed = f"an absolute path without ':' and '..', none of /, {taken}: checkpoint.volume is mounted there"
+            reserved = ", ".join(_RESERVED_PATHS)
+            allowed = (
+                f"an absolute path without ':' and '..', other than /, {reserved}; checkpoint.volume is mounted there"
+            )
             raise invalid_field("dir", self.dir, allowed)
         return self
 
 
 def check_checkpoint_mount(checkpoint: CheckpointDocument, template: Mapping[str, Any]) -> None:
-    """For the validator of a job: nothing can be mounted twice at one place.
+    """Check that the template mounts nothing at the checkpoint directory if `checkpoint.volume` is set.
 
     Raises:
-        PydanticCustomError: the template's first container has a volume where `checkpoint.volume` is to be.
+        PydanticCustomError: The template's first container mounts a volume there.
     """
     place = posixpath.normpath(checkpoint.dir or CHECKPOINT_DIR)
     if checkpoint.volume is not None and place in first_container_mounts(template):
@@ -105,15 +112,15 @@ def check_checkpoint_mount(checkpoint: CheckpointDocument, template: Mapping[str
         raise invalid_field(
             "checkpoint.volume",
             claim,
-            f"nothing: the template mounts {first_container_mounts(template)[place]} at {place}",
+            f"nothing; the template mounts {first_container_mounts(template)[place]} at {place}",
         )
 
 
 def to_checkpoint_spec(document: CheckpointDocument) -> CheckpointSpec:
-    """The domain's form of it.
+    """Convert the document.
 
     Raises:
-        ValueError: the domain refuses what the form let through.
+        ValueError: CheckpointSpec rejects a value.
     """
     given = document.volume
     volume = None if given is None else CheckpointVolume(given.persistent_volume_claim.claim_name, given.sub_path or "")
@@ -121,7 +128,7 @@ def to_checkpoint_spec(document: CheckpointDocument) -> CheckpointSpec:
 
 
 def to_checkpoint_document(checkpoint: CheckpointSpec) -> dict[str, Any]:
-    """The document that reads as `checkpoint`, in plain JSON values."""
+    """Return the document of `checkpoint`, in plain JSON values."""
     document: dict[str, Any] = {"dir": checkpoint.dir, "interval": checkpoint.interval_s, "keep": checkpoint.keep}
     if checkpoint.volume is None:
         return document
@@ -149,11 +156,11 @@ SEQUENCE_MAX = 100_000_000
 
 def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
-        raise PydanticCustomError("env_name", "Input should be letters, digits and _, not beginning with a digit")
+        raise PydanticCustomError("env_name", "Input should be letters, digits and _, not starting with a digit")
     if name in _RESERVED_ENV_NAMES or name.startswith("EBBTIDE_"):
         reserved = ", ".join(_RESERVED_ENV_NAMES)
         raise PydanticCustomError(
-            "env_name", "Input should be a name Ebbtide does not set itself: EBBTIDE_*, " + reserved
+            "env_name", "Input should be a name that Ebbtide does not set: not EBBTIDE_*, " + reserved
         )
     return name
 
@@ -167,7 +174,7 @@ def require_finite_json(profile: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validate_pod_template(template: dict[str, Any]) -> dict[str, Any]:
-    template = strip_nulls(require_finite_json(template))  # as the API server reads them
+    template = strip_nulls(require_finite_json(template))  # as the API server does
     check_template(template)
     return template
 
@@ -181,7 +188,7 @@ GpuCount = Annotated[int, Field(strict=True, ge=1, le=GPUS_MAX)]
 
 
 class GpuRange(Document):
-    """How many GPUs the job takes: at least `min`, at most `max`. Equal ones make it inelastic."""
+    """Number of GPUs that the job accepts. If `min` equals `max`, the job is not elastic."""
 
     model_config = CAMEL_CASE
     min: GpuCount
@@ -195,35 +202,52 @@ class GpuRange(Document):
 
 
 class JobDocument(Document):
-    """A job as its owner writes it. Durations are seconds or text such as "5m"; `deadline` counts from submission."""
+    """A job as its owner writes it. Durations are seconds or text such as "5m"."""
 
     model_config = CAMEL_CASE
-    name: Label
+    name: Label = Field(description=f"Name of the job: {LABEL_FORM}.")
     gpus: GpuRange
-    queue: Label = "default"
-    priority: Priority = 0
-    gpu: Text = Field(default="", description="The only GPU model it may run on; empty: any.")
-    model: Text = Field(default="", description="A model preset that the solver knows.")
+    queue: Label = Field(default="default", description="Queue whose GPU quota the job uses.")
+    priority: Priority = Field(default=0, description="Priority within the queue. Higher values are scheduled first.")
+    gpu: Text = Field(default="", description="GPU model that the job requires. Empty: any model.")
+    model: Text = Field(default="", description="Name of a built-in model profile, from which plans are computed.")
     profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = Field(
-        default=None, description="A model profile of the user's own, instead of `model`."
+        default=None, description="A model profile of your own, instead of `model`."
     )
-    global_batch: Batch | None = None
-    sequence_length: SequenceLength | None = None
-    steps: Count | None = Field(default=None, description="Optimizer steps; absent: the length is unknown.")
-    duration_estimate: PositiveDuration | None = None
-    deadline: PositiveDuration | None = None
-    max_run_time: PositiveDuration | None = None
-    retries: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
-    command: Annotated[list[Text], Field(max_length=1000)] = Field(default_factory=list)
-    image: Text = ""
-    env: dict[EnvName, Text] = Field(default_factory=dict)
+    global_batch: Batch | None = Field(
+        default=None, description="Samples per optimizer step. Required with `model` or `profile`."
+    )
+    sequence_length: SequenceLength | None = Field(
+        default=None, description="Tokens per sample. Default: that of the model."
+    )
+    steps: Count | None = Field(default=None, description="Number of optimizer steps. Default: unknown.")
+    duration_estimate: PositiveDuration | None = Field(
+        default=None, description="Expected run time on `gpus.min` GPUs. Used to order jobs."
+    )
+    deadline: PositiveDuration | None = Field(
+        default=None, description="Time from submission by which the job must have ended."
+    )
+    max_run_time: PositiveDuration | None = Field(
+        default=None, description="Time from the first start after which the job is ended."
+    )
+    retries: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
+        default=3, description="Number of failed runs that are retried. Runs lost with their node do not count."
+    )
+    command: Annotated[list[Text], Field(max_length=1000)] = Field(
+        default_factory=list, description="Command of each rank, with its arguments."
+    )
+    image: Text = Field(default="", description="Container image of the job's pods on Kubernetes.")
+    env: dict[EnvName, Text] = Field(default_factory=dict, description="Environment variables of each rank.")
     checkpoint: CheckpointDocument = Field(default_factory=CheckpointDocument)
-    fungible: Annotated[bool, Field(strict=True)] = True
+    fungible: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="Whether the job can run on nodes on loan from inference pools."
+    )
     namespace: Label | Literal[""] = Field(
-        default="", description="Kubernetes namespace of its pods; empty: the default."
+        default="", description="Kubernetes namespace of the job's pods. Empty: the operator's default."
     )
     template: Annotated[dict[str, Any], AfterValidator(_validate_pod_template)] | None = Field(
-        default=None, description="Pod template on Kubernetes; its first container runs `command`, or else its own."
+        default=None,
+        description="Pod template on Kubernetes. Its first container runs `command`, or its own command by default.",
     )
 
     @model_validator(mode="after")
@@ -242,10 +266,10 @@ class JobDocument(Document):
 
 
 def to_job_spec(document: JobDocument) -> JobSpec:
-    """The domain's form of a job document.
+    """Convert a job document.
 
     Raises:
-        RefusedError: the domain refuses what the form let through.
+        InvalidDocumentError: JobSpec rejects a value.
     """
     template = document.template
     command = tuple(document.command) or (template_command(template) if template is not None else ())
@@ -275,8 +299,8 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             namespace=document.namespace,
             template_json=_canonical_json(template),
         )
-    except ValueError as refused:
-        raise InvalidDocumentError(InvalidField("document", to_printable(document.name), str(refused))) from None
+    except ValueError as error:
+        raise InvalidDocumentError(InvalidField("document", to_printable(document.name), str(error))) from None
 
 
 def _canonical_json(document: dict[str, Any] | None) -> str:
@@ -284,16 +308,16 @@ def _canonical_json(document: dict[str, Any] | None) -> str:
 
 
 def parse_job(document: object) -> JobSpec:
-    """A job document of plain JSON or YAML values as the domain's JobSpec.
+    """Parse a job document of plain JSON or YAML values.
 
     Raises:
-        RefusedError: fields are refused; the message names each with its value and what is allowed.
+        InvalidDocumentError: Fields are invalid. The message names each with its value and what is allowed.
     """
     return to_job_spec(parse_document(JobDocument, document))
 
 
 def to_job_document(spec: JobSpec) -> dict[str, Any]:
-    """The document that `read_job` would read as `spec`, in plain JSON values; absent options are left out."""
+    """Return the document of `spec`, in plain JSON values, without unset options."""
     document = {
         "name": spec.name,
         "gpus": {"min": spec.min_gpus, "max": spec.max_gpus},

@@ -1,4 +1,4 @@
-"""Documents in plain JSON types."""
+"""Conversion of any document to plain JSON types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def to_plain_json(document: Any) -> Any:
-    """The same document in plain JSON types; what JSON has no form for (infinite, not a number) is null."""
+    """Return the document in plain JSON types. Infinite numbers and not-a-number become null."""
     if isinstance(document, Enum):
         return document.value
     if isinstance(document, float):

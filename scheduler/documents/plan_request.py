@@ -1,4 +1,4 @@
-"""The plan request: one question to the solver, as `POST /v1/plans` takes it."""
+"""The plan request: input of the solver, as in `POST /v1/plans`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 
 GROUPS_MAX = 16
 GPUS_PER_NODE = 8
-"""How GPUs are taken to be packed where a request does not say on how many nodes they are."""
+"""Assumed GPUs per node if a request does not set `nodes`."""
 
 
 class GroupDocument(Document):
-    """`nodes` equal hosts that give `gpusPerNode` GPUs of one model each."""
+    """`nodes` nodes that provide `gpusPerNode` GPUs of one model each."""
 
     model_config = CAMEL_CASE
     gpu: Text
@@ -39,13 +39,13 @@ Groups = Annotated[list[GroupDocument], Field(min_length=1, max_length=GROUPS_MA
 
 
 class ShapeDocument(Document):
-    """Unlike nodes of up to two GPU models."""
+    """A shape of up to two GPU models."""
 
     groups: Groups
 
 
 class PlanRequestDocument(Document):
-    """Either `gpu` and `gpus` (with `nodes`, or packed 8 to a node), or `shape`. Either `model` or `profile`."""
+    """Set either `gpu` and `gpus` (with `nodes`, or packed 8 per node) or `shape`, and either `model` or `profile`."""
 
     model_config = CAMEL_CASE
     model: Text = ""
@@ -53,18 +53,20 @@ class PlanRequestDocument(Document):
     gpu: Text = ""
     gpus: GpuCount | None = None
     nodes: GpuCount | None = None
-    shape: Groups | None = Field(default=None, description="Groups of unlike nodes, of up to two GPU models.")
+    shape: Groups | None = Field(default=None, description="Groups of equal nodes, of up to two GPU models.")
     global_batch: Batch
-    sequence_length: SequenceLength | None = Field(default=None, description="Absent: the model's own.")
-    frozen_layers: Annotated[int, Field(strict=True, ge=0)] = Field(
-        default=0, description="So many of the first layers are not trained; at most those of the model."
+    sequence_length: SequenceLength | None = Field(
+        default=None, description="Tokens per sample. Default: that of the model."
     )
-    memory: Size | None = Field(default=None, description="What a plan may take of one GPU; absent: all it has.")
+    frozen_layers: Annotated[int, Field(strict=True, ge=0)] = Field(
+        default=0, description="Number of leading layers that are not trained, at most those of the model."
+    )
+    memory: Size | None = Field(default=None, description="Memory of one GPU that a plan may use. Default: all of it.")
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="End the search once no plan can be faster by more than this ratio; 0 is exact."
+        default=0.0, description="Stop when no plan can be faster by more than this fraction. 0 is exact."
     )
     alternatives: Annotated[int, Field(strict=True, ge=0, le=10)] = Field(
-        default=0, description="How many runner-up plans to find as well."
+        default=0, description="Number of next-best plans to return, 0 to 10."
     )
 
     @model_validator(mode="after")
@@ -74,12 +76,12 @@ class PlanRequestDocument(Document):
         if self.shape is not None:
             for name in ("gpu", "gpus", "nodes"):
                 if getattr(self, name):
-                    raise invalid_field(name, getattr(self, name), "nothing beside shape, which says it already")
+                    raise invalid_field(name, getattr(self, name), "nothing; shape already sets it")
         elif not self.gpu or self.gpus is None:
             name = "gpus" if self.gpu else "gpu"
-            raise invalid_field(name, None, "gpu and gpus, or shape in their place")
+            raise invalid_field(name, None, "gpu and gpus, or shape instead")
         elif self.nodes is not None and self.gpus % self.nodes:
-            raise invalid_field("nodes", self.nodes, f"a divisor of gpus, which is {self.gpus}")
+            raise invalid_field("nodes", self.nodes, f"a divisor of gpus ({self.gpus})")
         return self
 
     @property
@@ -88,20 +90,20 @@ class PlanRequestDocument(Document):
 
 
 def to_gpu_shape(document: PlanRequestDocument) -> GpuShape:
-    """The shape that a request names."""
+    """Return the shape of the request."""
     if document.shape is not None:
         return _build_shape(document.shape)
-    assert document.gpus is not None, "the form requires gpus beside gpu"
+    assert document.gpus is not None, "validation requires gpus with gpu"
     if document.nodes is not None:
         return GpuShape((GpuGroup(document.gpu, document.nodes, document.gpus // document.nodes),))
     return GpuShape.packed(document.gpu, document.gpus, GPUS_PER_NODE)
 
 
 def parse_gpu_shape(document: object) -> GpuShape:
-    """The shape that a file gives: `[{gpu, nodes, gpus_per_node}, ...]`, or the same list under `groups`.
+    """Parse the shape in a file: `[{gpu, nodes, gpus_per_node}, ...]`, or the same list under `groups`.
 
     Raises:
-        RefusedError: one or more fields are refused.
+        InvalidDocumentError: One or more fields are invalid.
     """
     groups = document.get("groups") if isinstance(document, dict) and set(document) == {"groups"} else document
     if not isinstance(groups, list):
@@ -112,7 +114,7 @@ def parse_gpu_shape(document: object) -> GpuShape:
 
 
 def _to_camel_case(group: object) -> object:
-    """Files may use the names of cluster files, with underscores."""
+    """Accept `gpus_per_node`, the spelling of cluster files."""
     if not isinstance(group, dict) or "gpusPerNode" in group:
         return group
     return {"gpusPerNode" if name == "gpus_per_node" else name: value for name, value in group.items()}

@@ -1,7 +1,4 @@
-"""The cluster file of `ebbtide simulate`: pools, their nodes, and how the simulated world behaves.
-
-The document that hands in a simulation: the files of `ebbtide simulate` as texts, policy sets and a seed.
-"""
+"""Inputs of a simulation: the cluster file of `ebbtide simulate`, and the document that submits a simulation."""
 
 from __future__ import annotations
 
@@ -30,19 +27,18 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$")]
 
 
 class ClusterError(ValueError):
-    """A cluster file that is not what it should be; the message names the file, the field, the value and what
-    is allowed."""
+    """An invalid cluster file. The message names the file, the line, the field, the value and what is allowed."""
 
 
 class ClusterBlackoutDocument(Document):
-    """A daily window, in seconds of the UTC day, in which nothing new is lent. It may wrap around midnight."""
+    """A daily window without new loans, in seconds of the UTC day. It may wrap around midnight."""
 
     start_s: Annotated[float, Field(ge=0, lt=DAY_S)]
     end_s: Annotated[float, Field(ge=0, le=DAY_S)]
 
 
 class ClusterLendingDocument(Document):
-    """What the owner of an inference pool allows (`LendingPolicy`)."""
+    """Lending policy of an inference pool, with the fields of `LendingPolicy`."""
 
     enabled: Annotated[bool, Field(strict=True)] = True
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.999
@@ -61,8 +57,9 @@ class ClusterLendingDocument(Document):
 
 
 class ClusterPoolDocument(Document):
-    """`nodes` equal hosts. `peak_gpus` is what the largest `load` of the pool's demand needs; `demand` names the series
-    of the demand file that is the pool's, where that is not the one of the pool's own name."""
+    """A pool of `nodes` equal nodes. `peak_gpus` is the demand at a `load` of 1; `demand` names its series (default:
+    the pool's name).
+    """
 
     name: Name
     kind: PoolKind
@@ -77,16 +74,16 @@ class ClusterPoolDocument(Document):
     def _check_inference_fields(self) -> Self:
         if self.kind is PoolKind.TRAINING:
             if self.lending is not None:
-                raise invalid_field("lending", "given", "absent: a training pool lends nothing")
+                raise invalid_field("lending", "given", "nothing; training pools do not lend")
             if self.peak_gpus is not None:
-                raise invalid_field("peak_gpus", self.peak_gpus, "absent: a training pool has no demand trace")
+                raise invalid_field("peak_gpus", self.peak_gpus, "nothing; training pools have no demand")
             if self.demand is not None:
-                raise invalid_field("demand", self.demand, "absent: a training pool has no demand trace")
+                raise invalid_field("demand", self.demand, "nothing; training pools have no demand")
         return self
 
     @property
     def demand_series(self) -> str:
-        """The name under which the demand file has this pool's demand."""
+        """Name of the pool's series in the demand file."""
         return self.demand or self.name
 
     @property
@@ -95,7 +92,7 @@ class ClusterPoolDocument(Document):
 
 
 class ElasticDocument(Document):
-    """The GPU range of jobs without min_gpus and max_gpus, from `from_gpus` GPUs on."""
+    """GPU range of jobs without min_gpus and max_gpus, if they use `from_gpus` GPUs or more."""
 
     from_gpus: Count = 2
     min_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -103,8 +100,7 @@ class ElasticDocument(Document):
 
 
 class ClusterQueueDocument(QuotaDocument):
-    """A queue of the jobs trace, `name` as the trace spells it. Queues that are left out have no guarantee and no
-    limit."""
+    """A queue of the job trace. Queues that are not listed have the default quota."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -114,8 +110,11 @@ def _wrap_default(value: Any) -> Any:
 
 
 class ClusterDocument(Document):
-    """The whole file. `reconfiguration_s` is written as one number, or as a table by model with an entry `default`.
-    `start_s` is what a job's first start takes, where the trace's run times do not have it in them."""
+    """The cluster file.
+
+    `reconfiguration_s` is a number, or an object by model with an entry `default`. `start_s` is the duration of a job's
+    first start, if the trace's run times exclude it.
+    """
 
     pools: list[ClusterPoolDocument]
     elastic: ElasticDocument | None = None
@@ -138,7 +137,7 @@ class ClusterDocument(Document):
             raise invalid_field("pools", ", ".join(names), "at least one pool of kind training")
         table = self.reconfiguration_s
         if DEFAULT_MODEL not in table:
-            allowed = f"a number of seconds, or a table by model with an entry {DEFAULT_MODEL!r}"
+            allowed = f"a number of seconds, or an object by model with an entry {DEFAULT_MODEL!r}"
             raise invalid_field("reconfiguration_s", ", ".join(table), allowed)
         return self
 
@@ -165,10 +164,10 @@ def build_pools(document: ClusterDocument) -> tuple[Pool, ...]:
 
 
 def build_nodes(document: ClusterDocument, memory_bytes: Callable[[str], int]) -> tuple[Node, ...]:
-    """Every node, named `<pool>-<number>`. `memory_bytes` gives the memory of one GPU of a model.
+    """Return all nodes, named `<pool>-<number>`. `memory_bytes` returns the memory of one GPU of a model.
 
     Raises:
-        ValueError: whatever `memory_bytes` raises for a model that it does not know.
+        ValueError: `memory_bytes` does not know a model.
     """
     return tuple(
         Node(f"{pool.name}-{number:0{len(str(pool.nodes - 1))}d}", pool.name, pool.gpu, pool.gpus_per_node, memory)
@@ -179,28 +178,30 @@ def build_nodes(document: ClusterDocument, memory_bytes: Callable[[str], int]) -
 
 
 def read_cluster(path: Path) -> ClusterDocument:
-    """The cluster file at `path`.
+    """Read the cluster file at `path`.
 
     Raises:
-        ClusterError: it cannot be read, is not YAML, or a field is refused.
+        ClusterError: The file cannot be read, is not YAML, or has an invalid field.
     """
     text = _read_text(path)
     try:
         _check_unique_keys(path, text)
         document: Any = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as wrong:
-        line = f" line {wrong.problem_mark.line + 1}" if wrong.problem_mark else ""
-        raise ClusterError(f"{path}{line}: is not YAML: {wrong.problem or wrong}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
-        raise ClusterError(f"{path}: is not YAML: {' '.join(str(wrong).split())}") from None
+    except ClusterError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ClusterError(f"{path}{line}: is not YAML: {error.problem or error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ClusterError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     try:
         return parse_document(ClusterDocument, document)
-    except InvalidDocumentError as refused:
-        raise ClusterError(f"{path} line {_find_line(text, refused.invalid_fields[0].field)}: {refused}") from None
+    except InvalidDocumentError as error:
+        raise ClusterError(f"{path} line {_find_line(text, error.invalid_fields[0].field)}: {error}") from None
 
 
 def cluster_field_error(path: Path, field: str, value: object, allowed: str) -> ClusterError:
-    """The error for somebody else to raise about one field of the cluster file that was read from `path`."""
+    """Create the error about one field of the cluster file at `path`."""
     return ClusterError(
         f"{path} line {_find_line(_read_text(path), field)}: {field}: got {value!r}; allowed: {allowed}"
     )
@@ -209,14 +210,14 @@ def cluster_field_error(path: Path, field: str, value: object, allowed: str) -> 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as wrong:
-        raise ClusterError(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
-    except UnicodeDecodeError as wrong:
-        raise ClusterError(f"{path}: is not UTF-8 text (byte {wrong.start})") from None
+    except OSError as error:
+        raise ClusterError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
 def _check_unique_keys(path: Path, text: str) -> None:
-    """YAML lets the last of several equal keys win; of two lists of pools one would be dropped without a word."""
+    """Reject duplicate keys, because YAML silently keeps only the last one."""
     nodes, seen = [yaml.compose(text, Loader=yaml.SafeLoader)], set[int]()
     while nodes:
         node = nodes.pop()
@@ -231,15 +232,13 @@ def _check_unique_keys(path: Path, text: str) -> None:
             key, value = child
             name = str(key.value)
             if name in keys:
-                raise ClusterError(
-                    f"{path} line {key.start_mark.line + 1}: {name}: stands there twice; allowed is once"
-                )
+                raise ClusterError(f"{path} line {key.start_mark.line + 1}: {name}: duplicate key; use each key once")
             keys.add(name)
             nodes.append(value)
 
 
 def _find_line(text: str, field: str) -> int:
-    """The line of a field such as `pools.1.name`, or of as much of it as the file has."""
+    """Return the line of a field such as `pools.1.name`, or of its deepest parent in the file."""
     node = yaml.compose(text)
     line = node.start_mark.line if node else 0
     for part in field.split("."):
@@ -260,12 +259,12 @@ POLICIES_MAX = 20
 def _check_unique_policies(names: list[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
-            raise PydanticCustomError("policies", "{form}", {"form": f"each policy set once; {name!r} is named twice"})
+            raise PydanticCustomError("policies", "{form}", {"form": f"each policy set once; {name!r} is listed twice"})
     return names
 
 
 class Packed(Document):
-    """A text that was gzipped, and then written as base64."""
+    """Text as base64-encoded gzip."""
 
     gzip_base64: str
 
@@ -278,7 +277,7 @@ Policies = Annotated[
 
 
 class SimulationDocument(Document):
-    """`jobs` and `demand` are CSV, `cluster` is YAML or the object that the YAML stands for."""
+    """A simulation. `jobs` and `demand` are CSV; `cluster` is YAML, or the same content as an object."""
 
     jobs: str | Packed
     demand: str | Packed = ""
@@ -288,35 +287,35 @@ class SimulationDocument(Document):
 
 
 def to_simulation_files(document: SimulationDocument) -> SimulationFiles:
-    """The texts of the document.
+    """Return the texts of the input files.
 
     Raises:
-        RefusedError: one cannot be unpacked, or becomes too large.
+        InvalidDocumentError: A text cannot be unpacked, or is too large.
     """
     cluster = document.cluster if isinstance(document.cluster, str) else _dump_cluster(document.cluster)
     return SimulationFiles(_decode_text("jobs", document.jobs), _decode_text("demand", document.demand), cluster)
 
 
 def _dump_cluster(cluster: dict[str, Any]) -> str:
-    """JSON is YAML."""
+    """Return the object as JSON, which is valid YAML."""
     try:
         return json.dumps(cluster)
     except RecursionError:
-        raise InvalidDocumentError(InvalidField("cluster", None, "an object that is not nested so deeply")) from None
+        raise InvalidDocumentError(InvalidField("cluster", None, "an object with fewer levels of nesting")) from None
 
 
 def _decode_text(field: str, given: str | Packed) -> str:
     if isinstance(given, str):
         return given
-    field, unpacking = f"{field}.gzip_base64", zlib.decompressobj(wbits=31)  # gzip's form
+    field, decompressor = f"{field}.gzip_base64", zlib.decompressobj(wbits=31)  # the gzip format
     try:
-        data = unpacking.decompress(b64decode(given.gzip_base64, validate=True), TEXT_BYTES_MAX)
-        if unpacking.unconsumed_tail:
-            raise InvalidDocumentError(InvalidField(field, None, f"at most {TEXT_BYTES_MAX} bytes, unpacked"))
-        if not unpacking.eof:
-            raise InvalidDocumentError(InvalidField(field, None, "a whole file; this one ends early"))
+        data = decompressor.decompress(b64decode(given.gzip_base64, validate=True), TEXT_BYTES_MAX)
+        if decompressor.unconsumed_tail:
+            raise InvalidDocumentError(InvalidField(field, None, f"at most {TEXT_BYTES_MAX} bytes when unpacked"))
+        if not decompressor.eof:
+            raise InvalidDocumentError(InvalidField(field, None, "a complete gzip file; this one is truncated"))
         return data.decode("utf-8-sig")
     except InvalidDocumentError:
         raise
-    except (ValueError, zlib.error) as wrong:  # base64 has errors of its own, and plain ones
-        raise InvalidDocumentError(InvalidField(field, None, f"gzipped UTF-8 text as base64 ({wrong})")) from None
+    except (ValueError, zlib.error) as error:  # base64 raises binascii.Error, a ValueError
+        raise InvalidDocumentError(InvalidField(field, None, f"base64-encoded gzip of UTF-8 text ({error})")) from None

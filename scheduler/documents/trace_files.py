@@ -1,7 +1,4 @@
-"""The trace files of `ebbtide simulate`: jobs and demand, as CSV or gzipped CSV, checked row by row.
-
-A live service's history as a trace that `ebbtide simulate` reads back.
-"""
+"""Trace files of `ebbtide simulate`: reading job and demand traces, and exporting a service's history as a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from scheduler.domain.job import Job
 __all__ = ["DemandRow", "JobRow", "TraceError", "read_demand", "read_jobs"]
 
 TIME_S_MAX = 10 * 365 * 86_400.0
-"""No job is longer, and none comes later after the first: nobody would see the end of the simulation."""
+"""Longest duration of a job, and latest submission after the first one."""
 DEMAND_COLUMNS = ("time_s", "pool")
 DEMAND_AMOUNT_COLUMNS = ("gpus", "load")
 _SAMPLED_STEPS_MIN, _UNEVEN_SHARE = 4, 0.1
@@ -31,17 +28,17 @@ WIDE_TIME_COLUMNS = ("time_s", "timestamp")
 
 
 def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
-    """The jobs of a trace in order of submission: in our format or as Muri, ElasticFlow, Pollux or Rubick wrote theirs.
+    """Read the jobs of a trace, in order of submission, in any format of `trace_formats`.
 
-    `workload` picks one of the workloads of a file that has several; empty takes them all, side by side.
+    `workload` selects one workload of a file with several. Empty selects all of them.
 
     Raises:
-        TraceError: the file cannot be read, has no such workload, or a row is refused.
+        TraceError: The file cannot be read, does not contain the workload, or has an invalid row.
     """
     table = open_table(path)
     dialect = detect_dialect(table)
     if workload and not dialect.workload_column:
-        raise TraceError(f"{path}: workload: got {workload!r}; allowed: none, the file is one workload")
+        raise TraceError(f"{path}: workload: got {workload!r}; allowed: none; the file has one workload")
     rows: list[JobRow] = []
     seen: dict[str, int] = {}
     last_s: dict[str, float] = {}
@@ -49,14 +46,14 @@ def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
         row, group = dialect.parse_row(cells), cells.texts.get(dialect.workload_column, "")
         if row.job_id in seen:
             raise TraceError(
-                f"{path} line {row.line}: job_id: got {row.job_id[:80]!r}; allowed: an id that no other row has "
-                f"(line {seen[row.job_id]} has it)"
+                f"{path} line {row.line}: job_id: got {row.job_id[:80]!r}; allowed: a unique id; "
+                f"line {seen[row.job_id]} has the same"
             )
         _check_time_range(row, rows[0].submit_time_s if rows else row.submit_time_s)
         if row.submit_time_s < last_s.get(group, -math.inf):
             raise TraceError(
                 f"{path} line {row.line}: submit_time_s: got '{row.submit_time_s:g}'; allowed: at least "
-                f"{last_s[group]:g}, as in the row before: sort it"
+                f"{last_s[group]:g}, the time of the previous row; sort the file"
             )
         seen[row.job_id], last_s[group] = row.line, row.submit_time_s
         if workload in ("", group):
@@ -64,7 +61,7 @@ def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
     if not rows:
         if last_s:
             raise TraceError(f"{path}: workload: got {workload!r}; allowed: {', '.join(last_s)}")
-        raise TraceError(f"{path} line 1: no row follows the header; at least one job is needed")
+        raise TraceError(f"{path} line 1: the file has no rows; at least one job is needed")
     return tuple(sorted(rows, key=lambda row: row.submit_time_s))
 
 
@@ -74,37 +71,40 @@ def _check_time_range(row: JobRow, first_s: float) -> None:
         ("submit_time_s", row.submit_time_s, first_s + TIME_S_MAX),
     ):
         if value > most:
-            allowed = f"at most {most:g}: no job is longer than ten years, and none comes later after the first"
+            allowed = f"at most {most:g}; jobs and traces are limited to ten years"
             raise TraceError(f"{row.path} line {row.line}: {field}: got '{value:g}'; allowed: {allowed}")
 
 
 def read_demand(path: Path) -> tuple[DemandRow, ...]:
-    """The demand of every pool or series in a trace, each one's rows in ascending time.
+    """Read the demand of all pools or series of a trace, each with ascending times.
 
-    Our format has a row a time and pool. In the wide form every column beside `time_s` (or `timestamp`, of which the
-    first counts as 0 s) is a series of load.
+    Ebbtide's format has one row per time and pool. In the wide format, each column other than `time_s` (or `timestamp`,
+    relative to the first one) is one series of load.
 
     Raises:
-        TraceError: the file cannot be read, a row is refused, or one is missing between rows at equal distances.
+        TraceError: The file cannot be read, a row is invalid, or a row is missing in evenly spaced samples.
     """
     table = open_table(path)
     rows: list[DemandRow] = []
     last_s: dict[str, float] = {}
     for cells, row in _parse_demand_rows(table):
         if row.time_s <= last_s.get(row.pool, -math.inf):
-            allowed = f"above {last_s[row.pool]:g}, the time of pool {row.pool}'s row before: sorted, each time once"
+            allowed = f"above {last_s[row.pool]:g}, the time of the previous row of pool {row.pool}"
             raise cells.cell_error(table.header[0] if row.shared else "time_s", allowed)
         last_s[row.pool] = row.time_s
         rows.append(row)
     if not rows:
-        raise TraceError(f"{path} line 1: no row follows the header; at least one demand is needed")
+        raise TraceError(f"{path} line 1: the file has no rows; at least one demand is needed")
     _check_sampling_gaps(rows)
     return tuple(rows)
 
 
 def _check_sampling_gaps(rows: Iterable[DemandRow]) -> None:
-    """Demand is a step function, told at any times. Where almost all are at equal distances it was sampled, though, and
-    a longer step is a gap in the recording, of which nobody knows the demand."""
+    """Reject gaps in sampled demand.
+
+    Demand is a step function with changes at any time. If almost all rows are evenly spaced, it was sampled, and a
+    longer step is a gap in the recording.
+    """
     by_pool: dict[str, list[DemandRow]] = {}
     for row in rows:
         by_pool.setdefault(row.pool, []).append(row)
@@ -116,10 +116,10 @@ def _check_sampling_gaps(rows: Iterable[DemandRow]) -> None:
             continue
         for (before, row), step_s in zip(pairwise(one), steps_s, strict=True):
             if step_s > 1.5 * typical_s:
-                allowed = f"{before.time_s + typical_s:g}, {typical_s:g} s after the row before like the others"
+                allowed = f"{before.time_s + typical_s:g}, {typical_s:g} s after the previous row"
                 raise TraceError(
-                    f"{row.path} line {row.line}: time_s: got '{row.time_s:g}'; allowed: {allowed}: there is a gap in "
-                    f"what was recorded of {row.pool}"
+                    f"{row.path} line {row.line}: time_s: got '{row.time_s:g}'; allowed: {allowed}; "
+                    f"the recording of {row.pool} has a gap"
                 )
 
 
@@ -141,7 +141,7 @@ def _parse_demand_rows(table: CsvTable) -> Iterator[tuple[CsvRow, DemandRow]]:
 def _parse_demand_row(cells: CsvRow) -> DemandRow:
     given = [name for name in DEMAND_AMOUNT_COLUMNS if cells.has(name)]
     if len(given) != 1:
-        raise cells.cell_error("load" if given else "gpus", "either gpus or load, one of them in every row")
+        raise cells.cell_error("load" if given else "gpus", "exactly one of gpus and load in each row")
     amount, pool = cells.number(given[0]), cells.text("pool")
     return DemandRow(cells.line, cells.number("time_s"), pool, amount, given[0] == "load", path=str(cells.path))
 
@@ -151,7 +151,7 @@ def _parse_time_s(cells: CsvRow) -> float:
 
 
 def _make_timestamp_parser() -> Callable[[CsvRow], float]:
-    """Seconds since the first timestamp that it is asked about. A timestamp without a zone is UTC."""
+    """Return a parser of timestamps to seconds since the first one. Timestamps without a zone are UTC."""
     first: list[datetime] = []
 
     def seconds(cells: CsvRow) -> float:
@@ -172,8 +172,11 @@ _DEFAULT_ROW = JobRow(0, "", 0.0, 0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TraceExport:
-    """`jobs` in order of submission, `demand` in order of time, both in seconds from the first thing that happened.
-    `skipped`: jobs that did nothing and of which nobody knows how long they are."""
+    """An exported trace, in seconds since the first submission or reading.
+
+    `jobs` are in order of submission, `demand` in order of time. `skipped` are jobs without any work and without a
+    known length.
+    """
 
     jobs: tuple[JobRow, ...]
     demand: tuple[DemandRow, ...]
@@ -181,7 +184,7 @@ class TraceExport:
 
 
 def export_trace(jobs: Iterable[Job], readings: Mapping[str, Sequence[DemandReading]], now_s: float) -> TraceExport:
-    """The trace of jobs that ended and of live ones, and of the demand by pool."""
+    """Build the trace of ended and live jobs and of the demand by pool."""
     listed = sorted(jobs, key=lambda job: (job.submitted_at_s, job.id))
     first_s = [of_pool[0].at_s for of_pool in readings.values() if of_pool]
     start_s = min([*first_s, *(job.submitted_at_s for job in listed[:1])], default=0.0)
@@ -197,7 +200,7 @@ def export_trace(jobs: Iterable[Job], readings: Mapping[str, Sequence[DemandRead
 
 
 def format_jobs_csv(rows: Iterable[JobRow]) -> str:
-    """The rows as a JOBS file: with the optional columns that some row needs, empty where a row has what is usual."""
+    """Format a JOBS file. It has the optional columns that some row needs; cells with default values are empty."""
     listed = list(rows)
     names = [name for name in JOB_OPTIONAL_COLUMNS if any(_format_optional_cell(row, name) for row in listed)]
     cells = (
@@ -214,8 +217,10 @@ def format_demand_csv(rows: Iterable[DemandRow]) -> str:
 
 
 def _build_job_row(job: Job, start_s: float, now_s: float) -> JobRow | None:
-    """The job as if it had kept to the GPUs that it had on average: its GPU-seconds but for those whose work was lost,
-    and for a live one those that it is expected to need still."""
+    """Return the job as if it had run on its average number of GPUs, or None if it has no work.
+
+    Its work is the GPU-seconds used, without lost work. For a live job, the expected remaining work is added.
+    """
     spec, account = job.spec, (job if job.is_ended else job.advance_to(now_s)).account
     done_gpu_s = account.gpu_s - account.lost_gpu_s
     work_gpu_s = done_gpu_s + (0.0 if job.is_ended else _estimate_remaining_gpu_s(job, done_gpu_s, now_s))
@@ -244,7 +249,9 @@ def _build_job_row(job: Job, start_s: float, now_s: float) -> JobRow | None:
 
 
 def _estimate_remaining_gpu_s(job: Job, done_gpu_s: float, now_s: float) -> float:
-    """At the speed it has, else at the one that it had, else as its owner estimated for its minimum."""
+    """Estimate the remaining GPU-seconds from the current speed, else from the average speed, else from the owner's
+    estimate.
+    """
     steps, done = job.remaining_steps(now_s), job.steps_at(now_s)
     if steps is not None and job.step_time_s() < float("inf"):
         return steps * job.step_time_s() * job.allocation.target_gpus
@@ -254,7 +261,7 @@ def _estimate_remaining_gpu_s(job: Job, done_gpu_s: float, now_s: float) -> floa
 
 
 def _compute_mean_gpus(job: Job, gpu_s: float, now_s: float) -> float:
-    """GPUs while it had any; 0 for a job that never had."""
+    """Return the average number of GPUs over the time in which the job held any, or 0."""
     account, started_s = job.account, job.account.first_started_at_s
     if started_s is None:
         return 0.0

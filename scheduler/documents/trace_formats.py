@@ -1,7 +1,4 @@
-"""What the rows of a trace say, whatever its columns are called.
-
-Job traces as their publishers wrote them, each recognised by its header.
-"""
+"""Rows of job and demand traces, and the published trace formats, recognised by their header."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ from scheduler.documents.csv_table import CsvRow, CsvTable
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job of a trace: it ran `duration_s` seconds on `gpus` GPUs and did `iterations` steps (0: not recorded).
+    """One job of a trace. It ran `duration_s` seconds on `gpus` GPUs and did `iterations` steps (0: not recorded).
 
-    `model` names a preset of the solver or a measured model; `application` is the name that a trace of somebody else's
-    gives, which has a curve only where a measured profile knows it. `duration_s` is 0 in a trace that gives
-    iterations alone. `line` is where the row stands in `path`, `deadline_s` a time of the trace, `user` the
-    job's owner.
+    `model` names a model profile or a measured model. `application` is the model's name in a published trace; it has a
+    curve only if a measured profile contains it. `duration_s` is 0 in a trace that records iterations only. `line` is
+    the row's line in `path`. `deadline_s` is a time of the trace. `user` is the job's owner.
     """
 
     line: int
@@ -43,10 +39,10 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class DemandRow:
-    """From `time_s` on the pool needs `amount`: GPUs where `is_load` is false, else any unit of load.
+    """Demand of a pool from `time_s` on: a number of GPUs, or if `is_load`, any unit of load.
 
-    `pool` is a pool's name, or a series that the cluster file gives to one. A `shared` row is of a file with many
-    series: nobody has to take it, and its zeros are quiet times, not gaps in the recording.
+    `pool` is a pool's name, or a series that the cluster file assigns to a pool. A `shared` row belongs to a file with
+    many series: no pool has to use it, and zeros are times without load, not gaps in the recording.
     """
 
     line: int
@@ -75,17 +71,18 @@ POLLUX_ITERATIONS = {
     ("ncf", 32768): 1_548,
     ("yolov3", 64): 14_577,
 }
-"""Iterations that each application needs to reach its goal at a global batch: petuum/adaptdl, branch osdi21-artifact,
-simulator/traces/<application>/validation-<batch>.csv at the application's last epoch. The jobs of ElasticFlow's
-figure 8a have the same numbers."""
+"""Iterations until convergence, by application and global batch.
+
+Source: petuum/adaptdl, branch osdi21-artifact, simulator/traces/<application>/validation-<batch>.csv, last epoch. The
+jobs of ElasticFlow's figure 8a have the same numbers."""
 
 RUBICK_BATCHES = {"bert": 32, "gpt2": 16, "llama30": 4, "llama7": 8, "roberta": 64, "t5": 16, "vit": 64}
-"""Samples a step: AlibabaPAI/reconfigurable-dl-scheduler, sched/models."""
+"""Samples per step. Source: AlibabaPAI/reconfigurable-dl-scheduler, sched/models."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDialect:
-    """`columns` are all there are. `workload` is the column that splits a file into workloads of their own."""
+    """A trace format with exactly these columns. `workload_column` divides a file into workloads."""
 
     columns: tuple[str, ...]
     parse_row: Callable[[CsvRow], JobRow]
@@ -93,10 +90,10 @@ class JobDialect:
 
 
 def detect_dialect(table: CsvTable) -> JobDialect:
-    """The dialect with the table's columns, in any order; ours where nobody else's fits.
+    """Return the format with the table's columns, in any order. The default is Ebbtide's own format.
 
     Raises:
-        TraceError: it is to be ours, and a column is missing or unknown.
+        TraceError: A column of Ebbtide's format is missing or unknown.
     """
     for dialect in _EXTERNAL_DIALECTS:
         if set(dialect.columns) == set(table.header):
@@ -105,113 +102,118 @@ def detect_dialect(table: CsvTable) -> JobDialect:
     return JobDialect(table.header, _parse_ebbtide_job)
 
 
-def _parse_ebbtide_job(cells: CsvRow) -> JobRow:
-    gpus = cells.integer("gpus", minimum=1)
-    low = cells.integer("min_gpus", minimum=1) if cells.has("min_gpus") else None
-    high = cells.integer("max_gpus", minimum=1) if cells.has("max_gpus") else None
+def _parse_ebbtide_job(row: CsvRow) -> JobRow:
+    gpus = row.integer("gpus", minimum=1)
+    low = row.integer("min_gpus", minimum=1) if row.has("min_gpus") else None
+    high = row.integer("max_gpus", minimum=1) if row.has("max_gpus") else None
     if low is not None and low > (high if high is not None else gpus):
-        raise cells.cell_error("min_gpus", f"at most max_gpus, which is {high if high is not None else gpus}")
+        raise row.cell_error("min_gpus", f"at most max_gpus, which is {high if high is not None else gpus}")
     if high is not None and high < (low if low is not None else gpus):
-        raise cells.cell_error("max_gpus", f"at least min_gpus, which is {low if low is not None else gpus}")
-    if cells.has("model") and not cells.has("global_batch"):
-        raise cells.cell_error("global_batch", "a whole number of at least 1: a job with a model needs it")
+        raise row.cell_error("max_gpus", f"at least min_gpus, which is {low if low is not None else gpus}")
+    if row.has("model") and not row.has("global_batch"):
+        raise row.cell_error("global_batch", "an integer, 1 or more; a job with a model requires it")
     return JobRow(
-        line=cells.line,
-        job_id=cells.text("job_id"),
-        submit_time_s=cells.number("submit_time_s"),
-        duration_s=cells.number("duration_s", above=0),
+        line=row.line,
+        job_id=row.text("job_id"),
+        submit_time_s=row.number("submit_time_s"),
+        duration_s=row.number("duration_s", above=0),
         gpus=gpus,
         min_gpus=low,
         max_gpus=high,
-        model=cells.texts.get("model", ""),
-        global_batch=cells.integer("global_batch", minimum=1) if cells.has("global_batch") else 0,
-        priority=cells.integer("priority", minimum=-1000) if cells.has("priority") else 0,
-        queue=cells.texts.get("queue") or "default",
-        user=cells.texts.get("user", ""),
-        deadline_s=_parse_deadline_s(cells) if cells.has("deadline_s") else None,
-        gpu=cells.texts.get("gpu", ""),
-        iterations=cells.integer("iterations", minimum=0) if cells.has("iterations") else 0,
-        sequence_length=cells.integer("sequence_length", minimum=0) if cells.has("sequence_length") else 0,
-        path=str(cells.path),
+        model=row.texts.get("model", ""),
+        global_batch=row.integer("global_batch", minimum=1) if row.has("global_batch") else 0,
+        priority=row.integer("priority", minimum=-1000) if row.has("priority") else 0,
+        queue=row.texts.get("queue") or "default",
+        user=row.texts.get("user", ""),
+        deadline_s=_parse_deadline_s(row) if row.has("deadline_s") else None,
+        gpu=row.texts.get("gpu", ""),
+        iterations=row.integer("iterations", minimum=0) if row.has("iterations") else 0,
+        sequence_length=row.integer("sequence_length", minimum=0) if row.has("sequence_length") else 0,
+        path=str(row.path),
     )
 
 
-def _parse_muri_job(cells: CsvRow) -> JobRow:
-    """Rivendile/Muri. Its `priority` (0 guaranteed, 1 opportunistic, drawn evenly) is for its AntMan baseline alone, so
-    it is none of ours."""
-    cells.integer("priority", minimum=0)
+def _parse_muri_job(row: CsvRow) -> JobRow:
+    """Parse a row of Rivendile/Muri.
+
+    Its `priority` (0 guaranteed, 1 opportunistic, drawn evenly) applies to its AntMan baseline only and is ignored.
+    """
+    row.integer("priority", minimum=0)
     return JobRow(
-        line=cells.line,
-        job_id=cells.text("job_id"),
-        submit_time_s=cells.number("submit_time_s"),
-        duration_s=cells.number("duration_s", above=0),
-        gpus=cells.integer("gpus", minimum=1),
-        global_batch=cells.integer("batch_size", minimum=1),
-        iterations=cells.integer("iterations", minimum=1),
-        application=cells.text("model"),
-        path=str(cells.path),
+        line=row.line,
+        job_id=row.text("job_id"),
+        submit_time_s=row.number("submit_time_s"),
+        duration_s=row.number("duration_s", above=0),
+        gpus=row.integer("gpus", minimum=1),
+        global_batch=row.integer("batch_size", minimum=1),
+        iterations=row.integer("iterations", minimum=1),
+        application=row.text("model"),
+        path=str(row.path),
     )
 
 
-def _parse_elasticflow_job(cells: CsvRow) -> JobRow:
-    """pkusys/ElasticFlow. `deadline_s` is a time of the trace, as ours."""
+def _parse_elasticflow_job(row: CsvRow) -> JobRow:
+    """Parse a row of pkusys/ElasticFlow. `deadline_s` is a time of the trace."""
     return JobRow(
-        line=cells.line,
-        job_id=cells.text("job_id"),
-        submit_time_s=cells.number("submit_time_s"),
-        duration_s=cells.number("duration_s", above=0),
-        gpus=cells.integer("gpus", minimum=1),
-        global_batch=cells.integer("batch_size", minimum=1),
-        deadline_s=_parse_deadline_s(cells),
-        iterations=cells.integer("iterations", minimum=1),
-        application=cells.text("model"),
-        path=str(cells.path),
+        line=row.line,
+        job_id=row.text("job_id"),
+        submit_time_s=row.number("submit_time_s"),
+        duration_s=row.number("duration_s", above=0),
+        gpus=row.integer("gpus", minimum=1),
+        global_batch=row.integer("batch_size", minimum=1),
+        deadline_s=_parse_deadline_s(row),
+        iterations=row.integer("iterations", minimum=1),
+        application=row.text("model"),
+        path=str(row.path),
     )
 
 
-def _parse_pollux_job(cells: CsvRow) -> JobRow:
-    """petuum/adaptdl. The trace knows no lengths: they are iterations at the curve of a measured profile."""
-    application, batch = cells.text("application"), cells.integer("batch_size", minimum=1)
+def _parse_pollux_job(row: CsvRow) -> JobRow:
+    """Parse a row of petuum/adaptdl. Run times follow from the iterations and a measured profile."""
+    application, batch = row.text("application"), row.integer("batch_size", minimum=1)
     if (application, batch) not in POLLUX_ITERATIONS:
         known = ", ".join(f"{name} at {size}" for name, size in POLLUX_ITERATIONS)
-        raise cells.cell_error("application", f"one whose iterations at batch {batch} are known: {known}")
+        raise row.cell_error("application", f"one with known iterations at batch {batch}: {known}")
     return JobRow(
-        line=cells.line,
-        job_id=f"{cells.text('workload')}-{cells.text('name')}",
-        submit_time_s=cells.number("submit_time_s"),
+        line=row.line,
+        job_id=f"{row.text('workload')}-{row.text('name')}",
+        submit_time_s=row.number("submit_time_s"),
         duration_s=0.0,
-        gpus=cells.integer("num_gpu_user", minimum=1),
+        gpus=row.integer("num_gpu_user", minimum=1),
         global_batch=batch,
         iterations=POLLUX_ITERATIONS[application, batch],
         application=application,
-        path=str(cells.path),
+        path=str(row.path),
     )
 
 
-def _parse_rubick_job(cells: CsvRow) -> JobRow:
-    """AlibabaPAI/reconfigurable-dl-scheduler. A job with a service level (`is_sla`) is of the queue `sla`. Its plan is
-    not read: a job runs under the best plan of its placement; neither are CPUs and bandwidth."""
-    application = cells.text("application")
+def _parse_rubick_job(row: CsvRow) -> JobRow:
+    """Parse a row of AlibabaPAI/reconfigurable-dl-scheduler.
+
+    A job with a service level (`is_sla`) belongs to queue `sla`. Its plan, CPUs and bandwidth are ignored, because a
+    job runs under the best plan for its placement.
+    """
+    application = row.text("application")
     if application not in RUBICK_BATCHES:
-        raise cells.cell_error("application", f"one of {', '.join(RUBICK_BATCHES)}")
+        raise row.cell_error("application", f"one of {', '.join(RUBICK_BATCHES)}")
     return JobRow(
-        line=cells.line,
-        job_id=cells.text("name"),
-        submit_time_s=cells.number("submission_time"),
-        duration_s=cells.number("duration", above=0),
-        gpus=cells.integer("num_gpus", minimum=1),
+        line=row.line,
+        job_id=row.text("name"),
+        submit_time_s=row.number("submission_time"),
+        duration_s=row.number("duration", above=0),
+        gpus=row.integer("num_gpus", minimum=1),
         global_batch=RUBICK_BATCHES[application],
-        queue="sla" if cells.integer("is_sla", minimum=0) else "default",
-        iterations=cells.integer("steps", minimum=1),
+        queue="sla" if row.integer("is_sla", minimum=0) else "default",
+        iterations=row.integer("steps", minimum=1),
         application=application,
-        path=str(cells.path),
+        path=str(row.path),
     )
 
 
-def _parse_deadline_s(cells: CsvRow) -> float:
-    submit_time_s, deadline_s = cells.number("submit_time_s"), cells.number("deadline_s")
+def _parse_deadline_s(row: CsvRow) -> float:
+    submit_time_s, deadline_s = row.number("submit_time_s"), row.number("deadline_s")
     if deadline_s <= submit_time_s:
-        raise cells.cell_error("deadline_s", f"above submit_time_s, which is {submit_time_s:g}")
+        raise row.cell_error("deadline_s", f"above submit_time_s, which is {submit_time_s:g}")
     return deadline_s
 
 

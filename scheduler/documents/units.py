@@ -1,4 +1,4 @@
-"""Durations ("5m", "1h30m") and sizes ("80GiB") as people write them. Inside there are only seconds and bytes."""
+"""Durations (`5m`, `1h30m`) and sizes (`80GiB`) as people write them, parsed to seconds and bytes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SIZE_FORM = f"a size above 0: bytes as a whole number, or text such as 80GiB ({'
 
 
 def parse_duration_s(value: object) -> float:
-    """Seconds of a number of seconds, or of text such as "90", "90s", "5m", "1h30m", "1.5h", "500ms".
+    """Parse a number of seconds or text such as "90", "90s", "5m", "1h30m", "1.5h" or "500ms".
 
     Raises:
-        ValueError: it is neither, or it is negative or not finite.
+        ValueError: The value is no duration, is negative, or is not finite.
     """
     seconds = _parse_seconds(value)
     if seconds is None or not 0 <= seconds < math.inf:
@@ -45,10 +45,10 @@ def parse_duration_s(value: object) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of a whole number of bytes, or of text such as "80GiB" (2**30) or "80GB" (10**9).
+    """Parse a number of bytes or text such as "80GiB" (2**30) or "80GB" (10**9).
 
     Raises:
-        ValueError: it is neither, or it is not above 0.
+        ValueError: The value is no size, or is not above 0.
     """
     size = value if isinstance(value, int) and not isinstance(value, bool) else _parse_size_text(value)
     if size is None or not 0 < size < 2**63:

@@ -1,4 +1,4 @@
-"""The documents of webhooks: where to, and what of."""
+"""Documents of webhooks: their URL and the events that they receive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.domain.events import EventCode
 from scheduler.domain.suggestions import suggest
 
 URL_LENGTH_MAX = 2000
-URL_FORM = "http:// or https://, a host, perhaps a port, path and query; no user and no fragment"
+URL_FORM = "an http:// or https:// URL with a host, without user and fragment"
 _EVENT_CODES = [code.value for code in EventCode]
 
 
@@ -44,8 +44,10 @@ Codes = Annotated[list[Annotated[str, AfterValidator(_check_event_code)]], Field
 
 
 class WebhookDocument(Document):
-    """`codes` are those of events; empty means all. `queue` lets events of its jobs pass, and of itself; `subject`
-    those of one job, node, pool or queue."""
+    """A webhook. Empty `codes` select all event codes.
+
+    `queue` selects events of the queue and its jobs, `subject` those of one job, node, pool or queue.
+    """
 
     url: Url
     codes: Codes = Field(default=[])
@@ -54,7 +56,9 @@ class WebhookDocument(Document):
 
 
 class WebhookChange(Document):
-    """What is left out stays. `enabled`: true delivers again what a webhook that was disabled has missed."""
+    """Changes of a webhook. Omitted fields keep their value. `enabled: true` delivers events missed while it was
+    disabled.
+    """
 
     url: Url | None = None
     codes: Codes | None = None
@@ -64,5 +68,5 @@ class WebhookChange(Document):
     @model_validator(mode="after")
     def _check_not_empty(self) -> Self:
         if not self.model_fields_set:
-            raise invalid_field("document", "nothing", "one or more of url, codes, subject, enabled")
+            raise invalid_field("document", "nothing", "at least one of url, codes, subject and enabled")
         return self

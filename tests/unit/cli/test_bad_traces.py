@@ -35,21 +35,21 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "text", "message"),
     [
         ("jobs.csv", HEAD + "a,0,100,1\nb,10,,2\n", "jobs.csv line 3: duration_s: got ''"),
-        ("jobs.csv", HEAD + "a,0,100,1\nb,10,50\n", "jobs.csv line 3: has 3 cells, allowed is 4"),
+        ("jobs.csv", HEAD + "a,0,100,1\nb,10,50\n", "jobs.csv line 3: has 3 cells; allowed: 4"),
         ("jobs.csv", HEAD + "a,10,100,1\nb,0,50,2\n", "jobs.csv line 3: submit_time_s: got '0'; allowed: at least 10"),
         ("jobs.csv", HEAD + "a,0,100,1\nb,10,0,2\n", "jobs.csv line 3: duration_s: got '0'; allowed: a finite number"),
         ("jobs.csv", HEAD + "a,0,100,1\nb,10,50,9\n", "jobs.csv line 3: gpus: got 9; allowed: at most 8"),
         ("jobs.csv", HEAD + "a,0,100,1\na,10,50,2\n", "jobs.csv line 3: job_id: got 'a'"),
         ("jobs.csv", POLLUX + "w,a,0,ncf,1,32768\n", "jobs.csv line 2: application: got 'ncf'; allowed: one that a"),
-        ("jobs.csv", "", "jobs.csv line 1: is empty; allowed: a header with the names of the columns"),
-        ("jobs.csv", HEAD, "jobs.csv line 1: no row follows the header; at least one job is needed"),
+        ("jobs.csv", "", "jobs.csv line 1: is empty; allowed: a header with column names"),
+        ("jobs.csv", HEAD, "jobs.csv line 1: the file has no rows; at least one job is needed"),
         (
             "jobs.csv",
             "job_id,gpus,user\n",
-            "'submit_time_s' is missing; allowed: job_id, submit_time_s, duration_s, gpus, and where",
+            "'submit_time_s' is missing; allowed: job_id, submit_time_s, duration_s, gpus; optional",
         ),
         ("jobs.csv", HEAD + 'a,0,100,1\n"b,10,50,2\n', "jobs.csv line 3: cannot be read: unexpected end of data"),
-        ("jobs.csv", HEAD + "a,0,100,1_0\n", "jobs.csv line 2: gpus: got '1_0'; allowed: a whole number"),
+        ("jobs.csv", HEAD + "a,0,100,1_0\n", "jobs.csv line 2: gpus: got '1_0'; allowed: an integer"),
         ("jobs.csv", HEAD + "a,0,1_00,1\n", "jobs.csv line 2: duration_s: got '1_00'; allowed: a finite number"),
         ("jobs.csv", HEAD + "a,0,1e300,1\n", "jobs.csv line 2: duration_s: got '1e+300'; allowed: at most 3.1536e+08"),
         (
@@ -63,11 +63,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "demand.csv line 3: time_s: got '300'; allowed: a demand that lasts until",
         ),
         ("demand.csv", "", "demand.csv line 1: is empty"),
-        ("demand.csv", "time_s,pool,gpus\n", "demand.csv line 1: no row follows the header; at least one demand"),
+        ("demand.csv", "time_s,pool,gpus\n", "demand.csv line 1: the file has no rows; at least one demand"),
         (
             "demand.csv",
             "time_s,pool,gpus\n" + "".join(f"{at},inference,1\n" for at in (0, 300, 600, 900, 1800)),
-            "demand.csv line 6: time_s: got '1800'; allowed: 1200, 300 s after the row before like the others: there",
+            "demand.csv line 6: time_s: got '1800'; allowed: 1200, 300 s after the previous row",
         ),
         (
             "demand.csv",
@@ -84,11 +84,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("cluster.yaml", "pools: [", "cluster.yaml line 1: is not YAML: expected the node content"),
         ("cluster.yaml", "pools:\n\t- x\n", "cluster.yaml line 2: is not YAML: found character '\\t' that"),
         ("cluster.yaml", "pools: 2020-13-45\n", "cluster.yaml: is not YAML: month must be in 1..12"),
-        ("cluster.yaml", FILES["cluster.yaml"] * 2, "cluster.yaml line 4: pools: stands there twice; allowed is once"),
+        ("cluster.yaml", FILES["cluster.yaml"] * 2, "cluster.yaml line 4: pools: duplicate key"),
         (
             "cluster.yaml",
             FILES["cluster.yaml"].replace("nodes: 1,", "nodes: 1, nodes: 3,"),
-            "cluster.yaml line 3: nodes: stands there twice; allowed is once",
+            "cluster.yaml line 3: nodes: duplicate key",
         ),
         (
             "cluster.yaml",
@@ -127,7 +127,7 @@ def test_a_wrong_trace_is_refused_before_anything_is_played(run: Run, name: str,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--workload", "w1"), "jobs.csv: workload: got 'w1'; allowed: none, the file is one workload"),
+        (("--workload", "w1"), "jobs.csv: workload: got 'w1'; allowed: none; the file has one workload"),
         (("--profiles", "none.csv"), "none.csv: cannot be read"),
         (("--profiles", "jobs.csv"), "jobs.csv line 1: columns: got 'job_id, submit_time_s"),
     ],

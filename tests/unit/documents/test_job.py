@@ -1,4 +1,4 @@
-"""The job document, to and from the domain."""
+"""Job documents: parsing, validation and writing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
 from scheduler.domain.job import CheckpointSpec, JobSpec
 
-WHOLE: dict[str, Any] = {
+COMPLETE: dict[str, Any] = {
     "name": "train-7b",
     "queue": "research",
     "priority": 5,
@@ -33,8 +33,8 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def test_a_whole_document_becomes_a_spec() -> None:
-    assert parse_job(WHOLE) == JobSpec(
+def test_complete_document_becomes_a_spec() -> None:
+    assert parse_job(COMPLETE) == JobSpec(
         name="train-7b",
         min_gpus=2,
         max_gpus=8,
@@ -57,46 +57,46 @@ def test_a_whole_document_becomes_a_spec() -> None:
     )
 
 
-def test_a_name_and_a_range_are_enough() -> None:
+def test_name_and_gpu_range_are_sufficient() -> None:
     assert parse_job({"name": "a", "gpus": {"min": 1, "max": 1}}) == JobSpec("a", 1, 1)
 
 
 @pytest.mark.parametrize(
     "document",
     [
-        WHOLE,
+        COMPLETE,
         {"name": "a", "gpus": {"min": 1, "max": 1}},
         {"name": "a", "gpus": {"min": 1, "max": 1}, "profile": {"b": [1.5], "a": "x"}, "globalBatch": 1},
     ],
 )
-def test_a_spec_writes_a_document_that_reads_as_the_same_spec(document: dict[str, Any]) -> None:
+def test_spec_round_trips_through_its_document(document: dict[str, Any]) -> None:
     spec = parse_job(document)
     written = json.loads(json.dumps(to_job_document(spec), allow_nan=False))
     assert parse_job(written) == spec
 
 
-def test_equal_profiles_are_one_text_whatever_the_order_of_their_fields() -> None:
+def test_equal_profiles_have_equal_canonical_json() -> None:
     base = {"name": "a", "gpus": {"min": 1, "max": 1}, "globalBatch": 1}
     assert parse_job(base | {"profile": {"x": 1, "y": 2}}) == parse_job(base | {"profile": {"y": 2, "x": 1}})
 
 
-def test_a_spec_that_the_form_would_not_take_can_still_be_shown() -> None:
+def test_spec_with_an_invalid_name_can_be_written() -> None:
     assert to_job_document(JobSpec("Odd name", 1, 1))["name"] == "Odd name"
 
 
-def test_every_refused_field_is_named_in_one_message() -> None:
-    with pytest.raises(InvalidDocumentError) as refused:
+def test_error_names_every_invalid_field() -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
         parse_job({"name": "A", "gpus": {"min": 0, "max": 2}, "retries": -1})
-    assert [refusal.field for refusal in refused.value.invalid_fields] == ["name", "gpus.min", "retries"]
-    assert "gpus.min: got 0; allowed: greater than or equal to 1" in str(refused.value)
+    assert [invalid.field for invalid in caught.value.invalid_fields] == ["name", "gpus.min", "retries"]
+    assert "gpus.min: got 0; allowed: greater than or equal to 1" in str(caught.value)
 
 
-def test_an_unknown_field_is_refused_together_with_the_known_ones() -> None:
+def test_unknown_field_is_rejected_with_the_known_fields() -> None:
     with pytest.raises(InvalidDocumentError, match=r"minGpus: got 1; allowed: one of the fields name, gpus, queue"):
         parse_job({"name": "a", "gpus": {"min": 1, "max": 1}, "minGpus": 1})
 
 
 @pytest.mark.parametrize("document", [None, [], "text", 3])
-def test_what_is_no_document_is_refused(document: object) -> None:
+def test_value_that_is_no_object_is_rejected(document: object) -> None:
     with pytest.raises(InvalidDocumentError, match="an object"):
         parse_job(document)

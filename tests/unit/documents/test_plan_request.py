@@ -1,4 +1,4 @@
-"""The plan request and the shape that it names."""
+"""Plan requests and shape files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.documents.plan_request import PlanRequestDocument, parse_gpu_shap
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 
 
-def request_of(**fields: Any) -> PlanRequestDocument:
+def parse_request(**fields: Any) -> PlanRequestDocument:
     return parse_document(PlanRequestDocument, {"model": "gpt2", "globalBatch": 8, **fields})
 
 
@@ -28,10 +28,8 @@ def request_of(**fields: Any) -> PlanRequestDocument:
         ),
     ],
 )
-def test_gpus_are_packed_unless_the_request_says_where_they_are(
-    fields: dict[str, Any], groups: tuple[GpuGroup, ...]
-) -> None:
-    assert to_gpu_shape(request_of(**fields)) == GpuShape(groups)
+def test_gpus_are_packed_unless_the_request_sets_nodes(fields: dict[str, Any], groups: tuple[GpuGroup, ...]) -> None:
+    assert to_gpu_shape(parse_request(**fields)) == GpuShape(groups)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +43,13 @@ def test_gpus_are_packed_unless_the_request_says_where_they_are(
         ("shape.0.nodes", {"shape": [{"gpu": "a", "nodes": 0, "gpusPerNode": 4}]}),
     ],
 )
-def test_a_request_that_says_too_little_or_too_much_is_refused(field: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidDocumentError) as refused:
-        request_of(**fields)
-    assert [refusal.field for refusal in refused.value.invalid_fields] == [field]
+def test_incomplete_or_contradictory_request_is_rejected(field: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        parse_request(**fields)
+    assert [invalid.field for invalid in caught.value.invalid_fields] == [field]
 
 
-def test_a_profile_of_the_users_own_is_carried_as_one_text() -> None:
+def test_custom_profile_becomes_canonical_json() -> None:
     document = {"profile": {"b": 1, "a": [2]}, "globalBatch": 8, "gpu": "cpu", "gpus": 1}
     assert parse_document(PlanRequestDocument, document).profile_json == '{"a": [2], "b": 1}'
 
@@ -60,7 +58,7 @@ ROWS = [{"gpu": "b", "nodes": 1, "gpus_per_node": 1}, {"gpu": "a", "nodes": 2, "
 
 
 @pytest.mark.parametrize("document", [ROWS, {"groups": ROWS}])
-def test_a_shape_file_is_a_list_of_groups_in_either_spelling(document: object) -> None:
+def test_shape_file_is_a_list_of_groups_in_either_spelling(document: object) -> None:
     assert parse_gpu_shape(document) == GpuShape((GpuGroup("a", 2, 3), GpuGroup("b", 1, 1)))
 
 
@@ -79,7 +77,7 @@ def test_a_shape_file_is_a_list_of_groups_in_either_spelling(document: object) -
         ("groups", [ROWS[0]] * 17),
     ],
 )
-def test_a_shape_file_that_is_none_is_refused_by_field(field: str, document: object) -> None:
-    with pytest.raises(InvalidDocumentError) as refused:
+def test_invalid_shape_file_is_rejected_by_field(field: str, document: object) -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
         parse_gpu_shape(document)
-    assert [refusal.field for refusal in refused.value.invalid_fields][:1] == [field]
+    assert [invalid.field for invalid in caught.value.invalid_fields][:1] == [field]

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Parsing of durations and sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scheduler.documents.units import parse_bytes, parse_duration_s
         ("1w2d", 9 * 86_400.0),
     ],
 )
-def test_a_duration_is_seconds_or_text(text: object, seconds: float) -> None:
+def test_duration_is_parsed_from_seconds_or_text(text: object, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 
@@ -51,7 +51,7 @@ def test_a_duration_is_seconds_or_text(text: object, seconds: float) -> None:
         "9" * 50,
     ],
 )
-def test_what_is_no_duration_is_refused_with_the_forms_that_are(text: object) -> None:
+def test_invalid_duration_is_rejected_with_examples(text: object) -> None:
     with pytest.raises(ValueError, match="90s, 5m, 1h30m"):
         parse_duration_s(text)
 
@@ -68,13 +68,13 @@ def test_what_is_no_duration_is_refused_with_the_forms_that_are(text: object) ->
         ("7B", 7),
     ],
 )
-def test_a_size_is_bytes_or_text(text: object, size: int) -> None:
+def test_size_is_parsed_from_bytes_or_text(text: object, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(
     "text", [0, -1, 1.5, math.nan, True, None, "", "80", "80gib", "-1GiB", "0GiB", "80GiBs", 2**63, "99999999TiB"]
 )
-def test_what_is_no_size_is_refused_with_the_forms_that_are(text: object) -> None:
+def test_invalid_size_is_rejected_with_examples(text: object) -> None:
     with pytest.raises(ValueError, match="80GiB"):
         parse_bytes(text)

@@ -66,7 +66,7 @@ def test_resource_from_the_api_has_the_name_of_its_job() -> None:
         ({**WHOLE, "colour": "red"}, "colour"),
         (
             {**WHOLE, "checkpoint": {"volume": CLAIM}, "template": build_template("nfs", "/checkpoints")},
-            'checkpoint.volume: got "shared"; allowed: nothing: the template mounts kept at /checkpoints',
+            'checkpoint.volume: got "shared"; allowed: nothing; the template mounts kept at /checkpoints',
         ),
         (
             {**WHOLE, "checkpoint": {"dir": "saved", "volume": CLAIM}},

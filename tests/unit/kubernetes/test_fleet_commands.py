@@ -293,7 +293,7 @@ def test_deleted_pool_waits_for_its_nodes() -> None:
         ({"nodeSelector": None}, "Refused", "nodeSelector: got nothing"),
         ({"lending": {"quantile": 2}}, "Refused", "lending.quantile: got 2"),
         ({"lending": {"minLoan": "30h"}}, "Refused", "lending.minLoan: got 108000"),
-        ({"lending": {"returnDeadline": 0, "coldStart": "0s"}}, "Refused", "allowed: above 0 s, where coldStart is 0"),
+        ({"lending": {"returnDeadline": 0, "coldStart": "0s"}}, "Refused", "allowed: above 0 s if coldStart is 0"),
         ({"lending": {"blackouts": [{"start": "30h", "end": 0}]}}, "Refused", "blackouts"),
         ({"demand": {"source": "prometheus"}}, "Refused", "demand.query: got nothing; allowed: a value"),
         ({"demand": {"source": "push", "query": "x"}}, "Refused", "demand.query"),

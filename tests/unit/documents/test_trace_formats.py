@@ -1,4 +1,4 @@
-"""Traces of other projects: each is recognised by its header and means what its publisher meant."""
+"""Published trace formats: recognition by header, parsing and validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLLUX = "workload,name,submit_time_s,application,num_gpu_user,batch_size\n"
 RUBICK = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "trace.csv"
     path.write_text(text)
     return path
@@ -54,70 +54,70 @@ def written(tmp_path: Path, text: str) -> Path:
         ),
     ],
 )  # fmt: skip
-def test_a_job_means_what_its_publisher_meant(tmp_path: Path, text: str, row: JobRow) -> None:
-    assert read_jobs(written(tmp_path, text)) == (row,)
+def test_job_is_parsed_in_each_format(tmp_path: Path, text: str, row: JobRow) -> None:
+    assert read_jobs(write(tmp_path, text)) == (row,)
 
 
-def test_several_workloads_run_side_by_side_or_one_by_itself(tmp_path: Path) -> None:
-    path = written(tmp_path, POLLUX + "w1,a,100,ncf,1,32768\nw1,b,300,ncf,1,32768\nw2,a,200,ncf,1,32768\n")
+def test_file_with_several_workloads_is_read_completely_or_by_workload(tmp_path: Path) -> None:
+    path = write(tmp_path, POLLUX + "w1,a,100,ncf,1,32768\nw1,b,300,ncf,1,32768\nw2,a,200,ncf,1,32768\n")
     assert [row.job_id for row in read_jobs(path)] == ["w1-a", "w2-a", "w1-b"]
     assert [row.job_id for row in read_jobs(path, workload="w2")] == ["w2-a"]
-    with pytest.raises(TraceError, match="workload: got 'w3'; allowed: w1, w2"):
+    with pytest.raises(TraceError, match="workload: got 'w3'"):
         read_jobs(path, workload="w3")
-    with pytest.raises(TraceError, match="workload: got 'w1'; allowed: none, the file is one workload"):
-        read_jobs(written(tmp_path, MURI + "7,1456.0,9.0,4,resnet18,128,10,1\n"), workload="w1")
+    with pytest.raises(TraceError, match="workload: got 'w1'"):
+        read_jobs(write(tmp_path, MURI + "7,1456.0,9.0,4,resnet18,128,10,1\n"), workload="w1")
 
 
-def test_columns_may_stand_in_any_order_but_none_may_be_missing(tmp_path: Path) -> None:
-    turned = "model,job_id,submit_time_s,duration_s,gpus,batch_size,iterations,priority\nbert,7,0,9,4,4,10,1\n"
-    (row,) = read_jobs(written(tmp_path, turned))
+def test_columns_can_have_any_order_but_none_can_be_missing(tmp_path: Path) -> None:
+    reordered = "model,job_id,submit_time_s,duration_s,gpus,batch_size,iterations,priority\nbert,7,0,9,4,4,10,1\n"
+    (row,) = read_jobs(write(tmp_path, reordered))
     assert (row.job_id, row.application, row.priority) == ("7", "bert", 0)
-    with pytest.raises(TraceError, match="line 1: column 'batch_size' is unknown; allowed: job_id"):
-        read_jobs(written(tmp_path, MURI.replace(",priority", "")))
+    with pytest.raises(TraceError, match="line 1: column 'batch_size' is unknown"):
+        read_jobs(write(tmp_path, MURI.replace(",priority", "")))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MURI + "7,0,0,4,bert,4,10,1\n", "line 2: duration_s: got '0'; allowed: a finite number above 0"),
+        (MURI + "7,0,0,4,bert,4,10,1\n", "line 2: duration_s: got '0'"),
         (MURI + "7,0,9,4,,4,10,1\n", "line 2: model: got ''"),
         (MURI + "7,0,9,4,bert,4,10,\n", "line 2: priority: got ''"),
-        (MURI + "7,5,9,4,bert,4,10,1\n8,4,9,4,bert,4,10,1\n", "line 3: submit_time_s: got '4'; allowed: at least 5"),
-        (ELASTICFLOW + "0,10,2011,cifar10,9,4096,1,5\n", "line 2: deadline_s: got '9'; allowed: above submit_time_s"),
+        (MURI + "7,5,9,4,bert,4,10,1\n8,4,9,4,bert,4,10,1\n", "line 3: submit_time_s: got '4'"),
+        (ELASTICFLOW + "0,10,2011,cifar10,9,4096,1,5\n", "line 2: deadline_s: got '9'"),
         (ELASTICFLOW + "0,10,,cifar10,90,4096,1,5\n", "line 2: iterations: got ''"),
-        (POLLUX + "w,a,0,ncf,1,64\n", "line 2: application: got 'ncf'; .* at batch 64 are known: bert at 384, "),
+        (POLLUX + "w,a,0,ncf,1,64\n", "line 2: application: got 'ncf'"),
         (POLLUX + "w,a,5,ncf,1,32768\nw,b,4,ncf,1,32768\n", "line 3: submit_time_s: got '4'"),
-        (RUBICK + "a,0,10,opt,2,16,0.0,ga,37,0\n", "line 2: application: got 'opt'; allowed: one of bert, gpt2"),
-        (RUBICK + "a,0,10,vit,2,16,0.0,ga,0,0\n", "line 2: steps: got '0'; allowed: a whole number of at least 1"),
+        (RUBICK + "a,0,10,opt,2,16,0.0,ga,37,0\n", "line 2: application: got 'opt'"),
+        (RUBICK + "a,0,10,vit,2,16,0.0,ga,0,0\n", "line 2: steps: got '0'"),
     ],
 )
-def test_a_wrong_row_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_row_is_rejected_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        read_jobs(written(tmp_path, text))
+        read_jobs(write(tmp_path, text))
 
 
-def test_every_column_of_a_wide_demand_is_a_series(tmp_path: Path) -> None:
-    rows = read_demand(written(tmp_path, "time_s,fn0,fn1\n0,2.5,0\n300,2,0.5\n"))
+def test_every_column_of_a_wide_file_is_a_series(tmp_path: Path) -> None:
+    rows = read_demand(write(tmp_path, "time_s,fn0,fn1\n0,2.5,0\n300,2,0.5\n"))
     assert rows[:2] == (DemandRow(2, 0.0, "fn0", 2.5, True, True), DemandRow(2, 0.0, "fn1", 0.0, True, True))
     assert [(row.time_s, row.pool, row.amount) for row in rows[2:]] == [(300.0, "fn0", 2.0), (300.0, "fn1", 0.5)]
 
 
 def test_timestamps_become_seconds_since_the_first(tmp_path: Path) -> None:
-    rows = read_demand(written(tmp_path, "timestamp,IBM\n2015-02-28 23:55:00,1\n2015-03-01 00:00:00,2\n"))
+    rows = read_demand(write(tmp_path, "timestamp,IBM\n2015-02-28 23:55:00,1\n2015-03-01 00:00:00,2\n"))
     assert [row.time_s for row in rows] == [0.0, 300.0]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("time_s,fn0,fn1\n0,2.5,\n", "line 2: fn1: got ''; allowed: a finite number of at least 0"),
-        ("time_s,fn0\n300,1\n0,1\n", "line 3: time_s: got '0'; allowed: above 300"),
-        ("timestamp,IBM\n2015-02-30 00:00:00,1\n", "line 2: timestamp: got '2015-02-30 00:00:00'; allowed: a time"),
+        ("time_s,fn0,fn1\n0,2.5,\n", "line 2: fn1: got ''"),
+        ("time_s,fn0\n300,1\n0,1\n", "line 3: time_s: got '0'"),
+        ("timestamp,IBM\n2015-02-30 00:00:00,1\n", "line 2: timestamp: got '2015-02-30 00:00:00'"),
         ("timestamp,IBM\n2015-02-02 00:00:00,1\n2015-02-01 00:00:00,1\n", "line 3: timestamp: got '2015-02-01"),
-        ("when,fn0\n0,1\n", "line 1: column 'time_s' is missing; allowed: time_s, pool, and where wanted gpus, load"),
+        ("when,fn0\n0,1\n", "line 1: column 'time_s' is missing"),
         ("time_s\n0\n", "line 1: column 'pool' is missing"),
     ],
 )
-def test_a_wrong_wide_demand_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_wide_file_is_rejected_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        read_demand(written(tmp_path, text))
+        read_demand(write(tmp_path, text))

@@ -1,4 +1,4 @@
-"""Cluster files: what they mean, and how a wrong one is refused."""
+"""Cluster files: parsing and validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(tmp_path: Path, text: str) -> ClusterDocument:
     return read_cluster(path)
 
 
-def test_a_whole_file_becomes_pools_and_nodes(tmp_path: Path) -> None:
+def test_complete_file_becomes_pools_and_nodes(tmp_path: Path) -> None:
     cluster = read(tmp_path, f"pools: [{TRAINING}, {INFERENCE}]\nelastic: {{from_gpus: 2}}\n")
     training, inference = build_pools(cluster)
     assert (training.kind, training.lending.enabled) == (PoolKind.TRAINING, False)
@@ -43,14 +43,14 @@ def test_a_whole_file_becomes_pools_and_nodes(tmp_path: Path) -> None:
     assert nodes[-1].gpu_memory_bytes == 48
 
 
-def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+def test_omitted_fields_have_defaults(tmp_path: Path) -> None:
     cluster = read(tmp_path, f"pools: [{TRAINING}]")
     assert cluster.elastic is None
     assert cluster.reconfiguration_s == {"default": 30.0}
     assert (cluster.checkpoint_interval_s, cluster.lending_period_s) == (900.0, 300.0)
 
 
-def test_reconfiguration_may_be_a_table_by_model(tmp_path: Path) -> None:
+def test_reconfiguration_time_can_be_set_by_model(tmp_path: Path) -> None:
     cluster = read(tmp_path, f"pools: [{TRAINING}]\nreconfiguration_s: {{default: 30, bert: 2m}}\n")
     assert cluster.reconfiguration_s == {"default": 30.0, "bert": 120.0}
 
@@ -59,23 +59,23 @@ def test_reconfiguration_may_be_a_table_by_model(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("pools: [", "is not YAML"),
-        ("[]", "document: got .*allowed: an object"),
-        ("pools: []", "pools: got .*at least one pool of kind training"),
-        (f"pools: [{INFERENCE}]", "pools: got .*at least one pool of kind training"),
+        ("[]", "document: got"),
+        ("pools: []", "pools: got"),
+        (f"pools: [{INFERENCE}]", "pools: got"),
         (f"pools: [{TRAINING}, {TRAINING}]", r"pools\.1\.name: got \"training\".*no other pool"),
-        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 0')}]", r"pools\.0\.nodes: got 0; allowed: "),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 0')}]", r"pools\.0\.nodes: got 0"),
         (
             f"pools: [{TRAINING.replace('kind: training', 'kind: batch')}]",
-            r"pools\.0\.kind: got .batch.; allowed: 'training'",
+            r"pools\.0\.kind: got .batch.",
         ),
-        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, lending: {}')}]", r"pools\.0\.lending: .*lends nothing"),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, lending: {}')}]", r"pools\.0\.lending: got"),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, peak_gpus: 3')}]", r"pools\.0\.peak_gpus: got 3"),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, demand: fn0')}]", r"pools\.0\.demand: got .*fn0"),
-        (f"pools: [{TRAINING}]\nspeed: 3", "speed: got 3; allowed: one of the fields pools, elastic"),
+        (f"pools: [{TRAINING}]\nspeed: 3", "speed: got 3"),
         (f"pools: [{TRAINING}]\nreconfiguration_s: {{bert: 3}}", "reconfiguration_s: got .*'default'"),
         (f"pools: [{TRAINING}]\nreconfiguration_s: .nan", r"reconfiguration_s\.default: got \"nan\""),
         (f"pools: [{TRAINING}]\ncheckpoint_interval_s: 0", "checkpoint_interval_s: got 0"),
-        (f"pools: [{TRAINING}]\nqueues: [{{name: a}}, {{name: a}}]", r"queues\.1\.name: got .a.; .*no other queue"),
+        (f"pools: [{TRAINING}]\nqueues: [{{name: a}}, {{name: a}}]", r"queues\.1\.name: got .a."),
         (
             f"pools: [{TRAINING}]\nqueues: [{{name: a, guaranteed_gpus: 2, limit_gpus: 1}}]",
             r"queues\.0\.limit_gpus: got 1",
@@ -83,30 +83,30 @@ def test_reconfiguration_may_be_a_table_by_model(tmp_path: Path) -> None:
         (f"pools: [{TRAINING}]\nelastic: {{min_ratio: 1.5}}", r"elastic\.min_ratio: got 1.5"),
     ],
 )
-def test_a_wrong_file_is_refused_with_field_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ClusterError, match=message) as refused:
+def test_invalid_file_is_rejected_with_field_and_value(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as caught:
         read(tmp_path, text)
-    assert re.search(r"cluster\.yaml( line \d)?: ", str(refused.value))
+    assert re.search(r"cluster\.yaml( line \d)?: ", str(caught.value))
 
 
-def test_a_refused_field_is_named_with_its_line(tmp_path: Path) -> None:
+def test_error_names_the_line_of_the_field(tmp_path: Path) -> None:
     again = f"pools:\n  - {TRAINING}\n  - {INFERENCE}\n\n  - {{name: training,\n     kind: training, gpu: t4}}\n"
     with pytest.raises(ClusterError, match=r"cluster\.yaml line 5: pools\.2\.nodes: got nothing"):
         read(tmp_path, again)
     twice = again.replace("gpu: t4", "gpu: t4, nodes: 1, gpus_per_node: 1")
-    with pytest.raises(ClusterError, match=r"cluster\.yaml line 5: pools\.2\.name: got \"training\"; .*no other pool"):
+    with pytest.raises(ClusterError, match=r"cluster\.yaml line 5: pools\.2\.name: got \"training\""):
         read(tmp_path, twice)
     with pytest.raises(ClusterError, match=r"cluster\.yaml line 6: pools\.2\.kind: got \"batch\""):
         read(tmp_path, twice.replace("kind: training, gpu: t4", "kind: batch, gpu: t4"))
 
 
-def test_queues_may_be_declared_with_the_names_of_the_trace(tmp_path: Path) -> None:
+def test_queues_have_the_names_of_the_trace(tmp_path: Path) -> None:
     queues = "queues: [{name: vc_7f, guaranteed_gpus: 8, limit_gpus: 12}, {name: rest, weight: 0.5}]"
     cluster = read(tmp_path, f"pools: [{TRAINING}]\n{queues}\n")
     assert build_queues(cluster) == (JobQueue("vc_7f", 8, 12), JobQueue("rest", weight=0.5))
     assert build_queues(read(tmp_path, f"pools: [{TRAINING}]")) == ()
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"nowhere\.yaml: cannot be read"):
-        read_cluster(tmp_path / "nowhere.yaml")
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"missing\.yaml: cannot be read"):
+        read_cluster(tmp_path / "missing.yaml")
