@@ -60,10 +60,10 @@ def test_a_webhook_is_created_shown_tested_and_deleted(ask: Ask, run: Run) -> No
         (["http://127.0.0.1/x"], "127.0.0.1 is not a public address; an operator may allow the host by EBBTIDE_"),
         (["http://[::ffff:10.0.0.1]/x"], "is not a public address"),
         (["https://localhost/x"], "localhost is not a public address"),
-        (["ftp://hooks.example"], "allowed: http:// or https://, a host"),
-        (["https://me:secret@hooks.example"], "no user and no fragment"),
+        (["ftp://hooks.example"], "allowed: an http:// or https:// URL with a host"),
+        (["https://me:secret@hooks.example"], "without user and fragment"),
         ([HOOK, "--code", "JobStartet"], "did you mean 'JobStarted'?"),
-        ([HOOK, "--queue", "No Queue"], "1 to 52 of a-z"),
+        ([HOOK, "--queue", "No Queue"], "1 to 52 characters of a-z"),
     ],
 )
 def test_a_mistaken_webhook_names_field_value_and_what_is_allowed(
