@@ -1,4 +1,4 @@
-"""Small builders for tests: a fleet, jobs and snapshots with few words, everything else at its default."""
+"""Builders for tests: a fleet, jobs and snapshots with few arguments and defaults for everything else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def a_node(name: str, pool: str = "training", *, gpus: int = 8, gpu: str = GPU, 
 def a_fleet(
     *, training: int, inference: int, gpus_per_node: int = 8, lending: LendingPolicy | None = None
 ) -> tuple[dict[str, Pool], dict[str, Node]]:
-    """Pools `training` (nodes t0, t1, ...) and `inference` (nodes i0, i1, ...)."""
+    """Return pools `training` (nodes t0, t1, ...) and `inference` (nodes i0, i1, ...)."""
     pools = {
         "training": Pool("training", PoolKind.TRAINING),
         "inference": Pool("inference", PoolKind.INFERENCE, lending or LendingPolicy()),
@@ -49,13 +49,13 @@ def a_job(
     now_s: float = 0.0,
     **more: Any,
 ) -> Job:
-    """A job in `state`; `on` gives it a target with the linear plan of that width."""
-    width = sum(len(indices) for indices in (on or {}).values())
+    """Return a job in `state`. `on` is its target, with a data-parallel plan of that size."""
+    gpu_count = sum(len(indices) for indices in (on or {}).values())
     allocation = Allocation(
         generation=1 if on or releasing else 0,
         target=on or {},
         releasing=releasing or {},
-        plan=build_data_parallel_plan(GPU, width) if width else None,
+        plan=build_data_parallel_plan(GPU, gpu_count) if gpu_count else None,
         leave_by_s=now_s if releasing else None,
     )
     return Job(
@@ -75,7 +75,7 @@ def a_loan(node: str, state: LoanState = LoanState.ACTIVE, *, return_by_s: float
 
 
 def a_curve(times_s: Mapping[GpuShape, float]) -> ScalingCurve:
-    """A curve with these step times; the plans are data parallel."""
+    """Return a curve with these step times and data-parallel plans."""
     plans = {shape: build_data_parallel_plan(shape.groups[0].gpu, shape.gpus) for shape in times_s}
     return ScalingCurve({shape: replace(plans[shape], iteration_time_s=time_s) for shape, time_s in times_s.items()})
 

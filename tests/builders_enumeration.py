@@ -1,4 +1,4 @@
-"""Tiny random instances, and brute force: every choice of a partition priced at once, without shortcuts."""
+"""Tiny random instances, and exhaustive enumeration of all choices of strategies at once."""
 
 from __future__ import annotations
 

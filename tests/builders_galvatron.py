@@ -1,4 +1,4 @@
-"""Galvatron's recorded cases, and the instances of its own dynamic programme for the exact search."""
+"""Recorded cases of Galvatron, and the instances of its dynamic programme for the exact search."""
 
 from __future__ import annotations
 

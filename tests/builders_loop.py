@@ -1,7 +1,7 @@
-"""The whole loop over a toy model on toy GPUs: an instance for each pipeline degree and number of micro-batches.
+"""Instances of a complete search over toy models and GPUs: one per pipeline degree and number of micro-batches.
 
-Round figures with the sizes of real ones (A100 and H100 class GPUs, layers of 0.04 to 0.6 billion parameters), so that
-compute, communication and memory weigh against each other as they do in practice.
+Sizes resemble real ones (A100 and H100 class GPUs, layers of 0.04 to 0.6 billion parameters), so that compute,
+communication and memory have realistic proportions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENS = 2048
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToyModel:
-    """A chain of layers: the kind of each [L], and the hidden size of each kind [T, 1]."""
+    """A chain of layers: the kind of each layer [L], and the hidden size of each kind [T, 1]."""
 
     types: Ints
     hidden: Floats
@@ -40,7 +40,7 @@ class ToyModel:
 
 @dataclass(frozen=True, slots=True)
 class ToyGpu:
-    """Speed of the GPUs of one group and of the links between them, which slow down where a stage spans nodes of 4."""
+    """Compute speed and link bandwidth of a group's GPUs. Links are slower for stages that span nodes of 4 GPUs."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -51,7 +51,7 @@ class ToyGpu:
 
 @dataclass(frozen=True, slots=True)
 class ToyPair:
-    """Pipeline degree, GPUs of a stage, micro-batches and samples of one."""
+    """Pipeline degree, GPUs per stage, number of micro-batches and samples per micro-batch."""
 
     degree: int
     width: int
@@ -60,9 +60,9 @@ class ToyPair:
 
 
 def a_loop(seeded: random.Random, *, layers: int, kinds: int, gpus: int, batch: int, groups: int = 1) -> list[Instance]:
-    """Instances of `layers` layers of `kinds` kinds on `gpus` GPUs. Memory binds at a random tightness.
+    """Return instances of `layers` layers of `kinds` kinds on `gpus` GPUs, with a random tight memory limit.
 
-    Of two groups, each has half of the stages, and the second is slower and smaller; odd degrees are left out.
+    With two groups, each has half of the stages, the second one is slower and smaller, and odd degrees are omitted.
     """
     drawn = [*range(kinds), *(seeded.randrange(kinds) for _ in range(layers - kinds))]
     hidden = np.array([[seeded.uniform(2048, 7168)] for _ in range(kinds)])
@@ -97,7 +97,7 @@ def _an_instance(model: ToyModel, owned: tuple[ToyGpu, ...], pair: ToyPair, link
 
 
 def _costs(model: ToyModel, gpu: ToyGpu, pair: ToyPair) -> StageCosts:
-    """Tensor parallelism by data parallelism, each with or without sharded states and with or without recompute."""
+    """Return the costs of tensor and data parallelism, with and without sharded states and recomputation."""
     options = [
         (tp, pair.width // tp, sharded, again)
         for sharded, again, tp in product((0, 1), (0, 1), list_divisors(pair.width))
@@ -129,7 +129,9 @@ def _floor_s(instance: Instance) -> float:
 
 
 def _needs(instance: Instance) -> tuple[int, int]:
-    """What the first device needs for an even share of the layers, all at their leanest and all at their fastest."""
+    """Return the memory of the first device for an even share of the layers, with the leanest and the fastest
+    strategies.
+    """
     costs, share = instance.costs[0], instance.layers // instance.devices
     needs = costs.compute_memory_bytes(instance.in_flight[0]) + costs.working_bytes // share
     fastest = needs[np.arange(len(needs)), costs.time_s.argmin(axis=1)]

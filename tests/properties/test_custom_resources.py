@@ -1,4 +1,4 @@
-"""What we write into the cluster asks for nothing when it is read, and nothing that stands there can stop us."""
+"""Published resources cause no commands when read back, and no content of a resource stops the operator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def jobs(draw: st.DrawFn, job_id: str) -> Job:
 
 
 @given(jobs("a-1"))
-def test_a_job_reads_back_from_its_resource_as_it_was(job: Job) -> None:
+def test_job_round_trips_through_its_resource(job: Job) -> None:
     metadata = {"name": job.id, "namespace": "x", "uid": "u", "annotations": {"ebbtide.dev/origin": "api"}}
     read = parse_elastic_job({"metadata": metadata, "spec": build_elastic_job_spec(job)})
     assert read.suspend is (job.intent is Intent.SUSPEND)
@@ -70,8 +70,8 @@ def test_a_job_reads_back_from_its_resource_as_it_was(job: Job) -> None:
 
 @given(jobs("a-1"), jobs("b-2"), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_what_we_wrote_asks_for_nothing_and_needs_no_more_writing(first: Job, second: Job, lent: bool) -> None:
-    loans = [a_loan("i0")] if lent else []
+def test_published_resources_cause_no_commands_and_no_writes(first: Job, second: Job, is_lent: bool) -> None:
+    loans = [a_loan("i0")] if is_lent else []
     rig = OperatorRig(snapshot=a_snapshot(a_fleet(training=1, inference=1), [first, second], loans, now_s=NOW_S))
     rig.write()
     assert rig.compute_commands().commands == ()
@@ -94,22 +94,22 @@ _FIELDS = (
     *("guaranteed", "limit", "weight", "phase", "jobId", "conditions", "observedGeneration", "asOf", "endedAt"),
     *("cordonedNodes", "state", "stateSince", "allocatable", "unschedulable", "progress", "allocation", "plan"),
 )
-_HALF_RIGHT = st.sampled_from(
+_VALID_PARTS = st.sampled_from(
     [{"min": 1, "max": 2}, "inference", {"role": "x"}, "5m", {"source": "push"}, ["x"], {"spec": {"containers": [{}]}}]
 )
-_PART = _JSON | st.dictionaries(st.sampled_from(_FIELDS), _JSON | _HALF_RIGHT, max_size=6)
+_PART = _JSON | st.dictionaries(st.sampled_from(_FIELDS), _JSON | _VALID_PARTS, max_size=6)
 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
-def test_no_json_in_a_spec_or_a_status_stops_us(data: st.DataObject) -> None:
+def test_any_json_in_spec_and_status_is_handled(data: st.DataObject) -> None:
     rig = OperatorRig(snapshot=a_snapshot(a_fleet(training=1, inference=1), [a_job("a-1", 2)], now_s=NOW_S))
     rig.write()
     for kind in (ELASTIC_JOB, POOL, QUEUE, LOAN, NODE):
         for name in ("x", "training"):
-            made = rig.server.add(kind, name, data.draw(_PART), namespace="jobs" if kind.is_namespaced else "")
-            made["status"] = data.draw(_PART)
-            made["metadata"]["labels"] = {"role": "x"}
-    ours = rig.server.get(ELASTIC_JOB, "a-1", "jobs")
-    ours["spec"], ours["status"] = data.draw(_PART), data.draw(_PART)
+            resource = rig.server.add(kind, name, data.draw(_PART), namespace="jobs" if kind.is_namespaced else "")
+            resource["status"] = data.draw(_PART)
+            resource["metadata"]["labels"] = {"role": "x"}
+    own = rig.server.get(ELASTIC_JOB, "a-1", "jobs")
+    own["spec"], own["status"] = data.draw(_PART), data.draw(_PART)
     rig.run_until_stable()
