@@ -1,4 +1,4 @@
-"""MemoryRunLog: a run log for tests that need no database. It keeps the contract that SqlRunLog keeps."""
+"""MemoryRunLog: a run log for tests without a database. It passes the contract tests of SqlRunLog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.store.protocol import FencedError
 
 
 class MemoryRunLog:
-    """Its lease has the epoch that `lead` was last given."""
+    """RunLog whose lease has the epoch set by `set_epoch`."""
 
     def __init__(self, *, epoch: int = 1) -> None:
         self._lock = threading.Lock()
@@ -74,4 +74,4 @@ class MemoryRunLog:
 
     def _fence(self, epoch: int) -> None:
         if epoch != self._epoch:
-            raise FencedError(f"epoch {epoch} no longer leads; nothing was written")
+            raise FencedError(f"the lease no longer has epoch {epoch}; nothing was written")

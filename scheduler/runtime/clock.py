@@ -1,4 +1,4 @@
-"""Clocks. Below `runtime` nothing reads one: `now` is an argument."""
+"""Clocks. Lower layers never read a clock: they get the time as an argument."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import time
 from typing import Protocol
 
 CATCH_UP_RATE = 0.9
-"""How fast a real clock goes while the machine's clock is behind it: deadlines then come a little late, and it is
-caught up with after ten times the time by which that was set back."""
+"""Rate of a RealClock after the system clock was set back, until the two agree again.
+
+At 0.9 they agree after ten times the amount of the change. Deadlines are a little late meanwhile.
+"""
 
 
 class Clock(Protocol):
     def now_s(self) -> float:
-        """Seconds since the epoch, UTC; never goes back."""
+        """Return Unix time in seconds. It never decreases."""
 
     def elapsed_s(self) -> float:
-        """A stopwatch for measuring how long something took; its zero means nothing."""
+        """Return a monotonic time for measuring durations. Its zero is arbitrary."""
 
 
 class RealClock:
-    """Wall time that never goes back and never stands still, even when the machine's clock is set back: what has to
-    leave a node by a time must not have until the machine gets there once more. It begins at `from_s` at least."""
+    """System time that always advances, even if the system clock is set back.
+
+    Otherwise, deadlines for leaving a node would be extended by the amount of the change. Starts at `from_s` or later.
+    """
 
     def __init__(self, from_s: float = 0.0) -> None:
         self._last_s, self._last_elapsed_s = from_s, time.monotonic()
@@ -30,8 +34,8 @@ class RealClock:
     def now_s(self) -> float:
         with self._lock:
             elapsed_s = time.monotonic()
-            crept_s = self._last_s + CATCH_UP_RATE * (elapsed_s - self._last_elapsed_s)
-            self._last_s, self._last_elapsed_s = max(crept_s, time.time()), elapsed_s
+            minimum_s = self._last_s + CATCH_UP_RATE * (elapsed_s - self._last_elapsed_s)
+            self._last_s, self._last_elapsed_s = max(minimum_s, time.time()), elapsed_s
             return self._last_s
 
     def elapsed_s(self) -> float:
@@ -39,7 +43,7 @@ class RealClock:
 
 
 class ManualClock:
-    """A clock that stands where it was put; `elapsed_s` is real, so that a simulation can report its speed."""
+    """A clock that only moves when told to. `elapsed_s` is real, so that simulations can report their speed."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
@@ -49,7 +53,7 @@ class ManualClock:
 
     def move_to(self, now_s: float) -> None:
         if now_s < self._now_s:
-            raise ValueError(f"a clock does not go back: it stands at {self._now_s}, asked for {now_s}")
+            raise ValueError(f"the clock is at {self._now_s} and cannot go back to {now_s}")
         self._now_s = now_s
 
     def elapsed_s(self) -> float:

@@ -1,7 +1,4 @@
-"""Outage: the database does not answer. What a control loop says of it, and how long it waits.
-
-Controller: the loop that calls tick, as long as it leads.
-"""
+"""The control loop: calls `tick` while this process leads, and backs off while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -26,11 +23,14 @@ RETRY_PAUSE_S_MIN, RETRY_PAUSE_S_MAX = 0.5, 8.0
 
 T = TypeVar("T")
 
-outage_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class DatabaseOutage:
-    """Told once when it begins and once when it is over. `elapsed_s` is a monotonic clock."""
+    """Tracks an outage of the database: exponential backoff, and one log line at its start and end.
+
+    `elapsed_s` is a monotonic clock.
+    """
 
     def __init__(self, elapsed_s: Callable[[], float]) -> None:
         self._elapsed_s = elapsed_s
@@ -39,26 +39,25 @@ class DatabaseOutage:
 
     @property
     def duration_s(self) -> float:
-        """How long there has been one; 0 where there is none."""
+        """Duration of the current outage in seconds; 0 if there is none."""
         return 0.0 if self._since_s is None else self._elapsed_s() - self._since_s
 
     def record_failure(self, error: UnavailableError) -> float:
-        """The pause before the next attempt, in s: it doubles."""
+        """Return the pause before the next attempt in seconds, which doubles each time."""
         if self._since_s is None:
             self._since_s = self._elapsed_s()
-            outage_log.error("the database does not answer, nothing is decided until it does: %s", error)
+            log.error("the database is unavailable; no decisions are made until it recovers: %s", error)
         self._failures += 1
         return min(RETRY_PAUSE_S_MAX, RETRY_PAUSE_S_MIN * 2.0 ** (self._failures - 1))
 
     def record_recovery(self) -> None:
-        """The database has answered."""
         if self._since_s is not None:
-            outage_log.warning("the database answers again, after %.1f s", self.duration_s)
+            log.warning("the database is available again after %.1f s", self.duration_s)
         self._since_s, self._failures = None, 0
 
 
 def open_when_available(open_store: Callable[[], T], stop: threading.Event, elapsed_s: Callable[[], float]) -> T | None:
-    """What `open_it` opens, as soon as the database answers; None where `stop` came first."""
+    """Call `open_store` until the database is available. Return None if `stop` is set before that."""
     outage = DatabaseOutage(elapsed_s)
     while not stop.is_set():
         try:
@@ -71,18 +70,18 @@ def open_when_available(open_store: Callable[[], T], stop: threading.Event, elap
     return None
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """How often the loop looks for something to do, and how long its lease lasts. `tick_s_max` bounds the pause
-    between two ticks, because processes and nodes change without telling anybody.
+    """Timing of the control loop.
 
-    A tick takes in `commands_max` commands at most, the first ones; the others come next, one `poll_s` later. Without
-    that one late tick makes the next one longer, for more has come meanwhile, and so on. To let commands gather for
-    longer instead, so that the loop takes a smaller part of a core, would do just that; with both bounded, it rests for
-    `poll_s` after each tick of bounded length, and goes through some 200 commands a second."""
+    Args:
+        poll_s: pause between two checks for work.
+        tick_s_max: longest time between two ticks. Processes and nodes change without notification.
+        lease_s: duration of the lease.
+        commands_max: commands that one tick consumes. The others follow at the next poll. Without this limit, a slow
+            tick would let more commands accumulate and make the next tick slower still. With it, the loop processes
+            about 200 commands per second.
+    """
 
     poll_s: float = 0.1
     tick_s_max: float = 1.0
@@ -91,10 +90,15 @@ class ControllerConfig:
 
 
 class Controller:
-    """One thread, one loop. Hints merge: commands that wait together cost one tick, up to a bound. `has_news` tells, at
-    each poll and cheaply, that the executor's world has changed in a way that a tick should not come late for.
-    `may_lead` is asked at each step: where another election stands before the store's lease, who has lost that one
-    gives the lease up. `on_rest` is called when a step finds that it leads no more."""
+    """Runs the control loop in the calling thread.
+
+    Args:
+        has_changes: tells at each poll, cheaply, whether the executor has observed something that needs a tick now.
+        may_lead: tells at each step whether this process won the election that precedes the lease of the store, if
+            there is one. The lease is released otherwise.
+        on_leadership_lost: called when a step finds that this process no longer leads.
+        on_report: called with the report of each tick.
+    """
 
     def __init__(
         self,
@@ -132,18 +136,20 @@ class Controller:
         self._active_breaches: tuple[Breach, ...] = ()
 
     def run(self, stop: threading.Event) -> None:
-        """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set. While the database does not
-        answer, what runs goes on, and nothing is decided."""
-        outage, is_settled = DatabaseOutage(self._clock.elapsed_s), False
+        """Lead while this process has the lease, and wait for it otherwise, until `stop` is set.
+
+        While the database is unavailable, running jobs continue and no decisions are made.
+        """
+        outage, is_frozen = DatabaseOutage(self._clock.elapsed_s), False
         try:
             while not stop.is_set():
                 try:
-                    if self.step() is not None and not is_settled:
-                        # What is imported and loaded by now stays. To look for garbage in all of it took as long as
-                        # two ticks, again and again in the middle of one.
+                    if self.step() is not None and not is_frozen:
+                        # Exempt everything that is loaded by now from garbage collection. A collection of all of it
+                        # takes as long as two ticks.
                         gc.collect()
                         gc.freeze()
-                        is_settled = True
+                        is_frozen = True
                 except UnavailableError as error:
                     stop.wait(outage.record_failure(error))
                 else:
@@ -153,40 +159,40 @@ class Controller:
             self.close()
 
     def close(self) -> None:
-        """Come to rest, and let somebody else lead at once."""
+        """Stop background work and release the lease."""
         self._executor.close()
         self._curves.close()
         try:
             self.step_down()
         except UnavailableError as error:
-            log.warning("the lease was not released, others have to wait for its end: %s", error)
+            log.warning("the lease was not released; the next leader must wait until it expires: %s", error)
 
     @property
     def is_leader(self) -> bool:
-        """It held the store's lease at the last step."""
+        """Whether this process had the lease at the last step."""
         return self._lease is not None
 
     @property
     def epoch(self) -> int:
-        """That of the lease, 0 without one."""
-        return 0 if (lease := self._lease) is None else lease.epoch  # other threads ask as well
+        """The epoch of the lease; 0 without one. May be read by other threads."""
+        return 0 if (lease := self._lease) is None else lease.epoch
 
     def step_down(self) -> None:
-        """Give the lease up; the next step tries for it again. Raises UnavailableError."""
+        """Release the lease. The next step tries to acquire it again. Raises UnavailableError."""
         self._lease = None
         self._store.release_lease(self._holder)
 
     def step(self) -> TickReport | None:
-        """Renew the lease when it is time, tick when there is something to do.
+        """Renew the lease and tick, each if it is due.
 
         Raises:
-            UnavailableError: the database does not answer. Until it does, this controller does not count as leading.
+            UnavailableError: the database does not respond. This controller no longer leads.
         """
-        led = self.is_leader
+        was_leader = self.is_leader
         try:
             return self._run_step()
         finally:
-            if led and not self.is_leader:
+            if was_leader and not self.is_leader:
                 self._on_leadership_lost()
 
     def _run_step(self) -> TickReport | None:
@@ -207,12 +213,12 @@ class Controller:
                 stage_hook=self._stage_hook,
             )
         except ConflictError:
-            log.warning("somebody else committed first; this tick changed nothing")
+            log.warning("another tick committed first; this tick changed nothing")
             return None
         except FencedError:
-            # Where the lease is still ours, the world knows of a later epoch than the store, which was restored from a
-            # back-up: each new lease has a later one.
-            log.warning("this controller's epoch has ended; it tries for the lease again")
+            # If this process still has the lease, the store was restored from a backup and the executor knows a later
+            # epoch. Each new lease has a later epoch, too.
+            log.warning("the epoch of this controller has ended; it tries to acquire the lease again")
             self.step_down()
             return None
         except UnavailableError:
@@ -226,8 +232,10 @@ class Controller:
         return report
 
     def _hold_lease(self, now_s: float) -> bool:
-        """Hold the lease. A new leader first puts the stored state into effect: that heals what an earlier one
-        committed and never did."""
+        """Acquire or renew the lease, and tell whether this process leads.
+
+        A new leader first converges to the stored state, because its predecessor may have ended after a commit.
+        """
         if not self._may_lead():
             if self._lease is not None:
                 self.step_down()
@@ -245,11 +253,15 @@ class Controller:
         return True
 
     def _is_due(self, now_s: float) -> bool:
-        hinted = self._curves.has_finished or self._has_changes()
-        return hinted or now_s >= self._wake_at_s or self._store.count_pending_commands() > 0
+        return (
+            self._curves.has_finished
+            or self._has_changes()
+            or now_s >= self._wake_at_s
+            or self._store.count_pending_commands() > 0
+        )
 
     def _collect_planning_inputs(self, now_s: float) -> tuple[Command, ...]:
-        """Finished curve points always; forecasts once a full pass is due, because only that one lends."""
+        """Return finished curve points and, if a full pass is due, forecasts: only a full pass lends nodes."""
         snapshot = self._store.load().snapshot
         points = (*self._curves.list_solver_changes(snapshot, now_s), *self._curves.collect_finished(now_s))
         if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):

@@ -1,7 +1,4 @@
-"""CurveBuilder: solves the shapes that jobs need, in a process pool, the minimum first.
-
-DemandWatch: keeps a forecaster for each lending pool up to date, and turns it into commands.
-"""
+"""Inputs of a tick that do not come from the inbox: solved points of scaling curves, and demand forecasts."""
 
 from __future__ import annotations
 
@@ -26,16 +23,18 @@ SolveFunction = Callable[[CurveRequest, tuple[GpuShape, ...]], Points]
 
 
 def _ignore_solve(seconds: float, gaps: Iterable[float]) -> None:
-    """Where nobody counts."""
+    """Do nothing."""
 
 
 class CurveBuilder:
-    """Content-addressed: one model at one batch on one shape is solved once, whoever asks, for as long as the
-    snapshot or this builder remembers it. A tick reports what is wanted in the order in which it is needed, so a
-    short queue in front of the pool keeps the most urgent shape next.
+    """Solves the shapes that ticks request, in a process pool.
 
-    Shapes are solved one at a time. Beyond the caches of a pool's process a curve's shapes share none of the work
-    (llama-2-7b) to a seventh of it (llama-2-70b), and a batch would keep its first answer back until the last."""
+    A shape of a model at one batch size is solved once for all jobs, as long as the snapshot or this builder has it. A
+    tick lists shapes in order of urgency, so that a short queue in front of the pool solves the most urgent one next.
+
+    Shapes are solved one at a time: a batch would delay its first result until its last. Apart from the caches of each
+    process, shapes of one curve share at most a seventh of their work (llama-2-70b).
+    """
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class CurveBuilder:
         solve: SolveFunction = solve_curve,
         on_solved: Callable[[float, Iterable[float]], None] = _ignore_solve,
     ) -> None:
-        """`on_solved` is told how long a shape took, in s, and the proven gaps of the plans found."""
+        """`on_solved` is called with the duration of a solution in seconds and the optimality gaps of its plans."""
         self._pool = pool
         self._in_flight_max = in_flight_max
         self._solve = solve
@@ -53,7 +52,7 @@ class CurveBuilder:
         self._in_flight: dict[WantedShape, Future[tuple[Points, float]]] = {}
 
     def request_shapes(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
-        """Start solving; what does not fit now is wanted again at the next tick."""
+        """Start solving. Shapes beyond the limit are requested again by the next tick."""
         requests = snapshot.curve_requests()
         for wanted in wanted_shapes:
             if len(self._in_flight) >= self._in_flight_max:
@@ -63,10 +62,10 @@ class CurveBuilder:
                 self._in_flight[wanted] = self._pool.submit(partial(_time_solve, self._solve), request, (wanted.shape,))
 
     def collect_finished(self, now_s: float) -> tuple[Command, ...]:
-        """The points solved since the last call, as commands for the next tick.
+        """Return the points solved since the last call, as commands for the next tick.
 
-        A model or GPU that the solver refuses is an answer: that job can never run, and the others go on. Any other
-        error of the solver is raised here: it is a bug.
+        A model or GPU that the solver rejects is a result: the job can never run. Other errors of the solver are bugs
+        and are raised here.
         """
         done = [wanted for wanted, future in self._in_flight.items() if future.done()]
         solved = [point for wanted in done for point in self._collect_points(wanted)]
@@ -75,7 +74,7 @@ class CurveBuilder:
         )
 
     def list_solver_changes(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """The command that drops the points of another version of the solver or of its profiles, if there are any."""
+        """Return the command that drops points of another version of the solver or its profiles, if there are any."""
         solver = compute_solver_fingerprint()
         if snapshot.solver == solver:
             return ()
@@ -105,14 +104,14 @@ class CurveBuilder:
 
 
 def _time_solve(solve: SolveFunction, request: CurveRequest, shapes: tuple[GpuShape, ...]) -> tuple[Points, float]:
-    """What was solved, and the seconds that it took where it was."""
+    """Solve, and return the points and the duration in seconds. Runs in a process of the pool."""
     clock = RealClock()
     started_s = clock.elapsed_s()
     return solve(request, shapes), clock.elapsed_s() - started_s
 
 
 class Forecaster(Protocol):
-    """What the watch needs of scheduler.forecast.forecaster.SeasonalForecaster."""
+    """Interface of scheduler.forecast.forecaster.SeasonalForecaster."""
 
     def observe(self, time_s: float, gpus: float) -> None: ...
 
@@ -120,7 +119,7 @@ class Forecaster(Protocol):
 
 
 class DemandForecaster:
-    """A new leader reads the recorded demand once; after that each reading passes by in the snapshot."""
+    """Keeps a forecaster for each lending pool, fed with the stored demand readings."""
 
     def __init__(self, store: Store, new_forecaster: Callable[[], Forecaster], *, history_s: float) -> None:
         self._store = store
@@ -130,7 +129,7 @@ class DemandForecaster:
         self._last_reading_s: dict[str, float] = {}
 
     def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """A fresh forecast for each inference pool that lends and whose demand is known."""
+        """Return a new forecast for each inference pool that lends and has demand readings."""
         made = [self._make_forecast(snapshot, pool, now_s) for pool in snapshot.pools.values() if _lends(pool)]
         return tuple(command for command in made if command is not None)
 
@@ -141,7 +140,7 @@ class DemandForecaster:
         if forecaster is None:
             forecaster = self._forecasters[pool.name] = self._new_forecaster()
         self._feed_new_readings(forecaster, pool.name, now_s)
-        if pool.name not in self._last_reading_s:  # its last reading is older than what is remembered
+        if pool.name not in self._last_reading_s:  # its last reading is older than the history that is read
             return None
         rules, levels = pool.lending, _choose_quantiles(pool)
         forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
@@ -162,5 +161,5 @@ def _lends(pool: Pool) -> bool:
 
 
 def _choose_quantiles(pool: Pool) -> tuple[float, ...]:
-    """What people like to see, and the level that the pool's owner lends by."""
+    """Return common quantiles and the one by which the pool lends."""
     return tuple(sorted({0.5, 0.9, 0.95, 0.99, pool.lending.quantile}))

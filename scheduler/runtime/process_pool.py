@@ -1,4 +1,4 @@
-"""ProcessPool: processes for work that takes long, which never outlive the one that started them."""
+"""ProcessPool: worker processes that never outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from typing import Any
 
 
 def _skip_initialization() -> None:
-    """What most processes have to settle in."""
+    """Do nothing: most pools need no initialization."""
 
 
 class ProcessPool(ProcessPoolExecutor):
-    """Processes that are started as work comes, with nothing of this one in them; each calls `settle_in(*arguments)`
-    first.
+    """Pool of spawned processes, started on demand. Each first calls `initialize(*arguments)`.
 
-    They end when this process has ended, however that ends: each waits for the end of a pipe whose other end only this
-    process holds. By themselves they would wait for work for ever, because each holds the writing end of its own queue.
-    A `with` that is left by an error, Ctrl-C among them, ends them in the middle of their work.
+    The processes exit when this process ends for any reason: each waits for the end of a pipe whose other end only this
+    process holds. Without it they would wait for work forever, because each holds the writing end of its own queue.
+    If the `with` block raises, including on Ctrl-C, they are ended in the middle of their work.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class ProcessPool(ProcessPoolExecutor):
 
 
 def _initialize_process(lifeline: Connection, initialize: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    # Ctrl-C in a terminal reaches every process of it; what follows from it the first one decides.
+    # Ctrl-C in a terminal signals all its processes. The main process decides what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, args=(lifeline,), name="end-with-parent", daemon=True).start()
     initialize(*arguments)

@@ -1,4 +1,4 @@
-"""The tick: the only caller of decide(), shared by service, simulator and dry run."""
+"""The tick: one step of the control loop, shared by the service, the simulator and dry runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ StageHook = Callable[[str], None]
 
 
 def ignore_stage(point: str) -> None:
-    """Tests put a hook in that kills the process at a named point; everybody else has none."""
+    """Do nothing. Tests pass a hook that kills the process at a named point."""
 
 
 def tick(
@@ -42,55 +42,59 @@ def tick(
     commands_max: int | None = None,
     stage_hook: StageHook = ignore_stage,
 ) -> TickReport:
-    """One step of the control loop: observe, absorb, decide, check, commit, converge.
+    """Observe, update the snapshot, decide, check, commit and converge. The clock is read once.
 
-    `learned` are solved curve points and forecasts, which do not pass through the inbox; `standing` are the
-    breaches of the tick before, which are not told again. Of the inbox the first `commands_max` commands are taken in,
-    all of them without it. `now` is read once.
+    Args:
+        epoch: the epoch of this leader's lease.
+        planning_inputs: solved curve points and forecasts, which do not pass through the inbox.
+        active_breaches: the breaches of the previous tick, for which no events are written again.
+        commands_max: how many commands of the inbox to consume; None consumes all.
+        stage_hook: called with the name of each point at which tests kill the process.
 
     Raises:
-        ConflictError: somebody else committed first; nothing was written and nothing put into effect.
-        FencedError: this leader's epoch has ended; likewise.
+        ConflictError: another tick committed first. Nothing was written or put into effect.
+        FencedError: the epoch of this leader has ended. Nothing was written or put into effect.
     """
-    watch = StageTimer(clock)
+    timer = StageTimer(clock)
     now_s = clock.now_s()
     stage_hook("before-observe")
     observation = executor.observe()
-    watch.record_stage("observe")
+    timer.record_stage("observe")
     loaded = store.load()
     loaded = replace(loaded, inbox=loaded.inbox[:commands_max])
-    watch.record_stage("load")
+    timer.record_stage("load")
     stage_hook("after-load")
-    away_s = now_s - loaded.snapshot.now_s
-    absorbed = update_snapshot(
-        _with_time(loaded.snapshot, now_s), observation, (*loaded.inbox, *planning_inputs), outage_s=away_s
-    )
-    watch.record_stage("absorb")
-    result = decide(absorbed.snapshot, policies)
-    watch.record_stage("decide")
-    applied = _apply_legal_decisions(absorbed.snapshot, result)
-    broken = find_breaches(applied.snapshot, observation)
-    report = replace(_build_report(absorbed, result, applied, broken, active_breaches), before=loaded.snapshot)
-    watch.record_stage("apply")
+    outage_s = now_s - loaded.snapshot.now_s
+    commands = (*loaded.inbox, *planning_inputs)
+    updated = update_snapshot(_with_time(loaded.snapshot, now_s), observation, commands, outage_s=outage_s)
+    timer.record_stage("absorb")
+    result = decide(updated.snapshot, policies)
+    timer.record_stage("decide")
+    applied = _apply_legal_decisions(updated.snapshot, result)
+    breaches = find_breaches(applied.snapshot, observation)
+    report = replace(_build_report(updated, result, applied, breaches, active_breaches), before=loaded.snapshot)
+    timer.record_stage("apply")
     if not _has_changes(loaded, report, applied.snapshot):
         executor.converge(loaded.snapshot)
-        watch.record_stage("converge")
-        return replace(report, stage_s=watch.seconds)
+        timer.record_stage("converge")
+        return replace(report, stage_s=timer.seconds)
     archived = archive_ended(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
     stage_hook("before-commit")
-    store.commit(_build_commit(loaded, absorbed, applied, report, archived=archived, epoch=epoch))
-    watch.record_stage("commit")
+    store.commit(_build_commit(loaded, updated, applied, report, archived=archived, epoch=epoch))
+    timer.record_stage("commit")
     stage_hook("after-commit")
     executor.converge(archived.snapshot)
-    watch.record_stage("converge")
+    timer.record_stage("converge")
     stage_hook("after-converge")
-    return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=watch.seconds)
+    return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=timer.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedDecisions:
-    """The legal decisions, the state they make, and what was dropped on the way. `ended_loans` have left that state
-    already: their nodes were lent anew at once."""
+    """The legal decisions, the resulting snapshot, and the violations that were dropped.
+
+    `ended_loans` are missing in the snapshot: their nodes were lent again by a later decision.
+    """
 
     snapshot: Snapshot
     decisions: tuple[Decision, ...] = ()
@@ -100,7 +104,7 @@ class AppliedDecisions:
 
 
 class StageTimer:
-    """Wall time by stage, for metrics alone: nothing is decided on it."""
+    """Measures the wall time of each stage, for metrics only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -108,13 +112,13 @@ class StageTimer:
         self.seconds: dict[str, float] = {}
 
     def record_stage(self, stage: str) -> None:
-        """What has passed since the last lap was this stage."""
+        """Record the time since the previous stage as the duration of this one."""
         now_s = self._clock.elapsed_s()
         self.seconds[stage], self._since_s = now_s - self._since_s, now_s
 
 
 def _with_time(snapshot: Snapshot, now_s: float) -> Snapshot:
-    """The snapshot at the tick's time. A clock that was set back does not take the state with it."""
+    """Return the snapshot at the time of the tick. Time never goes back, even if the clock was set back."""
     return replace(snapshot, now_s=max(now_s, snapshot.now_s))
 
 
@@ -142,7 +146,7 @@ def _apply_legal_decisions(snapshot: Snapshot, result: TickResult) -> AppliedDec
 
 
 def _build_report(
-    absorbed: SnapshotUpdate,
+    updated: SnapshotUpdate,
     result: TickResult,
     applied: AppliedDecisions,
     breaches: tuple[Breach, ...],
@@ -157,19 +161,19 @@ def _build_report(
         breaches=breaches,
         waiting=result.waiting,
         wanted_shapes=result.wanted_shapes,
-        events=(*absorbed.events, *applied.events, *_build_breach_events(active_breaches, breaches, snapshot.now_s)),
+        events=(*updated.events, *applied.events, *_build_breach_events(active_breaches, breaches, snapshot.now_s)),
         next_wake_s=result.next_wake_s,
         full_pass=result.full_pass,
         committed=False,
         after=snapshot,
-        readings=absorbed.readings,
+        readings=updated.readings,
     )
 
 
 def _build_breach_events(
     active_breaches: tuple[Breach, ...], breaches: tuple[Breach, ...], now_s: float
 ) -> Iterator[Event]:
-    """A breach is told once, when it begins, and counted in every tick that it lasts."""
+    """Yield an event for each breach that has begun with this tick."""
     known = {(breach.kind, breach.subject) for breach in active_breaches}
     for breach in breaches:
         if (breach.kind, breach.subject) not in known:
@@ -178,7 +182,7 @@ def _build_breach_events(
 
 def _build_commit(
     loaded: LoadedState,
-    absorbed: SnapshotUpdate,
+    updated: SnapshotUpdate,
     applied: AppliedDecisions,
     report: TickReport,
     *,
@@ -194,14 +198,14 @@ def _build_commit(
         decisions=applied.decisions,
         ended_jobs=archived.ended_jobs,
         ended_loans=(*applied.ended_loans, *archived.ended_loans),
-        readings=absorbed.readings,
-        samples=absorbed.samples,
+        readings=updated.readings,
+        samples=updated.samples,
         usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
     )
 
 
 def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) -> bool:
-    """Whether there is anything to write: most ticks of a quiet cluster have nothing."""
+    """Tell whether there is anything to commit. Most ticks of an idle cluster change nothing."""
     before = loaded.snapshot
     if loaded.inbox or report.decisions or report.events or report.full_pass:
         return True

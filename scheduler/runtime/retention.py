@@ -1,7 +1,7 @@
-"""Retention: while its process leads, what is older than it is to be kept goes, a little at a time.
+"""Retention: the leader deletes history and log files that are older than their retention period.
 
-A thread of its own, so that no tick waits for it. A round takes out all that is old enough, a slice of each log and a
-few folders a second, tells the audit log what went, and rests for a day.
+It runs in its own thread, so that no tick waits for it. A round deletes one batch of each log and of a few job folders
+per second until nothing old is left, writes an audit entry, and waits for a day.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from scheduler.store.sql_store import SqlStore
 
 DAY_S = 86_400.0
 JOB_LOGS = "logs"
-"""What is counted for a job whose logs went."""
+"""Kind under which deleted log files of jobs are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriods:
-    """For how long, in s: rows of each log, and what the ranks of a job have printed after its end. What is not named
-    is kept for ever; None: so are logs of jobs."""
+    """Retention periods in seconds: of rows by log, and of log files after the end of their job.
+
+    Logs that are not named are kept forever, and so are log files if `logs_s` is None.
+    """
 
     rows_s: Mapping[HistoryLog, float]
     logs_s: float | None = None
@@ -35,8 +37,10 @@ class RetentionPeriods:
 
 @dataclass(frozen=True, slots=True)
 class DeletionLimits:
-    """In each step up to `rows` of each log and the logs of up to `jobs` jobs go; `pause_s` between two steps, `rest_s`
-    between two rounds."""
+    """Limits of one step: rows per log, and jobs whose log files are deleted.
+
+    `pause_s` is the time between steps, `round_interval_s` the time between rounds.
+    """
 
     rows: int = 500
     jobs: int = 20
@@ -45,8 +49,13 @@ class DeletionLimits:
 
 
 class Retention:
-    """`epoch` is that of the lease, 0 for who does not lead. `root`: where logs of jobs lie, None: not here. `note` is
-    told what went, by its kind."""
+    """Deletes old rows and log files while this process leads.
+
+    Args:
+        epoch: returns the epoch of the lease; 0 while this process does not lead.
+        run_root: the folder of log files; None if they are not on this machine.
+        on_deleted: called with a kind and the number of deleted items.
+    """
 
     def __init__(
         self,
@@ -70,49 +79,54 @@ class Retention:
         self._remaining_jobs: Iterator[str] | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set."""
+        """Run until `stop` is set."""
         while not stop.is_set():
             pause_s = self._limits.pause_s
             try:
-                with suppress(FencedError):  # who leads now goes on with it
+                with suppress(FencedError):  # the new leader continues
                     self.step()
             except UnavailableError:
-                pause_s = RETRY_PAUSE_S_MAX  # the loop that decides says so, and nobody waits for this one
+                pause_s = RETRY_PAUSE_S_MAX  # the control loop logs the outage
             stop.wait(pause_s)
 
     def step(self) -> None:
-        """Raises FencedError, UnavailableError."""
+        """Delete one batch, if this process leads and a round is due.
+
+        Raises:
+            FencedError: another process leads now.
+            UnavailableError: the database does not respond.
+        """
         now_s, epoch = self._clock.now_s(), self._epoch()
         if epoch == 0 or now_s < self._next_round_s:
             return
-        are_last = [self._delete_rows(log, now_s - kept_s, epoch) for log, kept_s in self._periods.rows_s.items()]
-        is_last = self._delete_job_logs(now_s)
-        if is_last and all(are_last):
+        completed = [self._delete_rows(log, now_s - period_s, epoch) for log, period_s in self._periods.rows_s.items()]
+        completed.append(self._delete_job_logs(now_s))
+        if all(completed):
             self._store.retention.audit_deletions(now_s=now_s, epoch=epoch)
             self._next_round_s, self._remaining_jobs = now_s + self._limits.round_interval_s, None
 
     def _delete_rows(self, log: HistoryLog, before_s: float, epoch: int) -> bool:
-        """Whether nothing is left to remove."""
-        done = self._store.retention.delete_old_rows(log, before_s=before_s, rows_max=self._limits.rows, epoch=epoch)
-        self._on_deleted(log.value, done.rows)
-        return done.is_complete
+        """Delete a batch of rows and tell whether no old rows are left."""
+        batch = self._store.retention.delete_old_rows(log, before_s=before_s, rows_max=self._limits.rows, epoch=epoch)
+        self._on_deleted(log.value, batch.rows)
+        return batch.is_complete
 
     def _delete_job_logs(self, now_s: float) -> bool:
-        """Likewise. What is found of no job, or of one that lives, stays."""
+        """Delete log files of a batch of ended jobs and tell whether it was the last batch."""
         if self._run_root is None or self._periods.logs_s is None:
             return True
         if self._remaining_jobs is None:
             self._remaining_jobs = self._run_root.list_jobs()
-        looked_at = list(islice(self._remaining_jobs, self._limits.jobs))
-        for job_id in looked_at:
+        job_ids = list(islice(self._remaining_jobs, self._limits.jobs))
+        for job_id in job_ids:
             job = self._store.get_ended_job(job_id)
             if job is not None and job.state_since_s < now_s - self._periods.logs_s:
                 self._on_deleted(JOB_LOGS, self._run_root.remove_runs(job_id))
-        return len(looked_at) < self._limits.jobs
+        return len(job_ids) < self._limits.jobs
 
     @contextmanager
     def run_in_background(self, stop: threading.Event) -> Iterator[None]:
-        """Within it, it runs; `stop` is set at its end."""
+        """Run in a thread during the block, and set `stop` at its end."""
         thread = threading.Thread(target=self.run, args=(stop,), name="retention")
         thread.start()
         try:

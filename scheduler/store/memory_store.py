@@ -1,7 +1,4 @@
-"""Tokens and audit log of a MemoryStore.
-
-MemoryStore: the store of the simulator, of dry runs and of tests. It lives and dies with its process.
-"""
+"""MemoryStore: the store of simulations, dry runs and tests. Nothing is persisted."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ from scheduler.store.protocol import (
 
 
 class MemoryAuditLog:
-    """See AuditLog."""
+    """AuditLog in memory."""
 
     def __init__(self) -> None:
         self._entries: list[StoredAuditEntry] = []
@@ -61,7 +58,7 @@ class MemoryAuditLog:
 
 
 class MemoryTokenStore:
-    """See Tokens."""
+    """TokenStore in memory."""
 
     def __init__(self, audit_log: MemoryAuditLog) -> None:
         self._tokens: dict[str, ApiToken] = {}
@@ -102,7 +99,7 @@ _NO_LEASE = Lease(holder="", epoch=0, expires_at_s=float("-inf"))
 
 
 class MemoryStore:
-    """Safe to use from several threads. It may start from a snapshot that was taken elsewhere."""
+    """ApiStore in memory. Safe to use from several threads. It may start from a given snapshot."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self._lock = threading.Lock()
@@ -125,12 +122,14 @@ class MemoryStore:
             return LoadedState(self._snapshot, tuple(self._inbox.values()))
 
     def commit(self, commit: Commit) -> None:
-        assert commit.snapshot.generation == commit.previous.generation + 1, "a commit moves on by one generation"
+        assert commit.snapshot.generation == commit.previous.generation + 1, "a commit advances by one generation"
         with self._lock:
             if self._lease.epoch != commit.epoch:
-                raise FencedError(f"epoch {commit.epoch} no longer leads; nothing was written")
+                raise FencedError(f"the lease no longer has epoch {commit.epoch}; nothing was written")
             if self._snapshot.generation != commit.previous.generation:
-                raise ConflictError(f"the stored generation is no longer {commit.previous.generation}")
+                raise ConflictError(
+                    f"another tick committed first: the stored generation is no longer {commit.previous.generation}"
+                )
             self._snapshot = commit.snapshot
             for command_id in commit.consumed_command_ids:
                 self._inbox.pop(command_id, None)
@@ -154,7 +153,7 @@ class MemoryStore:
             return len(self._inbox)
 
     def acquire_lease(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
-        assert holder, "the lease needs a holder with a name"
+        assert holder, "the holder of the lease needs a name"
         with self._lock:
             held = self._lease
             if held.holder not in ("", holder) and held.expires_at_s > now_s:
@@ -231,11 +230,11 @@ class MemoryStore:
             return UsageSnapshot(tuple(sorted(entries)), self._snapshot)
 
     def get_retention_mark(self, log: HistoryLog) -> int:
-        """Nothing lives longer than its process."""
+        """Return 0: nothing is ever deleted."""
         return 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no files are open."""
 
     def _append_history(self, commit: Commit) -> None:
         generation, now_s = commit.snapshot.generation, commit.snapshot.now_s

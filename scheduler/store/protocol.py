@@ -1,6 +1,6 @@
-"""What the runtime needs of a store, and nothing else. MemoryStore and SqlStore keep the same contract suite.
+"""Protocols of the store and of the run log, as the runtime and the executors need them.
 
-What an executor whose ranks report over the network has to remember.
+MemoryStore and SqlStore pass the same contract tests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from scheduler.domain.snapshot import Snapshot
 
 
 class ConflictError(Exception):
-    """Another tick committed first: the snapshot's generation moved on. Drop everything and load again."""
+    """Another tick committed first. Discard the results and load again."""
 
 
 class FencedError(Exception):
-    """The lease's epoch is no longer this leader's: somebody else leads. Nothing was written."""
+    """The lease has another epoch: this process no longer leads. Nothing was written."""
 
 
 class UnavailableError(Exception):
-    """The database does not answer: locked for too long, gone, full. What was asked may or may not have been done, and
-    may be asked again."""
+    """The database does not respond, or is locked or full. The operation may have been executed and may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,13 @@ class LoadedState:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One tick's outcome, written in one transaction or not at all.
+    """The result of one tick, written in one transaction.
 
-    `previous` is the snapshot that `load` gave; records that are the same object in both are not written.
-    Ended jobs and loans have left `snapshot` and go into history; `usage` is added to what is booked.
-    A sample takes the place of the one that was in its place of its job's series.
+    Args:
+        previous: the snapshot returned by `load`. Records that are the same object in `snapshot` are not written.
+        ended_jobs: jobs that were removed from `snapshot`; `ended_loans` likewise. They are appended to history.
+        usage: entries that are added to the stored sums.
+        samples: each replaces the sample in its slot of its job.
     """
 
     previous: Snapshot
@@ -64,7 +65,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event with its place in the log: `number` ascends without end and never repeats."""
+    """An event with its row number. Numbers ascend and are never reused."""
 
     number: int
     generation: int
@@ -81,7 +82,7 @@ class StoredDecision:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who may commit. `epoch` grows with every change of holder, so holders need names that are never used again."""
+    """The right to commit. `epoch` increases with every change of holder. Names of holders must not be reused."""
 
     holder: str
     epoch: int
@@ -90,110 +91,115 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Keyset page: up to `limit` rows after `after` (a row number)."""
+    """Keyset page: up to `limit` rows with a number above `after`."""
 
     after: int = 0
     limit: int = 100
 
 
 class Store(Protocol):
-    """Everything but `close` may raise UnavailableError."""
+    """Every method except `close` may raise UnavailableError."""
 
     def load(self) -> LoadedState:
-        """The newest snapshot (an empty one of generation 0 at first) and the whole inbox."""
+        """Return the newest snapshot and all pending commands. A new store has an empty snapshot of generation 0."""
 
     def commit(self, commit: Commit) -> None:
-        """Write one tick.
+        """Write the result of a tick.
 
         Raises:
             ConflictError: the stored generation is not `commit.previous.generation`.
-            FencedError: the stored lease has another epoch than `commit.epoch`.
+            FencedError: the epoch of the stored lease is not `commit.epoch`.
         """
 
     def send(self, command: Command) -> bool:
-        """Append to the inbox. False where a command of this id was sent before and is kept (nothing changes):
-        one that submits a job is kept for ever."""
+        """Append to the inbox. Return False, and change nothing, if a stored command has the same id.
+
+        Retention deletes consumed commands, except for those that submit a job.
+        """
 
     def get_command(self, command_id: str) -> Command | None:
-        """The command of this id, whether it waits or was consumed long ago; None if none is kept."""
+        """Return the pending or consumed command with this id, or None."""
 
     def count_pending_commands(self) -> int:
-        """How many commands wait: cheap, asked several times a second."""
+        """Return the number of pending commands. Cheap: called several times a second."""
 
     def acquire_lease(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
-        """Take or renew the lease; None while another holder's has not expired."""
+        """Acquire or renew the lease. Return None while another holder has it."""
 
     def get_lease(self) -> Lease | None:
-        """Who holds the lease, expired or not; None where nobody does. Takes nothing."""
+        """Return the lease, which may have expired, or None if nobody holds it."""
 
     def release_lease(self, holder: str) -> None:
-        """Give the lease up at once, if `holder` has it."""
+        """Release the lease if `holder` has it."""
 
     def list_events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
-        """Events in ascending number, of one subject or of all."""
+        """Return events in ascending number, of one subject or of all."""
 
     def list_decisions(self, page: Page) -> tuple[StoredDecision, ...]:
-        """Decisions in ascending number."""
+        """Return decisions in ascending number."""
 
     def get_ended_job(self, job_id: str) -> Job | None:
-        """A job that has left the snapshot."""
+        """Return an ended job that was removed from the snapshot."""
 
     def list_ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
-        """The jobs that ended last, newest first."""
+        """Return the most recently ended jobs, newest first."""
 
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
-        """The loans that ended last, newest first."""
+        """Return the most recently ended loans, newest first."""
 
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
-        """The recorded demand of one pool from `since_s` on, in order of time."""
+        """Return the demand readings of a pool since `since_s`, in order of time."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class RunLog(Protocol):
-    """Begun runs by job and generation, and the newest report of each agent. Small: ended runs are forgotten.
-    Everything may raise UnavailableError."""
+    """Begun runs, and the newest report of each agent, for executors whose ranks report over the network.
+
+    A run is identified by job and generation. Ended runs are deleted, so that the log stays small. Every method may
+    raise UnavailableError.
+    """
 
     def begin_run(self, run: BegunRun, *, epoch: int) -> bool:
-        """From now on the ranks of this generation may be started. False where that was said before.
+        """Record that the ranks of this generation may start. Return False if it was recorded before.
 
         Raises:
-            FencedError: the lease has another epoch; nothing was written.
+            FencedError: the lease has another epoch. Nothing was written.
         """
 
     def record_kill_order(self, job_id: str, generation: int, kill_order: KillOrder, *, epoch: int) -> None:
-        """From now on this stands for the run's doom, in place of an earlier one. Nothing where it is not known.
+        """Set or replace the kill order of a run. Unknown runs are ignored.
 
         Raises:
-            FencedError: as `begin`.
+            FencedError: as `begin_run`.
         """
 
     def record_end(self, run: Run, *, epoch: int) -> None:
-        """Keep how a begun run ended, once for all: what is said later changes nothing. Nothing where it is not known.
+        """Record the end of a run. The first record wins. Unknown runs are ignored.
 
         Raises:
-            FencedError: as `begin`.
+            FencedError: as `begin_run`.
         """
 
     def list_begun_runs(self) -> tuple[BegunRun, ...]:
-        """All runs that were begun and not forgotten, by job and generation."""
+        """Return all begun runs, by job and generation."""
 
     def list_begun_runs_of(self, job_id: str) -> tuple[BegunRun, ...]:
-        """Those of one job, by generation."""
+        """Return the begun runs of one job, by generation."""
 
     def record_reports(self, *reports: AgentReport) -> None:
-        """Each takes the place of its agent's report before; one that is older than that says nothing."""
+        """Replace the stored reports of the agents. Reports older than the stored ones are ignored."""
 
     def get_report(self, job_id: str, node: str) -> AgentReport | None:
-        """The newest report of the job's agent on that node."""
+        """Return the newest report of the job's agent on a node."""
 
     def list_reports(self) -> tuple[AgentReport, ...]:
-        """The newest report of each agent, by job and node."""
+        """Return the newest report of each agent, by job and node."""
 
     def delete_runs(self, job_id: str, *, up_to_generation: int, epoch: int) -> None:
-        """Drop the begun runs of these generations, and the reports of agents that have nothing newer to tell.
+        """Delete the runs up to a generation, and reports of agents about these runs.
 
         Raises:
-            FencedError: as `begin`. Who led once does not know of the runs that others have begun since.
+            FencedError: as `begin_run`. A former leader does not know the runs that its successors have begun.
         """

@@ -134,7 +134,8 @@ def test_a_leader_that_slept_is_fenced_and_changes_nothing(pair: Pair, point: st
 
 
 def _has_noticed(pair: Pair, point: str) -> bool:
-    return "epoch has ended" in pair.log("first") or "does not answer" in pair.log("first") or point == "after-commit"
+    log = pair.log("first")
+    return "epoch of this controller has ended" in log or "is unavailable" in log or point == "after-commit"
 
 
 @pytest.mark.e2e

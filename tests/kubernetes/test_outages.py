@@ -21,7 +21,7 @@ from tests.kubernetes.fault_proxy import Fault, FaultProxy
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
-GONE, BACK = "the database does not answer", "the database answers again"
+GONE, BACK = "the database is unavailable", "the database is available again"
 NOBODY_THERE = "postgresql+psycopg://nobody:secret@127.0.0.1:9/ebbtide"
 
 

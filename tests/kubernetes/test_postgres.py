@@ -16,7 +16,7 @@ from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 from tests.postgres_server import PostgresServer
 
-GONE = "the database does not answer"
+GONE = "the database is unavailable"
 
 
 @pytest.fixture

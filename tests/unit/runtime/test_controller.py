@@ -1,4 +1,4 @@
-"""The loop: it ticks when there is something to do, as long as it leads."""
+"""The control loop ticks when something is due, while it leads."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Rig:
             curves=CurveBuilder(self.pool, in_flight_max=1),
             demand=DemandForecaster(self.store, SeasonalForecaster, history_s=1000.0),
             on_report=self.reports.append,
-            on_leadership_lost=self.note_rest,
+            on_leadership_lost=self.count_lost_leadership,
             has_changes=lambda: self.news,
             may_lead=lambda: self.elected,
             config=ControllerConfig(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
         )
 
-    def note_rest(self) -> None:
+    def count_lost_leadership(self) -> None:
         self.rests += 1
 
     def step(self, after_s: float = 0.0) -> TickReport | None:
@@ -63,7 +63,7 @@ class Rig:
         return self.controller.step()
 
 
-def test_it_ticks_once_and_then_only_when_something_is_due() -> None:
+def test_loop_ticks_once_and_then_only_when_something_is_due() -> None:
     rig = Rig()
     assert rig.step() is not None
     assert rig.step(1.0) is None
@@ -71,7 +71,7 @@ def test_it_ticks_once_and_then_only_when_something_is_due() -> None:
     assert len(rig.reports) == 2
 
 
-def test_it_ticks_at_once_when_the_executor_has_news() -> None:
+def test_loop_ticks_at_once_when_the_executor_has_changes() -> None:
     rig = Rig()
     rig.step()
     rig.news = True
@@ -80,7 +80,7 @@ def test_it_ticks_at_once_when_the_executor_has_news() -> None:
     assert rig.step(0.1) is None
 
 
-def test_many_commands_cost_one_tick() -> None:
+def test_one_tick_consumes_several_commands() -> None:
     rig = Rig()
     rig.step()
     for at in range(20):
@@ -90,7 +90,7 @@ def test_many_commands_cost_one_tick() -> None:
     assert rig.store.load().inbox == ()
 
 
-def test_a_burst_is_taken_in_by_several_ticks_the_first_commands_first() -> None:
+def test_burst_of_commands_is_consumed_in_order_by_several_ticks() -> None:
     rig = Rig()
     rig.step()
     burst = [Command(f"c{at}", 1000.0, PauseLending() if at % 2 else ResumeLending()) for at in range(150)]
@@ -102,14 +102,14 @@ def test_a_burst_is_taken_in_by_several_ticks_the_first_commands_first() -> None
     assert waiting == [[command.id for command in burst[taken:]] for taken in (64, 128, 150)]
 
 
-def test_a_new_leader_first_puts_the_stored_state_into_effect() -> None:
+def test_new_leader_first_converges_to_the_stored_state() -> None:
     rig = Rig()
     stored = rig.store.load().snapshot
     rig.step()
     assert rig.executor.converged_snapshots[0] is stored
 
 
-def test_who_does_not_hold_the_lease_does_nothing_until_it_is_free() -> None:
+def test_controller_without_the_lease_waits_until_it_is_free() -> None:
     first = Rig()
     first.step()
     second = Rig(first.store, holder="two")
@@ -118,7 +118,7 @@ def test_who_does_not_hold_the_lease_does_nothing_until_it_is_free() -> None:
     assert second.step(10.0) is not None
 
 
-def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -> None:
+def test_fenced_leader_writes_nothing_and_may_lead_again() -> None:
     first = Rig()
     first.step()
     second = Rig(first.store, holder="two")
@@ -135,7 +135,7 @@ def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -
 
 
 class LaterWorld(RecordingExecutor):
-    """Bears the epoch of a leader whose store was lost."""
+    """Executor that knows a later epoch than the store."""
 
     def __init__(self, store: MemoryStore, *, epoch: int) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ class LaterWorld(RecordingExecutor):
         super().converge(desired)
 
 
-def test_an_epoch_that_the_world_is_ahead_of_is_followed_by_later_ones() -> None:
-    """As after a database was restored: holding on to the epoch would mean to do nothing for ever."""
+def test_fenced_executor_makes_the_controller_acquire_later_epochs() -> None:
+    """This happens after a restore of the database. With the old epoch, the controller could never act again."""
     rig = Rig()
     rig.controller = rig.new_controller(LaterWorld(rig.store, epoch=9))
     assert rig.step() is None
@@ -160,7 +160,7 @@ def test_an_epoch_that_the_world_is_ahead_of_is_followed_by_later_ones() -> None
     assert rig.controller.epoch >= 9
 
 
-def test_who_is_not_elected_gives_the_lease_up_for_the_one_who_is() -> None:
+def test_controller_that_loses_the_election_releases_the_lease() -> None:
     first = Rig()
     first.step()
     second = Rig(first.store, holder="two")
@@ -174,7 +174,7 @@ def test_who_is_not_elected_gives_the_lease_up_for_the_one_who_is() -> None:
     assert len(first.executor.converged_snapshots) == effects + 2
 
 
-def test_the_points_of_an_older_solver_are_dropped_at_the_first_tick_and_wanted_again() -> None:
+def test_points_of_an_older_solver_are_dropped_and_solved_again() -> None:
     job = a_job("j", 4, model="tiny-gpt", global_batch=8)
     stale = a_curve({GpuShape.packed(GPU, 4, 8): 1.0})
     stored = a_snapshot(a_fleet(training=1, inference=0), [job], curves={job.spec.curve_key: stale}, solver="old")
@@ -190,7 +190,7 @@ def test_the_points_of_an_older_solver_are_dropped_at_the_first_tick_and_wanted_
     assert fresh.jobs["j"].allocation.plan == fresh.curves[job.spec.curve_key].plans[GpuShape.packed(GPU, 4, 8)]
 
 
-def test_stopping_lets_go_of_everything() -> None:
+def test_close_releases_lease_pool_and_executor() -> None:
     rig, stop = Rig(), threading.Event()
     loop = threading.Thread(target=rig.controller.run, args=(stop,))
     loop.start()
@@ -201,7 +201,7 @@ def test_stopping_lets_go_of_everything() -> None:
     assert other is not None
 
 
-def test_no_search_for_garbage_goes_through_what_stays_once_it_ticks() -> None:
+def test_loaded_objects_are_exempt_from_garbage_collection_after_the_first_tick() -> None:
     rig, stop = Rig(), threading.Event()
     loop = threading.Thread(target=rig.controller.run, args=(stop,))
     loop.start()
@@ -217,7 +217,7 @@ def test_no_search_for_garbage_goes_through_what_stays_once_it_ticks() -> None:
 
 
 class Failing(MemoryStore):
-    """Does not answer while `is_gone`."""
+    """Store that is unavailable while `is_gone`."""
 
     is_gone = False
 
@@ -238,7 +238,7 @@ class Failing(MemoryStore):
             raise UnavailableError("database is locked")
 
 
-def test_a_controller_outlives_its_database_and_first_puts_into_effect_what_is_stored() -> None:
+def test_controller_survives_an_outage_and_then_converges_to_the_stored_state() -> None:
     store = Failing(a_snapshot(a_fleet(training=1, inference=1)))
     rig = Rig(store)
     assert rig.step() is not None
@@ -254,7 +254,7 @@ def test_a_controller_outlives_its_database_and_first_puts_into_effect_what_is_s
     assert len(rig.executor.converged_snapshots) > effects
 
 
-def test_the_loop_goes_on_while_the_database_does_not_answer() -> None:
+def test_loop_continues_during_an_outage() -> None:
     store = Failing(a_snapshot(a_fleet(training=1, inference=1)))
     store.is_gone = True
     rig, stop = Rig(store), threading.Event()
@@ -268,7 +268,7 @@ def test_the_loop_goes_on_while_the_database_does_not_answer() -> None:
     assert not loop.is_alive()
 
 
-def test_that_it_leads_no_more_is_told_once() -> None:
+def test_lost_leadership_is_reported_once() -> None:
     rig = Rig()
     rig.step()
     assert rig.rests == 0

@@ -1,4 +1,4 @@
-"""Curves are solved once, the most urgent shape first."""
+"""CurveBuilder solves each shape once, the most urgent first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from scheduler.solver.request import Infeasibility
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
 
-class PatientPool(Executor):
-    """Keeps what it is given until the test lets it run."""
+class ManualPool(Executor):
+    """Executor that holds its tasks until the test runs them."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
@@ -55,8 +55,8 @@ def solve(request: CurveRequest, shapes: tuple[GpuShape, ...]) -> Mapping[GpuSha
     return {shape: build_data_parallel_plan(GPU, shape.gpus)}
 
 
-def builder(most: int = 4) -> tuple[CurveBuilder, PatientPool, Snapshot, str]:
-    pool = PatientPool()
+def builder(most: int = 4) -> tuple[CurveBuilder, ManualPool, Snapshot, str]:
+    pool = ManualPool()
     jobs = [a_job(job_id, model="llama-2-7b", global_batch=8) for job_id in ("a", "b")]
     snapshot = a_snapshot(a_fleet(training=1, inference=0), jobs)
     return CurveBuilder(pool, in_flight_max=most, solve=solve), pool, snapshot, jobs[0].spec.curve_key
@@ -66,14 +66,14 @@ def wanted(key: str, *counts: int) -> list[WantedShape]:
     return [WantedShape(key, GpuShape.packed(GPU, count, 8)) for count in counts]
 
 
-def test_a_shape_is_solved_once_whoever_wants_it_and_however_often() -> None:
+def test_shape_is_solved_once_for_all_requests() -> None:
     curves, pool, snapshot, key = builder()
     curves.request_shapes(snapshot, wanted(key, 2, 4, 2))
     curves.request_shapes(snapshot, wanted(key, 4, 2))
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 4]
 
 
-def test_a_job_that_died_of_memory_has_its_own_curve_solved_for_less_of_it() -> None:
+def test_job_that_ran_out_of_memory_gets_a_curve_for_less_memory() -> None:
     curves, pool, snapshot, _ = builder()
     job = replace(snapshot.jobs["a"], memory=MemoryRecord(115))
     curves.request_shapes(replace(snapshot, jobs={**snapshot.jobs, "a": job}), wanted(job.curve_key, 2))
@@ -81,7 +81,7 @@ def test_a_job_that_died_of_memory_has_its_own_curve_solved_for_less_of_it() -> 
     assert request == CurveRequest("llama-2-7b", "", 8, 0, memory_percent=115)
 
 
-def test_only_so_many_wait_in_the_pool_and_the_most_urgent_are_those() -> None:
+def test_pool_queue_is_bounded_and_has_the_most_urgent_shapes() -> None:
     curves, pool, snapshot, key = builder(most=2)
     curves.request_shapes(snapshot, wanted(key, 4, 2, 3))
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [4, 2]
@@ -91,7 +91,7 @@ def test_only_so_many_wait_in_the_pool_and_the_most_urgent_are_those() -> None:
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 5]
 
 
-def test_answers_become_commands_once() -> None:
+def test_each_result_becomes_one_command() -> None:
     curves, pool, snapshot, key = builder()
     curves.request_shapes(snapshot, wanted(key, 2, 1))
     finished = [curves.has_finished]
@@ -109,7 +109,7 @@ def test_answers_become_commands_once() -> None:
     assert curves.is_idle
 
 
-def test_a_shape_may_bring_the_point_of_a_part_along() -> None:
+def test_solution_may_include_the_point_of_a_smaller_shape() -> None:
     curves, pool, snapshot, key = builder()
     curves.request_shapes(snapshot, wanted(key, 6))
     pool.run_one()
@@ -124,7 +124,7 @@ def test_points_of_another_solver_are_outdated() -> None:
     assert curves.list_solver_changes(replace(snapshot, solver=compute_solver_fingerprint()), 5.0) == ()
 
 
-def test_what_the_solver_refuses_ends_one_job_and_not_the_controller() -> None:
+def test_rejection_by_the_solver_affects_one_job_only() -> None:
     curves, pool, snapshot, key = builder()
     curves.request_shapes(snapshot, wanted(key, 7))
     pool.run_one()
@@ -133,7 +133,7 @@ def test_what_the_solver_refuses_ends_one_job_and_not_the_controller() -> None:
     assert (command.body.plan, command.body.infeasible) == (None, "gpu 'abacus' is unknown")
 
 
-def test_a_bug_of_the_solver_is_not_hidden() -> None:
+def test_unexpected_solver_error_is_raised() -> None:
     curves, pool, snapshot, key = builder()
     curves.request_shapes(snapshot, wanted(key, 8))
     pool.run_one()
@@ -141,22 +141,22 @@ def test_a_bug_of_the_solver_is_not_hidden() -> None:
         curves.collect_finished(0.0)
 
 
-def test_a_shape_of_a_job_that_is_gone_is_not_solved() -> None:
+def test_shape_of_an_unknown_job_is_not_solved() -> None:
     curves, pool, snapshot, _ = builder()
     curves.request_shapes(snapshot, wanted("gone/batch-8/seq-0", 2))
     assert pool.waiting == []
     assert curves.is_idle
 
 
-def test_each_shape_solved_is_told_with_its_time_and_the_gaps_of_its_plans() -> None:
-    told: list[tuple[float, list[float]]] = []
+def test_on_solved_gets_duration_and_gaps_of_each_solution() -> None:
+    solved: list[tuple[float, list[float]]] = []
     _, pool, snapshot, key = builder()
     curves = CurveBuilder(
-        pool, in_flight_max=4, solve=solve, on_solved=lambda took_s, gaps: told.append((took_s, [*gaps]))
+        pool, in_flight_max=4, solve=solve, on_solved=lambda took_s, gaps: solved.append((took_s, [*gaps]))
     )
     curves.request_shapes(snapshot, wanted(key, 1, 6, 7))
     for _ in range(3):
         pool.run_one()
     curves.collect_finished(1.0)
-    assert [gaps for _, gaps in told] == [[], [0.0, 0.0]], "none has a plan, two plans, and the refused one nothing"
-    assert all(took_s > 0 for took_s, _ in told)
+    assert [gaps for _, gaps in solved] == [[], [0.0, 0.0]], "no plan, two plans, and no call for the rejected shape"
+    assert all(took_s > 0 for took_s, _ in solved)

@@ -1,4 +1,4 @@
-"""Forecasters that are kept up to date."""
+"""DemandForecaster feeds its forecasters and makes forecasts for lending pools."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scheduler.store.protocol import Commit
 from tests.builders import a_fleet, a_snapshot
 
 
-class Listener:
-    """A forecaster that writes down what it is told."""
+class RecordingForecaster:
+    """Forecaster that records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, float]] = []
@@ -30,7 +30,7 @@ class Rig:
     def __init__(self, lending: LendingPolicy | None = None) -> None:
         self.snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=2, lending=lending))
         self.store = MemoryStore(self.snapshot)
-        self.listeners: list[Listener] = []
+        self.listeners: list[RecordingForecaster] = []
         self.watch = DemandForecaster(self.store, self._new, history_s=1000.0)
         self.store.acquire_lease("rig", now_s=0.0, ttl_s=1e9)
 
@@ -42,12 +42,12 @@ class Rig:
         self.store.commit(Commit(self.snapshot, following, 1, readings=(("inference", reading),)))
         self.snapshot = following
 
-    def _new(self) -> Listener:
-        self.listeners.append(Listener())
+    def _new(self) -> RecordingForecaster:
+        self.listeners.append(RecordingForecaster())
         return self.listeners[-1]
 
 
-def test_a_new_leader_reads_the_recorded_demand_and_then_only_what_is_new() -> None:
+def test_new_leader_reads_stored_readings_once_and_then_new_ones() -> None:
     rig = Rig()
     for at_s, gpus in ((100.0, 9.0), (1500.0, 1.0), (1600.0, 20.0)):
         rig.record(at_s, gpus)
@@ -60,7 +60,7 @@ def test_a_new_leader_reads_the_recorded_demand_and_then_only_what_is_new() -> N
     assert len(rig.listeners) == 1
 
 
-def test_a_forecast_looks_as_far_ahead_as_a_node_takes_to_serve_again() -> None:
+def test_forecast_uses_the_horizon_of_the_pool() -> None:
     rig = Rig(LendingPolicy(return_deadline_s=100.0, cold_start_s=50.0))
     rig.record(1.0, 2.0)
     (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
@@ -69,7 +69,7 @@ def test_a_forecast_looks_as_far_ahead_as_a_node_takes_to_serve_again() -> None:
     assert (command.body.pool, forecast.made_at_s, forecast.horizon_s) == ("inference", 10.0, 150.0)
 
 
-def test_the_level_that_the_pool_lends_by_is_forecast() -> None:
+def test_forecast_includes_the_quantile_of_the_pool() -> None:
     rig = Rig(LendingPolicy(quantile=0.973))
     rig.record(1.0, 2.0)
     (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
@@ -77,7 +77,7 @@ def test_the_level_that_the_pool_lends_by_is_forecast() -> None:
     assert 0.973 in command.body.forecast.quantiles
 
 
-def test_nothing_is_forecast_for_pools_that_do_not_lend_or_say_nothing() -> None:
+def test_pools_without_lending_or_readings_get_no_forecast() -> None:
     silent = Rig()
     assert silent.watch.make_forecasts(silent.snapshot, 10.0) == ()
     closed = Rig(LendingPolicy(enabled=False))
@@ -85,7 +85,7 @@ def test_nothing_is_forecast_for_pools_that_do_not_lend_or_say_nothing() -> None
     assert closed.watch.make_forecasts(closed.snapshot, 10.0) == ()
 
 
-def test_nothing_is_forecast_of_a_demand_that_was_last_told_longer_ago_than_is_remembered() -> None:
+def test_pool_with_only_old_readings_gets_no_forecast() -> None:
     rig = Rig()
     rig.record(100.0, 9.0)
     assert rig.watch.make_forecasts(rig.snapshot, 1200.0) == ()
@@ -93,7 +93,7 @@ def test_nothing_is_forecast_of_a_demand_that_was_last_told_longer_ago_than_is_r
     assert len(rig.watch.make_forecasts(rig.snapshot, 1400.0)) == 1
 
 
-def test_a_pool_that_lends_for_long_alone_gets_a_second_look_that_far_ahead() -> None:
+def test_minimum_loan_beyond_the_horizon_adds_a_second_forecast() -> None:
     rig = Rig(LendingPolicy(loan_s_min=3600.0))
     rig.record(100.0, 9.0)
     (made,) = rig.watch.make_forecasts(rig.snapshot, 200.0)

@@ -1,4 +1,4 @@
-"""A database that does not answer: what is said of it, and how long a loop waits."""
+"""Database outages: log lines and backoff."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.store.protocol import UnavailableError
 LOCKED = UnavailableError("database is locked")
 
 
-def test_an_outage_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_start_and_end_of_an_outage_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 100.0
     outage = DatabaseOutage(lambda: now_s)
     with caplog.at_level(logging.INFO):
@@ -32,19 +32,19 @@ def test_an_outage_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: 
     assert outage.duration_s == 0.0
 
 
-def test_what_a_database_is_needed_for_is_opened_as_soon_as_it_answers() -> None:
+def test_store_is_opened_once_the_database_is_available() -> None:
     tries: list[int] = []
 
-    def open_it() -> str:
+    def open_store() -> str:
         tries.append(1)
         if len(tries) < 2:
             raise LOCKED
         return "opened"
 
-    assert open_when_available(open_it, threading.Event(), lambda: 0.0) == "opened"
+    assert open_when_available(open_store, threading.Event(), lambda: 0.0) == "opened"
 
 
-def test_who_is_told_to_stop_waits_no_longer() -> None:
+def test_stop_ends_the_wait() -> None:
     stop = threading.Event()
     stop.set()
     assert open_when_available(lambda: "opened", stop, lambda: 0.0) is None

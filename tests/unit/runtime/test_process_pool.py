@@ -1,4 +1,4 @@
-"""The processes of a pool end with the one that started them, however that ends, at work or without any."""
+"""Processes of a pool exit when their parent ends for any reason, whether they are busy or idle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SWEEP = """
 import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from scheduler.scheduling.policies.policy_set import policy_set
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.seed_sweep import simulate_seeds
 from tests.unit.simulator.test_sweep import INPUTS
 
@@ -42,7 +42,7 @@ def never(snapshot, settings):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    simulate_seeds(INPUTS, [replace(policy_set("fifo"), order=never)], (1, 2), processes=2)
+    simulate_seeds(INPUTS, [replace(load_policy_set("fifo"), order=never)], (1, 2), processes=2)
 """
 IDLE = """
 import os, signal, sys, time
@@ -60,7 +60,7 @@ PARENTS = {"a pool at work": (POOL, 1), "a pool without work": (IDLE, 1), "a swe
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("name", PARENTS)
-def test_no_process_of_a_pool_outlives_its_parent(tmp_path: Path, name: str, number: signal.Signals) -> None:
+def test_no_process_outlives_its_parent(tmp_path: Path, name: str, number: signal.Signals) -> None:
     script, count = PARENTS[name]
     path, folder = tmp_path / "parent.py", tmp_path / "pids"
     path.write_text(script)
@@ -80,7 +80,7 @@ def test_no_process_of_a_pool_outlives_its_parent(tmp_path: Path, name: str, num
 
 
 def _children(parent: subprocess.Popen[bytes], folder: Path, count: int) -> list[psutil.Process]:
-    """All processes that the parent has started, once `count` of them have told that they are at work."""
+    """Return all children of the parent once `count` of them report that they work."""
     limit_s = time.monotonic() + PATIENCE_S
     while len(list(folder.iterdir())) < count:
         assert parent.poll() is None, parent.communicate()[1]
@@ -92,7 +92,7 @@ def _children(parent: subprocess.Popen[bytes], folder: Path, count: int) -> list
 
 
 def _ends(process: psutil.Process) -> bool:
-    """Whether it comes to its end; where nobody reaps orphans it stays as a zombie."""
+    """Tell whether the process exits. Without a reaper for orphans it stays as a zombie."""
     limit_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < limit_s:
         try:

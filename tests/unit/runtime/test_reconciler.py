@@ -1,4 +1,4 @@
-"""One tick: all of it or nothing."""
+"""A tick takes effect completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.reconciler import tick
+from scheduler.runtime.reconciler import StageHook, ignore_stage, tick
 from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
@@ -24,7 +24,7 @@ from tests.builders import a_fleet, a_job, a_loan, a_snapshot, a_spec
 
 
 class Rig:
-    """A store with a fleet of one node, a recording executor, and a clock that stands at 100 s."""
+    """A store with one node, a recording executor, and a clock at 100 s."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot or a_snapshot(a_fleet(training=1, inference=0), generation=3, full_pass_at_s=90.0)
@@ -38,16 +38,27 @@ class Rig:
     def send(self, job_id: str) -> None:
         self.store.send(Command(f"submit-{job_id}", 100.0, SubmitJob(job_id, a_spec(2))))
 
-    def tick(self, *, epoch: int | None = None, at: object = None, standing: tuple[Breach, ...] = ()) -> TickReport:
-        hook = at if callable(at) else lambda point: None
+    def tick(
+        self,
+        *,
+        epoch: int | None = None,
+        stage_hook: StageHook = ignore_stage,
+        active_breaches: tuple[Breach, ...] = (),
+    ) -> TickReport:
         epoch = self.epoch if epoch is None else epoch
         policies = load_policy_set("ebbtide")
         return tick(
-            self.store, self.executor, self.clock, policies, epoch=epoch, active_breaches=standing, stage_hook=hook
+            self.store,
+            self.executor,
+            self.clock,
+            policies,
+            epoch=epoch,
+            active_breaches=active_breaches,
+            stage_hook=stage_hook,
         )
 
 
-def test_a_submitted_job_is_started_committed_and_put_into_effect_in_one_tick() -> None:
+def test_one_tick_starts_commits_and_converges_a_submitted_job() -> None:
     rig = Rig()
     rig.send("j")
     report = rig.tick()
@@ -58,7 +69,7 @@ def test_a_submitted_job_is_started_committed_and_put_into_effect_in_one_tick() 
     assert rig.executor.converged_snapshots == [stored.snapshot]
 
 
-def test_a_tick_that_changes_nothing_commits_nothing_and_still_converges() -> None:
+def test_tick_without_changes_converges_without_a_commit() -> None:
     rig = Rig()
     report = rig.tick()
     assert not report.committed
@@ -66,7 +77,7 @@ def test_a_tick_that_changes_nothing_commits_nothing_and_still_converges() -> No
     assert rig.executor.converged_snapshots == [rig.snapshot]
 
 
-def test_on_a_conflict_nothing_is_written_and_nothing_put_into_effect() -> None:
+def test_conflict_writes_and_converges_nothing() -> None:
     rig = Rig()
     rig.send("j")
 
@@ -76,14 +87,14 @@ def test_on_a_conflict_nothing_is_written_and_nothing_put_into_effect() -> None:
             rig.store.commit(Commit(before, replace(before, generation=4), rig.epoch))
 
     with pytest.raises(ConflictError):
-        rig.tick(at=overtake)
+        rig.tick(stage_hook=overtake)
     stored = rig.store.load()
     assert (stored.snapshot.generation, dict(stored.snapshot.jobs), len(stored.inbox)) == (4, {}, 1)
     assert rig.executor.converged_snapshots == []
     assert rig.tick().committed
 
 
-def test_a_leader_whose_epoch_has_ended_writes_and_effects_nothing() -> None:
+def test_fenced_leader_writes_and_converges_nothing() -> None:
     rig = Rig()
     rig.send("j")
     with pytest.raises(FencedError):
@@ -93,7 +104,7 @@ def test_a_leader_whose_epoch_has_ended_writes_and_effects_nothing() -> None:
     assert rig.executor.converged_snapshots == []
 
 
-def test_a_breach_is_told_once_and_reported_as_long_as_it_lasts() -> None:
+def test_breach_has_one_event_and_is_reported_while_it_lasts() -> None:
     rig = Rig()
 
     class NodeLost(RecordingExecutor):
@@ -102,22 +113,22 @@ def test_a_breach_is_told_once_and_reported_as_long_as_it_lasts() -> None:
 
     rig.executor = NodeLost(rig.snapshot)
     first = rig.tick()
-    second = rig.tick(standing=first.breaches)
+    second = rig.tick(active_breaches=first.breaches)
     assert [breach.kind for breach in first.breaches] == [BreachKind.NODE_DOWN]
     assert [breach.kind for breach in second.breaches] == [BreachKind.NODE_DOWN]
     assert not second.committed
-    told = [stored.event.code for stored in rig.store.list_events(Page())]
-    assert told.count(EventCode.BREACH) == 1
+    codes = [stored.event.code for stored in rig.store.list_events(Page())]
+    assert codes.count(EventCode.BREACH) == 1
     assert rig.store.load().snapshot.nodes["t0"].state is NodeState.DOWN
 
 
-def test_a_clock_that_was_set_back_does_not_take_the_state_with_it() -> None:
+def test_time_of_the_snapshot_never_goes_back() -> None:
     rig = Rig(a_snapshot(a_fleet(training=1, inference=0), now_s=500.0, full_pass_at_s=490.0))
     rig.send("j")
     assert rig.tick().now_s == 500.0
 
 
-def test_ended_jobs_leave_the_snapshot_for_history() -> None:
+def test_ended_jobs_move_to_history() -> None:
     ended = a_job("done", state=JobState.SUCCEEDED)
     rig = Rig(a_snapshot(a_fleet(training=1, inference=0), [ended]))
     rig.tick()
@@ -125,24 +136,24 @@ def test_ended_jobs_leave_the_snapshot_for_history() -> None:
     assert rig.store.get_ended_job("done") == ended
 
 
-def test_a_node_that_comes_home_and_is_lent_anew_in_one_tick_leaves_its_old_loan_in_history() -> None:
+def test_old_loan_of_a_node_lent_again_in_the_same_tick_is_in_history() -> None:
     fleet = a_fleet(training=0, inference=1, lending=LendingPolicy(headroom=0.0))
     home = a_loan("i0", LoanState.RECALLED, return_by_s=150.0)
     forecast = Forecast(100.0, 600.0, (0.999,), (0.0,), "scripted")
     demand = {"inference": DemandReading(100.0, 0.0, 0.0)}
     waits = a_job("waits", 8)
-    told = {"demand": demand, "forecasts": {"inference": forecast}}
-    rig = Rig(a_snapshot(fleet, [waits], [home], generation=3, now_s=100.0, **told))
+    inputs = {"demand": demand, "forecasts": {"inference": forecast}}
+    rig = Rig(a_snapshot(fleet, [waits], [home], generation=3, now_s=100.0, **inputs))
     report = rig.tick()
     assert [type(decision) for decision in report.decisions] == [ReturnNode, LendNode]
     assert rig.store.load().snapshot.loans["i0"].state is LoanState.OFFERED
     assert [(loan.id, loan.state) for loan in rig.store.list_ended_loans(limit=9)] == [(home.id, LoanState.RETURNED)]
 
 
-def test_the_hook_is_called_at_every_named_point_in_order() -> None:
+def test_stage_hook_is_called_at_every_point_in_order() -> None:
     rig, points = Rig(), list[str]()
     rig.send("j")
-    rig.tick(at=points.append)
+    rig.tick(stage_hook=points.append)
     assert points == [
         "before-observe", "after-load", "before-commit", "after-commit", "after-converge",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Retention: rounds of a leader, and what they leave of a job that has ended."""
+"""Retention: rounds of a leader, and the files of ended jobs that they keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT = RetentionPeriods({HistoryLog.EVENTS: 10 * DAY_S}, logs_s=30 * DAY_S)
 
 
 class Site:
-    """A store with 5 old events, a run root with two jobs that have ended (one long ago), and what tends both."""
+    """A store with 5 old events, a run root with two ended jobs (one long ago), and their retention."""
 
     def __init__(self, folder: Path) -> None:
         url = f"sqlite:///{folder / 'state.sqlite'}"
@@ -40,9 +40,14 @@ class Site:
         self.store.commit(Commit(Snapshot(), Snapshot(generation=1), epoch=0, events=events, ended_jobs=ended))
         self.epoch, self.clock, self.noted = 0, ManualClock(NOW_S), Counter[str]()
         self.retention = Retention(
-            self.store, KEPT,
-            clock=self.clock, epoch=lambda: self.epoch, run_root=self.root, on_deleted=self._note, limits=DeletionLimits(2, 1, 0.01),
-        )  # fmt: skip
+            self.store,
+            KEPT,
+            clock=self.clock,
+            epoch=lambda: self.epoch,
+            run_root=self.root,
+            on_deleted=self._note,
+            limits=DeletionLimits(2, 1, 0.01),
+        )
 
     def lead(self) -> None:
         lease = self.store.acquire_lease("me", now_s=NOW_S, ttl_s=1e9)
@@ -54,7 +59,7 @@ class Site:
         return [each.number for each in self.store.list_events(Page())]
 
     @property
-    def told(self) -> int:
+    def audit_entries(self) -> int:
         return len(self.store.audit_log.list_entries(Page(), AuditFilter()))
 
     def _note(self, kind: str, count: int) -> None:
@@ -76,13 +81,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.store.close()
 
 
-def test_a_round_goes_in_small_steps_is_told_once_and_rests_for_a_day(site: Site) -> None:
+def test_round_deletes_in_batches_writes_one_audit_entry_and_waits_a_day(site: Site) -> None:
     site.lead()
     site.retention.step()
-    assert (site.numbers, site.told) == ([3, 4, 5, 6], 0)
+    assert (site.numbers, site.audit_entries) == ([3, 4, 5, 6], 0)
     for _ in range(9):
         site.retention.step()
-    assert (site.numbers, site.told, site.noted) == ([6], 1, {"events": 5, JOB_LOGS: 1})
+    assert (site.numbers, site.audit_entries, site.noted) == ([6], 1, {"events": 5, JOB_LOGS: 1})
     previous = site.store.load().snapshot
     late = (Event(0.0, EventCode.JOB_STATE, "job", "late"), Event(NOW_S, EventCode.JOB_STATE, "job", "now"))
     following = replace(previous, generation=previous.generation + 1)
@@ -90,10 +95,10 @@ def test_a_round_goes_in_small_steps_is_told_once_and_rests_for_a_day(site: Site
     site.clock.move_to(NOW_S + 11 * DAY_S)
     for _ in range(9):
         site.retention.step()
-    assert (site.numbers, site.told) == ([8], 2)
+    assert (site.numbers, site.audit_entries) == ([8], 2)
 
 
-def test_what_a_job_printed_goes_and_its_checkpoints_stay(site: Site) -> None:
+def test_log_files_are_deleted_and_checkpoints_kept(site: Site) -> None:
     site.lead()
     for _ in range(9):
         site.retention.step()
@@ -104,7 +109,7 @@ def test_what_a_job_printed_goes_and_its_checkpoints_stay(site: Site) -> None:
     assert sorted(site.root.list_jobs()) == ["new"]
 
 
-def test_who_does_not_lead_removes_nothing_and_the_loop_goes_on_when_it_does(site: Site) -> None:
+def test_only_the_leader_deletes(site: Site) -> None:
     site.retention.step()
     assert site.numbers == [1, 2, 3, 4, 5, 6]
     site.epoch = 7  # it slept, and another leads
@@ -113,12 +118,12 @@ def test_who_does_not_lead_removes_nothing_and_the_loop_goes_on_when_it_does(sit
         stop.wait(0.1)
         assert site.numbers == [1, 2, 3, 4, 5, 6]
         site.lead()
-        while site.told == 0:
+        while site.audit_entries == 0:
             stop.wait(0.01)
     assert site.numbers == [6]
 
 
-def test_a_database_that_is_away_is_told_of_by_who_decides_and_not_here_too(
+def test_outage_is_not_logged_by_retention(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, stop = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""What is written together fails together: each of those who wait is told."""
+"""Group commit of commands: every thread of a failed batch gets the error."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_inbox import CommandWriter
 
 
-def test_what_the_database_cannot_take_is_told_to_all_who_sent_at_that_time(tmp_path: Path) -> None:
+def test_error_of_one_command_reaches_all_threads_of_its_batch(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'state.sqlite'}"
     migrate(url)
     engine = open_engine(url)
-    outbox, told = CommandWriter(engine), list[object]()
-    unfit = AuditEntry(0.0, "ada", "", "PauseLending", "fleet", {"not": object()}, None, "")
+    writer, results = CommandWriter(engine), list[object]()
+    unencodable = AuditEntry(0.0, "ada", "", "PauseLending", "fleet", {"not": object()}, None, "")
 
     def send(number: int) -> None:
         try:
-            told.append(outbox.send(Command(f"c{number}", 0.0, PauseLending()), audit=unfit if number == 2 else None))
-        except StatementError as failed:
-            told.append(type(failed))
+            audit = unencodable if number == 2 else None
+            results.append(writer.send(Command(f"c{number}", 0.0, PauseLending()), audit=audit))
+        except StatementError as error:
+            results.append(type(error))
 
     senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
-    with outbox._write_lock:
+    with writer._write_lock:
         for each in senders:
             each.start()
-        while len(outbox._queue) < len(senders):
+        while len(writer._queue) < len(senders):
             pass
     for each in senders:
         each.join()
-    assert told == [StatementError] * 4
-    assert outbox.send(Command("c1", 0.0, PauseLending()), audit=None), "nothing of it was written"
+    assert results == [StatementError] * 4
+    assert writer.send(Command("c1", 0.0, PauseLending()), audit=None), "the batch wrote nothing"
     engine.dispose()

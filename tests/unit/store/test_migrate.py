@@ -1,4 +1,4 @@
-"""Migrations: they agree with the tables, keep what is there, and may run twice or at once."""
+"""Migrations: they build the tables of the code, keep existing rows, and may run repeatedly and concurrently."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.new_database(is_migrated=False)
 
 
-def test_the_migrations_build_exactly_the_tables_of_the_code(url: str) -> None:
+def test_migrations_build_the_tables_of_the_code(url: str) -> None:
     migrate(url)
     engine = open_engine(url)
     with engine.connect() as connection:
@@ -56,7 +56,7 @@ def test_the_migrations_build_exactly_the_tables_of_the_code(url: str) -> None:
         assert {c["name"]: c["nullable"] for c in columns[name]} == {c.name: c.nullable for c in table.columns}
 
 
-def test_migrating_a_filled_database_again_changes_nothing(url: str) -> None:
+def test_repeated_migration_changes_nothing(url: str) -> None:
     migrate(url)
     store = SqlStore(url)
     snapshot = Snapshot(generation=1, now_s=5.0, pools={"train": Pool("train", PoolKind.TRAINING)})
@@ -70,7 +70,7 @@ def test_migrating_a_filled_database_again_changes_nothing(url: str) -> None:
     again.close()
 
 
-def test_curves_of_a_database_from_before_say_that_no_known_solver_made_them(url: str) -> None:
+def test_curves_of_revision_1_have_no_solver(url: str) -> None:
     migrate(url)
     curve = ScalingCurve({GpuShape.packed("a100-80g", 8, 8): build_data_parallel_plan("a100-80g", 8)})
     store = SqlStore(url)
@@ -87,7 +87,7 @@ def test_curves_of_a_database_from_before_say_that_no_known_solver_made_them(url
     store.close()
 
 
-def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(url: str) -> None:
+def test_ended_jobs_and_loans_of_revision_4_can_be_queried(url: str) -> None:
     migrate(url)
     spec, loan = JobSpec("train", 1, 1, queue="blue"), Loan("l", "i0", "serve", LoanState.LOST, 5.0, 6.0)
     jobs = tuple(Job(f"j{at}", spec, JobState.FAILED, float(at), 9.0, Progress(9.0)) for at in range(1500))
@@ -109,14 +109,14 @@ def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(u
 
 
 @pytest.mark.parametrize("revision", [script.revision for script in _older_revisions()])
-def test_every_row_of_an_older_database_is_kept(url: str, revision: str) -> None:
+def test_migration_keeps_every_row(url: str, revision: str) -> None:
     migrate(url)
     engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
         for table in METADATA.sorted_tables:
-            if table.name not in ("state", "lease"):  # these have their one row from the first
+            if table.name not in ("state", "lease"):  # created with their only row
                 row = {column.name: _value(column.type) for column in table.columns}
-                connection.execute(table.insert(), row | _READ.get(table.name, {}))
+                connection.execute(table.insert(), row | _DECODED_BODIES.get(table.name, {}))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
@@ -130,11 +130,11 @@ def test_every_row_of_an_older_database_is_kept(url: str, revision: str) -> None
 
 
 _ENDED_JOB = Job("j", JobSpec("train", 1, 1), JobState.FAILED, 1.0, 9.0, Progress(9.0))
-_READ = {
+_DECODED_BODIES = {
     "ended_jobs": {"body": encode(_ENDED_JOB)},
     "ended_loans": {"body": encode(Loan("l", "i0", "serve", LoanState.LOST, 5.0, 6.0))},
 }
-"""Rows of which later revisions read more than the columns."""
+"""Bodies that later revisions decode."""
 
 
 def _value(kind: TypeEngine[Any]) -> Any:
@@ -145,14 +145,14 @@ def _value(kind: TypeEngine[Any]) -> Any:
 
 
 def _rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
-    """All rows of all tables that there are, by table."""
+    """Return all rows by table."""
     with engine.connect() as connection:
         names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
         selected = {name: connection.execute(text(f'SELECT * FROM "{name}"')).mappings().all() for name in names}
     return {name: [dict(row) for row in rows] for name, rows in selected.items()}
 
 
-def test_threads_may_migrate_several_databases_at_once(tmp_path: Path) -> None:
+def test_threads_can_migrate_databases_concurrently(tmp_path: Path) -> None:
     failures: list[BaseException] = []
 
     def run(url: str) -> None:
@@ -172,26 +172,26 @@ def test_threads_may_migrate_several_databases_at_once(tmp_path: Path) -> None:
         SqlStore(url).close()
 
 
-def test_processes_may_migrate_one_database_at_once(url: str) -> None:
+def test_processes_can_migrate_one_database_concurrently(url: str) -> None:
     program = f"from scheduler.store.schema_migration import migrate; migrate({url!r})"
     runs = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
     assert [run.wait(timeout=60) for run in runs] == [0, 0, 0]
     SqlStore(url).close()
 
 
-def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
+def test_database_of_a_newer_version_is_refused(url: str) -> None:
     migrate(url)
     engine = open_engine(url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
-    with pytest.raises(StoreError, match="is at revision 9999, which this version does not know"):
+    with pytest.raises(StoreError, match="revision 9999"):
         migrate(url)
-    with pytest.raises(StoreError, match=r"is at revision 9999, this version needs \d+"):
+    with pytest.raises(StoreError, match=r"revision 9999"):
         SqlStore(url)
 
 
-def test_the_migrations_can_be_taken_back(url: str) -> None:
+def test_migrations_can_be_reverted(url: str) -> None:
     migrate(url)
     engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
@@ -203,7 +203,7 @@ def test_the_migrations_can_be_taken_back(url: str) -> None:
     SqlStore(url).close()
 
 
-def test_commands_that_were_consumed_before_count_as_consumed_at_the_last_tick(url: str) -> None:
+def test_consumed_commands_of_revision_8_get_the_time_of_the_last_tick(url: str) -> None:
     migrate(url)
     store = SqlStore(url)
     for name in ("done", "waiting"):

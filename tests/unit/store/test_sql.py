@@ -57,7 +57,7 @@ def _with_nodes(previous: Snapshot, nodes: dict[str, Node]) -> Commit:
 
 
 def _stored_nodes(url: str) -> dict[str, int]:
-    """The generation of each node's row, tombstones included."""
+    """Return the generation of each node's row, including tombstones."""
     engine = open_engine(url)
     with engine.connect() as connection:
         rows = connection.execute(select(NODES.c.key, NODES.c.generation)).all()
@@ -65,9 +65,9 @@ def _stored_nodes(url: str) -> dict[str, int]:
     return {row.key: row.generation for row in rows}
 
 
-def test_a_commit_that_breaks_off_writes_nothing(store: SqlStore) -> None:
+def test_failed_commit_writes_nothing(store: SqlStore) -> None:
     store.send(Command("c", 1.0, RecallAll()))
-    unwritable = replace(EVENT, at_s=None)  # type: ignore[arg-type]  # the database refuses it, after the nodes
+    unwritable = replace(EVENT, at_s=None)  # type: ignore[arg-type]  # written after the nodes, and refused
     broken = replace(_with_nodes(Snapshot(), _nodes(2)), consumed_command_ids=("c",), events=(EVENT, unwritable))
     with pytest.raises(Exception, match=r"(?i)not.?null"):
         store.commit(broken)
@@ -77,7 +77,7 @@ def test_a_commit_that_breaks_off_writes_nothing(store: SqlStore) -> None:
     assert len(store.load().snapshot.nodes) == 2
 
 
-def test_a_process_that_dies_inside_a_commit_leaves_nothing_behind(url: str, store: SqlStore) -> None:
+def test_process_killed_in_mid_commit_writes_nothing(url: str, store: SqlStore) -> None:
     program = f"""
 import os
 from dataclasses import replace
@@ -90,8 +90,8 @@ sql_inbox.mark_consumed = lambda *arguments, **options: os._exit(9)
 pools = {{"train": Pool("train", PoolKind.TRAINING)}}
 SqlStore({url!r}).commit(Commit(Snapshot(), Snapshot(generation=1, pools=pools), epoch=0))
 """
-    died = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
-    assert died.returncode == 9
+    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert killed.returncode == 9
     assert store.load().snapshot == Snapshot()
     store.commit(_with_nodes(Snapshot(), _nodes(1)))
 
@@ -104,13 +104,13 @@ def test_only_changed_records_are_written(url: str, store: SqlStore) -> None:
     assert _stored_nodes(url) == {"t0": 1, "t1": 2, "t2": 1}
 
 
-def test_the_writer_keeps_the_snapshot_that_it_committed(store: SqlStore) -> None:
+def test_writer_keeps_the_snapshot_object_it_committed(store: SqlStore) -> None:
     commit = _with_nodes(Snapshot(), _nodes(1))
     store.commit(commit)
     assert store.load().snapshot is commit.snapshot
 
 
-def test_tombstones_are_swept_and_a_reader_that_lags_behind_them_reads_everything(url: str) -> None:
+def test_reader_older_than_the_deleted_tombstones_reads_everything(url: str) -> None:
     writer, reader = SqlStore(url, tombstone_generations=2), SqlStore(url)
     writer.commit(_with_nodes(Snapshot(), _nodes(2)))
     assert len(reader.load().snapshot.nodes) == 2
@@ -122,7 +122,7 @@ def test_tombstones_are_swept_and_a_reader_that_lags_behind_them_reads_everythin
     reader.close()
 
 
-def test_a_database_that_was_put_back_is_read_anew(url: str, store: SqlStore) -> None:
+def test_restored_database_is_read_completely(url: str, store: SqlStore) -> None:
     for at in range(3):
         store.commit(_with_nodes(store.load().snapshot, _nodes(at)))
     engine = open_engine(url)
@@ -133,7 +133,7 @@ def test_a_database_that_was_put_back_is_read_anew(url: str, store: SqlStore) ->
     assert (store.load().snapshot.generation, store.load().snapshot.nodes) == (1, {})
 
 
-def test_a_row_that_this_version_cannot_read_is_named(url: str, store: SqlStore) -> None:
+def test_error_names_a_row_that_cannot_be_decoded(url: str, store: SqlStore) -> None:
     other = SqlStore(url)
     other.commit(_with_nodes(Snapshot(), _nodes(1)))
     engine = open_engine(url)
@@ -145,7 +145,7 @@ def test_a_row_that_this_version_cannot_read_is_named(url: str, store: SqlStore)
         store.load()
 
 
-def test_of_two_processes_one_gets_the_lease(url: str) -> None:
+def test_only_one_of_two_processes_gets_the_lease(url: str) -> None:
     program = f"""
 import sys
 from scheduler.store.sql_store import SqlStore
@@ -153,7 +153,7 @@ from scheduler.store.sql_store import SqlStore
 store = SqlStore({url!r})
 print("ready", flush=True)
 sys.stdin.readline()
-print(store.acquire(sys.argv[1], now_s=100.0, ttl_s=10.0))
+print(store.acquire_lease(sys.argv[1], now_s=100.0, ttl_s=10.0))
 """
     runs = [
         subprocess.Popen(
@@ -174,7 +174,7 @@ print(store.acquire(sys.argv[1], now_s=100.0, ttl_s=10.0))
     assert answers[0] in leases
 
 
-def test_a_reading_transaction_sees_one_moment(url: str, store: SqlStore) -> None:
+def test_snapshot_transaction_does_not_see_later_commits(url: str, store: SqlStore) -> None:
     engine = make_snapshot_engine(open_engine(url))
     count = select(func.count()).select_from(NODES)
     with engine.begin() as connection:
@@ -186,58 +186,56 @@ def test_a_reading_transaction_sees_one_moment(url: str, store: SqlStore) -> Non
     engine.dispose()
 
 
-def test_every_table_has_a_form_in_postgresql() -> None:
+def test_every_table_compiles_for_postgresql() -> None:
     dialect = make_url("postgresql+psycopg://").get_dialect()()
-    forms = [str(CreateTable(table).compile(dialect=dialect)) for table in METADATA.sorted_tables]
-    assert any("body JSON" in form for form in forms)
+    statements = [str(CreateTable(table).compile(dialect=dialect)) for table in METADATA.sorted_tables]
+    assert any("body JSON" in statement for statement in statements)
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("url", "shown"),
     [
-        ("nonsense", r"database url: cannot open 'nonsense' .*; give a URL like sqlite:"),
-        ("flatfile://me:secret@host/x", r"database url: cannot open 'flatfile://\.\.\.' .*; give a URL like sqlite:"),
-        (
-            "sqlite:////nowhere/at/all.sqlite",
-            r"database sqlite:////nowhere/at/all.sqlite: there is no file /nowhere/at/",
-        ),
+        ("nonsense", "'nonsense'"),
+        ("flatfile://me:secret@host/x", "'flatfile://...'"),
+        ("sqlite:////nowhere/at/all.sqlite", "sqlite:////nowhere/at/all.sqlite"),
     ],
 )
-def test_a_database_that_cannot_be_opened_is_named_without_its_password(bad: str, message: str) -> None:
-    with pytest.raises(StoreError, match=message) as refused:
-        SqlStore(bad)
+def test_error_names_a_database_that_cannot_be_opened_without_its_password(url: str, shown: str) -> None:
+    with pytest.raises(StoreError) as refused:
+        SqlStore(url)
+    assert shown in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_a_database_that_was_never_migrated_is_refused_with_the_command_to_run(tmp_path: Path) -> None:
+def test_unmigrated_database_is_refused_with_the_command_to_run(tmp_path: Path) -> None:
     file = tmp_path / "new.sqlite"
     file.touch()
-    with pytest.raises(StoreError, match=r"is at revision none, this version needs \d+: run `ebbtide migrate`"):
+    with pytest.raises(StoreError, match=r"revision none.*\d{4}.*`ebbtide migrate`"):
         SqlStore(f"sqlite:///{file}")
 
 
-def test_a_database_that_is_not_there_is_not_left_behind_as_an_empty_file(tmp_path: Path) -> None:
+def test_missing_database_file_is_not_created(tmp_path: Path) -> None:
     file = tmp_path / "missing.sqlite"
-    with pytest.raises(StoreError, match=r"there is no file .*missing\.sqlite; `ebbtide migrate` makes one"):
+    with pytest.raises(StoreError, match=r"missing\.sqlite.*`ebbtide migrate`"):
         SqlStore(f"sqlite:///{file}")
     assert not file.exists()
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_format_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
-    file.write_text("These are notes, and no database at all. " * 50)
-    with pytest.raises(StoreError, match=r"notes\.txt cannot be opened: file is not a database"):
+    file.write_text("These are notes. " * 50)
+    with pytest.raises(StoreError, match=r"notes\.txt.*file is not a database"):
         SqlStore(f"sqlite:///{file}")
 
 
-def test_a_commit_must_move_on_by_one_generation(store: SqlStore) -> None:
+def test_commit_must_advance_by_one_generation(store: SqlStore) -> None:
     skipping = Snapshot(generation=2, pools={"train": Pool("train", PoolKind.TRAINING)})
     with pytest.raises(AssertionError, match="one generation"):
         store.commit(Commit(Snapshot(), skipping, epoch=0))
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_a_database_that_fails_is_unavailable_and_can_be_asked_again(store: SqlStore, url: str) -> None:
+def test_failing_database_is_unavailable_and_recovers(store: SqlStore, url: str) -> None:
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as other:
         other.execute("ALTER TABLE inbox RENAME TO hidden")
         with pytest.raises(UnavailableError, match="no such table: inbox"):
@@ -246,11 +244,11 @@ def test_a_database_that_fails_is_unavailable_and_can_be_asked_again(store: SqlS
     assert store.load().inbox == ()
 
 
-def test_a_database_server_that_says_nothing_is_unreachable_in_time_and_its_password_is_kept() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        at = f"127.0.0.1:{mute.getsockname()[1]}"
+def test_silent_server_is_unreachable_after_the_timeout_and_its_password_is_hidden() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(StoreUnreachableError) as caught:
-            SqlStore(f"postgresql+psycopg://user:hunter2@{at}/ebbtide?connect_timeout=2")
+            SqlStore(f"postgresql+psycopg://user:hunter2@{address}/ebbtide?connect_timeout=2")
     assert isinstance(caught.value, UnavailableError)
-    assert at in str(caught.value)
+    assert address in str(caught.value)
     assert "hunter2" not in str(caught.value)
