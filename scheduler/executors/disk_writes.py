@@ -1,7 +1,4 @@
-"""What a disk refuses, because it is full or read-only: told once, and tried again at the next look.
-
-Files that several processes look at: a reader sees the old one or the new one, never a part.
-"""
+"""Disk writes that survive full disks and concurrent readers."""
 
 from __future__ import annotations
 
@@ -16,27 +13,30 @@ logger = logging.getLogger(__name__)
 
 
 class DeferredDiskWrites:
-    """Mutable on purpose: it remembers what was told."""
+    """Defers failed disk writes to the next attempt, and logs each failure once."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._last_errors: dict[str, str] = {}
 
     @contextmanager
     def defer_on_error(self, description: str) -> Iterator[None]:
-        """An OSError ends the block and nothing else: whoever calls does `what` again, until the disk takes it."""
+        """Suppress an OSError in the block and log it. The caller retries `description` on its next pass."""
         try:
             yield
-        except OSError as failure:
-            if self._told.get(description) != str(failure):
-                logger.error("%s is put off until the disk takes it: %s", description, failure)
-            self._told[description] = str(failure)
+        except OSError as error:
+            if self._last_errors.get(description) != str(error):
+                logger.error("%s is deferred until the disk accepts it: %s", description, error)
+            self._last_errors[description] = str(error)
         else:
-            self._told.pop(description, None)
+            self._last_errors.pop(description, None)
 
 
 def write_json_atomically(path: Path, document: object, *, durable: bool = False) -> None:
-    """`document` as JSON; where it is durable, whole after a power failure too, if it is there then. Raises ValueError
-    where it holds a number that JSON has no form for."""
+    """Write `document` as JSON by rename, so that readers see the old or the new file, never a part.
+
+    With `durable`, the file is complete even after a power failure. Raises ValueError for numbers that JSON cannot
+    represent.
+    """
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
         file.write(json.dumps(document, allow_nan=False))

@@ -1,7 +1,4 @@
-"""What the runtime needs of an executor, and nothing else.
-
-RecordingExecutor: writes down what it was asked to do and does nothing. For dry runs and tests.
-"""
+"""The executor protocol, and RecordingExecutor for dry runs and tests."""
 
 from __future__ import annotations
 
@@ -16,60 +13,65 @@ from scheduler.domain.snapshot import Snapshot
 
 
 class Executor(Protocol):
-    """Makes the world like the desired state in a snapshot, level-triggered and idempotent.
+    """Makes the world match the desired state. Level-triggered and idempotent.
 
-    For each job, `job.allocation` says which generation of its workers belongs on which exact GPUs under which
-    plan. A run of an older generation, or of a job without a target, is told to save and leave, and is killed at
-    `allocation.leave_by_s`. A generation starts when the job's older runs have left, never beside them.
+    `job.allocation` states which generation of a job's workers belongs on which GPUs under which plan. Runs of older
+    generations, and of jobs without a target, are asked to save and leave, and are killed at `allocation.leave_by_s`. A
+    generation starts only after the job's older runs have left.
     """
 
     def observe(self) -> Observation:
-        """What runs where. Ended runs are reported until a converge shows that the desired state has moved on."""
+        """Return what runs where. Ended runs are reported until a converge shows that the state has moved on."""
 
     def converge(self, desired: Snapshot) -> None:
-        """Take the steps that are missing between what is and what `desired` says. Never waits for a process.
+        """Take the missing steps towards `desired`, without waiting for processes.
 
-        Called once before the first tick of a controller's life, which heals a crash between commit and effect.
+        Called once before a controller's first tick, which recovers from a crash between commit and execution.
         """
 
     def close(self) -> None:
-        """End what cannot outlive the controller. A local executor ends its processes; Kubernetes keeps its pods."""
+        """Release what cannot outlive the controller. Local executors end processes; Kubernetes keeps pods."""
 
 
 class RecordingExecutor:
-    """Observes a world exactly as the last desired state has it: every job runs on its target, whatever had to
-    leave has left, inference has left the nodes that were offered. `converged` holds each state it was given."""
+    """Executes nothing, and observes a world that matches the last desired state.
+
+    Every job runs on its target, leaving jobs have left, and offered nodes are drained. `converged_snapshots` records
+    all desired states.
+    """
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.converged_snapshots: list[Snapshot] = []
-        self._world = snapshot or Snapshot()
-        self._shown: dict[str, tuple[Job, Run]] = {}
+        self._snapshot = snapshot or Snapshot()
+        self._last_runs: dict[str, tuple[Job, Run]] = {}
         self._nodes: tuple[Snapshot, dict[str, NodeFacts]] | None = None
 
     def observe(self) -> Observation:
-        """What nothing has happened to is the same object as before."""
-        world, shown = self._world, self._shown
-        placed = {job.id: job for job in world.jobs.values() if job.allocation.target}
-        self._shown = {
-            job_id: known
-            if (known := shown.get(job_id)) and known[0] is job and known[1].steps is None
-            else (job, _build_run(job, world.now_s))
+        """Return the observation. Unchanged runs and nodes are the same objects as before."""
+        snapshot, last_runs = self._snapshot, self._last_runs
+        placed = {job.id: job for job in snapshot.jobs.values() if job.allocation.target}
+        self._last_runs = {
+            job_id: last
+            if (last := last_runs.get(job_id)) and last[0] is job and last[1].steps is None
+            else (job, _build_run(job, snapshot.now_s))
             for job_id, job in placed.items()
         }
-        if self._nodes is None or not _have_same_nodes(self._nodes[0], world):
-            self._nodes = world, _build_node_facts(world)
-        return Observation(world.now_s, world.generation, tuple(run for _, run in self._shown.values()), self._nodes[1])
+        if self._nodes is None or not _have_same_nodes(self._nodes[0], snapshot):
+            self._nodes = snapshot, _build_node_facts(snapshot)
+        return Observation(
+            snapshot.now_s, snapshot.generation, tuple(run for _, run in self._last_runs.values()), self._nodes[1]
+        )
 
     def converge(self, desired: Snapshot) -> None:
         self.converged_snapshots.append(desired)
-        self._world = desired
+        self._snapshot = desired
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there are no processes."""
 
 
-def _have_same_nodes(one: Snapshot, other: Snapshot) -> bool:
-    return one.nodes is other.nodes and one.loans is other.loans
+def _have_same_nodes(first: Snapshot, second: Snapshot) -> bool:
+    return first.nodes is second.nodes and first.loans is second.loans
 
 
 def _build_node_facts(snapshot: Snapshot) -> dict[str, NodeFacts]:
@@ -84,7 +86,7 @@ def _build_node_facts(snapshot: Snapshot) -> dict[str, NodeFacts]:
 
 
 def _build_run(job: Job, now_s: float) -> Run:
-    """It saves at once where it is asked to, and tells of its steps only then."""
+    """Return the job's run. Requested checkpoints complete at once, and only then are steps reported."""
     run = Run(job.id, job.allocation.generation, RunPhase.RUNNING, job.allocation.target)
     if job.pending_checkpoint_request is None:
         return run

@@ -1,7 +1,4 @@
-"""Where the inference of a local cluster sits: there it is a demand signal, not processes.
-
-The nodes of a simulated cluster: which are up, and where inference sits on those that are not lent.
-"""
+"""Placement of inference demand on nodes, for executors without real inference pods."""
 
 from __future__ import annotations
 
@@ -15,19 +12,21 @@ from scheduler.domain.snapshot import Snapshot
 
 
 def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, NodeFacts]:
-    """Every node of `desired`, with the GPUs that its pool's demand takes.
+    """Return all nodes of `desired` with the GPUs that inference occupies.
 
-    The demand fills the pool's nodes that are up and not lent, by name, so that the last ones fall idle first; what
-    does not fit serves nowhere. A node is free of inference the moment it is offered.
+    Demand fills nodes that are up and not lent, in name order, so that the last ones become idle first. Excess demand
+    is dropped. An offered node is free of inference at once.
     """
-    left = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
+    remaining = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
     facts = {}
     for name, node in sorted(desired.nodes.items()):
         loan = desired.loans.get(name)
-        serves = desired.pools[node.pool].kind is PoolKind.INFERENCE and not (loan is not None and loan.is_live)
-        taken = min(node.gpus, left.get(node.pool, 0)) if serves and name not in down else 0
-        left[node.pool] = left.get(node.pool, 0) - taken
-        facts[name] = NodeFacts(up=name not in down, inference_gpus=taken)
+        serves_inference = desired.pools[node.pool].kind is PoolKind.INFERENCE and not (
+            loan is not None and loan.is_live
+        )
+        used = min(node.gpus, remaining.get(node.pool, 0)) if serves_inference and name not in down else 0
+        remaining[node.pool] = remaining.get(node.pool, 0) - used
+        facts[name] = NodeFacts(up=name not in down, inference_gpus=used)
     return facts
 
 
@@ -35,9 +34,9 @@ _cached_facts = cache(NodeFacts)
 
 
 class SimulatedNodes:
-    """Inference fills the nodes of its pool in their order, so that the last ones fall idle first.
+    """Nodes of a simulated cluster. Demand fills nodes in order, so that the last ones become idle first.
 
-    An offered node keeps its pods until they have drained; a lent one has none.
+    An offered node keeps its pods until they have drained. A lent node has none.
     """
 
     def __init__(self, nodes: Iterable[Node], *, drain_s: float) -> None:
@@ -46,7 +45,7 @@ class SimulatedNodes:
         self._down: set[str] = set()
         self._demand: dict[str, float] = {}
         self._loans: Mapping[str, Loan] = {}
-        self._leaving: dict[str, int] = {}
+        self._draining: dict[str, int] = {}
         self._facts: Mapping[str, NodeFacts] | None = None
 
     def set_demand(self, pool: str, gpus: float) -> None:
@@ -56,7 +55,7 @@ class SimulatedNodes:
     def mark_down(self, name: str) -> None:
         self._check_node(name)
         self._down.add(name)
-        self._leaving.pop(name, None)
+        self._draining.pop(name, None)
         self._facts = None
 
     def mark_up(self, name: str) -> None:
@@ -68,7 +67,7 @@ class SimulatedNodes:
         return name in self._nodes and name not in self._down
 
     def apply_loans(self, loans: Mapping[str, Loan]) -> tuple[str, ...]:
-        """Take over the loans of the desired state; the nodes whose pods have to drain first, from now on."""
+        """Apply the desired loans, and return the nodes that start to drain."""
         before, facts = self._loans, self.get_facts()
         self._loans = {name: loan for name, loan in loans.items() if loan.is_live}
         offered = [
@@ -79,8 +78,8 @@ class SimulatedNodes:
             and facts[name].inference_gpus
             and self.is_up(name)
         ]
-        self._leaving = {name: gpus for name, gpus in self._leaving.items() if name in self._loans}
-        self._leaving.update((name, facts[name].inference_gpus) for name in offered)
+        self._draining = {name: gpus for name, gpus in self._draining.items() if name in self._loans}
+        self._draining.update((name, facts[name].inference_gpus) for name in offered)
         self._facts = None
         return tuple(offered)
 
@@ -89,10 +88,10 @@ class SimulatedNodes:
         return self._drain_s
 
     def finish_drain(self, name: str) -> bool:
-        """The last pods have left an offered node. False where it was taken back meanwhile."""
-        if name not in self._leaving:
+        """Remove the last pods of an offered node. Return False if the loan was withdrawn meanwhile."""
+        if name not in self._draining:
             return False
-        del self._leaving[name]
+        del self._draining[name]
         self._facts = None
         return True
 
@@ -102,23 +101,23 @@ class SimulatedNodes:
         return self._facts
 
     def _place_inference(self) -> Mapping[str, NodeFacts]:
-        left = {pool: math.ceil(gpus) for pool, gpus in self._demand.items()}
-        for name, gpus in self._leaving.items():
-            left[self._nodes[name].pool] -= gpus
+        remaining = {pool: math.ceil(gpus) for pool, gpus in self._demand.items()}
+        for name, gpus in self._draining.items():
+            remaining[self._nodes[name].pool] -= gpus
         facts: dict[str, NodeFacts] = {}
         for name, node in self._nodes.items():
             if name in self._down:
                 facts[name] = _cached_facts(False, 0)
             elif name in self._loans:
-                facts[name] = _cached_facts(True, self._leaving.get(name, 0))
-            elif (needed := left.get(node.pool, 0)) > 0:
-                taken = min(node.gpus, needed)
-                left[node.pool] = needed - taken
-                facts[name] = _cached_facts(True, taken)
+                facts[name] = _cached_facts(True, self._draining.get(name, 0))
+            elif (demanded := remaining.get(node.pool, 0)) > 0:
+                used = min(node.gpus, demanded)
+                remaining[node.pool] = demanded - used
+                facts[name] = _cached_facts(True, used)
             else:
                 facts[name] = _cached_facts(True, 0)
         return facts
 
     def _check_node(self, name: str) -> None:
         if name not in self._nodes:
-            raise ValueError(f"node: got {name!r}, allowed are {', '.join(self._nodes)}")
+            raise ValueError(f"unknown node {name!r}; the nodes are {', '.join(self._nodes)}")

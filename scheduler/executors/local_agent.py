@@ -1,8 +1,7 @@
-"""The node agents of a local executor as their controller sees them: one per job and node, never waited for.
+"""Node agents of the local executor: one process per job and node, controlled without blocking.
 
-An agent is started as soon as a desired state wants its job on its node, so that it has loaded what the ranks need
-while older runs still save, and ended when no desired state wants it and no run is left on it. What is said to it
-and by it stands at the head of scheduler/worker/node_agent.py.
+An agent starts as soon as its job is wanted on its node, so that it can preload modules while older runs still save. It
+ends when the job is no longer wanted there and has no run left. scheduler/worker/node_agent.py documents the messages.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _EXTERNAL_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class NodeAgent:
-    """One agent process. `generation` is its job's when it was started; rank keys are (generation, rank)."""
+    """An agent process. `generation` is the job's at the agent's start; ranks are keyed by (generation, rank)."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], *, node: str, generation: int, started_at_s: float, log: Path
@@ -48,10 +47,10 @@ class NodeAgent:
         self.failures: dict[tuple[int, int], str] = {}
         self._process = process
         self._log = log
-        self._is_silent = False
+        self._has_closed_reports = False
         self._unsent = self._unread = b""
-        assert process.stdin is not None, "it is started with pipes"
-        assert process.stdout is not None, "it is started with pipes"
+        assert process.stdin is not None, "the process has pipes"
+        assert process.stdout is not None, "the process has pipes"
         self._orders_fd, self._reports_fd = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._orders_fd, False)
         os.set_blocking(self._reports_fd, False)
@@ -67,7 +66,7 @@ class NodeAgent:
         started_at_s: float,
         log: Path,
     ) -> NodeAgent:
-        """Raises OSError or ValueError where it cannot be started, or not with these variables."""
+        """Start an agent. Raises OSError or ValueError if it cannot be started, or not with these variables."""
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
@@ -76,51 +75,51 @@ class NodeAgent:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 bufsize=0,
-                start_new_session=True,  # an interrupt from the keyboard is for the controller alone
+                start_new_session=True,  # keyboard interrupts are for the controller only
             )
         return cls(process, node=node, generation=generation, started_at_s=started_at_s, log=log)
 
     @property
     def reports_fd(self) -> int:
-        """Readable when it has reported something, or has closed its reports."""
+        """File descriptor that becomes readable on a report or when the agent closes its reports."""
         return self._reports_fd
 
     @property
     def has_closed_reports(self) -> bool:
-        """It has closed its reports: it has ended, or is about to."""
-        return self._is_silent
+        """Whether it has closed its reports: it has ended or is about to."""
+        return self._has_closed_reports
 
     @property
     def is_ending(self) -> bool:
-        """It has closed its reports and is not reaped yet: that takes a moment."""
-        return self._is_silent and self.exit_code is None
+        """Whether it has closed its reports but is not reaped yet."""
+        return self._has_closed_reports and self.exit_code is None
 
     @property
     def has_pending_reports(self) -> bool:
-        if self._is_silent:
+        if self._has_closed_reports:
             return self.exit_code is None
         return bool(select.select([self._reports_fd], [], [], 0)[0])
 
     @property
     def is_lost(self) -> bool:
-        """It was ended by somebody else, which is not its job's fault."""
+        """Whether it was killed from outside, which is not the job's fault."""
         return self.exit_code in _EXTERNAL_SIGNALS
 
     def describe_end(self) -> str:
-        assert self.exit_code is not None, "it has ended"
+        assert self.exit_code is not None, "the agent has ended"
         if self.exit_code < 0:
-            return f"the agent of node {self.node} was ended by {signal_name(-self.exit_code)}"
-        return f"the agent of node {self.node} ended with exit code {self.exit_code}: {read_tail(self._log)}"
+            return f"the agent of node {self.node} was killed by {signal_name(-self.exit_code)}"
+        return f"the agent of node {self.node} exited with code {self.exit_code}: {read_tail(self._log)}"
 
     def poll(self) -> None:
-        """Send what is unsent, take in what it reports, and reap it once it has closed its reports."""
+        """Send pending orders, read reports, and reap the process once it has closed its reports."""
         self._flush()
-        while not self._is_silent:
+        while not self._has_closed_reports:
             try:
                 part = os.read(self._reports_fd, _CHUNK_BYTES)
             except BlockingIOError:
                 break
-            self._is_silent = not part
+            self._has_closed_reports = not part
             self.is_loading &= bool(part)
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
@@ -134,19 +133,19 @@ class NodeAgent:
         self._flush()
 
     def kill(self) -> None:
-        """Its ranks die with it; what they have started is found by its mark."""
+        """Kill the agent and its ranks. Other descendants are found by their mark."""
         if self.exit_code is None:
             self._process.kill()
 
     def close(self, *, within_s: float) -> None:
-        """Wait until it has ended, and release its pipes.
+        """Wait until it has ended, and close its pipes.
 
         Raises:
-            TimeoutExpired: it is still there after `within_s` seconds.
+            TimeoutExpired: it still runs after `within_s` seconds.
         """
         self._process.wait(within_s)
         for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None, "it was started with pipes"
+            assert pipe is not None, "the process has pipes"
             pipe.close()
 
     def _flush(self) -> None:
@@ -156,17 +155,17 @@ class NodeAgent:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._unsent = b""  # its end is seen by its silence
+            self._unsent = b""  # the closed reports show that it has ended
 
     def _handle_report(self, report: Mapping[str, dict[str, object]]) -> None:
         ((what, fields),) = report.items()
         if what == "ready":
             self.is_loading = False
-            logger.info("the agent of node %s has loaded %s", self.node, fields["loaded"])
+            logger.info("agent of node %s has preloaded %s", self.node, fields["loaded"])
             return
         generation, rank = fields["generation"], fields["rank"]
-        assert isinstance(generation, int), "the agent repeats what it was told"
-        assert isinstance(rank, int), "the agent repeats what it was told"
+        assert isinstance(generation, int), "the agent echoes the order's fields"
+        assert isinstance(rank, int), "the agent echoes the order's fields"
         match what, fields:
             case "started", _:
                 self.started.add((generation, rank))
@@ -178,7 +177,7 @@ class NodeAgent:
 
 
 class AgentRank:
-    """One rank that an agent was told to start."""
+    """A rank that an agent was asked to start."""
 
     def __init__(self, place: RankSlot, agent: NodeAgent, *, generation: int) -> None:
         self.place = place
@@ -203,27 +202,30 @@ class AgentRank:
 
     @property
     def is_started(self) -> bool:
-        """It was started, or could not be."""
+        """Whether the start was reported, successful or not."""
         return self._key in self.agent.started or self._key in self.agent.exit_codes
 
     @property
     def has_exit_code(self) -> bool:
-        """Its end was reported: it did not die with its agent."""
+        """Whether its exit code was reported, so that it did not die with its agent."""
         return self._key in self.agent.exit_codes
 
     @property
     def failure(self) -> str:
-        """Why it could not be started; empty where it could."""
+        """Why it could not be started, or an empty string."""
         return self.agent.failures.get(self._key, "")
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal's number where one ended it), None while it lives, as of the last look."""
+        """Return the exit code (minus the signal number), or None if it was alive at the last poll."""
         code = self.agent.exit_codes.get(self._key)
         return -signal.SIGKILL if code is None and self.agent.exit_code is not None else code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the rank's whole group. An agent that has not come to start it is killed in its place:
-        all its ranks are of this run, and it may be loading for seconds to come."""
+        """Send a signal to the rank's process group.
+
+        An agent that has not started the rank yet is killed instead: all its ranks belong to this run, and it may
+        preload for seconds.
+        """
         if number is signal.SIGKILL and not self.is_started:
             self.agent.kill()
         elif self.poll() is None:
@@ -231,7 +233,7 @@ class AgentRank:
 
 
 class AgentPool:
-    """The agents of all jobs, by (job, node). `preload` is what an agent loads whose job can use it."""
+    """The agents of all jobs by (job, node). `preload` lists modules for agents whose job can use them."""
 
     def __init__(
         self, root: RunRoot, *, command: Sequence[str], preload: Sequence[str], on_crash_point: Callable[[str], None]
@@ -239,27 +241,27 @@ class AgentPool:
         self._root = root
         self._command = tuple(command)
         self._preload = tuple(preload)
-        self._at = on_crash_point
+        self._on_crash_point = on_crash_point
         self._agents: dict[tuple[str, str], NodeAgent] = {}
-        self._refused: dict[tuple[str, str], OSError | ValueError] = {}
-        self._leaving: list[NodeAgent] = []
+        self._start_errors: dict[tuple[str, str], OSError | ValueError] = {}
+        self._ending: list[NodeAgent] = []
 
     @property
     def has_pending_reports(self) -> bool:
         return any(agent.has_pending_reports for agent in self._agents.values())
 
     def get(self, job_id: str, node: str) -> NodeAgent:
-        """The agent that was prepared there.
+        """Return the prepared agent.
 
         Raises:
             OSError, ValueError: it could not be started, or not with the job's variables.
         """
-        if failure := self._refused.pop((job_id, node), None):
-            raise failure
+        if error := self._start_errors.pop((job_id, node), None):
+            raise error
         return self._agents[job_id, node]
 
     def should_wait_for_agents(self, job: Job, now_s: float) -> bool:
-        """Whether one of the job's still loads, and there will be time enough to leave when it has."""
+        """Return whether an agent of the job still preloads and leaves enough time before the deadline."""
         leave_by_s = math.inf if job.allocation.leave_by_s is None else job.allocation.leave_by_s
         return any(
             agent.is_loading and now_s < min((agent.started_at_s + leave_by_s) / 2, agent.started_at_s + _LOAD_S_MAX)
@@ -268,36 +270,36 @@ class AgentPool:
         )
 
     def prepare(self, job: Job, nodes: Collection[str], *, now_s: float) -> None:
-        """Start the job's agents that are missing there. One that died is replaced for a later generation only, so
-        that its end is told.
+        """Start missing agents of the job. A dead agent is replaced only for a later generation, so that its end is
+        reported.
         """
         for key in sorted((job.id, node) for node in nodes):
             agent = self._agents.get(key)
             if agent is not None and agent.exit_code is not None and agent.generation < job.allocation.generation:
                 self._dismiss(key)
-            if key not in self._agents and key not in self._refused:
-                self._at("before-agent-start")
+            if key not in self._agents and key not in self._start_errors:
+                self._on_crash_point("before-agent-start")
                 try:
                     self._agents[key] = self._start(job, key[1], now_s)
-                except (OSError, ValueError) as failure:
-                    self._refused[key] = failure
-                self._at("after-agent-start")
+                except (OSError, ValueError) as error:
+                    self._start_errors[key] = error
+                self._on_crash_point("after-agent-start")
 
     def poll(self) -> None:
         for agent in self._agents.values():
             agent.poll()
-        for agent in self._leaving[:]:
+        for agent in self._ending[:]:
             agent.poll()
             if agent.exit_code is not None:
                 agent.close(within_s=0.0)
-                self._leaving.remove(agent)
+                self._ending.remove(agent)
 
     def retain(self, wanted: Collection[tuple[str, str]]) -> None:
-        """End all others: nothing of theirs is left to be saved."""
+        """Kill all other agents. They have nothing to save."""
         for key in self._agents.keys() - wanted:
             self._dismiss(key)
-        for key in self._refused.keys() - wanted:
-            del self._refused[key]
+        for key in self._start_errors.keys() - wanted:
+            del self._start_errors[key]
 
     def kill_on_node(self, node: str) -> None:
         for agent in self._agents.values():
@@ -305,22 +307,22 @@ class AgentPool:
                 agent.kill()
 
     def close(self) -> None:
-        """End all agents and wait for it."""
+        """Kill all agents and wait for their end."""
         self.retain(())
-        for agent in self._leaving:
+        for agent in self._ending:
             agent.close(within_s=_CLOSE_TIMEOUT_S)
-        self._leaving.clear()
+        self._ending.clear()
 
     def _dismiss(self, key: tuple[str, str]) -> None:
         agent = self._agents.pop(key)
         agent.kill()
-        self._leaving.append(agent)
+        self._ending.append(agent)
 
     def _start(self, job: Job, node: str, now_s: float) -> NodeAgent:
         log = self._root.agent_log(job.id, node)
         log.parent.mkdir(parents=True, exist_ok=True)
         is_warm = can_run_preloaded(job.spec.command)
-        preload = [word for module in self._preload if is_warm for word in ("--preload", module)]
+        preload = [argument for module in self._preload if is_warm for argument in ("--preload", module)]
         environment = build_agent_environment(
             job.spec.env if is_warm else {}, run_root=str(self._root.path), inherited=os.environ
         )

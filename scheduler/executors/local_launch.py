@@ -1,7 +1,4 @@
-"""The rendezvous store of a local executor: one child process beside the controller, never inside a rank.
-
-Starting the ranks of one generation on this machine: what they are told, and their processes.
-"""
+"""Starting ranks on this machine: the rendezvous store, and the orders to agents."""
 
 from __future__ import annotations
 
@@ -28,7 +25,9 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class RendezvousStore:
-    """Starts when it is first asked for, and again after it died. It ends by itself when its input closes."""
+    """The rendezvous store as a child process of the controller. Starts on first use and after a crash; ends when its
+    stdin closes.
+    """
 
     def __init__(self, command: Sequence[str], *, run_root: Path) -> None:
         self._command = tuple(command)
@@ -38,9 +37,9 @@ class RendezvousStore:
         self._process: subprocess.Popen[bytes] | None = None
 
     def port(self) -> int | None:
-        """The port it serves; None while it starts. Never waits."""
+        """Return the port, or None while the store starts. Never blocks."""
         if self._process is not None and self._process.poll() is not None:
-            logger.error("the rendezvous store ended: %s", read_tail(self._log) or "it said nothing")
+            logger.error("the rendezvous store exited: %s", read_tail(self._log) or "no output")
             self.close()
         if self._process is None:
             self._start()
@@ -50,13 +49,13 @@ class RendezvousStore:
             return None
 
     def close(self) -> None:
-        """End the process; waits for it, and kills it when it takes too long."""
+        """Terminate the process and wait, killing it after a timeout."""
         process, self._process = self._process, None
         if process is None:
             return
         process.terminate()
         try:
-            process.communicate(timeout=_STOP_TIMEOUT_S)  # closes its input
+            process.communicate(timeout=_STOP_TIMEOUT_S)  # closes its stdin
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -71,12 +70,12 @@ class RendezvousStore:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupt from the keyboard is for the controller alone
+                start_new_session=True,  # keyboard interrupts are for the controller only
             )
 
 
 class Launcher:
-    """`url` is where workers reach the API, `secret` what their tokens are signed with."""
+    """Starts the ranks of a generation. `url` is the API URL for workers, `secret` signs their tokens."""
 
     def __init__(
         self, root: RunRoot, rendezvous: RendezvousStore, agents: AgentPool, *, url: str, secret: bytes | None
@@ -89,28 +88,28 @@ class Launcher:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the rendezvous store serves; the first call starts it."""
+        """Whether the rendezvous store serves. The first call starts it."""
         return self._rendezvous.port() is not None
 
     def launch(self, job: Job, desired: Snapshot) -> Iterator[AgentRank]:
-        """Have the agents start the ranks of the job's present generation, one each time the caller asks for the next.
+        """Order the start of the job's ranks, one per iteration of the result.
 
         Raises:
-            ValueError: the job has no command, or its environment holds what no program can be given.
+            ValueError: the job has no command, or an invalid environment variable.
             OSError: the rendezvous store has ended, or an agent could not be started.
         """
         generation = job.allocation.generation
         folder = self._root.folder(job.id, generation)
         command = rank_launch.build_argv(job.spec.command, python=sys.executable)
-        briefing = self._build_launch_spec(job)
-        for place in rank_launch.assign_rank_slots(desired.rank_placement(job.allocation)):
+        spec = self._build_launch_spec(job)
+        for slot in rank_launch.assign_rank_slots(desired.rank_placement(job.allocation)):
             yield AgentRank.start(
-                place,
-                self._agents.get(job.id, place.node),
+                slot,
+                self._agents.get(job.id, slot.node),
                 generation=generation,
                 argv=command,
-                env=rank_launch.build_rank_environment(briefing, place, inherited=os.environ),
-                log=folder.log_path(place.rank),
+                env=rank_launch.build_rank_environment(spec, slot, inherited=os.environ),
+                log=folder.log_path(slot.rank),
                 warm=rank_launch.can_run_preloaded(job.spec.command),
             )
 
@@ -119,7 +118,7 @@ class Launcher:
         folder = self._root.folder(job.id, generation)
         port = self._rendezvous.port()
         if port is None:
-            raise OSError("the rendezvous store has just ended")
+            raise OSError("the rendezvous store has just exited")
         return rank_launch.LaunchSpec(
             job_id=job.id,
             generation=generation,

@@ -1,15 +1,15 @@
-"""What a local executor keeps on disk, so that the next controller knows what the last one had begun.
+"""Files of the local executor, from which the next controller learns what has begun.
 
-<run root>/executor.lock                    held while an executor works here
-<run root>/jobs/<job>/checkpoints/          where the job has named no folder of its own
-<run root>/jobs/<job>/agent-<node>.log      what the job's agents on a node said
-<run root>/jobs/<job>/gen-<n>/started.json  written before the first process; the folder appears with it, whole
-                             plan.json      the ParallelPlan
-                             rank-<r>.log   what a rank printed
-                             status-<r>.json what a rank says of itself (written by the rank)
-                             notice.json    what the ranks are asked to do
-                             ended.json     how it ended, once that is known
-                             settled        empty: the desired state has moved on, nobody asks any more
+<run root>/executor.lock                      held while an executor uses the run root
+<run root>/jobs/<job>/checkpoints/            default checkpoint directory
+<run root>/jobs/<job>/agent-<node>.log        output of the agent on a node
+<run root>/jobs/<job>/gen-<n>/started.json    written before the first process; the folder appears complete
+                              plan.json       the ParallelPlan
+                              rank-<r>.log    output of a rank
+                              status-<r>.json status of a rank, written by the rank
+                              notice.json     what the ranks are asked to do
+                              ended.json      how the run ended
+                              settled         empty: the desired state has moved on
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 class RunRootLockedError(ValueError):
-    """Another living controller works in this run root."""
+    """Another running controller uses this run root."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRecord:
-    """One generation that was begun: from now on it is never begun again.
+    """A generation that has begun and will never begin again.
 
-    `snapshot_generation` is the desired state that asked for it; the store fences that number by the leader's epoch.
+    `snapshot_generation` is the desired state that started it; the store fences it by the leader's epoch.
     """
 
     job_id: str
@@ -59,7 +59,7 @@ class StartedRecord:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFolder:
-    """The folder that all ranks of one generation share."""
+    """The folder of one generation, shared by its ranks."""
 
     path: Path
 
@@ -82,10 +82,10 @@ class GenerationFolder:
         return decode(StartedRecord, _read_json(self.path / "started.json"))
 
     def read_status(self, rank: int) -> RankStatus | None:
-        """What the rank says of itself; None while it has said nothing.
+        """Return the rank's status, None without one.
 
         Raises:
-            ValueError: the file is not what a status may be; the message names the field.
+            ValueError: the file is invalid; the message names the field.
         """
         return read_rank_status(self.path / f"status-{rank}.json")
 
@@ -105,30 +105,30 @@ class GenerationFolder:
 
 
 class RankStatuses:
-    """What ranks of one generation have said of themselves so far: `known`, by rank."""
+    """The last known status of each rank of a generation."""
 
     def __init__(self, folder: GenerationFolder, ranks: Iterable[int]) -> None:
         self.by_rank: dict[int, RankStatus] = {}
         self._folder = folder
         self._ranks = tuple(ranks)
-        self._complaints: set[str] = set()
+        self._logged_errors: set[str] = set()
 
     def refresh(self) -> None:
-        """Take in their files anew. One that is not understood is complained of once, and what was known stays."""
+        """Read the files again. An invalid file is logged once, and the last valid status stays."""
         for rank in self._ranks:
             try:
                 status = self._folder.read_status(rank)
-            except ValueError as wrong:
-                if str(wrong) not in self._complaints:
-                    self._complaints.add(str(wrong))
-                    logger.warning("a rank's status is not understood: %s", wrong)
+            except ValueError as error:
+                if str(error) not in self._logged_errors:
+                    self._logged_errors.add(str(error))
+                    logger.warning("invalid rank status: %s", error)
                 continue
             if status is not None:
                 self.by_rank[rank] = status
 
 
 class RunRoot:
-    """The folder of one executor, one in a process. `path` is absolute, because processes are found by it."""
+    """The folder of one executor. `path` is absolute, because processes are found by it."""
 
     def __init__(self, path: Path, *, logs: LogLimits | None = None) -> None:
         self.path = path.resolve()
@@ -136,15 +136,15 @@ class RunRoot:
         self._lock: int | None = None
 
     def lock(self) -> None:
-        """Make sure that nobody else works here. The lock ends with the process, however that ends.
+        """Lock the run root. The lock ends with the process.
 
         Raises:
-            RunRootTakenError: another process holds it.
+            RunRootLockedError: another process holds the lock.
         """
         if self._lock is not None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        # A record lock, not flock: children that a controller forks must not keep it alive.
+        # A record lock, not flock: forked children must not keep it.
         lock = os.open(self.path / "executor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +152,7 @@ class RunRoot:
             holder = os.read(lock, 32).decode().strip()
             os.close(lock)
             raise RunRootLockedError(
-                f"run_dir: {self.path} is in use by the controller with process id {holder}; one controller at a time"
+                f"run_dir: {self.path} is in use by the controller with process id {holder}. Stop that one first."
             ) from None
         os.truncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
@@ -173,12 +173,12 @@ class RunRoot:
         return GenerationFolder(self._job_dir(job_id) / f"gen-{generation}")
 
     def begin(self, record: StartedRecord, plan: ParallelPlan) -> GenerationFolder:
-        """The generation's folder with its record and its plan in it; it appears whole or not at all."""
+        """Create the generation's folder with record and plan, atomically."""
         folder = self.folder(record.job_id, record.generation)
         part = folder.path.with_name(f".{folder.path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        # The next controller reads them before it leads: one that a power failure had emptied would stop it for good.
+        # The next controller needs these files. A file emptied by a power failure would keep it from starting.
         write_json_atomically(part / "plan.json", plan_to_json(plan), durable=True)
         write_json_atomically(part / "started.json", encode(record), durable=True)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
@@ -189,18 +189,19 @@ class RunRoot:
         return folder
 
     def list_generations(self, job_id: str) -> list[int]:
-        """Those of the job that were begun, in their order."""
+        """Return the generations that have begun, in order."""
         return sorted(int(path.name.removeprefix("gen-")) for path in self._job_dir(job_id).glob("gen-*"))
 
     def list_jobs(self) -> Iterator[str]:
-        """The ids of all jobs of which generations are kept here."""
+        """Yield the ids of all jobs with generations."""
         for path in self.path.glob("jobs/*"):
             if next(path.glob("gen-*"), None) is not None:
                 yield unquote(path.name)
 
     def remove_runs(self, job_id: str) -> int:
-        """Take away what the job's ranks and agents have printed, and what else lies here of its runs, unless one of
-        them is not settled; never its checkpoints. 1 where something went, else 0."""
+        """Delete logs and records of a job whose runs are all settled, but never checkpoints. Return the number of jobs
+        deleted.
+        """
         folders = [self.folder(job_id, generation) for generation in self.list_generations(job_id)]
         if not folders or not all(folder.is_settled for folder in folders):
             return 0
@@ -209,24 +210,24 @@ class RunRoot:
         for folder in folders:
             shutil.rmtree(folder.path)
         for empty in (self.checkpoint_dir(job_id), self._job_dir(job_id)):
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # the folder is not empty
                 empty.rmdir()
         return 1
 
     def list_unsettled(self) -> Iterator[GenerationFolder]:
-        """Folders of all generations that were begun and that the desired state has not moved on from."""
+        """Yield folders of generations that the desired state has not moved on from."""
         for path in sorted(self.path.glob("jobs/*/gen-*")):
             folder = GenerationFolder(path)
             if not folder.is_settled:
                 yield folder
 
     def _job_dir(self, job_id: str) -> Path:
-        # A job id may hold anything, a folder's name may not hold a slash nor be `.` or `..`.
+        # Job ids can hold any character. File names must not contain a slash or be `.` or `..`.
         return self.path / "jobs" / quote(job_id, safe="").replace(".", "%2E")
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as wrong:
-        raise ValueError(f"{path}: {wrong}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,7 +1,4 @@
-"""The processes of a local executor, wherever they come from: found by the marks they bear, and ended.
-
-One generation of one job as real processes on this machine: told, judged and ended.
-"""
+"""LocalRun: the processes of one generation of one job, from start to outcome."""
 
 from __future__ import annotations
 
@@ -31,20 +28,22 @@ _POLL_INTERVAL_S = 0.02
 
 
 def find_marked_processes(folder: Path, *, variable: str = RUN_ROOT_VARIABLE) -> list[psutil.Process]:
-    """Living processes that were started with `variable` naming `folder`: all of a run root, or with RUN_DIR_VARIABLE
-    all of one generation. This process and those that it descends from are never among them."""
-    ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    """Return live processes started with `variable` set to `folder`, except this process and its ancestors.
+
+    RUN_ROOT_VARIABLE marks all processes of a run root, RUN_DIR_VARIABLE those of one generation.
+    """
+    own_pids = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
-        # A process that ends meanwhile, or that belongs to another user, is none of ours.
+        # Processes that end meanwhile, or belong to other users, are not ours.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.pid not in ours and process.environ().get(variable) == str(folder):
+            if process.pid not in own_pids and process.environ().get(variable) == str(folder):
                 found.append(process)
     return found
 
 
 def kill_stray_processes(run_dir: Path) -> int:
-    """Kill what the ranks of a generation have started in groups of their own; how many still lived."""
+    """Kill processes that ranks started in other process groups. Return how many there were."""
     strays = find_marked_processes(run_dir, variable=RUN_DIR_VARIABLE)
     for process in strays:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -53,22 +52,22 @@ def kill_stray_processes(run_dir: Path) -> int:
 
 
 def kill_marked_processes(run_root: Path, *, timeout_s: float) -> int:
-    """Kill every process that bears the mark and wait until all are gone; how many there were.
+    """Kill all marked processes, wait until they are gone, and return how many there were.
 
     Raises:
-        TimeoutError: one is still there after `within_s` seconds, so nothing may be started yet.
+        TimeoutError: a process survives for `timeout_s`. Nothing may be started yet.
     """
-    limit_s = time.monotonic() + timeout_s
-    doomed: dict[int, psutil.Process] = {}
+    deadline_s = time.monotonic() + timeout_s
+    killed: dict[int, psutil.Process] = {}
     while True:
-        fresh = find_marked_processes(run_root)
-        doomed.update((process.pid, process) for process in fresh)
-        alive = [process for process in doomed.values() if _is_alive(process)]
-        if not alive and not fresh:
-            return len(doomed)
-        if time.monotonic() > limit_s:
+        found = find_marked_processes(run_root)
+        killed.update((process.pid, process) for process in found)
+        alive = [process for process in killed.values() if _is_alive(process)]
+        if not alive and not found:
+            return len(killed)
+        if time.monotonic() > deadline_s:
             pids = ", ".join(str(process.pid) for process in alive)
-            raise TimeoutError(f"processes {pids} of {run_root} were killed and are still there after {timeout_s:g} s")
+            raise TimeoutError(f"processes {pids} of {run_root} survive SIGKILL for {timeout_s:g} s")
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -76,7 +75,7 @@ def kill_marked_processes(run_root: Path, *, timeout_s: float) -> int:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """A process that has ended and that nobody reaps (in a container without init) is gone all the same."""
+    """Return whether the process runs. Zombies, which remain in containers without init, count as gone."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -88,10 +87,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunTimeouts:
-    """`status_s`: this long after the start without a word from any rank, the script is one that never says anything.
-    `teardown_s`: after rank 0's last word, or a rank's word that it failed, the ranks have this long to end; and an
-    agent this long to end ranks that are to be killed.
-    `close_s`: workers have this long to save and leave when the controller itself is told to end."""
+    """Timeouts of a run.
+
+    `status_s`: after this time without a status, the script counts as one that never writes any. `teardown_s`: time to
+    exit after rank 0's final status or a reported failure, and for agents to kill ranks. `close_s`: time to save and
+    leave when the controller shuts down.
+    """
 
     status_s: float = 10.0
     teardown_s: float = 10.0
@@ -99,10 +100,10 @@ class RunTimeouts:
 
 
 class LocalRun:
-    """Mutable on purpose: it stands for processes. Once `end` is set they are all gone and reaped.
+    """A run. Once `end` is set, all its processes are gone and reaped.
 
-    Rank 0's last word decides how the run ended, not the exit code: a collective library may abort in its
-    teardown after all is saved. Ranks that never write a status are judged by their exit codes.
+    Rank 0's final status decides the outcome, not its exit code: communication libraries may abort during teardown
+    after everything is saved. Ranks without a status are judged by exit code.
     """
 
     def __init__(
@@ -117,28 +118,28 @@ class LocalRun:
         self.end: Run | None = None
         self.reported_at_generation: int | None = None
         self._folder = folder
-        self._patience = timeouts or RunTimeouts()
-        self._at = on_crash_point
+        self._timeouts = timeouts or RunTimeouts()
+        self._on_crash_point = on_crash_point
         self._processes: list[AgentRank] = []
         self._statuses = RankStatuses(folder, range(record.world_size))
         self._ranks: list[RankView] = []
-        self._asked: tuple[str, float] | None = None
-        self._told: tuple[str, float] | None = None
-        self._save_asked_at_s = -math.inf
+        self._leave_request: tuple[str, float] | None = None
+        self._written_notice: tuple[str, float] | None = None
+        self._checkpoint_requested_at_s = -math.inf
         self._terminated = False
-        self._killed_because = ""
+        self._kill_reason = ""
         self._fault = ""
         self._all_started_at_s = math.inf
-        self._patient = True
-        self._last_word_at_s = math.inf
-        self._is_doomed = False
-        self._doomed_at_s = math.inf
+        self._within_first_status_timeout = True
+        self._final_status_at_s = math.inf
+        self._is_killed = False
+        self._killed_at_s = math.inf
 
     @classmethod
     def recover(cls, folder: GenerationFolder, *, reason: str) -> LocalRun:
-        """A run that was begun earlier and has no processes (any more): how it ended, by what is on disk."""
+        """Recover a run that has no processes any more from its folder."""
         run = cls(folder.read_started_record(), folder)
-        run._killed_because = reason
+        run._kill_reason = reason
         run._statuses.refresh()
         run._ranks = [RankView(rank, run._statuses.by_rank.get(rank)) for rank in range(run.record.world_size)]
         run.end = folder.read_end() or run._conclude()
@@ -146,7 +147,7 @@ class LocalRun:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for log messages."""
         return f"{self.record.job_id} generation {self.record.generation}"
 
     @property
@@ -155,46 +156,48 @@ class LocalRun:
 
     @property
     def is_leaving(self) -> bool:
-        """It was told to leave."""
-        return self._asked is not None
+        """Whether it was asked to leave."""
+        return self._leave_request is not None
 
     @property
     def is_closing(self) -> bool:
-        """Its ranks have ended; what they started in groups of their own is being ended."""
-        return self.is_live and bool(self._ranks) and all(view.exit_code is not None for view in self._ranks)
+        """Whether all ranks have ended and only their stray processes remain."""
+        return self.is_live and bool(self._ranks) and all(rank_view.exit_code is not None for rank_view in self._ranks)
 
     @property
     def occupied_gpus(self) -> Gpus:
-        """GPUs on which one of its processes was still there at the last look."""
+        """GPUs of ranks that were alive at the last poll."""
         gpus: dict[str, tuple[int, ...]] = {}
-        for process, view in zip(self._processes, self._ranks, strict=True):
-            if view.exit_code is None:
+        for process, rank_view in zip(self._processes, self._ranks, strict=True):
+            if rank_view.exit_code is None:
                 place = process.place
                 gpus[place.node] = tuple(sorted((*gpus.get(place.node, ()), place.gpu)))
         return gpus
 
     def start(self, ranks: Iterable[AgentRank]) -> None:
-        """Take over the ranks as their start is ordered one by one; when that cannot be done the run has failed."""
+        """Start the ranks one by one. If one cannot be started, the run has failed."""
         try:
             for process in ranks:
                 self._processes.append(process)
                 self._ranks.append(RankView(process.place.rank))
-                self._at("between-two-spawns" if len(self._ranks) < self.record.world_size else "after-spawn")
-        except (OSError, ValueError) as failure:
-            self._fault = f"rank {len(self._ranks)} cannot be started: {failure}"
+                self._on_crash_point(
+                    "between-two-spawns" if len(self._ranks) < self.record.world_size else "after-spawn"
+                )
+        except (OSError, ValueError) as error:
+            self._fault = f"rank {len(self._ranks)} cannot be started: {error}"
             self._send_signal(signal.SIGKILL)
 
     def poll(self, now_s: float) -> None:
-        """Read what the ranks say and what the agents reported of them, and end the rest of a run that has failed.
+        """Read statuses and agent reports, and kill the rest of a failed run.
 
         Raises:
-            OSError: how it ended cannot be written down. It counts as live until the next look can.
+            OSError: the outcome cannot be written. The run counts as live until the next poll succeeds.
         """
         if self.end is not None:
             return
         codes: list[int | None] | None = None
         while codes != (codes := [process.poll() for process in self._processes]):
-            # Exit codes first: what a rank wrote before it ended is then always seen with its end.
+            # Read exit codes first, so that the final status of an ended rank is never missed.
             self._statuses.refresh()
             if self._has_ending_agent():
                 return
@@ -204,56 +207,58 @@ class LocalRun:
         ]
         if all(process.is_started for process in self._processes):
             self._all_started_at_s = min(self._all_started_at_s, now_s)
-        self._patient = now_s < self._all_started_at_s + self._patience.status_s
+        self._within_first_status_timeout = now_s < self._all_started_at_s + self._timeouts.status_s
         self._check_failure(now_s)
         if None not in codes and not kill_stray_processes(self._folder.path):
             self.end = self._conclude()
 
     def request_leave(self, action: str, *, leave_by_s: float, now_s: float) -> None:
-        """Tell the ranks to save and go by `leave_by_s`; asking again changes that and writes the notice again.
+        """Ask the ranks to save and leave by `leave_by_s`. A changed request rewrites the notice.
 
-        A script that has said nothing so far does not read notices: it gets SIGTERM, once.
+        Ranks that never wrote a status do not read notices. They get SIGTERM, once.
 
         Raises:
-            OSError: the notice cannot be written, which the next call tries again. The deadline stands all the same.
+            OSError: the notice cannot be written. The next call retries; the deadline applies anyway.
         """
-        wanted = (action, leave_by_s)
-        if self.end is not None or self._told == wanted:
+        notice = (action, leave_by_s)
+        if self.end is not None or self._written_notice == notice:
             return
-        self._at("before-notice")
-        self._asked = wanted
+        self._on_crash_point("before-notice")
+        self._leave_request = notice
         self._folder.write_notice(action, seconds_left=max(0.0, leave_by_s - now_s))
-        self._told = wanted
+        self._written_notice = notice
         if run_outcome.is_silent(self._ranks) and not self._terminated:
             self._terminated = True
             self._send_signal(signal.SIGTERM)
-        self._at("after-notice")
+        self._on_crash_point("after-notice")
 
     def request_checkpoint(self, request: CheckpointRequest) -> None:
-        """Tell the ranks to save and go on, once for each wish; who leaves saves anyway. Raises OSError as `ask`."""
-        asked = request.steps is not None and request.asked_at_s != self._save_asked_at_s
-        if self.end is None and self._asked is None and asked:
+        """Ask the ranks to save and continue, once per request. Leaving runs save anyway. Raises OSError like
+        `request_leave`.
+        """
+        is_new = request.steps is not None and request.asked_at_s != self._checkpoint_requested_at_s
+        if self.end is None and self._leave_request is None and is_new:
             self._folder.write_notice("checkpoint", step=int(request.steps or 0))
-            self._save_asked_at_s = request.asked_at_s
+            self._checkpoint_requested_at_s = request.asked_at_s
 
     def kill_if_late(self, now_s: float) -> None:
-        if self._asked is not None and now_s >= self._asked[1]:
+        if self._leave_request is not None and now_s >= self._leave_request[1]:
             self.kill("it was killed at its deadline")
 
     def kill(self, reason: str) -> None:
-        """End all processes now. The run is then LOST, unless rank 0 has said that it left or succeeded."""
-        if self.end is None and not self._killed_because:
-            self._at("before-kill")
-            self._killed_because = reason
+        """Kill all processes. The run is LOST, unless rank 0 has reported that it left or succeeded."""
+        if self.end is None and not self._kill_reason:
+            self._on_crash_point("before-kill")
+            self._kill_reason = reason
             self._send_signal(signal.SIGKILL)
-            self._at("after-kill")
+            self._on_crash_point("after-kill")
 
     def to_run(self) -> Run:
-        """The run as the last look found it."""
+        """Return the run as of the last poll."""
         if self.end is not None:
             return self.end
         phase = run_outcome.find_live_phase(
-            self._ranks, is_leaving=self.is_leaving, within_first_status_timeout=self._patient
+            self._ranks, is_leaving=self.is_leaving, within_first_status_timeout=self._within_first_status_timeout
         )
         return self._build_run(RunOutcome(phase), gpus=self.occupied_gpus)
 
@@ -261,10 +266,11 @@ class LocalRun:
         self._folder.settle()
 
     def _has_ending_agent(self) -> bool:
-        """Whether one is, so that nobody can be judged yet; a run whose ranks died with an agent is ended.
+        """Return whether an agent is being reaped, so that the run cannot be judged yet. Kill a run that lost ranks
+        with an agent.
 
-        The agents are looked at after what the ranks say of themselves: that a rank failed because others died with
-        their agent is then always seen with that agent's end.
+        Agents are polled after statuses. So when a rank failed because others died with their agent, that agent's end
+        is known.
         """
         for process in self._processes:
             agent = process.agent
@@ -272,37 +278,37 @@ class LocalRun:
             if agent.is_ending:
                 return True
             if agent.exit_code is not None and not process.has_exit_code:
-                if not agent.is_lost and not self._killed_because:
+                if not agent.is_lost and not self._kill_reason:
                     self._fault = self._fault or agent.describe_end()
                 self.kill(agent.describe_end())
         return False
 
     def _check_failure(self, now_s: float) -> None:
-        """Find out whether the run has failed, and end what outstays its end."""
-        faulty = run_outcome.find_faulty_ranks(self._ranks, terminated=self._terminated)
-        if faulty and not self._fault and not self._killed_because:
-            self._fault = self._describe_fault(faulty[0])
-        if faulty or run_outcome.find_final_phase(self._ranks):
-            self._last_word_at_s = min(self._last_word_at_s, now_s)
-        overdue = now_s >= self._last_word_at_s + self._patience.teardown_s
-        if overdue or any(view.exit_code is not None for view in faulty):
+        """Determine whether the run has failed, and kill ranks that stay too long."""
+        faulty_ranks = run_outcome.find_faulty_ranks(self._ranks, terminated=self._terminated)
+        if faulty_ranks and not self._fault and not self._kill_reason:
+            self._fault = self._describe_fault(faulty_ranks[0])
+        if faulty_ranks or run_outcome.find_final_phase(self._ranks):
+            self._final_status_at_s = min(self._final_status_at_s, now_s)
+        is_overdue = now_s >= self._final_status_at_s + self._timeouts.teardown_s
+        if is_overdue or any(rank_view.exit_code is not None for rank_view in faulty_ranks):
             self._send_signal(signal.SIGKILL)
-        if self._is_doomed:
-            self._doomed_at_s = min(self._doomed_at_s, now_s)
-        if now_s >= self._doomed_at_s + self._patience.teardown_s:
+        if self._is_killed:
+            self._killed_at_s = min(self._killed_at_s, now_s)
+        if now_s >= self._killed_at_s + self._timeouts.teardown_s:
             for process in self._processes:
                 process.agent.kill()
 
-    def _describe_fault(self, blamed: RankView) -> str:
-        if failure := self._processes[blamed.rank].failure:
-            return f"rank {blamed.rank} cannot be started: {failure}"
-        return run_outcome.describe_fault(blamed, read_tail(self._folder.log_path(blamed.rank)))
+    def _describe_fault(self, culprit: RankView) -> str:
+        if error := self._processes[culprit.rank].failure:
+            return f"rank {culprit.rank} cannot be started: {error}"
+        return run_outcome.describe_fault(culprit, read_tail(self._folder.log_path(culprit.rank)))
 
     def _conclude(self) -> Run:
-        verdict = run_outcome.classify_outcome(
-            self._ranks, fault=self._fault, killed_because=self._killed_because, terminated=self._terminated
+        outcome = run_outcome.classify_outcome(
+            self._ranks, fault=self._fault, killed_because=self._kill_reason, terminated=self._terminated
         )
-        end = self._build_run(verdict)
+        end = self._build_run(outcome)
         self._folder.write_ended(end)
         logger.info("%s %s %s", self.name, end.phase, end.reason)
         return end
@@ -317,10 +323,10 @@ class LocalRun:
         return build_run(record.job_id, record.generation, outcome, self._statuses.by_rank, gpus=gpus, cause=cause)
 
     def _send_signal(self, number: signal.Signals) -> None:
-        self._is_doomed = self._is_doomed or number is signal.SIGKILL
+        self._is_killed = self._is_killed or number is signal.SIGKILL
         for process in self._processes:
             process.send_signal(number)
 
 
-def _count_oom_kills(view: RankView) -> int | None:
-    return None if view.status is None else read_oom_kills(view.status.memory_events)
+def _count_oom_kills(rank_view: RankView) -> int | None:
+    return None if rank_view.status is None else read_oom_kills(rank_view.status.memory_events)

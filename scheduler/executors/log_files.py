@@ -1,10 +1,8 @@
-"""Log files of ranks and agents: bounded without those who print being asked, and read by place.
+"""Log files of ranks and agents: bounded in size without the writer's help, and read by offset.
 
-Who prints appends through a descriptor that nobody else can change, and must never wait nor lose a line. So a file is
-neither renamed nor cut: the room of its front is given back to the file system (fallocate(2), FALLOC_FL_PUNCH_HOLE),
-while the file keeps its length. The place of a line is its offset, for ever; a place in the hole says how much is gone.
-
-The end of a log, for people.
+Writers append through their own descriptors and must neither block nor lose lines. So files are neither renamed nor
+truncated: their front is released with fallocate(2) FALLOC_FL_PUNCH_HOLE, and their length stays. A line's offset never
+changes, and an offset inside the hole shows how much was dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctype
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """`bytes_max` of each file are kept, and the files of the `generations` last generations of a job."""
+    """Keep the last `bytes_max` of each file, and the files of the last `generations` of a job."""
 
     bytes_max: int = 67_108_864
     generations: int = 20
@@ -35,7 +33,7 @@ class LogLimits:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`end` is the place behind it. `is_cut`: too long for one piece, it goes on in the next."""
+    """A line. `end` is the offset after it. `is_cut`: the line was too long and continues in the next one."""
 
     text: str
     end: int
@@ -44,7 +42,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Lines from one place to another, `end`; `dropped_bytes` before them were there once."""
+    """Lines up to the offset `end`, after `dropped_bytes` that no longer exist."""
 
     lines: tuple[LogLine, ...]
     end: int
@@ -52,23 +50,23 @@ class LogChunk:
 
 
 def trim_log(descriptor: int, bytes_max: int) -> None:
-    """Where the file holds more than `bytes_max`, keep its last half of that. A pipe or a terminal holds nothing.
+    """Drop the front of a file larger than `bytes_max`, keeping half of that. Pipes and terminals are ignored.
 
     Raises:
-        OSError: the file system cannot do that, or the descriptor is not open for writing.
+        OSError: the file system does not support it, or the descriptor is not writable.
     """
-    facts = os.fstat(descriptor)
-    until = facts.st_size - bytes_max // 2
-    until -= until % facts.st_blksize  # of a part of a block only zeros would be left, and a reader there finds no hole
-    if facts.st_blocks * _BLOCK_BYTES <= bytes_max or until <= 0:
+    stat = os.fstat(descriptor)
+    hole_end = stat.st_size - bytes_max // 2
+    hole_end -= hole_end % stat.st_blksize  # a partly punched block is zeroed, and readers would not find a hole there
+    if stat.st_blocks * _BLOCK_BYTES <= bytes_max or hole_end <= 0:
         return
-    if _LIBC.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, until) != 0:
+    if _LIBC.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, hole_end) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def trim_log_file(log: Path, bytes_max: int) -> None:
-    """As `bound`. Raises OSError."""
+    """Trim a file by path. Raises OSError."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CLOEXEC)
     try:
         trim_log(descriptor, bytes_max)
@@ -77,37 +75,36 @@ def trim_log_file(log: Path, bytes_max: int) -> None:
 
 
 def find_data_start(descriptor: int, offset: int) -> int:
-    """Where data begins at or behind `offset`; the end of the file where none does."""
+    """Return the first offset with data at or after `offset`, or the end of the file."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
-    except OSError as failure:
-        if failure.errno != errno.ENXIO:
+    except OSError as error:
+        if error.errno != errno.ENXIO:
             raise
         return max(offset, os.fstat(descriptor).st_size)
 
 
 def read_lines(log: Path, offset: int, *, lines_max: int, is_complete: bool) -> LogChunk:
-    """The next lines, a part of the file at a time. A line that has not ended yet waits for its end, unless the file
-    `is_over`: nobody prints there any more. A file that is not there is an empty one."""
+    """Return the next lines. An unfinished line is withheld unless the file `is_complete`. A missing file is empty."""
     try:
         with log.open("rb") as file:
-            kept = find_data_start(file.fileno(), offset)
-            file.seek(kept)
+            data_start = find_data_start(file.fileno(), offset)
+            file.seek(data_start)
             data = file.read(_CHUNK_BYTES_MAX)
     except FileNotFoundError:
         return LogChunk((), offset)
-    if kept > offset and data:
-        # The hole ends within a line: what is left of that is dropped too.
+    if data_start > offset and data:
+        # The hole ends inside a line. Drop the rest of that line.
         _, newline, rest = data.partition(b"\n")
         rest = rest if newline else data
-        kept += len(data) - len(rest)
+        data_start += len(data) - len(rest)
         data = rest
-    lines, end = _split_lines(data, kept, lines_max, is_complete=is_complete)
-    return LogChunk(lines, end, kept - offset if data or kept > offset else 0)
+    lines, end = _split_lines(data, data_start, lines_max, is_complete=is_complete)
+    return LogChunk(lines, end, data_start - offset if data or data_start > offset else 0)
 
 
 def find_tail_offset(log: Path, lines: int, *, is_complete: bool) -> int:
-    """Where the last `lines` lines begin, within the last part of the file; `is_over` as for `read_part`."""
+    """Return the offset of the last `lines` lines, searching the last chunk of the file."""
     try:
         with log.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -116,38 +113,37 @@ def find_tail_offset(log: Path, lines: int, *, is_complete: bool) -> int:
             data = file.read(size - begin)
     except FileNotFoundError:
         return 0
-    ends = [found.end() for found in _LINE.finditer(data)]
+    ends = [match.end() for match in _LINE.finditer(data)]
     starts = [0, *ends]
     if not is_complete or starts[-1] == len(data):
-        starts = starts[:-1] or [0]  # nothing begins there, or not yet
+        starts = starts[:-1] or [0]  # nothing starts there, or not yet
     if begin:
-        starts = starts[1:] or starts  # the first one has lost its front
+        starts = starts[1:] or starts  # the first line is incomplete
     return size if lines == 0 else begin + starts[-min(lines, len(starts))]
 
 
 def _split_lines(data: bytes, offset: int, lines_max: int, *, is_complete: bool) -> tuple[tuple[LogLine, ...], int]:
-    found: list[LogLine] = []
-    at = 0
-    while len(found) < lines_max and at < len(data):
-        match = _LINE.match(data, at)
+    lines: list[LogLine] = []
+    position = 0
+    while len(lines) < lines_max and position < len(data):
+        match = _LINE.match(data, position)
         end = len(data) if match is None else match.end()
-        body = data[at:end]
+        body = data[position:end]
         if len(body) > LINE_BYTES_MAX:
             length = LINE_BYTES_MAX
             while length > LINE_BYTES_MAX - 3 and body[length] & 0xC0 == 0x80:
-                length -= 1  # not within a character
-            at += length
-            found.append(LogLine(_decode(body[:length]), offset + at, is_cut=True))
+                length -= 1  # do not split a character
+            position += length
+            lines.append(LogLine(_decode(body[:length]), offset + position, is_cut=True))
         elif match is not None or (is_complete and len(data) < _CHUNK_BYTES_MAX):
-            at = end
-            found.append(LogLine(_decode(body.rstrip(b"\r\n")), offset + at))
+            position = end
+            lines.append(LogLine(_decode(body.rstrip(b"\r\n")), offset + position))
         else:
             break
-    return tuple(found), offset + at
+    return tuple(lines), offset + position
 
 
 def _decode(body: bytes) -> str:
-    """Bytes that are no UTF-8 become U+FFFD."""
     return body.decode("utf-8", "replace")
 
 
@@ -156,7 +152,7 @@ _TAIL_LINES = 5
 
 
 def read_tail(log: Path) -> str:
-    """The last lines of a log as one line for people; empty where there is nothing."""
+    """Return the last lines joined into one, or an empty string."""
     if not log.exists():
         return ""
     with log.open("rb") as file:

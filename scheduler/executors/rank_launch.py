@@ -1,4 +1,4 @@
-"""What one rank of a job is started with, as plain data: its place, its command line and its environment. Pure."""
+"""Command line and environment of ranks and agents, as data. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.domain.gpu_sets import RankPlacement
 
 RUN_ROOT_VARIABLE = "EBBTIDE_RUN_ROOT"
 RUN_DIR_VARIABLE = "EBBTIDE_RUN_DIR"
-"""The marks by which a controller finds its processes: all of a run root, and all of one generation."""
+"""Marks by which a controller finds its processes: per run root, and per generation."""
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _RUN_DIR_BYTES = 4096
@@ -21,7 +21,7 @@ _NOT_INHERITED_PREFIXES = ("EBBTIDE_", "TORCHELASTIC_")
 
 @dataclass(frozen=True, slots=True)
 class RankSlot:
-    """Rank `rank` of a job is the `local_rank`-th of its ranks on `node` and sits on that node's GPU `gpu`."""
+    """Position of a rank: its index among the job's ranks on `node`, and its GPU there."""
 
     rank: int
     local_rank: int
@@ -31,7 +31,7 @@ class RankSlot:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What all ranks of one generation are told alike. Paths are absolute or relative to the ranks' working folder."""
+    """Launch parameters shared by all ranks of a generation. Relative paths start at the working directory."""
 
     job_id: str
     generation: int
@@ -53,27 +53,27 @@ class LaunchSpec:
 
 
 def assign_rank_slots(seats: RankPlacement) -> tuple[RankSlot, ...]:
-    """The place of each rank. The ranks of a node are counted in their order."""
-    counted, places = Counter[str](), list[RankSlot]()
+    """Return the slot of each rank. Ranks on a node are numbered in order."""
+    counts, places = Counter[str](), list[RankSlot]()
     for rank, (node, gpu) in enumerate(seats):
-        places.append(RankSlot(rank, counted[node], node, gpu))
-        counted[node] += 1
+        places.append(RankSlot(rank, counts[node], node, gpu))
+        counts[node] += 1
     return tuple(places)
 
 
 def build_argv(command: Sequence[str], *, python: str) -> tuple[str, ...]:
-    """The job's command as it is executed; a leading `python` means the interpreter `python`.
+    """Return the command to execute. A leading `python` becomes the interpreter `python`.
 
     Raises:
-        ValueError: the job has no command, so there is nothing to start on this machine.
+        ValueError: the job has no command.
     """
     if not command:
-        raise ValueError("command: the job has none, a job that runs on this machine needs one")
+        raise ValueError("the job has no command. Set command to run it on this machine.")
     return (python, *command[1:]) if command[0] == "python" else tuple(command)
 
 
 def can_run_preloaded(command: Sequence[str]) -> bool:
-    """Whether an interpreter that runs already can do it: `python -m module ...` or `python file.py ...`."""
+    """Return whether a preloaded interpreter can run the command: `python -m module ...` or `python file.py ...`."""
     match command:
         case ["python", "-m", _, *_]:
             return True
@@ -85,17 +85,20 @@ def can_run_preloaded(command: Sequence[str]) -> bool:
 def build_agent_environment(
     job_env: Mapping[str, str], *, run_root: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """All variables of a node agent: what its ranks will have too, because what it loads reads them only once, the
-    mark of the run root, and room for the mark of a generation (PATH_MAX bytes), which its forks write there."""
+    """Return the variables of a node agent.
+
+    They include those of its ranks, because preloaded modules read them only once. A placeholder of PATH_MAX bytes
+    leaves room for the mark of a generation, which forked ranks write in place.
+    """
     marks = {RUN_ROOT_VARIABLE: run_root, RUN_DIR_VARIABLE: "-" * _RUN_DIR_BYTES}
     return {**_ONE_THREAD, **filter_inherited(inherited), **job_env, **marks}
 
 
 def build_rank_environment(spec: LaunchSpec, placement: RankSlot, *, inherited: Mapping[str, str]) -> dict[str, str]:
-    """All variables of one rank: what the controller has, the job's own on top, the contract with workers above both.
+    """Return the variables of one rank: inherited ones, then the job's, then those that Ebbtide sets.
 
-    The controller's own settings (EBBTIDE_*, among them its database) stay with it. Numeric libraries get one
-    thread unless somebody says otherwise, because the ranks share one machine.
+    The controller's EBBTIDE_* settings are not inherited. Numeric libraries default to one thread, because ranks share
+    the machine.
     """
     contract = {
         "RANK": str(placement.rank),
@@ -125,14 +128,13 @@ def build_rank_environment(spec: LaunchSpec, placement: RankSlot, *, inherited: 
 def build_node_environment(
     env: Mapping[str, str], *, inherited: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
-    """All variables of one rank where its agent starts it: `env` as the API made it, of which the agent alone knows the
-    folders, above what the agent has itself."""
+    """Return the variables of one rank on its node: `env` from the API over the agent's own, with the agent's paths."""
     threads = {name: inherited[name] for name in _ONE_THREAD if name in inherited}
     return {**filter_inherited(inherited), **env, **threads, **overrides}
 
 
 def filter_inherited(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The controller's variables that its children may see."""
+    """Return the variables that child processes inherit."""
     return {
         name: value
         for name, value in inherited.items()

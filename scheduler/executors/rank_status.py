@@ -1,4 +1,4 @@
-"""What one rank says of itself, as executors read it: its file, or the same document that came over the network."""
+"""Parsing of rank statuses, from files and from agent reports."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHOWN_MAX_LENGTH = 60
 
 
 def read_rank_status(path: Path) -> RankStatus | None:
-    """The status in a file; None where there is none.
+    """Read a status file. None if it does not exist.
 
     Raises:
-        ValueError: the file is not what a status may be; the message names the file and the field.
+        ValueError: the file is invalid; the message names file and field.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -30,28 +30,28 @@ def read_rank_status(path: Path) -> RankStatus | None:
             document = json.load(file)
     except FileNotFoundError:
         return None
-    except ValueError as wrong:
-        raise ValueError(f"{path}: {wrong}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(document, Mapping):
-        raise ValueError(f"{path}: an object is needed, got {type(document).__name__}")
+        raise ValueError(f"{path}: got {type(document).__name__}; a JSON object is required")
     try:
         return parse_rank_status(document, written_at_ns)
-    except ValueError as wrong:
-        raise ValueError(f"{path}: {wrong}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
-    """The status in a document that was written then.
+    """Parse a status document that was written at `written_at_ns`.
 
     Raises:
-        ValueError: it is not what a status may be; the message names the field.
+        ValueError: the document is invalid; the message names the field.
     """
     phase = document.get("phase")
     if phase not in list(RankPhase):
-        raise ValueError(f"phase is {phase!r}, allowed are {', '.join(RankPhase)}")
+        raise ValueError(f"phase is {phase!r}; it must be one of {', '.join(RankPhase)}")
     cause = document.get("cause") or None
     if cause is not None and cause not in list(FailureCause):
-        raise ValueError(f"cause is {cause!r}, allowed are {', '.join(FailureCause)}")
+        raise ValueError(f"cause is {cause!r}; it must be one of {', '.join(FailureCause)}")
     return RankStatus(
         phase=RankPhase(phase),
         step=_parse_count(document, "step") or 0,
@@ -64,7 +64,7 @@ def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankSt
         peak_bytes=_parse_count(document, "peak_bytes"),
         phases_s=_parse_phases_s(document),
         memory_events=str(document.get("memory_events") or ""),
-        oom_kills=_parse_count(document, "oom_kills", minimum=-_COUNT_MAX),  # is only compared with a later one
+        oom_kills=_parse_count(document, "oom_kills", minimum=-_COUNT_MAX),  # only compared with a later value
         frozen_layers=_parse_count(document, "frozen_layers"),
         traffic=_parse_traffic(document),
     )
@@ -73,7 +73,7 @@ def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankSt
 def _parse_phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:
     phases_s = document.get("phases_s") or {}
     if not isinstance(phases_s, Mapping) or not phases_s.keys() <= set(ReplanPhase):
-        raise ValueError(f"phases_s is {phases_s!r}, allowed are seconds by {', '.join(ReplanPhase)}")
+        raise ValueError(f"phases_s is {phases_s!r}; it must map {', '.join(ReplanPhase)} to seconds")
     return {phase: _parse_number(phases_s, phase) or 0.0 for phase in phases_s}
 
 
@@ -83,7 +83,7 @@ def _parse_traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
         return None
     names = [field.name for field in fields(LoadTraffic)]
     if not isinstance(counts, Mapping) or not counts.keys() <= set(names):
-        raise ValueError(f"traffic is {counts!r}, allowed are bytes by {', '.join(names)}")
+        raise ValueError(f"traffic is {counts!r}; it must map {', '.join(names)} to bytes")
     return LoadTraffic(**{name: _parse_count(counts, name) or 0 for name in names})
 
 
@@ -92,11 +92,11 @@ def _parse_count(document: Mapping[str, Any], name: str, *, minimum: int = 0) ->
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= _COUNT_MAX):
         return value
     allowed = f"a whole number from {minimum} to {_COUNT_MAX}, or null"
-    raise ValueError(f"{name} is {value!r:.{_SHOWN_MAX_LENGTH}}, it must be {allowed}")
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_MAX_LENGTH}}; it must be {allowed}")
 
 
 def _parse_number(document: Mapping[str, Any], name: str) -> float | None:
     value = document.get(name)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _NUMBER_MAX):
         return None if value is None else float(value)
-    raise ValueError(f"{name} is {value!r:.{_SHOWN_MAX_LENGTH}}, it must be a finite number or null")
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_MAX_LENGTH}}; it must be a finite number or null")

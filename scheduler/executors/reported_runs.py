@@ -1,13 +1,14 @@
-"""How begun runs stand by what node agents report of their ranks, where no process of them can be seen. Pure.
+"""Runs derived from the reports of node agents, where the executor sees no processes. Pure.
 
-An executor whose agents report over the network (RunLog holds what they said) does in each look:
+An executor with remote agents, whose reports are in the RunLog, does in each pass:
 
-    for seen in reported_runs(log.begun(), log.reports(), agents, desired.jobs, now_s):
-        if seen.doom is not None and seen.doom != seen.begun.doom: log.doom(..., seen.doom)  # agents kill what is left
-        if seen.has_just_ended: log.end(seen.run)                                  # before anything else of it is lost
-    if may_begin(job, log.begun_of(job.id), log.reports(), agents): log.begin(begun_run(job, seats, agents, now_s))
+    for reported in compute_reported_runs(begun_runs, reports, agents, desired.jobs, now_s):
+        record reported.kill_order if it changed     # agents kill the remaining ranks
+        record reported.run if it has just ended
+    if can_begin(job, begun_runs, reports, agents):
+        record build_begun_run(job, placement, agents, now_s)
 
-`agents` tells which agents are still there: by (job, node) the id that the agent there gives in its reports (`pod`).
+`agents` are the live agents: (job, node) to the id that the agent sends in its reports (`pod`).
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
 from scheduler.executors.run_outcome import RankView, RunOutcome
 
 FIRST_STATUS_TIMEOUT_S = 10.0
-"""So long after all ranks were reported without a word from any, the script is one that never says anything."""
+"""Time after all ranks are reported until a job without any status counts as one that never writes a status."""
 TEARDOWN_TIMEOUT_S = 10.0
-"""So long after rank 0's last word, or a rank's word that it failed, the ranks may take to end."""
+"""Time that ranks have to exit after rank 0's final status, or after a rank reports its failure."""
 START_LAG_S = 5.0
-"""So long after its end was due an agent that was told of a run just before may still say that it started ranks."""
+"""Time after the kill deadline in which an agent may still report ranks that it was just asked to start."""
 
 AgentKey = tuple[str, str]
-"""Job id and node."""
+"""(job id, node)."""
 
 _KILLED_EXIT_CODE = -9
 _DEADLINE_REASON = "it was killed at its deadline"
@@ -51,7 +52,7 @@ _JOB_GONE_REASON = "its job is gone"
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent ended that is gone. `is_fault`: by itself, which is its job's fault, not killed from outside."""
+    """How an agent ended. `is_fault`: it exited by itself, which is the job's fault."""
 
     reason: str
     is_fault: bool = False
@@ -63,7 +64,7 @@ NO_AGENT_ENDS: Mapping[str, AgentEnd] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """`run` as it is seen, `doom` as it should be from now on."""
+    """A begun run as observed, and its kill order from now on."""
 
     begun: BegunRun
     run: Run
@@ -76,7 +77,7 @@ class ReportedRun:
 
 @dataclass(frozen=True, slots=True)
 class _RankState:
-    """One rank of a begun run: where it sits, what was reported of it, and how it stands by that."""
+    """A rank of a begun run: its slot, its report, and its state."""
 
     placement: RankSlot
     report: RankReport | None
@@ -93,30 +94,35 @@ def compute_reported_runs(
     *,
     ends: Mapping[str, AgentEnd] = NO_AGENT_ENDS,
 ) -> tuple[ReportedRun, ...]:
-    """All begun runs, ended ones too, in their order.
-
-    `jobs` are the desired ones, `ends` tells by `pod` how agents ended that are gone, as far as that is known.
-    """
-    told = {(report.job_id, report.node): report for report in reports}
-    seen = []
+    """Return all begun runs in order, ended ones included. `ends` are known ends of agents, by `pod`."""
+    rank_report = {(report.job_id, report.node): report for report in reports}
+    reported = []
     for run in begun:
         if run.end is not None:
-            seen.append(ReportedRun(run, run.end, run.doom))
+            reported.append(ReportedRun(run, run.end, run.doom))
             continue
-        own = {node: told[key] for node in run.gpus if _belongs_to_run(run, told.get(key := (run.job_id, node)))}
+        run_reports = {
+            node: rank_report[key]
+            for node in run.gpus
+            if _belongs_to_run(run, rank_report.get(key := (run.job_id, node)))
+        }
         ranks = [
-            _evaluate_rank(run, place, own.get(place.node), agents, now_s) for place in assign_rank_slots(run.seats)
+            _evaluate_rank(run, slot, run_reports.get(slot.node), agents, now_s)
+            for slot in assign_rank_slots(run.seats)
         ]
         leave_by_s = _leave_by_s(run, jobs.get(run.job_id))
-        seen.append(_evaluate_run(run, ranks, own, now_s, leave_by_s=leave_by_s, ends=ends))
-    return tuple(seen)
+        reported.append(_evaluate_run(run, ranks, run_reports, now_s, leave_by_s=leave_by_s, ends=ends))
+    return tuple(reported)
 
 
 def can_begin(
     job: Job, begun: Iterable[BegunRun], reports: Iterable[AgentReport], agents: Mapping[AgentKey, str]
 ) -> bool:
-    """Whether the job's target generation may be begun now: each of its nodes has an agent that has reported, no rank
-    of an older generation lives anywhere, how those ended is written down, and none of them has finished the job."""
+    """Return whether the job's target generation may begin.
+
+    Each node needs an agent that has reported. No rank of an older generation may be alive, all older ends must be
+    recorded, and none of them may be a success.
+    """
     allocation = job.allocation
     if not allocation.target or allocation.plan is None:
         return False
@@ -125,18 +131,18 @@ def can_begin(
             continue
         if run.generation >= allocation.generation or run.end is None or run.end.phase is RunPhase.SUCCEEDED:
             return False
-    there = [
+    live_reports = [
         report for report in reports if report.job_id == job.id and agents.get((job.id, report.node)) == report.pod
     ]
-    if any(report.has_living_ranks for report in there):
+    if any(report.has_living_ranks for report in live_reports):
         return False
-    return allocation.target.keys() <= {report.node for report in there}
+    return allocation.target.keys() <= {report.node for report in live_reports}
 
 
 def build_begun_run(job: Job, seats: RankPlacement, agents: Mapping[AgentKey, str], now_s: float) -> BegunRun:
-    """The job's target generation as it is begun, for the agents that are there now and no others."""
+    """Return the job's target generation as a begun run, bound to the current agents."""
     allocation = job.allocation
-    assert allocation.plan is not None, "a target comes with its plan"
+    assert allocation.plan is not None, "a job with a target has a plan"
     return BegunRun(
         job_id=job.id,
         generation=allocation.generation,
@@ -154,18 +160,20 @@ def _belongs_to_run(run: BegunRun, report: AgentReport | None) -> bool:
 
 
 def _evaluate_rank(
-    run: BegunRun, place: RankSlot, report: AgentReport | None, agents: Mapping[AgentKey, str], now_s: float
+    run: BegunRun, slot: RankSlot, report: AgentReport | None, agents: Mapping[AgentKey, str], now_s: float
 ) -> _RankState:
-    """A rank that nobody can speak for any more counts as killed."""
-    told = next((each for each in report.ranks if each.rank == place.rank), None) if report else None
-    status, code = (told.status, told.exit_code) if told else (None, None)
-    is_there = agents.get((run.job_id, place.node)) == run.pods[place.node]
-    has_no_word = code is None and not (status is not None and status.is_terminal)
-    if code is None and not is_there:
+    """Return the rank's state. A rank without an agent that can report it counts as killed."""
+    rank_report = next((each for each in report.ranks if each.rank == slot.rank), None) if report else None
+    status, code = (rank_report.status, rank_report.exit_code) if rank_report else (None, None)
+    is_agent_alive = agents.get((run.job_id, slot.node)) == run.pods[slot.node]
+    has_no_outcome = code is None and not (status is not None and status.is_terminal)
+    if code is None and not is_agent_alive:
         code = _KILLED_EXIT_CODE
-    elif told is None and now_s >= run.kill_at_s + START_LAG_S:
-        code = _KILLED_EXIT_CODE  # it was never started, and nobody hands it out any more
-    return _RankState(place, told, RankView(place.rank, status, code), is_lost=has_no_word and not is_there)
+    elif rank_report is None and now_s >= run.kill_at_s + START_LAG_S:
+        code = _KILLED_EXIT_CODE  # never started, and never handed out again
+    return _RankState(
+        slot, rank_report, RankView(slot.rank, status, code), is_lost=has_no_outcome and not is_agent_alive
+    )
 
 
 def _evaluate_run(
@@ -177,69 +185,79 @@ def _evaluate_run(
     leave_by_s: float | None,
     ends: Mapping[str, AgentEnd],
 ) -> ReportedRun:
-    views = [rank.view for rank in ranks]
+    rank_views = [rank.view for rank in ranks]
     terminated = any(report.terminated for report in reports.values())
-    lost = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
+    agent_end = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
     doom = _merge_kill_orders(
-        run.doom, _compute_kill_order(ranks, reports, lost, now_s), killed=_deadline_kill_order(leave_by_s, now_s)
+        run.doom,
+        _compute_kill_order(ranks, reports, agent_end, now_s),
+        deadline_order=_deadline_kill_order(leave_by_s, now_s),
     )
-    statuses = {view.rank: view.status for view in views if view.status is not None}
-    if any(view.exit_code is None for view in views):
-        verdict = RunOutcome(_find_live_phase(ranks, reports, asked=leave_by_s is not None, now_s=now_s))
+    statuses = {view.rank: view.status for view in rank_views if view.status is not None}
+    if any(view.exit_code is None for view in rank_views):
+        outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
         gpus = _find_occupied_gpus(ranks)
-        return ReportedRun(run, run_outcome.build_run(*_key(run), verdict, statuses, gpus=gpus), doom)
-    said = doom or KillOrder(now_s)
-    verdict = run_outcome.classify_outcome(views, fault=said.fault, killed_because=said.loss, terminated=terminated)
-    cause = _find_cause(ranks, lost) if verdict.phase is RunPhase.FAILED else None
-    return ReportedRun(run, run_outcome.build_run(*_key(run), verdict, statuses, cause=cause), doom)
+        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus), doom)
+    order = doom or KillOrder(now_s)
+    outcome = run_outcome.classify_outcome(
+        rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated
+    )
+    cause = _find_cause(ranks, agent_end) if outcome.phase is RunPhase.FAILED else None
+    return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, cause=cause), doom)
 
 
 def _compute_kill_order(
-    ranks: list[_RankState], reports: Mapping[str, AgentReport], lost: AgentEnd | None, now_s: float
+    ranks: list[_RankState], reports: Mapping[str, AgentReport], agent_end: AgentEnd | None, now_s: float
 ) -> KillOrder | None:
-    """What its ranks' words and ends alone say now of why and by when the rest of them has to end."""
-    views = [rank.view for rank in ranks]
-    if lost is not None:
-        return KillOrder(now_s, fault=lost.reason) if lost.is_fault else KillOrder(now_s, loss=lost.reason)
-    if killed := next((report.killed for report in reports.values() if report.killed), ""):
-        return KillOrder(now_s, loss=killed)
+    """Return the kill order that follows from reports and ends alone, or None."""
+    rank_views = [rank.view for rank in ranks]
+    if agent_end is not None:
+        return (
+            KillOrder(now_s, fault=agent_end.reason) if agent_end.is_fault else KillOrder(now_s, loss=agent_end.reason)
+        )
+    if deadline_order := next((report.killed for report in reports.values() if report.killed), ""):
+        return KillOrder(now_s, loss=deadline_order)
     if failure := next((report.failure for report in reports.values() if report.failure), ""):
         return KillOrder(now_s, fault=failure)
     terminated = any(report.terminated for report in reports.values())
-    if faulty := run_outcome.find_faulty_ranks(views, terminated=terminated):
-        has_died = any(view.exit_code is not None for view in faulty)
-        blamed = faulty[0]
-        by_s = now_s if has_died else now_s + TEARDOWN_TIMEOUT_S
-        told = next(rank.report for rank in ranks if rank.view is blamed)
-        fault = run_outcome.describe_fault(blamed, told.tail if told else "")
-        return KillOrder(by_s, fault=fault, is_hearsay=_is_hearsay(blamed))
-    return KillOrder(now_s + TEARDOWN_TIMEOUT_S) if run_outcome.find_final_phase(views) else None
+    if faulty_ranks := run_outcome.find_faulty_ranks(rank_views, terminated=terminated):
+        has_died = any(view.exit_code is not None for view in faulty_ranks)
+        culprit = faulty_ranks[0]
+        kill_at_s = now_s if has_died else now_s + TEARDOWN_TIMEOUT_S
+        rank_report = next(rank.report for rank in ranks if rank.view is culprit)
+        fault = run_outcome.describe_fault(culprit, rank_report.tail if rank_report else "")
+        return KillOrder(kill_at_s, fault=fault, is_hearsay=_is_hearsay(culprit))
+    return KillOrder(now_s + TEARDOWN_TIMEOUT_S) if run_outcome.find_final_phase(rank_views) else None
 
 
-def _is_hearsay(blamed: RankView) -> bool:
-    status = blamed.status
+def _is_hearsay(culprit: RankView) -> bool:
+    status = culprit.status
     return status is not None and status.phase is RankPhase.FAILED and status.cause is None
 
 
-def _merge_kill_orders(old: KillOrder | None, fresh: KillOrder | None, *, killed: KillOrder | None) -> KillOrder | None:
-    """What was said first stands, but for hearsay that an agent's end explains; the earlier end counts."""
-    if old is None or fresh is None:
-        doom = old or fresh
-    elif old.is_hearsay and fresh.loss:
-        doom = fresh
+def _merge_kill_orders(
+    old: KillOrder | None, new: KillOrder | None, *, deadline_order: KillOrder | None
+) -> KillOrder | None:
+    """Merge kill orders. The first reason stands, unless it was hearsay that an agent's end explains; the earlier
+    deadline wins.
+    """
+    if old is None or new is None:
+        doom = old or new
+    elif old.is_hearsay and new.loss:
+        doom = new
     elif old.fault or old.loss:
-        doom = replace(old, by_s=min(old.by_s, fresh.by_s))
+        doom = replace(old, by_s=min(old.by_s, new.by_s))
     else:
-        doom = replace(fresh, by_s=min(old.by_s, fresh.by_s))
-    if killed is None:
+        doom = replace(new, by_s=min(old.by_s, new.by_s))
+    if deadline_order is None:
         return doom
     if doom is None or not (doom.fault or doom.loss):
-        return replace(killed, by_s=min(killed.by_s, math.inf if doom is None else doom.by_s))
-    return replace(doom, by_s=min(killed.by_s, doom.by_s))
+        return replace(deadline_order, by_s=min(deadline_order.by_s, math.inf if doom is None else doom.by_s))
+    return replace(doom, by_s=min(deadline_order.by_s, doom.by_s))
 
 
 def _leave_by_s(run: BegunRun, job: Job | None) -> float | None:
-    """By when its ranks have to have left; None while they may stay, minus infinity where the job is gone."""
+    """Return the deadline for leaving; None if the run may stay, minus infinity if the job is gone."""
     if job is None:
         return -math.inf
     allocation = job.allocation
@@ -255,17 +273,19 @@ def _deadline_kill_order(leave_by_s: float | None, now_s: float) -> KillOrder | 
 
 
 def _find_live_phase(
-    ranks: list[_RankState], reports: Mapping[str, AgentReport], *, asked: bool, now_s: float
+    ranks: list[_RankState], reports: Mapping[str, AgentReport], *, is_leaving: bool, now_s: float
 ) -> RunPhase:
     all_reported = all(rank.report is not None for rank in ranks)
-    patient = not all_reported or now_s < max(report.since_s for report in reports.values()) + FIRST_STATUS_TIMEOUT_S
+    within_first_status_timeout = (
+        not all_reported or now_s < max(report.since_s for report in reports.values()) + FIRST_STATUS_TIMEOUT_S
+    )
     return run_outcome.find_live_phase(
-        [rank.view for rank in ranks], is_leaving=asked, within_first_status_timeout=patient
+        [rank.view for rank in ranks], is_leaving=is_leaving, within_first_status_timeout=within_first_status_timeout
     )
 
 
 def _find_occupied_gpus(ranks: list[_RankState]) -> Gpus:
-    """GPUs of ranks that live, or that may yet be started."""
+    """Return GPUs of ranks that are alive or may still start."""
     gpus = NO_GPUS
     for rank in ranks:
         if rank.view.exit_code is None:
@@ -278,9 +298,9 @@ def _find_agent_end(run: BegunRun, rank: _RankState, ends: Mapping[str, AgentEnd
     return ends.get(run.pods[node]) or AgentEnd(f"the agent of node {node} is gone")
 
 
-def _find_cause(ranks: list[_RankState], lost: AgentEnd | None) -> FailureCause | None:
-    if lost is not None and lost.cause is not None:
-        return lost.cause
+def _find_cause(ranks: list[_RankState], agent_end: AgentEnd | None) -> FailureCause | None:
+    if agent_end is not None and agent_end.cause is not None:
+        return agent_end.cause
     counts = {rank.placement.rank: rank.report.oom_kills for rank in ranks if rank.report is not None}
     return run_outcome.find_failure_cause([rank.view for rank in ranks], oom_kills=lambda view: counts.get(view.rank))
 

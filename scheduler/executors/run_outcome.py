@@ -1,9 +1,4 @@
-"""Names of signals, for people.
-
-How many processes of a control group the kernel has killed for memory, by the group's own file.
-
-How a run stands by what its ranks say and how they ended. Pure.
-"""
+"""The outcome of a run, derived from rank statuses, exit codes and OOM kill counts."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from scheduler.domain.observation import FailureCause, RankPhase, RankStatus, Ru
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`, or `signal 35`: Python names only the first and the last of the real-time signals."""
+    """Return the signal's name, such as SIGKILL, or `signal 35` for real-time signals without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -29,9 +24,9 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def read_oom_kills(path: str, *, root: Path = _CGROUP_ROOT) -> int | None:
-    """The `oom_kill` count in memory.events (cgroup v2) or memory.oom_control (v1); None where it cannot be read.
+    """Return the `oom_kill` count from memory.events (cgroup v2) or memory.oom_control (v1), None if it cannot be read.
 
-    `path` comes from a worker, so nothing outside `below` is opened. The kernel counts before the process is gone.
+    `path` comes from a worker, so only files below `root` are opened. The kernel counts before the process is gone.
     """
     if not path or not Path(path).resolve().is_relative_to(root):
         return None
@@ -49,13 +44,12 @@ _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 _REASON_LENGTH_MAX = 500
 
 ENDED_PHASES = frozenset({RunPhase.LEFT, RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.LOST})
-"""The phases of a run whose processes are gone."""
+"""Phases of runs without processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """`exit_code` is minus the signal's number where one ended the rank, None while it lives; `status` None where
-    it has never written one."""
+    """A rank. `exit_code` is minus the signal number if a signal ended it, None while it is alive."""
 
     rank: int
     status: RankStatus | None = None
@@ -69,18 +63,18 @@ class RunOutcome:
 
 
 def is_silent(ranks: Sequence[RankView]) -> bool:
-    """No rank has said anything: the script is not one of ours, or it has not come that far."""
+    """Return whether no rank has written a status: a script without Ebbtide's library, or one that just started."""
     return all(view.status is None for view in ranks)
 
 
 def find_final_phase(ranks: Sequence[RankView]) -> RankPhase | None:
-    """LEFT or SUCCEEDED once rank 0 has said so: nothing that happens later changes the outcome."""
+    """Return LEFT or SUCCEEDED once rank 0 has reported it. Later events do not change the outcome."""
     first = ranks[0].status if ranks else None
     return first.phase if first is not None and first.is_clean_exit else None
 
 
 def find_live_phase(ranks: Sequence[RankView], *, is_leaving: bool, within_first_status_timeout: bool) -> RunPhase:
-    """The phase of a run with processes. A mute script counts as running once nobody is patient any more."""
+    """Return the phase of a live run. Without any status, it counts as running after the first-status timeout."""
     if is_leaving:
         return RunPhase.LEAVING
     if is_silent(ranks):
@@ -90,38 +84,38 @@ def find_live_phase(ranks: Sequence[RankView], *, is_leaving: bool, within_first
 
 
 def find_faulty_ranks(ranks: Sequence[RankView], *, terminated: bool) -> tuple[RankView, ...]:
-    """Ranks through which the run has failed, the one to blame first.
+    """Return the ranks that made the run fail, the most likely culprit first.
 
-    One that says it ran out of memory comes first. A rank that died without a word comes before those that say they
-    failed (most often because it died), and of those the one that spoke first. `terminated`: SIGTERM was sent, so that
-    dying of it is no fault of a mute script.
+    Ranks out of memory come first, then ranks that died without a status, then those that report a failure, earliest
+    first: most report one because another rank died. `terminated`: SIGTERM was sent, so a silent script may die of it.
     """
     if find_final_phase(ranks):
         return ()
-    mute = is_silent(ranks)
-    found = [view for view in ranks if _is_faulty(view, is_silent_run=mute, terminated=terminated)]
-    return tuple(sorted(found, key=_blame_key))
+    is_silent_run = is_silent(ranks)
+    faulty_ranks = [view for view in ranks if _is_faulty(view, is_silent_run=is_silent_run, terminated=terminated)]
+    return tuple(sorted(faulty_ranks, key=_blame_key))
 
 
 def find_failure_cause(
     ranks: Sequence[RankView], *, oom_kills: Callable[[RankView], int | None]
 ) -> FailureCause | None:
-    """What a failed run has died of, where there is proof. `oom_kills` counts those whom the kernel has killed for
-    memory by now in a rank's control group.
+    """Return the cause of a failed run, if it is proven.
 
-    A rank says so itself; or it was killed by SIGKILL in a group in which the kernel has killed somebody for memory
-    since that rank last wrote. The latter is no proof where a rank died in another way: then it was we who killed the
-    others.
+    Either a rank reports it, or the kernel counted an OOM kill in the cgroup of a SIGKILLed rank since its last status.
+    The latter proves nothing if another rank died differently, because then Ebbtide killed the others. `oom_kills`
+    returns the current count of a rank's cgroup.
     """
     if any(view.status is not None and view.status.cause is FailureCause.OUT_OF_MEMORY for view in ranks):
         return FailureCause.OUT_OF_MEMORY
-    wordless = [view for view in ranks if view.exit_code is not None and not (view.status and view.status.is_terminal)]
-    if any(view.exit_code not in _ENDED_BY_SIGKILL for view in wordless):
+    ended_without_outcome = [
+        view for view in ranks if view.exit_code is not None and not (view.status and view.status.is_terminal)
+    ]
+    if any(view.exit_code not in _ENDED_BY_SIGKILL for view in ended_without_outcome):
         return None
-    for view in wordless:
-        before = None if view.status is None else view.status.oom_kills
-        now = None if before is None else oom_kills(view)
-        if before is not None and now is not None and now > before:
+    for view in ended_without_outcome:
+        count_at_status = None if view.status is None else view.status.oom_kills
+        count_now = None if count_at_status is None else oom_kills(view)
+        if count_at_status is not None and count_now is not None and count_now > count_at_status:
             return FailureCause.OUT_OF_MEMORY
     return None
 
@@ -135,64 +129,64 @@ def build_run(
     gpus: Gpus = NO_GPUS,
     cause: FailureCause | None = None,
 ) -> Run:
-    """The run of which its ranks told this: progress is rank 0's, memory and times are the worst of all."""
+    """Return the run. Progress is rank 0's; memory and durations are the maximum over ranks."""
     first = statuses.get(0)
-    known = first if first is not None and first.has_loaded_state else None
+    progress = first if first is not None and first.has_loaded_state else None
     return Run(
         job_id=job_id,
         generation=generation,
         phase=outcome.phase,
         gpus=gpus,
-        steps=float(known.step) if known else None,
-        checkpoint_steps=None if not known or known.checkpoint_step is None else float(known.checkpoint_step),
-        loss=known.loss if known else None,
+        steps=float(progress.step) if progress else None,
+        checkpoint_steps=None if not progress or progress.checkpoint_step is None else float(progress.checkpoint_step),
+        loss=progress.loss if progress else None,
         reason=outcome.reason[:_REASON_LENGTH_MAX],
         cause=cause,
-        samples_per_s=known.samples_per_s if known else None,
+        samples_per_s=progress.samples_per_s if progress else None,
         peak_bytes=find_peak_bytes(statuses.values()),
         phases_s=find_longest_phases_s(statuses.values()),
-        frozen_layers=known.frozen_layers if known else None,
+        frozen_layers=progress.frozen_layers if progress else None,
         traffic=sum_traffic(statuses.values()),
     )
 
 
 def find_peak_bytes(statuses: Iterable[RankStatus]) -> int | None:
-    """The most memory that a rank has had at once."""
+    """Return the peak memory over ranks."""
     return max((status.peak_bytes for status in statuses if status.peak_bytes is not None), default=None)
 
 
 def find_longest_phases_s(statuses: Iterable[RankStatus]) -> Mapping[str, float]:
-    """Seconds by phase of a re-plan, the longest of the ranks'."""
-    longest: dict[str, float] = {}
+    """Return seconds by re-plan phase, the maximum over ranks."""
+    maximum: dict[str, float] = {}
     for status in statuses:
         for phase, seconds in status.phases_s.items():
-            longest[phase] = max(seconds, longest.get(phase, 0.0))
-    return longest
+            maximum[phase] = max(seconds, maximum.get(phase, 0.0))
+    return maximum
 
 
 def sum_traffic(statuses: Iterable[RankStatus]) -> LoadTraffic | None:
-    """What all ranks together have read of a checkpoint; None where none of them says so."""
-    told = [status.traffic for status in statuses if status.traffic is not None]
-    return sum(told, start=LoadTraffic()) if told else None
+    """Return the checkpoint bytes read by all ranks, None if no rank reports them."""
+    traffic = [status.traffic for status in statuses if status.traffic is not None]
+    return sum(traffic, start=LoadTraffic()) if traffic else None
 
 
 def describe_fault(view: RankView, log_tail: str) -> str:
     if view.status is not None and view.status.phase is RankPhase.FAILED:
-        return f"rank {view.rank}: {view.status.reason or 'it failed and gave no reason'}"
+        return f"rank {view.rank}: {view.status.reason or 'it failed without a reason'}"
     code = view.exit_code
-    assert code is not None, "a rank without a word is to blame only once it has ended"
+    assert code is not None, "a rank without a final status is at fault only after its exit"
     if code < 0:
-        end = f"was ended by {signal_name(-code)}"
+        end = f"was killed by {signal_name(-code)}"
     else:
-        end = f"ended with exit code {code}" if code else "ended without a result"
+        end = f"exited with code {code}" if code else "exited without a final status"
     return f"rank {view.rank} {end}" + (f": {log_tail}" if log_tail else "")
 
 
 def classify_outcome(ranks: Sequence[RankView], *, fault: str, killed_because: str, terminated: bool) -> RunOutcome:
-    """How a run ended whose processes are gone."""
-    word = find_final_phase(ranks)
-    if word is not None:
-        return RunOutcome(RunPhase.SUCCEEDED if word is RankPhase.SUCCEEDED else RunPhase.LEFT)
+    """Return the outcome of a run without processes."""
+    final_phase = find_final_phase(ranks)
+    if final_phase is not None:
+        return RunOutcome(RunPhase.SUCCEEDED if final_phase is RankPhase.SUCCEEDED else RunPhase.LEFT)
     if fault:
         return RunOutcome(RunPhase.FAILED, fault)
     if killed_because:
@@ -200,8 +194,8 @@ def classify_outcome(ranks: Sequence[RankView], *, fault: str, killed_because: s
     if not terminated:
         return RunOutcome(RunPhase.SUCCEEDED)
     if any(view.exit_code for view in ranks):
-        return RunOutcome(RunPhase.LOST, "it was asked to leave by SIGTERM and died of it")
-    return RunOutcome(RunPhase.LEFT, "it was asked to leave by SIGTERM and ended with exit code 0")
+        return RunOutcome(RunPhase.LOST, "it was killed by the SIGTERM that asked it to leave")
+    return RunOutcome(RunPhase.LEFT, "it exited with code 0 after SIGTERM")
 
 
 def _is_faulty(view: RankView, *, is_silent_run: bool, terminated: bool) -> bool:
@@ -215,6 +209,11 @@ def _is_faulty(view: RankView, *, is_silent_run: bool, terminated: bool) -> bool
 
 
 def _blame_key(view: RankView) -> tuple[bool, bool, int, int]:
-    said_so = view.status is not None and view.status.phase is RankPhase.FAILED
-    known = view.status is not None and view.status.cause is not None
-    return not known, said_so, view.status.written_at_ns if said_so and view.status else 0, view.rank
+    reported_failure = view.status is not None and view.status.phase is RankPhase.FAILED
+    progress = view.status is not None and view.status.cause is not None
+    return (
+        not progress,
+        reported_failure,
+        view.status.written_at_ns if reported_failure and view.status else 0,
+        view.rank,
+    )

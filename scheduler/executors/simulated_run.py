@@ -1,9 +1,4 @@
-"""How long things take in the simulated world.
-
-One generation of one simulated job: what it computes, saves and loses between two events.
-
-One simulated job as it is, beside what the desired state says of it.
-"""
+"""SimulatedRun: one generation of one simulated job, and the delays of the simulated world."""
 
 from __future__ import annotations
 
@@ -16,14 +11,18 @@ from scheduler.domain.job import Job
 from scheduler.domain.observation import FailureCause, Run, RunPhase
 
 SAVE_SHARE = 1.0 / 3.0
-"""Part of a reconfiguration that saving takes; the rest starts the new workers. Times measured on warm workers
-(save and leave 0.6 to 1.0 s of 1.6 to 2.9 s) are near it."""
+"""Fraction of a reconfiguration spent saving; the rest starts the new workers. Measured on warm workers: 0.6 to 1.0 s
+of 1.6 to 2.9 s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long things take. `start_s` is a job's first start; a later one pays its share of the reconfiguration,
-    which is from the last step of the old workers to the first of the new. `drain_s`: inference leaving a node."""
+    """Delays in seconds.
+
+    `start_s` applies to a job's first start. A reconfiguration lasts from the old workers' last step to the new
+    workers' first. `drain_s` is the time in which inference leaves a node.
+    """
 
     start_s: float = 30.0
     reconfiguration_s: float = 30.0
@@ -39,12 +38,12 @@ class Delays:
 
 _NEVER_S = math.inf
 _STEP_TOLERANCE = 1e-9
-"""Relative slack in step counts, so that a step that ends now counts as done."""
+"""Relative tolerance of step counts, so that a step that ends now counts as completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What a run is given: the true `step_time_s` and length `steps_max`, infinite where nobody knows one."""
+    """True parameters of a run. `step_time_s` and `steps_max` can be infinite."""
 
     job_id: str
     generation: int
@@ -57,7 +56,7 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunWork:
-    """What one ended run computed: from `since_s` to `until_s`, of which it kept the part up to `kept_until_s`."""
+    """Compute time of an ended run. Work after `kept_until_s` was lost."""
 
     job_id: str
     gpus: Gpus
@@ -68,10 +67,10 @@ class RunWork:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRun:
-    """Mutable on purpose: it is the world, not a record of it. `due_s` is when its phase changes by itself.
+    """A simulated run. `due_s` is the time of its next phase change.
 
-    A run computes from `computing_since_s` until it finishes, dies, or reaches the step boundary at which it was
-    told to leave; what it does after its last checkpoint is lost unless it can save before it goes.
+    It computes from `computing_since_s` until it finishes, dies, or leaves at a step boundary. Work after the last
+    checkpoint is lost unless it saves first.
     """
 
     spec: RunSpec
@@ -84,11 +83,11 @@ class SimulatedRun:
     cause: FailureCause | None = None
     peak_bytes: int | None = None
     fresh: bool = True
-    _asked_steps: float = -_NEVER_S
-    _kept_steps: float = -_NEVER_S
+    _requested_steps: float = -_NEVER_S
+    _previous_checkpoint_steps: float = -_NEVER_S
     _stop_s: float = _NEVER_S
     _saved_s: float = _NEVER_S
-    _report: Run | None = field(default=None, repr=False)
+    _last_report: Run | None = field(default=None, repr=False)
     report_until_s: float = -_NEVER_S
 
     @classmethod
@@ -107,14 +106,14 @@ class SimulatedRun:
         self.due_s = self._time_of(self.spec.steps_max)
 
     def save(self, now_s: float) -> None:
-        """Save at the next step boundary and go on."""
-        self._kept_steps = self._checkpoint_at(now_s)
-        self._asked_steps, self.fresh = self._next_boundary(now_s), True
+        """Save at the next step boundary and continue."""
+        self._previous_checkpoint_steps = self._checkpoint_at(now_s)
+        self._requested_steps, self.fresh = self._next_boundary(now_s), True
 
     def leave(self, now_s: float, *, by_s: float, save_s: float) -> None:
-        """Stop at the next step boundary, save, and go; go at `by_s` in any case. Asking again moves `by_s` alone."""
+        """Stop at the next step boundary, save and exit, by `by_s` at the latest. Later calls only change `by_s`."""
         if self.phase is RunPhase.STARTING:
-            self._end(RunPhase.LEFT, now_s, kept=self.spec.steps_start, reason="it had not begun")
+            self._end(RunPhase.LEFT, now_s, kept=self.spec.steps_start, reason="it had not started")
             return
         if self.phase is RunPhase.RUNNING:
             boundary = self._next_boundary(now_s)
@@ -125,7 +124,7 @@ class SimulatedRun:
         self.due_s = max(now_s, min(self._saved_s, by_s))
 
     def advance(self) -> None:
-        """The change of phase that falls due at `due_s`."""
+        """Perform the phase change that is due at `due_s`."""
         now_s = self.due_s
         if self.phase is RunPhase.STARTING:
             self.begin_computing(now_s)
@@ -137,39 +136,39 @@ class SimulatedRun:
             self.kill(RunPhase.LOST, now_s, reason="killed at its deadline")
 
     def kill(self, phase: RunPhase, now_s: float, *, reason: str) -> None:
-        """Gone at once: what was not saved is lost."""
+        """End at once. Unsaved work is lost."""
         self._end(phase, now_s, kept=self._checkpoint_at(now_s), reason=reason)
 
     def has_unreported_change(self, now_s: float) -> bool:
-        """A change of phase or a checkpoint that no settled observation has shown yet."""
+        """Return whether a phase change or checkpoint has not been reported yet."""
         return self.fresh or now_s >= self.report_until_s
 
     def to_run(self, now_s: float) -> Run:
-        """The run as an observer sees it. Steps are told when there is news, not at every look for their own sake."""
-        if self._report is None or self.has_unreported_change(now_s):
+        """Return the run as observed. Steps are included only with other changes."""
+        if self._last_report is None or self.has_unreported_change(now_s):
             return self._build_run(now_s, steps=self._steps_at(now_s))
-        return self._report
+        return self._last_report
 
     def mark_reported(self, now_s: float) -> None:
-        """What `seen` told at `now_s` has been taken over: from now on only what is new is told."""
+        """Mark the state at `now_s` as reported."""
         self.fresh = False
         self.report_until_s = self._next_checkpoint_s(now_s)
-        self._report = self._build_run(now_s, steps=None if self.is_live else self._steps_at(now_s))
+        self._last_report = self._build_run(now_s, steps=None if self.is_live else self._steps_at(now_s))
 
     @property
     def stopped_at_s(self) -> float:
-        """When it stopped computing: before it saved, where it could."""
+        """When it stopped computing, before its final save."""
         return min(self._stop_s, self.ended_at_s)
 
     def get_work(self) -> RunWork | None:
-        """What the run computed, once it has ended; None where it never began."""
+        """Return the compute time of an ended run, None if it never computed."""
         if self.computing_since_s == _NEVER_S:
             return None
         return RunWork(self.spec.job_id, self.spec.gpus, self.computing_since_s, self.stopped_at_s, self.kept_until_s)
 
     @property
     def kept_until_s(self) -> float:
-        """When it had done the steps that were not lost."""
+        """When it completed the steps that were not lost."""
         return min(self.stopped_at_s, self._time_of(max(self.steps_kept, self.spec.steps_start)))
 
     def _build_run(self, now_s: float, *, steps: float | None) -> Run:
@@ -212,25 +211,27 @@ class SimulatedRun:
         return int(computing_s / self.spec.checkpoint_interval_s * (1 + _STEP_TOLERANCE)) if computing_s > 0 else 0
 
     def _checkpoint_at(self, now_s: float) -> float:
-        """Steps in the last checkpoint (those overlap with computing), else where the run began."""
+        """Return the steps in the last checkpoint, including ones saved while computing, else the initial steps."""
         number = self._checkpoints_by(now_s)
-        asked = self._asked_steps if self._time_of(self._asked_steps) <= now_s else self._kept_steps
+        requested = (
+            self._requested_steps if self._time_of(self._requested_steps) <= now_s else self._previous_checkpoint_steps
+        )
         if number == 0:
-            return max(self.spec.steps_start, asked)
+            return max(self.spec.steps_start, requested)
         at_s = self.computing_since_s + number * self.spec.checkpoint_interval_s
-        return max(asked, self.spec.steps_start, float(math.floor(self._steps_at(at_s) * (1 + _STEP_TOLERANCE))))
+        return max(requested, self.spec.steps_start, float(math.floor(self._steps_at(at_s) * (1 + _STEP_TOLERANCE))))
 
     def _next_checkpoint_s(self, now_s: float) -> float:
         if self.phase is not RunPhase.RUNNING:
             return _NEVER_S
-        asked_s = self._time_of(self._asked_steps)
+        requested_s = self._time_of(self._requested_steps)
         periodic_s = self.computing_since_s + (self._checkpoints_by(now_s) + 1) * self.spec.checkpoint_interval_s
-        return min(periodic_s, asked_s) if asked_s > now_s else periodic_s
+        return min(periodic_s, requested_s) if requested_s > now_s else periodic_s
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """One job as it is: the desired state last heard, its live run, and what the ended ones left behind."""
+    """A simulated job: last desired state, live run, and results of ended runs."""
 
     job: Job
     live: SimulatedRun | None = None

@@ -1,4 +1,4 @@
-"""The agent of a pod as a process, and the desk that it asks, which stands where the API stands."""
+"""A pod agent as a process, against a fake API."""
 
 from __future__ import annotations
 

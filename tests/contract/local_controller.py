@@ -24,7 +24,7 @@ OF_THE_CONTROLLER = ("after-commit", "during-a-save")
 def state(number: int, folder: Path) -> Snapshot:
     """The desired state that was committed under `number`."""
     mover = rank_job("mover", "obey", {"t0": (0, 1)}, folder, SAVE_S="0.3")
-    stayer = rank_job("stayer", "stubborn", {"i0": (0,), "t0": (2,)}, folder)
+    stayer = rank_job("stayer", "ignore_notices", {"i0": (0,), "t0": (2,)}, folder)
     if number >= 2:
         mover = moved(mover, {"t1": (0,), "i1": (0, 1)}, leave_by_s=NOW_S + 60, folder=folder)
     if number >= 3:

@@ -1,7 +1,4 @@
-"""One rank for the contract tests of the local executor: no torch, one behaviour per word. Run as a script.
-
-It holds a lock on each slot named for its rank, and leaves a file `double` where somebody else holds it already.
-"""
+"""One rank for the contract tests of the local executor: a script without torch, with one behaviour per argument."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def obey() -> None:
         os.abort()
 
 
-def stubborn() -> None:
+def ignore_notices() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("running", step=5, checkpoint_step=3)
     time.sleep(600)
@@ -79,14 +76,14 @@ def crash() -> None:
         wait_for((RUN_DIR / "status-0.json").exists)
         print("CUDA error: out of slots", flush=True)
         sys.exit(3)
-    stubborn()
+    ignore_notices()
 
 
 def fail() -> None:
     say("failed", step=0, reason="ValueError: the plan is for another model")
 
 
-def run_out() -> None:
+def run_out_of_memory() -> None:
     """Rank 1 runs out of memory and says so; rank 0 says that it has lost its peer."""
     if RANK == 1:
         say("failed", reason="OutOfMemoryError", cause="out-of-memory", peak_bytes=900)
@@ -107,28 +104,41 @@ def freeze() -> None:
     wait_for(notice)
 
 
-def childful() -> None:
+def spawn_child() -> None:
     """Starts a child in its group and one in a group of its own."""
     for own_group in (False, True):
         subprocess.Popen(["sleep", "600"], start_new_session=own_group)
     obey()
 
 
-def mother() -> None:
+def parent() -> None:
     """Crashes and leaves a child in its group behind."""
     subprocess.Popen(["sleep", "600"], start_new_session=bool(os.environ.get("OWN_GROUP")))
     sys.exit(1)
 
 
-def mute() -> None:
+def stay_silent() -> None:
     time.sleep(600)
 
 
-def mute_and_done() -> None:
+def finish_silently() -> None:
     print("all done")
 
 
-BEHAVIOURS = (obey, stubborn, finish, crash, fail, run_out, be_killed, freeze, childful, mother, mute, mute_and_done)
+BEHAVIOURS = (
+    obey,
+    ignore_notices,
+    finish,
+    crash,
+    fail,
+    run_out_of_memory,
+    be_killed,
+    freeze,
+    spawn_child,
+    parent,
+    stay_silent,
+    finish_silently,
+)
 
 if __name__ == "__main__":
     HELD = hold_slots()

@@ -1,4 +1,4 @@
-"""What the contract tests of the local executor share: tiny jobs, their desired states, and a loop that drives."""
+"""Shared code of the local executor's contract tests: tiny jobs, their desired states, and a driver loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback that scrapes one target; here also one whose gauges the test writes."""
+"""A real Prometheus on loopback that scrapes one target, whose gauges a test can set."""
 
 from __future__ import annotations
 

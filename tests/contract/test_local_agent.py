@@ -1,4 +1,4 @@
-"""The executor and its node agents: how long they live, and what happens when one is killed."""
+"""Node agents of the local executor: lifetime and failures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def is_in(phase: str, generation: int, job_id: str = "a") -> Callable[[Observati
     return lambda seen: phases(seen).get((job_id, generation)) == phase
 
 
-def test_an_agent_lives_as_long_as_its_job_is_wanted_on_its_node(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_agent_lives_while_its_job_is_wanted_on_its_node(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0, 1), "t1": (0,)}, tmp_path)
     drive(executor, desired(1, job), is_in("running", 1))
     first = agents(tmp_path)
@@ -74,40 +74,40 @@ def test_an_agent_lives_as_long_as_its_job_is_wanted_on_its_node(executor: Local
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_when_an_agent_is_killed_the_run_is_lost_and_nothing_is_left_of_it(
+def test_killed_agent_loses_the_run_and_all_its_processes(
     executor: LocalExecutor, tmp_path: Path, number: signal.Signals
 ) -> None:
-    job = rank_job("a", "childful", {"t0": (0, 1), "t1": (0,)}, tmp_path)
+    job = rank_job("a", "spawn_child", {"t0": (0, 1), "t1": (0,)}, tmp_path)
     other = rank_job("b", "obey", {"t0": (2,)}, tmp_path)
     both = {("a", 1): "running", ("b", 1): "running"}
     drive(executor, desired(1, job, other), lambda seen: phases(seen) == both)
     os.kill(agents(tmp_path)["t0"], number)
     seen = drive(executor, desired(1, job, other), is_in("lost", 1))
     run = run_of(seen, "a")
-    assert (run.reason, run.gpus, run.steps) == (f"the agent of node t0 was ended by {number.name}", {}, 5.0)
+    assert (run.reason, run.gpus, run.steps) == (f"the agent of node t0 was killed by {number.name}", {}, 5.0)
     assert not find_marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
     assert phases(seen)["b", 1] == "running", "another job's agent on the same node is another"
     job = moved(job, job.allocation.target, leave_by_s=1000.0, folder=tmp_path)
     drive(executor, desired(2, job, other), is_in("running", 2))
 
 
-def test_an_agent_that_ends_by_itself_is_its_jobs_fault(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_agent_that_exits_by_itself_fails_the_run(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path / "broken"), PYTHONSAFEPATH="1")
     (tmp_path / "broken/scheduler").mkdir(parents=True)
     (tmp_path / "broken/scheduler/__init__.py").write_text("raise SystemExit('no scheduler.worker in here')")
     run = run_of(drive(executor, desired(1, job), is_in("failed", 1)), "a")
-    assert run.reason.startswith("the agent of node t0 ended with exit code 1:")
+    assert run.reason.startswith("the agent of node t0 exited with code 1:")
     assert "scheduler.worker" in run.reason
 
 
-def test_variables_that_no_program_can_be_given_are_the_runs_end(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_invalid_environment_fails_the_run(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, BROKEN="a\0b")
     run = run_of(drive(executor, desired(1, job), is_in("failed", 1)), "a")
     assert run.reason == "rank 0 cannot be started: embedded null byte"
 
 
 @pytest.mark.parametrize("executor", [("slow_module",)], indirect=True)
-def test_a_run_that_gives_nothing_back_goes_on_while_the_agents_of_the_next_one_load(
+def test_run_continues_while_the_next_agents_preload(
     executor: LocalExecutor, tmp_path: Path, clock: ManualClock
 ) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
@@ -131,12 +131,10 @@ def test_a_run_that_gives_nothing_back_goes_on_while_the_agents_of_the_next_one_
 
 
 @pytest.mark.parametrize("executor", [("slow_module",)], indirect=True)
-def test_nobody_waits_for_an_agent_longer_than_half_of_the_time_there_is(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
+def test_wait_for_preloading_is_bounded(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
     (tmp_path / "loaded").touch()
-    job = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+    job = rank_job("a", "ignore_notices", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
     drive(executor, desired(1, job), is_in("running", 1))
     (tmp_path / "loaded").unlink()
     wider = desired(2, moved(job, {"t0": (0,), "t1": (0,)}, leave_by_s=1060.0, folder=tmp_path))
@@ -149,9 +147,7 @@ def test_nobody_waits_for_an_agent_longer_than_half_of_the_time_there_is(
 
 
 @pytest.mark.parametrize("executor", [("slow_module",)], indirect=True)
-def test_a_deadline_counts_for_ranks_that_an_agent_has_not_come_to_start(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
+def test_deadline_applies_to_unstarted_ranks(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
     drive(executor, desired(1, job), is_in("starting", 1))
@@ -163,10 +159,8 @@ def test_a_deadline_counts_for_ranks_that_an_agent_has_not_come_to_start(
     assert run.reason == "it was killed at its deadline"
 
 
-def test_an_agent_that_does_not_do_as_it_is_told_is_killed(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
-    job = rank_job("a", "stubborn", {"t0": (0, 1)}, tmp_path)
+def test_unresponsive_agent_is_killed(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    job = rank_job("a", "ignore_notices", {"t0": (0, 1)}, tmp_path)
     drive(executor, desired(1, job), is_in("running", 1))
     os.kill(agents(tmp_path)["t0"], signal.SIGSTOP)
     away = desired(2, moved(job, {}, leave_by_s=1000.0, folder=tmp_path))
@@ -178,7 +172,7 @@ def test_an_agent_that_does_not_do_as_it_is_told_is_killed(
     assert run.reason == "it was killed at its deadline"
 
 
-def test_news_are_what_a_tick_should_not_come_late_for(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_has_pending_changes(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0, 1)}, tmp_path)
     drive(executor, desired(1, job), is_in("running", 1))
     assert not executor.has_pending_changes()

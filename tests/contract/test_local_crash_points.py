@@ -1,5 +1,4 @@
-"""A controller is killed at every named point of its executor: the next one finds no orphan that it does not end,
-starts no generation twice, gives no GPU to two jobs, and brings about the state that was committed."""
+"""The controller is killed at every crash point of its executor; the next one recovers without orphans."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ LEAVES_RANKS = ("between-two-spawns", "after-spawn", "before-notice", "after-not
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("point", [*CRASH_POINTS, *OF_THE_CONTROLLER])
-def test_after_a_kill_at(point: str, tmp_path: Path) -> None:
+def test_recovery_after_a_crash_at(point: str, tmp_path: Path) -> None:
     controller = [sys.executable, "-m", "tests.contract.local_controller", str(tmp_path), point]
     died = subprocess.run(controller, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -68,7 +67,7 @@ def _is_over(phase: RunPhase) -> bool:
 
 
 @pytest.mark.e2e
-def test_what_the_ranks_wrote_before_they_were_orphaned_still_counts(tmp_path: Path) -> None:
+def test_statuses_of_orphaned_ranks_count(tmp_path: Path) -> None:
     """The controller dies while the ranks save; they finish that by themselves, and leave."""
     controller = [sys.executable, "-m", "tests.contract.local_controller", str(tmp_path), "during-a-save"]
     subprocess.run(controller, cwd=ROOT, capture_output=True, timeout=PATIENCE_S)

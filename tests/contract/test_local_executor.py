@@ -1,4 +1,4 @@
-"""What the local executor promises, shown with real processes that are tiny scripts."""
+"""The contract of the local executor, with real processes that are tiny scripts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def executor(tmp_path: Path, clock: ManualClock) -> Iterator[LocalExecutor]:
     assert not (tmp_path / "double").exists(), "no slot was ever used twice at once"
 
 
-def test_a_job_runs_on_its_gpus_and_tells_its_progress(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_job_runs_on_its_gpus_and_reports_progress(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0, 1)}, tmp_path)
     seen = drive(executor, desired(3, job), lambda seen: phases(seen) == {("a", 1): "running"})
     run = run_of(seen, "a")
@@ -59,7 +59,7 @@ def test_a_job_runs_on_its_gpus_and_tells_its_progress(executor: LocalExecutor, 
     assert json.loads((folder / "plan.json").read_text())["stages"][0]["gpus"] == 2
 
 
-def test_each_rank_gets_its_place_a_token_of_its_generation_and_a_log(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_rank_gets_slot_token_and_log(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (1,)}, tmp_path)
     words = "import os; print(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'EBBTIDE_TOKEN', 'EBBTIDE_URL')))"
     job = replace(job, spec=replace(job.spec, command=("python", "-c", words)))
@@ -68,9 +68,7 @@ def test_each_rank_gets_its_place_a_token_of_its_generation_and_a_log(executor: 
     assert log.split() == ["0", "0", issue_worker_token(SECRET, "a", 1), "http://127.0.0.1:1"]
 
 
-def test_a_run_leaves_when_told_and_only_then_the_next_generation_starts(
-    executor: LocalExecutor, tmp_path: Path
-) -> None:
+def test_next_generation_starts_after_the_run_left(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0, 1)}, tmp_path, SAVE_S="0.2")
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     smaller = moved(job, {"t0": (0,)}, leave_by_s=1060.0, folder=tmp_path)
@@ -85,7 +83,7 @@ def test_a_run_leaves_when_told_and_only_then_the_next_generation_starts(
     assert phases(executor.observe()) == {("a", 2): "running"}, "a committed state has taken the old run in"
 
 
-def test_an_abort_in_the_teardown_does_not_spoil_what_was_saved(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_abort_during_teardown_does_not_fail_the_run(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, ABORT="1")
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     away = moved(job, {}, leave_by_s=1060.0, folder=tmp_path)
@@ -94,7 +92,7 @@ def test_an_abort_in_the_teardown_does_not_spoil_what_was_saved(executor: LocalE
     assert notice["action"] == "leave"
 
 
-def test_a_notice_that_the_disk_does_not_take_is_written_once_it_does_and_holds_nobody_else_up(
+def test_failed_notice_write_is_retried_without_delaying_others(
     executor: LocalExecutor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = [rank_job(job_id, "obey", {"t0": (gpu,)}, tmp_path) for gpu, job_id in enumerate("ab")]
@@ -103,14 +101,12 @@ def test_a_notice_that_the_disk_does_not_take_is_written_once_it_does_and_holds_
     in_the_way = tmp_path / "run/jobs/a/gen-1/.notice.json.part"
     in_the_way.mkdir()
     drive(executor, away, lambda seen: phases(seen) == {("a", 1): "leaving", ("b", 1): "left"})
-    assert caplog.text.count("the notice to a generation 1 is put off until the disk takes it") == 1
+    assert caplog.text.count("notice to a generation 1 is deferred") == 1
     in_the_way.rmdir()
     drive(executor, away, lambda seen: phases(seen)["a", 1] == "left")
 
 
-def test_who_could_not_be_told_is_killed_at_its_deadline_all_the_same(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
+def test_deadline_applies_without_a_written_notice(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     (tmp_path / "run/jobs/a/gen-1/.notice.json.part").mkdir()
@@ -120,7 +116,7 @@ def test_who_could_not_be_told_is_killed_at_its_deadline_all_the_same(
     drive(executor, away, lambda seen: phases(seen) == {("a", 1): "lost"})
 
 
-def test_an_end_that_cannot_be_written_down_is_told_once_it_can(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_unwritable_outcome_is_reported_once_written(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     in_the_way = tmp_path / "run/jobs/a/gen-1/.ended.json.part"
@@ -132,7 +128,7 @@ def test_an_end_that_cannot_be_written_down_is_told_once_it_can(executor: LocalE
     drive(executor, away, lambda seen: phases(seen) == {("a", 1): "left"})
 
 
-def test_a_generation_that_the_disk_has_no_room_for_starts_once_it_has(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_start_is_deferred_while_the_disk_is_full(executor: LocalExecutor, tmp_path: Path) -> None:
     jobs = [rank_job(job_id, "obey", {"t0": (gpu,)}, tmp_path) for gpu, job_id in enumerate("ab")]
     (tmp_path / "run/jobs/a").mkdir(parents=True)
     in_the_way = tmp_path / "run/jobs/a/.gen-1.part"
@@ -142,10 +138,8 @@ def test_a_generation_that_the_disk_has_no_room_for_starts_once_it_has(executor:
     drive(executor, desired(1, *jobs), lambda seen: phases(seen) == {("a", 1): "running", ("b", 1): "running"})
 
 
-def test_what_does_not_leave_is_killed_at_its_deadline_and_lost(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
-    job = rank_job("a", "stubborn", {"t0": (0,), "i0": (2,)}, tmp_path)
+def test_run_that_stays_is_killed_at_its_deadline(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    job = rank_job("a", "ignore_notices", {"t0": (0,), "i0": (2,)}, tmp_path)
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     away = desired(2, moved(job, {}, leave_by_s=1060.0, folder=tmp_path))
     executor.converge(away)
@@ -158,8 +152,8 @@ def test_what_does_not_leave_is_killed_at_its_deadline_and_lost(
     assert run.reason == "it was killed at its deadline"
 
 
-def test_a_second_recall_moves_the_deadline(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
-    job = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path)
+def test_second_recall_moves_the_deadline(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    job = rank_job("a", "ignore_notices", {"t0": (0,)}, tmp_path)
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     first = moved(job, {}, leave_by_s=1060.0, folder=tmp_path)
     executor.converge(desired(2, first))
@@ -169,7 +163,7 @@ def test_a_second_recall_moves_the_deadline(executor: LocalExecutor, tmp_path: P
     assert notice["seconds_left"] == 20.0
 
 
-def test_a_job_succeeds_and_is_told_until_its_job_is_gone(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_success_is_reported_until_the_job_is_gone(executor: LocalExecutor, tmp_path: Path) -> None:
     state = desired(1, rank_job("a", "finish", {"t0": (0, 1)}, tmp_path))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "succeeded"}), "a")
     assert (run.gpus, run.steps, run.checkpoint_steps, run.loss) == ({}, 10.0, 10.0, 1.5)
@@ -179,7 +173,9 @@ def test_a_job_succeeds_and_is_told_until_its_job_is_gone(executor: LocalExecuto
     assert executor.observe().runs == ()
 
 
-def test_what_outlives_its_last_word_is_ended(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+def test_ranks_outliving_the_final_status_are_killed(
+    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
+) -> None:
     state = desired(1, rank_job("a", "finish", {"t0": (0,)}, tmp_path, LINGER="1"))
     status = tmp_path / "run/jobs/a/gen-1/status-0.json"
     drive(executor, state, lambda seen: status.exists() and "succeeded" in status.read_text())
@@ -188,24 +184,20 @@ def test_what_outlives_its_last_word_is_ended(executor: LocalExecutor, tmp_path:
     drive(executor, state, lambda seen: phases(seen) == {("a", 1): "succeeded"})
 
 
-def test_a_rank_that_ran_out_of_memory_is_what_the_run_has_died_of(executor: LocalExecutor, tmp_path: Path) -> None:
-    state = desired(1, rank_job("a", "run_out", {"t0": (0, 1)}, tmp_path))
+def test_rank_out_of_memory_is_the_cause(executor: LocalExecutor, tmp_path: Path) -> None:
+    state = desired(1, rank_job("a", "run_out_of_memory", {"t0": (0, 1)}, tmp_path))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
     assert (run.cause, run.peak_bytes) == (FailureCause.OUT_OF_MEMORY, 900)
 
 
-def test_ranks_start_with_the_layers_frozen_that_are_known_and_tell_of_more(
-    executor: LocalExecutor, tmp_path: Path
-) -> None:
+def test_frozen_layers_are_passed_and_reported(executor: LocalExecutor, tmp_path: Path) -> None:
     job = replace(rank_job("a", "freeze", {"t0": (0, 1)}, tmp_path), freezing=FrozenLayers(layers=4))
     seen = drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     assert run_of(seen, "a").frozen_layers == 5
 
 
 @pytest.mark.parametrize("risen", [True, False])
-def test_a_rank_that_was_killed_died_of_memory_only_where_the_kernels_count_rose(
-    executor: LocalExecutor, tmp_path: Path, risen: bool
-) -> None:
+def test_sigkill_is_oom_only_if_the_kernel_counted_it(executor: LocalExecutor, tmp_path: Path, risen: bool) -> None:
     """The kernel's own file of this control group is read; what the rank had read there before is made up."""
     kills = OomKillCounter.for_this_process()
     if kills is None or (count := kills.read()) is None:
@@ -213,30 +205,26 @@ def test_a_rank_that_was_killed_died_of_memory_only_where_the_kernels_count_rose
     told = {"MEMORY_EVENTS": str(kills.path), "OOM_KILLS": str(count - risen)}
     state = desired(1, rank_job("a", "be_killed", {"t0": (0,)}, tmp_path, **told))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
-    assert run.reason == "rank 0 was ended by SIGKILL"
+    assert run.reason == "rank 0 was killed by SIGKILL"
     assert run.cause is (FailureCause.OUT_OF_MEMORY if risen else None)
 
 
-def test_when_one_rank_crashes_the_others_are_ended_and_the_reason_is_told(
-    executor: LocalExecutor, tmp_path: Path
-) -> None:
+def test_crash_of_one_rank_kills_the_others(executor: LocalExecutor, tmp_path: Path) -> None:
     state = desired(1, rank_job("a", "crash", {"t0": (0, 1, 2)}, tmp_path))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
-    assert run.reason == "rank 1 ended with exit code 3: CUDA error: out of slots"
+    assert run.reason == "rank 1 exited with code 3: CUDA error: out of slots"
     assert run.gpus == {}
     assert not (tmp_path / "run/jobs/a/gen-2").exists()
 
 
 @pytest.mark.parametrize("own_group", ["", "1"])
-def test_a_run_has_ended_once_everything_that_it_started_is_gone(
-    executor: LocalExecutor, tmp_path: Path, own_group: str
-) -> None:
-    state = desired(1, rank_job("a", "mother", {"t0": (0, 1)}, tmp_path, OWN_GROUP=own_group))
+def test_run_ends_with_its_last_process(executor: LocalExecutor, tmp_path: Path, own_group: str) -> None:
+    state = desired(1, rank_job("a", "parent", {"t0": (0, 1)}, tmp_path, OWN_GROUP=own_group))
     drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"})
     assert not find_marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
 
 
-def test_a_rank_that_says_why_it_failed_is_believed(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_reported_failure_is_the_reason(executor: LocalExecutor, tmp_path: Path) -> None:
     state = desired(1, rank_job("a", "fail", {"t0": (0,)}, tmp_path))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
     assert run.reason == "rank 0: ValueError: the plan is for another model"
@@ -245,11 +233,11 @@ def test_a_rank_that_says_why_it_failed_is_believed(executor: LocalExecutor, tmp
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ((), "command: the job has none"),
+        ((), "command"),
         (("/no/such/program",), "rank 0 cannot be started: [Errno 2] No such file or directory: '/no/such/program'"),
     ],
 )
-def test_a_job_that_cannot_be_started_fails_with_the_reason(
+def test_start_failure_fails_the_run(
     executor: LocalExecutor, tmp_path: Path, command: tuple[str, ...], reason: str
 ) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
@@ -258,11 +246,9 @@ def test_a_job_that_cannot_be_started_fails_with_the_reason(
     assert reason in run.reason
 
 
-def test_a_script_that_never_says_anything_is_judged_by_its_exit_code(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
-    quiet = rank_job("quiet", "mute", {"t0": (0,)}, tmp_path)
-    state = desired(1, quiet, rank_job("done", "mute_and_done", {"t0": (1,)}, tmp_path))
+def test_silent_script_is_judged_by_its_exit_code(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    quiet = rank_job("quiet", "stay_silent", {"t0": (0,)}, tmp_path)
+    state = desired(1, quiet, rank_job("done", "finish_silently", {"t0": (1,)}, tmp_path))
     expected = {("quiet", 1): "starting", ("done", 1): "succeeded"}
     drive(executor, state, lambda seen: phases(seen) == expected)
 
@@ -277,10 +263,8 @@ def test_a_script_that_never_says_anything_is_judged_by_its_exit_code(
     assert "SIGTERM" in run.reason
 
 
-def test_gpus_that_a_process_still_holds_are_not_given_to_another_job(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
-    first = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path)
+def test_occupied_gpus_are_not_reused(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    first = rank_job("a", "ignore_notices", {"t0": (0,)}, tmp_path)
     drive(executor, desired(1, first), lambda seen: phases(seen) == {("a", 1): "running"})
     second = rank_job("b", "obey", {"t0": (0,)}, tmp_path)
     state = desired(2, moved(first, {}, leave_by_s=1060.0, folder=tmp_path), second)
@@ -290,17 +274,15 @@ def test_gpus_that_a_process_still_holds_are_not_given_to_another_job(
     drive(executor, state, lambda seen: phases(seen) == {("a", 1): "lost", ("b", 1): "running"})
 
 
-def test_a_generation_that_was_begun_once_is_never_begun_again(
-    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
-) -> None:
-    job = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path)
+def test_generation_begins_once(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    job = rank_job("a", "ignore_notices", {"t0": (0,)}, tmp_path)
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     drive(executor, desired(2), lambda seen: not seen.runs)
     run = run_of(drive(executor, desired(3, job), lambda seen: bool(seen.runs)), "a")
     assert (run.phase, run.reason) == (RunPhase.LOST, "its job is gone")
 
 
-def test_a_state_older_than_the_last_one_changes_nothing(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_older_state_is_ignored(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
     drive(executor, desired(5, job), lambda seen: phases(seen) == {("a", 1): "running"})
     executor.converge(desired(4))
@@ -308,7 +290,7 @@ def test_a_state_older_than_the_last_one_changes_nothing(executor: LocalExecutor
     assert (phases(seen), seen.converged_generation) == ({("a", 1): "running"}, 5)
 
 
-def test_a_failed_node_takes_its_runs_with_it_until_it_is_restored(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_failed_node_loses_its_runs_until_restored(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0,), "i1": (0,)}, tmp_path)
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     executor.fail_node("i1")
@@ -321,15 +303,15 @@ def test_a_failed_node_takes_its_runs_with_it_until_it_is_restored(executor: Loc
     assert ("a", 2) not in phases(executor.observe())
     executor.restore_node("i1")
     drive(executor, again, lambda seen: phases(seen).get(("a", 2)) == "running")
-    with pytest.raises(ValueError, match="node: got 'x9', allowed are i0, i1, t0, t1"):
+    with pytest.raises(ValueError, match=r"x9.*i0, i1, t0, t1"):
         executor.fail_node("x9")
 
 
-def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: ManualClock) -> None:
+def test_close_lets_ranks_save_and_leaves_no_process(tmp_path: Path, clock: ManualClock) -> None:
     executor = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=())
     jobs = [
-        rank_job("good", "childful", {"t0": (0, 1)}, tmp_path),
-        rank_job("bad", "stubborn", {"t0": (2,)}, tmp_path),
+        rank_job("good", "spawn_child", {"t0": (0, 1)}, tmp_path),
+        rank_job("bad", "ignore_notices", {"t0": (2,)}, tmp_path),
     ]
     running = {("good", 1): "running", ("bad", 1): "running"}
     drive(executor, desired(1, *jobs), lambda seen: phases(seen) == running)
@@ -341,7 +323,7 @@ def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: Manua
     after.close(grace_s=0.0)
 
 
-def test_two_controllers_never_work_in_one_run_root(executor: LocalExecutor, tmp_path: Path) -> None:
+def test_run_root_is_exclusive(executor: LocalExecutor, tmp_path: Path) -> None:
     drive(executor, desired(1), lambda seen: seen.converged_generation == 1)
     other = (
         "import sys, time; from pathlib import Path; from scheduler.executors.local_executor import LocalExecutor\n"
@@ -350,13 +332,11 @@ def test_two_controllers_never_work_in_one_run_root(executor: LocalExecutor, tmp
     run = subprocess.run([sys.executable, "-c", other, str(tmp_path / "run")], capture_output=True, text=True)
     assert run.returncode != 0
     assert RunRootLockedError.__name__ in run.stderr
-    assert "one controller at a time" in run.stderr
+    assert "in use by the controller" in run.stderr
 
 
 @pytest.mark.e2e
-def test_the_real_rendezvous_store_starts_with_the_first_job_and_ends_with_the_executor(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_rendezvous_store_lives_from_the_first_job_to_close(tmp_path: Path, clock: ManualClock) -> None:
     executor = LocalExecutor(tmp_path / "run", now=clock.now_s)
     executor.converge(desired(1))
     assert not (tmp_path / "run/rendezvous.log").exists()

@@ -1,4 +1,4 @@
-"""What `kubectl logs` shows of an agent's pod: its own output, and there what its ranks print."""
+"""Output of an agent's pod: its own log lines and those of its ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lines_of(pod: Pod, rank: int) -> list[str]:
     return [line.removeprefix(mark) for line in pod.log().splitlines() if line.startswith(mark)]
 
 
-def test_each_line_of_a_rank_appears_with_its_number(pod: Pod) -> None:
+def test_rank_lines_have_the_rank_number(pod: Pod) -> None:
     pod.order(TALK)
     told = ["step 1", "a warning", "10%", "20%", "30%", "the end without a newline"]
     pod.wait(lambda: lines_of(pod, 0) == lines_of(pod, 1) == told)
@@ -37,13 +37,13 @@ def test_each_line_of_a_rank_appears_with_its_number(pod: Pod) -> None:
     assert "generation 1 has ended: rank 0 exit code 0, rank 1 exit code 0" in pod.log()
 
 
-def test_what_a_rank_prints_appears_while_it_lives(pod: Pod) -> None:
+def test_rank_output_appears_while_it_runs(pod: Pod) -> None:
     pod.order(OBEY.replace('say("running", 1)', 'say("running", 1); print("hello", flush=True)'), ranks=1)
     pod.wait(lambda: lines_of(pod, 0) == ["hello"])
     assert pod.codes() == [None]
 
 
-def test_the_last_words_of_a_job_are_not_lost(pod: Pod) -> None:
+def test_final_output_is_not_lost(pod: Pod) -> None:
     script = OBEY.replace('say("left", 2)', 'say("left", 2); print("x" * 100_000); print("last")')
     pod.order(script)
     pod.wait(lambda: pod.phases() == ["running", "running"])
@@ -53,7 +53,7 @@ def test_the_last_words_of_a_job_are_not_lost(pod: Pod) -> None:
     assert sum(len(line) for line in lines_of(pod, 0)) == 100_004
 
 
-def test_why_the_process_that_forks_cannot_load_appears_too(pod: Pod) -> None:
+def test_preload_failure_is_printed(pod: Pod) -> None:
     pod.process.kill()
     pod.process.wait()
     pod.start(preload="no_such_module")

@@ -1,4 +1,4 @@
-"""Where the demand of a local inference pool sits."""
+"""Placement of inference demand on local nodes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def used(state: Snapshot, *down: str) -> dict[str, int]:
     return {name: facts.inference_gpus for name, facts in place_inference(state, down=down).items()}
 
 
-def test_demand_fills_inference_nodes_by_name_and_rounds_up() -> None:
+def test_demand_fills_nodes_by_name_and_rounds_up() -> None:
     assert used(world(5.2)) == {"i0": 4, "i1": 2, "i2": 0, "t0": 0}
 
 
-def test_lent_and_offered_nodes_carry_none() -> None:
+def test_lent_and_offered_nodes_get_no_inference() -> None:
     state = world(5.0, i0=LoanState.ACTIVE, i1=LoanState.OFFERED)
     assert used(state) == {"i0": 0, "i1": 0, "i2": 4, "t0": 0}
 
 
-def test_a_node_that_came_back_carries_its_share_again() -> None:
+def test_recovered_node_gets_inference_again() -> None:
     assert used(world(5.0, i0=LoanState.RETURNED))["i0"] == 4
 
 
-def test_a_node_that_is_down_is_told_so_and_carries_none() -> None:
+def test_failed_node_is_down_and_gets_no_inference() -> None:
     facts = place_inference(world(5.0), down=["i0"])
     assert (facts["i0"].up, facts["i0"].inference_gpus) == (False, 0)
     assert (facts["i1"].inference_gpus, facts["i2"].inference_gpus) == (4, 1)
 
 
-def test_without_demand_every_node_is_idle() -> None:
+def test_nodes_are_idle_without_demand() -> None:
     assert set(used(a_snapshot(a_fleet(training=1, inference=2))).values()) == {0}

@@ -1,4 +1,4 @@
-"""Reading what a rank says of itself."""
+"""Parsing of rank statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "status-0.json"
 
 
-def test_a_status_is_read_with_its_time(path: Path) -> None:
+def test_status_has_its_write_time(path: Path) -> None:
     path.write_text(
         json.dumps({"rank": 0, "pid": 7, "phase": "saving", "step": 12, "checkpoint_step": 10, "loss": 2, "more": 1})
     )
@@ -28,7 +28,7 @@ def test_a_status_is_read_with_its_time(path: Path) -> None:
     assert not status.is_terminal
 
 
-def test_a_status_brings_its_cause_its_memory_and_its_times(path: Path) -> None:
+def test_status_has_cause_memory_and_durations(path: Path) -> None:
     path.write_text(
         json.dumps(
             {
@@ -52,7 +52,7 @@ def test_a_status_brings_its_cause_its_memory_and_its_times(path: Path) -> None:
     assert (status.memory_events, status.oom_kills) == ("/sys/x", 2)
 
 
-def test_no_file_is_no_status(path: Path) -> None:
+def test_missing_file_is_none(path: Path) -> None:
     assert read_rank_status(path) is None
 
 
@@ -60,7 +60,7 @@ def test_no_file_is_no_status(path: Path) -> None:
     ("phase", "step", "begun"),
     [("starting", 0, False), ("running", 0, True), ("failed", 0, False), ("failed", 3, True), ("left", 0, True)],
 )
-def test_a_step_counts_once_the_state_was_in_place(path: Path, phase: str, step: int, begun: bool) -> None:
+def test_has_loaded_state(path: Path, phase: str, step: int, begun: bool) -> None:
     path.write_text(json.dumps({"phase": phase, "step": step}))
     status = read_rank_status(path)
     assert status is not None
@@ -71,26 +71,26 @@ def test_a_step_counts_once_the_state_was_in_place(path: Path, phase: str, step:
     ("text", "message"),
     [
         ("{", "Expecting property name"),
-        ("[1]", "an object is needed, got list"),
-        ('{"phase": "flying"}', "phase is 'flying', allowed are starting, running"),
-        ('{"phase": "running", "step": 1.5}', "step is 1.5, it must be a whole number from 0 to 9223372036854775807"),
+        ("[1]", "got list"),
+        ('{"phase": "flying"}', "phase is 'flying'"),
+        ('{"phase": "running", "step": 1.5}', "step is 1.5"),
         ('{"phase": "running", "step": true}', "step is True"),
         ('{"phase": "running", "step": -1}', "step is -1"),
         ('{"phase": "running", "step": 1' + 400 * "0" + "}", "step is 10000"),
-        ('{"phase": "running", "loss": NaN}', "loss is nan, it must be a finite number or null"),
+        ('{"phase": "running", "loss": NaN}', "loss is nan"),
         ('{"phase": "running", "loss": -Infinity}', "loss is -inf"),
         ('{"phase": "running", "phases_s": {"save": 1' + 400 * "0" + "}}", "save is 10000"),
         ('{"phase": "running", "checkpoint_step": "7"}', "checkpoint_step is '7'"),
-        ('{"phase": "failed", "cause": "bad luck"}', "cause is 'bad luck', allowed are out-of-memory"),
-        ('{"phase": "running", "phases_s": {"lunch": 1}}', "allowed are seconds by notice, save, teardown"),
+        ('{"phase": "failed", "cause": "bad luck"}', "cause is 'bad luck'"),
+        ('{"phase": "running", "phases_s": {"lunch": 1}}', "phases_s is {'lunch': 1}"),
         ('{"phase": "running", "phases_s": [1]}', "phases_s is [1]"),
-        ('{"phase": "running", "phases_s": {"save": "1"}}', "save is '1', it must be a finite number"),
+        ('{"phase": "running", "phases_s": {"save": "1"}}', "save is '1'"),
         ('{"phase": "running", "peak_bytes": 1.5}', "peak_bytes is 1.5"),
-        ('{"phase": "running", "traffic": {"lost_bytes": 1}}', "allowed are bytes by needed_bytes, read_bytes, moved"),
-        ('{"phase": "running", "traffic": {"read_bytes": "1"}}', "read_bytes is '1', it must be a whole number"),
+        ('{"phase": "running", "traffic": {"lost_bytes": 1}}', "traffic is {'lost_bytes': 1}"),
+        ('{"phase": "running", "traffic": {"read_bytes": "1"}}', "read_bytes is '1'"),
     ],
 )
-def test_a_malformed_status_is_refused_by_file_and_field(path: Path, text: str, message: str) -> None:
+def test_malformed_status_is_rejected_with_file_and_field(path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"status-0\.json") as refused:
         read_rank_status(path)

@@ -1,4 +1,4 @@
-"""How runs are judged by agents' reports alone, and when the next one may begin."""
+"""Runs derived from agent reports, and when the next generation may begin."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ BOTH = {"n0": (2,), "n1": (5,)}
         ((rank(0, code=0), rank(1, code=0)), "succeeded", {}),
     ],
 )
-def test_a_run_stands_as_its_ranks_say(
+def test_phase_follows_the_rank_statuses(
     ranks: tuple[RankReport | None, ...], phase: str, gpus: dict[str, tuple[int, ...]]
 ) -> None:
     seen = look(*ranks).run
     assert (seen.phase.value, seen.gpus) == (phase, gpus)
 
 
-def test_progress_is_rank_0s_and_times_and_memory_are_the_worst() -> None:
+def test_progress_is_from_rank_0_and_memory_is_the_maximum() -> None:
     seen = look(
         rank(0, "running", step=12, checkpoint_step=10, loss=0.5, samples_per_s=8.0, peak_bytes=5, frozen_layers=2),
         rank(1, "running", step=13, peak_bytes=9, phases_s={"load": 0.5}),
@@ -110,7 +110,7 @@ def test_progress_is_rank_0s_and_times_and_memory_are_the_worst() -> None:
     assert (seen.peak_bytes, seen.phases_s, seen.frozen_layers) == (9, {"load": 0.5}, 2)
 
 
-def test_a_script_that_says_nothing_runs_once_nobody_is_patient_any_more() -> None:
+def test_silent_script_is_running_after_the_timeout() -> None:
     reports = [
         report(0, rank(0), since_s=NOW_S - FIRST_STATUS_TIMEOUT_S),
         report(1, rank(1), since_s=NOW_S - FIRST_STATUS_TIMEOUT_S + 1.0),
@@ -120,7 +120,7 @@ def test_a_script_that_says_nothing_runs_once_nobody_is_patient_any_more() -> No
         assert seen.run.phase is phase
 
 
-def test_who_moves_leaves_and_is_killed_at_the_deadline_but_not_before() -> None:
+def test_moved_run_is_killed_at_its_deadline() -> None:
     both = rank(0, "running", step=3), rank(1, "running")
     early = look(*both, job=moving(leave_by_s=NOW_S + 1.0))
     assert (early.run.phase, early.kill_order) == (RunPhase.LEAVING, None)
@@ -132,20 +132,20 @@ def test_who_moves_leaves_and_is_killed_at_the_deadline_but_not_before() -> None
     assert dead.has_just_ended
 
 
-def test_a_run_without_a_job_is_killed() -> None:
+def test_run_without_job_is_killed() -> None:
     assert look(rank(0, "running"), rank(1, "running"), job=None).kill_order == KillOrder(NOW_S, loss="its job is gone")
 
 
-def test_a_rank_that_died_dooms_the_others_and_is_blamed_whatever_they_say_then() -> None:
+def test_dead_rank_is_blamed_and_others_are_killed() -> None:
     first = look(rank(0, "running"), RankReport(1, -signal.SIGSEGV, status("running"), tail="oh"))
-    assert first.kill_order == KillOrder(NOW_S, fault="rank 1 was ended by SIGSEGV: oh")
+    assert first.kill_order == KillOrder(NOW_S, fault="rank 1 was killed by SIGSEGV: oh")
     assert first.run.phase is RunPhase.RUNNING
     doomed = replace(RUN, doom=first.kill_order)
     then = look(rank(0, "failed", 1, reason="peer"), rank(1, "running", -signal.SIGSEGV), run=doomed)
-    assert (then.run.phase, then.run.reason) == (RunPhase.FAILED, "rank 1 was ended by SIGSEGV: oh")
+    assert (then.run.phase, then.run.reason) == (RunPhase.FAILED, "rank 1 was killed by SIGSEGV: oh")
 
 
-def test_a_rank_that_says_it_failed_has_time_to_end() -> None:
+def test_failed_rank_has_time_to_exit() -> None:
     said = look(rank(0, "failed", reason="ValueError: no"), rank(1, "running"))
     doom = KillOrder(NOW_S + TEARDOWN_TIMEOUT_S, fault="rank 0: ValueError: no", is_hearsay=True)
     assert said.kill_order == doom
@@ -153,7 +153,7 @@ def test_a_rank_that_says_it_failed_has_time_to_end() -> None:
     assert ended.kill_order == replace(doom, by_s=NOW_S + 1.0)
 
 
-def test_ranks_that_outstay_the_last_word_are_killed_and_the_word_counts() -> None:
+def test_ranks_that_outlive_the_final_status_are_killed() -> None:
     said = look(rank(0, "succeeded"), rank(1, "running"))
     assert said.kill_order == KillOrder(NOW_S + TEARDOWN_TIMEOUT_S)
     later = look(
@@ -168,7 +168,7 @@ def test_ranks_that_outstay_the_last_word_are_killed_and_the_word_counts() -> No
     ).run.phase is (RunPhase.SUCCEEDED)
 
 
-def test_an_agent_that_is_gone_without_its_ranks_last_word_loses_the_run() -> None:
+def test_run_is_lost_with_an_agent_before_the_final_status() -> None:
     seen = look(rank(0, "running"), rank(1, "running"), agents=N1_GONE)
     assert seen.kill_order == KillOrder(NOW_S, loss="the agent of node n1 is gone")
     assert seen.run.gpus == {"n0": (2,)}
@@ -179,19 +179,19 @@ def test_an_agent_that_is_gone_without_its_ranks_last_word_loses_the_run() -> No
 
 
 @pytest.mark.parametrize("told", [rank(1, "left"), rank(1, "left", 0), rank(1, code=0)])
-def test_an_agent_that_goes_after_its_ranks_last_word_takes_nothing_with_it(told: RankReport) -> None:
+def test_agent_may_end_after_the_final_status(told: RankReport) -> None:
     seen = look(rank(0, "left", 0) if told.status else rank(0, code=0), told, agents={})
     assert seen.run.phase is (RunPhase.LEFT if told.status else RunPhase.SUCCEEDED)
 
 
-def test_another_agent_on_the_node_does_not_speak_for_the_one_before() -> None:
+def test_replaced_agent_does_not_report_for_its_predecessor() -> None:
     reports = [report(0, rank(0, "running")), replace(report(1, None), pod="p9")]
     agents = {**THERE, ("a", "n1"): "p9"}
     (seen,) = compute_reported_runs([RUN], reports, agents, {"a": JOB}, NOW_S)
     assert seen.kill_order == KillOrder(NOW_S, loss="the agent of node n1 is gone")
 
 
-def test_who_failed_because_an_agent_was_gone_is_not_to_blame_though_that_was_seen_first() -> None:
+def test_failure_caused_by_a_lost_agent_is_not_blamed() -> None:
     said = look(rank(0, "failed", 1, reason="connection closed by peer"), rank(1, "running"))
     assert said.kill_order is not None
     assert said.kill_order.is_hearsay
@@ -204,7 +204,7 @@ def test_who_failed_because_an_agent_was_gone_is_not_to_blame_though_that_was_se
     assert own.run.phase is RunPhase.FAILED, "that a rank died by itself is no hearsay"
 
 
-def test_an_agent_that_ended_by_itself_is_its_jobs_fault() -> None:
+def test_agent_that_exits_by_itself_fails_the_run() -> None:
     ends = {"p1": AgentEnd("node n1: the container ran out of memory", True, FailureCause.OUT_OF_MEMORY)}
     seen = look(rank(0, "running", KILLED), rank(1, "running"), agents=N1_GONE, ends=ends).run
     assert (seen.phase, seen.reason, seen.cause) == (
@@ -214,42 +214,40 @@ def test_an_agent_that_ended_by_itself_is_its_jobs_fault() -> None:
     )
 
 
-def test_an_agent_that_cannot_start_its_ranks_fails_the_run() -> None:
+def test_start_failure_fails_the_run() -> None:
     failure = "rank 1 cannot be started: no such program"
     reports = [report(0, rank(0, "starting")), report(1, rank(1, code=127), failure=failure)]
     (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
     assert seen.kill_order == KillOrder(NOW_S, fault=failure)
 
 
-def test_a_run_whose_agent_had_to_kill_its_ranks_is_lost() -> None:
+def test_run_killed_by_its_agent_is_lost() -> None:
     reports = [report(0, rank(0, "running")), report(1, rank(1, "saving", KILLED), killed="the pod was deleted")]
     (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
     assert seen.kill_order == KillOrder(NOW_S, loss="the pod was deleted")
 
 
 @pytest.mark.parametrize(("counted", "cause"), [(4, FailureCause.OUT_OF_MEMORY), (3, None), (None, None)])
-def test_a_kill_was_for_memory_where_the_agents_count_proves_it(
-    counted: int | None, cause: FailureCause | None
-) -> None:
+def test_oom_kill_count_proves_out_of_memory(counted: int | None, cause: FailureCause | None) -> None:
     before = status("running", oom_kills=3, memory_events="/sys/fs/cgroup/memory.events")
     seen = look(RankReport(0, KILLED, before, oom_kills=3), RankReport(1, KILLED, before, oom_kills=counted))
     assert (seen.run.phase, seen.run.cause) == (RunPhase.FAILED, cause)
 
 
-def test_ranks_that_were_never_started_are_waited_for_until_the_doom_is_old() -> None:
+def test_unstarted_ranks_are_awaited_until_the_kill_order_expires() -> None:
     doomed = replace(RUN, doom=KillOrder(NOW_S, loss="it was killed at its deadline"))
     for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + START_LAG_S, RunPhase.LOST)):
         assert look(rank(0, "starting", KILLED), None, run=doomed, now_s=now_s).run.phase is phase
 
 
 @pytest.mark.parametrize(("terminated", "phase"), [(True, RunPhase.LEFT), (False, RunPhase.SUCCEEDED)])
-def test_a_mute_script_that_was_sent_sigterm_has_left(terminated: bool, phase: RunPhase) -> None:
+def test_silent_script_leaves_on_sigterm(terminated: bool, phase: RunPhase) -> None:
     reports = [report(0, rank(0, code=0), terminated=terminated), report(1, rank(1, code=0))]
     (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
     assert seen.run.phase is phase
 
 
-def test_how_a_run_ended_stays_whatever_is_reported_later() -> None:
+def test_recorded_end_is_final() -> None:
     end = Run("a", 1, RunPhase.LEFT, steps=7.0)
     seen = look(rank(0, "running"), None, run=replace(RUN, end=end), agents={})
     assert seen.run is end
@@ -283,7 +281,7 @@ NEXT = replace(JOB, allocation=replace(JOB.allocation, generation=2))
         ("another job's rank lives", (), (*IDLE, replace(LIVING, job_id="b")), {**THERE, ("b", "n1"): "p1"}, True),
     ],
 )  # fmt: skip
-def test_when_a_generation_may_begin(
+def test_can_begin(
     why: str,
     begun: tuple[BegunRun, ...],
     reports: tuple[AgentReport, ...],
@@ -293,10 +291,10 @@ def test_when_a_generation_may_begin(
     assert can_begin(NEXT, begun, reports, agents) is may, why
 
 
-def test_without_a_target_nothing_begins() -> None:
+def test_job_without_target_cannot_begin() -> None:
     assert not can_begin(a_job("a"), (), IDLE, THERE)
 
 
-def test_a_run_is_begun_for_the_agents_that_are_there() -> None:
+def test_begun_run_is_bound_to_the_current_agents() -> None:
     assert RUN.pods == {"n0": "p0", "n1": "p1"}
     assert (RUN.generation, RUN.gpus, RUN.plan) == (1, JOB.allocation.target, JOB.allocation.plan)

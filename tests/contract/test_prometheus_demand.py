@@ -1,4 +1,4 @@
-"""Demand that a real Prometheus tells."""
+"""Demand from a real Prometheus."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         made.close()
 
 
-def test_one_series_or_a_scalar_is_taken_and_nothing_else(rig: Rig) -> None:
+def test_only_one_series_or_a_scalar_is_accepted(rig: Rig) -> None:
     found = rig.until_gpus(12.0, "inference_gpus # of the chat's pool")
     assert 0.0 <= time.time() - found.at_s < 60.0
     rig.until_gpus(7.0, "sum(served_gpus)")
@@ -79,7 +79,7 @@ def test_one_series_or_a_scalar_is_taken_and_nothing_else(rig: Rig) -> None:
     rig.until_gpus(15.0, "inference_gpus")
 
 
-def test_a_query_that_gives_no_one_number_is_told_with_its_reason(rig: Rig) -> None:
+def test_other_results_have_a_reason(rig: Rig) -> None:
     assert "2 series" in rig.until_gap(UnknownDemandReason.MANY_SERIES, "served_gpus")
     rig.until_gap(UnknownDemandReason.NO_SERIES, "no_such_gpus")
     assert "parse error" in rig.until_gap(UnknownDemandReason.BAD_QUERY, "sum(")
@@ -89,19 +89,19 @@ def test_a_query_that_gives_no_one_number_is_told_with_its_reason(rig: Rig) -> N
     assert "-12" in rig.until_gap(UnknownDemandReason.NOT_A_NUMBER, "-inference_gpus")
 
 
-def test_a_target_that_goes_away_leaves_nothing_but_a_stale_sample(rig: Rig) -> None:
+def test_lost_target_makes_the_sample_stale(rig: Rig) -> None:
     rig.target.close()
     assert "no series since" in rig.until_gap(UnknownDemandReason.STALE, "inference_gpus")
 
 
-def test_a_reading_is_as_old_as_its_sample_not_as_the_scrape_or_the_query(rig: Rig) -> None:
+def test_reading_has_the_age_of_its_sample(rig: Rig) -> None:
     sampled_at_s = int(time.time()) - 60
     rig.target.text = f"inference_gpus 5 {1000 * sampled_at_s}\nold_gpus 5 {1000 * sampled_at_s}\n"
     assert rig.until_gpus(5.0, "old_gpus", stale_after_s=600.0).at_s == sampled_at_s
     rig.until_gap(UnknownDemandReason.STALE, "old_gpus", stale_after_s=59.0)
 
 
-def test_a_prometheus_that_dies_is_told_and_one_that_comes_back_is_heard_again(rig: Rig) -> None:
+def test_prometheus_outage_and_recovery(rig: Rig) -> None:
     rig.prometheus.kill()
     assert rig.prometheus.url in rig.until_gap(UnknownDemandReason.UNREACHABLE, "inference_gpus")
     rig.prometheus.start()

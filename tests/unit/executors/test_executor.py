@@ -1,4 +1,4 @@
-"""The recording executor: it writes down and shows a world in which everything has been done."""
+"""RecordingExecutor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.executors.executor import RecordingExecutor
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
 
-def test_it_observes_the_world_as_it_was_given() -> None:
+def test_observation_matches_the_initial_state() -> None:
     world = replace(
         a_snapshot(a_fleet(training=1, inference=1), [a_job("a", state=JobState.STARTING, on={"t0": (0,)})]),
         generation=7,
@@ -26,7 +26,7 @@ def test_it_observes_the_world_as_it_was_given() -> None:
     assert all(facts.up for facts in seen.nodes.values())
 
 
-def test_it_keeps_every_state_it_was_given_and_shows_the_last() -> None:
+def test_all_states_are_recorded_and_the_last_is_observed() -> None:
     executor = RecordingExecutor()
     pools, nodes = a_fleet(training=1, inference=1)
     busy = {**nodes, "i0": replace(nodes["i0"], inference_gpus=3)}

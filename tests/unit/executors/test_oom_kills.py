@@ -1,4 +1,4 @@
-"""The kernel's count of those whom it killed for memory."""
+"""OOM kill counts of control groups."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
 @pytest.mark.parametrize(
     ("text", "kills"), [(V2, 2), (V1, 7), ("low 0\n", None), ("oom_kill many\n", None), ("", None)]
 )
-def test_the_count_is_read_in_either_version_of_control_groups(tmp_path: Path, text: str, kills: int | None) -> None:
+def test_count_is_read_for_both_cgroup_versions(tmp_path: Path, text: str, kills: int | None) -> None:
     path = tmp_path / "memory.events"
     path.write_text(text)
     assert read_oom_kills(str(path), root=tmp_path) == kills
 
 
-def test_nothing_but_control_groups_is_read(tmp_path: Path) -> None:
+def test_other_files_are_not_read(tmp_path: Path) -> None:
     inside, outside = tmp_path / "cgroup", tmp_path / "secret"
     inside.mkdir()
     outside.write_text(V1)

@@ -1,4 +1,4 @@
-"""Bounded log files: whoever prints goes on as before, and a reader misses nothing but what it is told is gone."""
+"""Trimming log files while they are written and read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def texts(log: Path, offset: int = 0, *, is_over: bool = True) -> list[str]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(_STEP, min_size=1, max_size=60))
-def test_what_is_read_is_what_was_printed_but_for_gaps_that_are_told(tmp_path: Path, steps: Steps) -> None:
+def test_reader_sees_all_lines_except_reported_gaps(tmp_path: Path, steps: Steps) -> None:
     log = tmp_path / "rank.log"
     log.unlink(missing_ok=True)
     ends: dict[int, str] = {}  # where each line ends, and what it says
@@ -71,7 +71,7 @@ def test_what_is_read_is_what_was_printed_but_for_gaps_that_are_told(tmp_path: P
     assert (offset, told + dropped) == (size, size)
 
 
-def test_wherever_a_reader_stands_when_the_front_goes_it_reads_on_from_a_whole_line(log: Path) -> None:
+def test_reader_resumes_at_a_complete_line_after_trimming(log: Path) -> None:
     lines = [f"line {number} " + "x" * (number % 700) for number in range(400)]
     log.write_text("".join(f"{line}\n" for line in lines))
     trim_log_file(log, BYTES_MAX)
@@ -82,7 +82,7 @@ def test_wherever_a_reader_stands_when_the_front_goes_it_reads_on_from_a_whole_l
         begins += len(line) + 1
 
 
-def test_bytes_that_are_no_text_and_lines_that_never_end(log: Path) -> None:
+def test_invalid_utf8_and_endless_lines(log: Path) -> None:
     log.write_bytes(b"\xff\xfe caf\xc3\xa9\n10%\r20%\r\n\nlong " + "é".encode() * 20_000 + b"\nlast")
     first, tenth, twentieth, blank, *pieces, last = texts(log)
     assert [first, tenth, twentieth, blank, last] == ["\ufffd\ufffd café", "10%", "20%", "", "last"]
@@ -93,7 +93,7 @@ def test_bytes_that_are_no_text_and_lines_that_never_end(log: Path) -> None:
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-def test_the_tail_is_the_last_lines(log: Path, *, is_over: bool) -> None:
+def test_tail_offset(log: Path, *, is_over: bool) -> None:
     log.write_text("".join(f"{number}\n" for number in range(200_000)) + "part")
     lines = [*(str(number) for number in range(200_000)), *(["part"] if is_over else [])]
     for count in (0, 1, 2, 1000):
@@ -102,7 +102,7 @@ def test_the_tail_is_the_last_lines(log: Path, *, is_over: bool) -> None:
     assert find_tail_offset(log.with_name("nothing.log"), 5, is_complete=is_over) == 0
 
 
-def test_a_pipe_holds_nothing_that_could_be_given_back() -> None:
+def test_pipe_is_not_trimmed() -> None:
     read_fd, write_fd = os.pipe()
     os.write(write_fd, b"x" * 1000)
     trim_log(write_fd, 10)

@@ -1,4 +1,4 @@
-"""The simulated executor: what runs where and when, without a clock."""
+"""SimulatedExecutor: what runs where and when, without a clock."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def runs(executor: SimulatedExecutor, at_s: float) -> list[Run]:
     return list(executor.observe().runs)
 
 
-def test_a_new_job_starts_up_and_then_runs() -> None:
+def test_new_job_starts_and_runs() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     (starting,) = runs(executor, 19.0)
@@ -86,7 +86,7 @@ def test_a_new_job_starts_up_and_then_runs() -> None:
     assert (running.phase, running.steps) == (RunPhase.RUNNING, 20.0)
 
 
-def test_a_job_completes_exactly_when_its_steps_are_done() -> None:
+def test_job_completes_with_its_last_step() -> None:
     executor, desired = world()
     desired.job("a", FOUR, steps=1000)
     executor.advance_to(20.0)
@@ -96,7 +96,7 @@ def test_a_job_completes_exactly_when_its_steps_are_done() -> None:
     assert (run.phase, run.steps, run.gpus) == (RunPhase.SUCCEEDED, 1000.0, {})
 
 
-def test_the_hidden_factor_stretches_every_step() -> None:
+def test_step_time_factor_applies_to_every_step() -> None:
     executor, desired = world(factor=1.5)
     desired.job("a", FOUR, steps=1000)
     executor.advance_to(20.0)
@@ -106,7 +106,7 @@ def test_the_hidden_factor_stretches_every_step() -> None:
     assert (early.steps, late.steps) == (80.0, 160.0)
 
 
-def test_the_next_generation_starts_when_the_older_one_has_left_and_never_beside_it() -> None:
+def test_next_generation_starts_after_the_older_one_left() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(120.0)
@@ -120,7 +120,7 @@ def test_the_next_generation_starts_when_the_older_one_has_left_and_never_beside
     assert executor.observe().runs[-1].steps == 204.0
 
 
-def test_a_save_that_takes_too_long_is_killed_at_the_deadline() -> None:
+def test_slow_save_is_killed_at_the_deadline() -> None:
     executor, desired = world()
     desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=40.0))
     executor.advance_to(120.0)
@@ -146,7 +146,7 @@ def test_workers_stop_at_a_step_boundary() -> None:
     assert (left.phase, left.steps) == (RunPhase.LEFT, 31.0)
 
 
-def test_a_job_told_to_leave_in_its_last_step_finishes() -> None:
+def test_job_leaving_in_its_last_step_succeeds() -> None:
     executor, desired = world()
     desired.job("a", {"t0": (0,)}, steps=100)
     executor.advance_to(119.5)
@@ -156,7 +156,7 @@ def test_a_job_told_to_leave_in_its_last_step_finishes() -> None:
     assert [run.phase for run in runs(executor, 500.0)] == [RunPhase.SUCCEEDED], "no generation follows it"
 
 
-def test_a_run_that_has_not_begun_leaves_at_once() -> None:
+def test_unstarted_run_leaves_at_once() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(5.0)
@@ -165,7 +165,7 @@ def test_a_run_that_has_not_begun_leaves_at_once() -> None:
     assert (run.phase, run.steps) == (RunPhase.LEFT, 0.0)
 
 
-def test_an_ended_run_is_reported_until_the_desired_state_has_moved_on() -> None:
+def test_ended_run_is_reported_until_the_state_moves_on() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(60.0)
@@ -177,7 +177,7 @@ def test_an_ended_run_is_reported_until_the_desired_state_has_moved_on() -> None
     assert [(run.phase, run.generation) for run in runs(executor, 60.0)] == [(RunPhase.STARTING, 2)]
 
 
-def test_an_ended_run_that_nobody_saw_is_reported_although_the_desired_state_moved_on() -> None:
+def test_unobserved_end_is_still_reported() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(60.0)
@@ -186,7 +186,7 @@ def test_an_ended_run_that_nobody_saw_is_reported_although_the_desired_state_mov
     assert [run.phase for run in runs(executor, 60.0)] == [RunPhase.FAILED, RunPhase.STARTING]
 
 
-def test_a_crash_falls_back_to_the_last_checkpoint() -> None:
+def test_crash_restarts_from_the_last_checkpoint() -> None:
     executor, desired = world()
     desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=100.0))
     executor.advance_to(330.0)
@@ -198,7 +198,7 @@ def test_a_crash_falls_back_to_the_last_checkpoint() -> None:
     assert executor.observe().runs[-1].steps == 604.0
 
 
-def test_a_lost_node_takes_its_runs_with_it_and_nothing_starts_there() -> None:
+def test_failed_node_loses_its_runs() -> None:
     executor, desired = world()
     desired.job("a", {"t0": (0,), "t1": (0,)})
     desired.job("b", {"t0": (1,)})
@@ -213,7 +213,7 @@ def test_a_lost_node_takes_its_runs_with_it_and_nothing_starts_there() -> None:
     assert executor.observe().nodes["t1"].up
 
 
-def test_a_job_that_left_the_desired_state_is_ended_and_forgotten() -> None:
+def test_removed_job_is_ended() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(60.0)
@@ -222,7 +222,7 @@ def test_a_job_that_left_the_desired_state_is_ended_and_forgotten() -> None:
     assert executor.occupied_gpus == 0
 
 
-def test_converging_twice_changes_nothing() -> None:
+def test_converge_is_idempotent() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.converge(desired.snapshot)
@@ -230,7 +230,7 @@ def test_converging_twice_changes_nothing() -> None:
     assert executor.occupied_gpus == 2
 
 
-def test_a_steady_run_tells_its_steps_only_with_news() -> None:
+def test_unchanged_run_reports_no_steps() -> None:
     executor, desired = world()
     desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=100.0))
     assert runs(executor, 60.0)[0].steps == 80.0
@@ -242,7 +242,7 @@ def test_a_steady_run_tells_its_steps_only_with_news() -> None:
     assert (news.steps, news.checkpoint_steps) == (202.0, 200.0)
 
 
-def test_news_is_told_again_until_a_commit_has_taken_it_over() -> None:
+def test_changes_are_reported_until_committed() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     assert runs(executor, 60.0)[0].steps == 80.0
@@ -250,7 +250,7 @@ def test_news_is_told_again_until_a_commit_has_taken_it_over() -> None:
     assert runs(executor, 61.0)[0].steps == 82.0
 
 
-def test_inference_fills_nodes_in_order_and_drains_from_an_offered_one() -> None:
+def test_inference_fills_nodes_in_order_and_drains_offered_ones() -> None:
     executor, desired = world()
     executor.set_demand("inference", 4.5)
     facts = executor.observe().nodes
@@ -267,7 +267,7 @@ def test_inference_fills_nodes_in_order_and_drains_from_an_offered_one() -> None
     assert executor.observe().nodes["i1"].inference_gpus == 4
 
 
-def test_an_idle_node_is_free_the_moment_it_is_offered() -> None:
+def test_idle_node_is_free_when_offered() -> None:
     executor, desired = world()
     executor.set_demand("inference", 2.0)
     executor.observe()
@@ -276,7 +276,7 @@ def test_an_idle_node_is_free_the_moment_it_is_offered() -> None:
     assert executor.observe().nodes["i1"].inference_gpus == 0
 
 
-def test_gpus_that_are_free_already_are_news_when_their_release_is_asked_for() -> None:
+def test_release_of_free_gpus_is_a_change() -> None:
     executor, desired = world()
     desired.job("a", TWO, steps=100)
     executor.advance_to(70.0)
@@ -287,20 +287,20 @@ def test_gpus_that_are_free_already_are_news_when_their_release_is_asked_for() -
     assert executor.observe().converged_generation == desired.snapshot.generation
 
 
-def test_the_world_does_not_go_back() -> None:
+def test_time_cannot_go_back() -> None:
     executor, _ = world()
     executor.advance_to(10.0)
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="now_s is"):
         executor.advance_to(9.0)
 
 
-def test_an_unknown_node_is_refused() -> None:
+def test_unknown_node_is_rejected() -> None:
     executor, _ = world()
-    with pytest.raises(ValueError, match="node: got 't9'"):
+    with pytest.raises(ValueError, match="'t9'"):
         executor.fail_node("t9")
 
 
-def test_asking_a_leaving_run_again_is_no_news_unless_the_deadline_moves() -> None:
+def test_repeated_leave_is_a_change_only_with_a_new_deadline() -> None:
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(120.0)
@@ -316,7 +316,7 @@ def test_asking_a_leaving_run_again_is_no_news_unless_the_deadline_moves() -> No
     assert [run.phase for run in runs(executor, 125.0)] == [RunPhase.LOST]
 
 
-def test_a_run_saves_when_it_is_asked_to_and_keeps_that() -> None:
+def test_requested_checkpoint_is_kept() -> None:
     executor = SimulatedExecutor(NODES, delays=DELAYS)
     desired = Desired(executor)
     job = desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=1e6), steps=10_000)

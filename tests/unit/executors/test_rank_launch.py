@@ -1,4 +1,4 @@
-"""What a rank is started with."""
+"""Command line and environment of ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ INHERITED = {
 }
 
 
-def test_the_environment_of_a_rank_is_this() -> None:
+def test_rank_environment() -> None:
     assert build_rank_environment(BRIEFING, RankSlot(2, 1, "i0", 3), inherited=INHERITED) == {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -73,22 +73,22 @@ def test_the_environment_of_a_rank_is_this() -> None:
     }
 
 
-def test_the_controllers_own_settings_stay_with_it() -> None:
+def test_controller_settings_are_not_inherited() -> None:
     assert filter_inherited(INHERITED) == {"PATH": "/usr/bin", "LR": "0.5"}
 
 
-def test_whoever_sets_the_number_of_threads_is_heeded() -> None:
+def test_given_thread_counts_are_kept() -> None:
     place = RankSlot(0, 0, "t0", 0)
     assert build_rank_environment(BRIEFING, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
     own = replace(BRIEFING, env={"OMP_NUM_THREADS": "2"})
     assert build_rank_environment(own, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "2"
 
 
-def test_a_token_does_not_show_where_a_briefing_is_printed() -> None:
+def test_token_is_not_in_the_repr() -> None:
     assert "ebt_secret" not in repr(BRIEFING)
 
 
-def test_ranks_sit_where_their_seats_are_and_count_on_each_node_in_their_order() -> None:
+def test_rank_slots() -> None:
     assert assign_rank_slots((("t1", 3), ("t0", 2), ("t1", 1))) == (
         RankSlot(0, 0, "t1", 3),
         RankSlot(1, 0, "t0", 2),
@@ -103,10 +103,10 @@ def test_ranks_sit_where_their_seats_are_and_count_on_each_node_in_their_order()
         (("./train.sh", "--fast"), ("./train.sh", "--fast")),
     ],
 )
-def test_a_leading_python_means_the_schedulers_interpreter(command: tuple[str, ...], expected: tuple[str, ...]) -> None:
+def test_leading_python_becomes_the_interpreter(command: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert build_argv(command, python="/opt/python") == expected
 
 
-def test_a_job_without_a_command_is_refused() -> None:
-    with pytest.raises(ValueError, match="command: the job has none"):
+def test_job_without_command_is_rejected() -> None:
+    with pytest.raises(ValueError, match="command"):
         build_argv((), python="/opt/python")
