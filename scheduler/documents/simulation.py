@@ -57,8 +57,10 @@ class ClusterLendingDocument(Document):
 
 
 class ClusterPoolDocument(Document):
-    """A pool of `nodes` equal nodes. `peak_gpus` is the demand at a `load` of 1; `demand` names its series (default:
-    the pool's name).
+    """A pool of `nodes` equal nodes.
+
+    `peak_gpus` is the demand at the largest `load` in the demand file. `demand` names the pool's series in that file,
+    by default the pool's name.
     """
 
     name: Name

@@ -79,7 +79,7 @@ class TickResult:
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """Record of a committed tick. `stage_s` is wall-clock time by stage, for metrics.
+    """Record of a tick. `stage_s` is wall-clock time by stage, for metrics.
 
     `before` is the snapshot that the tick loaded, `after` the one that it leaves, including jobs and loans that just
     ended. `readings` are all demand readings received, by pool.
