@@ -91,15 +91,15 @@ class SchedulingCycle:
         Decisions are not checked here: the tick checks each one before it takes effect. A decision of a faulty policy
         that cannot be applied at all is recorded only, so that the tick reports it.
         """
-        if isinstance(decision, ResizeJob):
-            decision = place_ranks(self.snapshot, decision)
+        try:
+            if isinstance(decision, ResizeJob):
+                decision = place_ranks(self.snapshot, decision)
+            apply_decision(self.snapshot, decision)
+        except (KeyError, ValueError):
+            pass
         self.decisions.append(decision)
         if not isinstance(decision, NodeDecision):
             self.settle(decision.job_id)
-        try:
-            apply_decision(self.snapshot, decision)
-        except ValueError:
-            return
 
     def settle(self, job_id: str) -> None:
         """Exclude the job from all later decisions of this cycle."""

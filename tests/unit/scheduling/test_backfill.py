@@ -1,4 +1,4 @@
-"""Who may pass the first job that has to wait: whoever does not delay it."""
+"""Backfilling: which jobs pass the first one that has to wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALF = (0, 1, 2, 3)
 
 
 def running(job_id: str, on: dict[str, tuple[int, ...]], for_s: float) -> Job:
-    """A rigid job that will run so much longer; a step is a GPU-second."""
+    """Return a rigid job with this run time left. A step is a GPU-second."""
     gpus = sum(map(len, on.values()))
     return a_job(job_id, gpus, state=JobState.RUNNING, on=on, steps=int(for_s * gpus))
 
@@ -35,12 +35,12 @@ def started(result: TickResult) -> set[str]:
     return {decision.job_id for decision in result.decisions if isinstance(decision, StartJob)}
 
 
-def test_a_job_that_ends_before_the_head_can_start_passes_it() -> None:
+def test_job_that_ends_before_the_reserved_start_passes_the_head() -> None:
     jobs = [running("busy", {"t0": HALF}, for_s=100.0), waiting("head", 8, 10.0), waiting("short", 1, 99.0)]
     assert started(decided(jobs)) == {"short"}
 
 
-def test_a_job_that_would_delay_the_head_waits_behind_it() -> None:
+def test_job_that_would_delay_the_head_waits() -> None:
     jobs = [running("busy", {"t0": HALF}, for_s=100.0), waiting("head", 8, 10.0), waiting("long", 1, 101.0)]
     result = decided(jobs)
     assert started(result) == set()
@@ -51,8 +51,8 @@ def test_a_job_that_would_delay_the_head_waits_behind_it() -> None:
     )
 
 
-def test_gpus_that_the_head_will_not_need_are_free_for_all_but_once_only() -> None:
-    """16 GPUs, 8 free; in 100 s there will be 16, of which the head takes 12."""
+def test_extra_gpus_of_the_reservation_are_allocated_once() -> None:
+    """8 of 16 GPUs are free now and all in 100 s, of which the head takes 12."""
     jobs = [
         running("busy", {"t0": (*HALF, 4, 5, 6, 7)}, for_s=100.0),
         waiting("head", 12, 10.0),
@@ -62,7 +62,7 @@ def test_gpus_that_the_head_will_not_need_are_free_for_all_but_once_only() -> No
     assert started(decided(jobs, training=2)) == {"first"}
 
 
-def test_a_job_of_unknown_length_passes_only_on_gpus_that_the_head_will_not_need() -> None:
+def test_job_of_unknown_length_passes_on_extra_gpus_only() -> None:
     busy = running("busy", {"t0": HALF}, for_s=100.0)
     unknown = waiting("unknown", 1, 0.0)
     unknown = replace(unknown, account=replace(unknown.account, gpu_s=1000.0))
@@ -70,12 +70,12 @@ def test_a_job_of_unknown_length_passes_only_on_gpus_that_the_head_will_not_need
     assert started(decided([busy, waiting("head", 7, 10.0), unknown])) == {"unknown"}
 
 
-def test_a_head_whose_start_nobody_can_tell_keeps_nobody_back() -> None:
+def test_head_with_unknown_start_blocks_no_job() -> None:
     endless = running("busy", {"t0": HALF}, for_s=0.0)
     assert started(decided([endless, waiting("head", 8, 10.0), waiting("long", 1, 10**6)])) == {"long"}
 
 
-def test_the_head_keeps_nobody_from_other_gpu_models() -> None:
+def test_head_blocks_its_own_gpu_model_only() -> None:
     pools, nodes = a_fleet(training=1, inference=0)
     nodes = {**nodes, "h0": a_node("h0", gpu=OTHER)}
     jobs = [
@@ -87,15 +87,15 @@ def test_the_head_keeps_nobody_from_other_gpu_models() -> None:
     assert started(decide(a_snapshot((pools, nodes), jobs), load_policy_set("ebbtide"))) == {"other"}
 
 
-def test_what_elastic_jobs_hold_above_their_base_does_not_put_the_head_off() -> None:
-    """The wide job can give 6 GPUs up now, so the head needs them, the free one and all of the other's."""
+def test_flexible_gpus_do_not_delay_the_reserved_start() -> None:
+    """The wide job can give up 6 GPUs. The head needs these, the free one, and all of the other job's."""
     wide = a_job("wide", 2, 8, state=JobState.RUNNING, on={"t0": (*HALF, 4, 5, 6, 7)}, steps=10**7)
     jobs = [wide, running("busy", {"t1": (*HALF, 4, 5, 6)}, for_s=100.0), waiting("head", 14, 10.0)]
     snapshot = a_snapshot(a_fleet(training=2, inference=0), [*jobs, waiting("long", 1, 200.0)])
     assert started(decide(snapshot, load_policy_set("ebbtide"))) == set()
 
 
-def test_published_sets_pass_as_they_were_published() -> None:
+def test_published_policy_sets_pass_jobs_as_published() -> None:
     jobs = [running("busy", {"t0": HALF}, for_s=100.0), waiting("head", 8, 10.0), waiting("long", 1, 10**6)]
     assert started(decided(jobs, policy="opportunistic")) == {"long"}
     assert started(decided(jobs, policy="lyra")) == {"long"}

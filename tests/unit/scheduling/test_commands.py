@@ -1,4 +1,4 @@
-"""Commands: each takes effect once; one that no longer fits is refused and changes nothing."""
+"""Commands: their effects and refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def is_refused(absorbed: SnapshotUpdate) -> bool:
     ],
     ids=str,
 )
-def test_a_command_that_does_not_fit_is_refused_and_changes_nothing(body: CommandBody) -> None:
+def test_inapplicable_command_is_refused_without_effect(body: CommandBody) -> None:
     ended = a_job("ended", 4, state=JobState.SUCCEEDED, releasing=FOUR)
     snapshot = a_snapshot(FLEET, [a_job("queued"), ended], [a_loan("i0")], queues={"vision": JobQueue("vision")})
     absorbed = told(snapshot, body)
@@ -97,12 +97,12 @@ def test_a_command_that_does_not_fit_is_refused_and_changes_nothing(body: Comman
     assert absorbed.snapshot == snapshot
 
 
-def test_a_submitted_job_without_a_model_queues_at_once() -> None:
+def test_job_without_a_model_is_queued_at_once() -> None:
     job = told(a_snapshot(FLEET), SubmitJob("j", a_spec(2, 4))).snapshot.jobs["j"]
     assert (job.state, job.intent) == (JobState.QUEUED, Intent.RUN)
 
 
-def test_a_submitted_job_with_a_model_queues_when_its_minimum_is_solved_either_way() -> None:
+def test_job_with_a_model_is_queued_once_its_minimum_is_solved() -> None:
     spec = a_spec(2, 4, model="llama-2-7b", global_batch=8)
     planning = told(a_snapshot(FLEET), SubmitJob("j", spec)).snapshot
     assert planning.jobs["j"].state is JobState.PLANNING
@@ -114,7 +114,7 @@ def test_a_submitted_job_with_a_model_queues_when_its_minimum_is_solved_either_w
     assert solved.jobs["j"].state is JobState.QUEUED
 
 
-def test_another_solver_drops_every_point_once_and_leaves_running_jobs_their_plans() -> None:
+def test_new_solver_drops_curves_and_keeps_running_plans() -> None:
     job = a_job("j", 4, state=JobState.RUNNING, on=FOUR, model="llama-2-7b", global_batch=8)
     curves = {job.spec.curve_key: a_curve({GpuShape.packed(GPU, 4, 8): 1.0})}
     absorbed = told(a_snapshot(FLEET, [job], curves=curves, solver="old"), SolverChanged("new"))
@@ -125,29 +125,29 @@ def test_another_solver_drops_every_point_once_and_leaves_running_jobs_their_pla
     assert (same.snapshot.curves, same.events) == (curves, ())
 
 
-def test_an_estimate_of_the_length_sets_the_step_time() -> None:
+def test_duration_estimate_sets_the_step_time() -> None:
     spec = a_spec(2, steps=1000, duration_estimate_s=500.0)
     assert told(a_snapshot(FLEET), SubmitJob("j", spec)).snapshot.jobs["j"].progress.correction == 1.0
 
 
-def test_a_cancellation_cannot_be_taken_back() -> None:
+def test_cancellation_is_final() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j")])
     job = told(snapshot, CancelJob("j"), SuspendJob("j"), ResumeJob("j")).snapshot.jobs["j"]
     assert job.intent is Intent.CANCEL
 
 
-def test_a_suspended_job_queues_again_when_resumed() -> None:
+def test_resumed_job_is_queued() -> None:
     job = replace(a_job("j", state=JobState.SUSPENDED), intent=Intent.SUSPEND)
     resumed = told(a_snapshot(FLEET, [job]), ResumeJob("j")).snapshot.jobs["j"]
     assert (resumed.state, resumed.intent) == (JobState.QUEUED, Intent.RUN)
 
 
-def test_a_new_range_replaces_the_old_one() -> None:
+def test_scale_replaces_the_range() -> None:
     job = told(a_snapshot(FLEET, [a_job("j", 1, 2)]), ScaleJob("j", 4, 8)).snapshot.jobs["j"]
     assert (job.spec.min_gpus, job.spec.max_gpus) == (4, 8)
 
 
-def test_progress_of_another_generation_is_dropped() -> None:
+def test_progress_of_another_generation_is_ignored() -> None:
     job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
     snapshot = a_snapshot(FLEET, [job])
     assert told(snapshot, ReportProgress("j", 0, 10.0, 1.5, 8.0)).snapshot == snapshot
@@ -155,7 +155,7 @@ def test_progress_of_another_generation_is_dropped() -> None:
     assert (progress.loss, progress.checkpoint_steps) == (1.5, 8.0)
 
 
-def test_speed_is_the_last_reported_one_and_memory_the_highest() -> None:
+def test_last_throughput_and_highest_memory_are_kept() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", 4, state=JobState.STARTING, on=FOUR)])
     first = ReportProgress("j", 1, 10.0, samples_per_s=8.0, peak_bytes=700)
     progress = told(snapshot, first, ReportProgress("j", 1, 11.0)).snapshot.jobs["j"].progress
@@ -165,7 +165,7 @@ def test_speed_is_the_last_reported_one_and_memory_the_highest() -> None:
     assert (progress.samples_per_s, progress.peak_bytes) == (7.0, 700)
 
 
-def test_an_empty_pool_can_be_deleted_with_its_demand() -> None:
+def test_deleting_a_pool_deletes_its_demand() -> None:
     snapshot = a_snapshot(FLEET)
     filled = told(
         snapshot, CreatePool(Pool("p", PoolKind.INFERENCE)), ReportDemand("p", 0.0), ForecastMade("p", FORECAST)
@@ -174,7 +174,7 @@ def test_an_empty_pool_can_be_deleted_with_its_demand() -> None:
     assert told(filled.snapshot, DeletePool("p")).snapshot == snapshot
 
 
-def test_a_queue_is_declared_changed_and_taken_back_and_its_jobs_stay() -> None:
+def test_queue_is_created_changed_and_deleted_without_its_jobs() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", queue="vision")])
     declared = told(snapshot, CreateQueue(JobQueue("vision", 4)), ChangeQueue(JobQueue("vision", 2, 6, 0.5)))
     assert declared.snapshot.queues == {"vision": JobQueue("vision", 2, 6, 0.5)}
@@ -185,7 +185,7 @@ def test_a_queue_is_declared_changed_and_taken_back_and_its_jobs_stay() -> None:
     assert told(declared.snapshot, DeleteQueue("vision")).snapshot == snapshot
 
 
-def test_a_drained_node_takes_nothing_until_it_is_uncordoned() -> None:
+def test_drained_node_is_unschedulable_until_uncordoned() -> None:
     drained = told(a_snapshot(FLEET), CordonNode("t0", drain=True)).snapshot
     assert drained.must_vacate(drained.nodes["t0"])
     assert not drained.serves_training(drained.nodes["t0"])
@@ -194,11 +194,11 @@ def test_a_drained_node_takes_nothing_until_it_is_uncordoned() -> None:
     assert told(drained, UncordonNode("t0")).snapshot == a_snapshot(FLEET)
 
 
-def test_a_node_that_nobody_holds_can_be_removed() -> None:
+def test_unused_node_can_be_removed() -> None:
     assert set(told(a_snapshot(FLEET), RemoveNode("t0")).snapshot.nodes) == {"i0"}
 
 
-def test_demand_above_capacity_is_clamped_and_told() -> None:
+def test_demand_above_capacity_is_clamped_with_an_event() -> None:
     absorbed = told(a_snapshot(FLEET), ReportDemand("inference", 20.0))
     reading = absorbed.snapshot.demand["inference"]
     assert (reading.gpus, reading.asked_gpus) == (8.0, 20.0)
@@ -206,7 +206,7 @@ def test_demand_above_capacity_is_clamped_and_told() -> None:
     assert absorbed.readings == (("inference", reading),)
 
 
-def test_a_reading_older_than_the_last_one_is_dropped() -> None:
+def test_older_demand_reading_is_ignored() -> None:
     snapshot = told(replace(a_snapshot(FLEET), now_s=50.0), ReportDemand("inference", 2.0), at_s=50.0).snapshot
     assert told(snapshot, ReportDemand("inference", 7.0), at_s=40.0).snapshot == snapshot
 
@@ -220,20 +220,20 @@ def test_switches_are_set_and_reset() -> None:
     assert told(recalled, ResumeLending(), FreezeResizes(False)).snapshot.switches == Switches()
 
 
-def test_a_forecast_of_a_deleted_pool_is_dropped() -> None:
+def test_forecast_of_a_deleted_pool_is_ignored() -> None:
     assert told(a_snapshot(FLEET), ForecastMade("gone", FORECAST)).snapshot == a_snapshot(FLEET)
     kept = told(a_snapshot(FLEET), ForecastMade("inference", FORECAST)).snapshot
     assert kept.forecasts == {"inference": FORECAST}
 
 
-def test_a_new_lending_policy_replaces_the_old_one() -> None:
+def test_set_lending_policy_replaces_the_policy() -> None:
     lending = LendingPolicy(kept_nodes_min=1)
     assert (
         told(a_snapshot(FLEET), SetLendingPolicy("inference", lending)).snapshot.pools["inference"].lending == lending
     )
 
 
-def test_a_change_of_a_job_is_done_as_a_whole_or_not_at_all() -> None:
+def test_job_change_is_atomic() -> None:
     snapshot = a_snapshot(FLEET, [a_job("a", 1, state=JobState.QUEUED)])
     done = update_snapshot(snapshot, Observation(0.0, 0), [Command("c", 0.0, ChangeJob("a", "blue", 3, 2, 4))])
     spec = done.snapshot.jobs["a"].spec

@@ -1,4 +1,4 @@
-"""Nothing that is decided later gives workers more time than a recalled node has."""
+"""Deadlines of leaving workers, recalled nodes and run time limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deadlines(snapshot: Snapshot, settings: PolicySettings | None = None) -> lis
     return [decision.leave_by_s for decision in decisions if isinstance(decision, kinds)]
 
 
-def test_a_second_recall_does_not_extend_the_first_ones_deadline() -> None:
+def test_second_recall_does_not_extend_the_deadline() -> None:
     fleet = a_fleet(training=1, inference=2)
     job = a_job("j", 8, 24, state=JobState.RESIZING, on={"t0": EIGHT, "i1": EIGHT}, releasing={"i0": EIGHT})
     loans = [
@@ -38,7 +38,7 @@ def test_a_second_recall_does_not_extend_the_first_ones_deadline() -> None:
     assert deadlines(a_snapshot(fleet, [leaving(job, 300.0)], loans, now_s=250.0)) == [300.0]
 
 
-def test_suspending_a_job_that_is_leaving_a_recalled_node_gives_it_no_more_time() -> None:
+def test_suspension_does_not_extend_a_return_deadline() -> None:
     fleet = a_fleet(training=1, inference=1)
     job = a_job("j", 8, state=JobState.PREEMPTED, releasing={"i0": EIGHT})
     job = replace(leaving(job, 310.0), intent=Intent.SUSPEND)
@@ -46,15 +46,15 @@ def test_suspending_a_job_that_is_leaving_a_recalled_node_gives_it_no_more_time(
     assert deadlines(a_snapshot(fleet, [job], [loan], now_s=300.0)) == [310.0]
 
 
-def test_on_a_lent_node_the_grace_ends_before_a_recall_could_fall_due() -> None:
+def test_grace_on_a_lent_node_ends_before_a_recall_is_due() -> None:
     fleet = a_fleet(training=1, inference=1, lending=LendingPolicy(return_deadline_s=20.0))
     job = replace(a_job("j", 8, state=JobState.RUNNING, on={"i0": EIGHT}), intent=Intent.SUSPEND)
     snapshot = a_snapshot(fleet, [job], [a_loan("i0")], demand={"inference": DemandReading(0.0, 0.0, 0.0)})
     assert deadlines(snapshot, PolicySettings(leave_grace_s=60.0)) == [20.0]
 
 
-def test_the_grace_is_enough_for_a_step_and_for_saving() -> None:
-    """Where nothing presses nobody loses work, however slowly a job steps and saves."""
+def test_grace_covers_a_step_and_a_save() -> None:
+    """Without a return deadline, a job loses no work, however long its steps and saves take."""
     fleet = a_fleet(training=1, inference=0)
     job = replace(a_job("j", 8, state=JobState.RUNNING, on={"t0": EIGHT}), intent=Intent.SUSPEND)
     step_s = job.step_time_s()
@@ -63,7 +63,7 @@ def test_the_grace_is_enough_for_a_step_and_for_saving() -> None:
     assert deadlines(snapshot, PolicySettings(leave_grace_s=60.0, reconfiguration_s=260.0)) == [260.0 + step_s]
 
 
-def test_a_job_that_starts_again_while_its_old_workers_save_lets_them_finish() -> None:
+def test_restart_leaves_old_workers_their_deadline() -> None:
     fleet = a_fleet(training=2, inference=0)
     job = leaving(a_job("j", 8, releasing={"t0": EIGHT}), 60.0)
     snapshot = a_snapshot(fleet, [job], now_s=10.0)
@@ -72,7 +72,7 @@ def test_a_job_that_starts_again_while_its_old_workers_save_lets_them_finish() -
     assert apply_decisions(snapshot, decisions).jobs["j"].allocation.leave_by_s == 60.0
 
 
-def test_a_run_time_limit_wakes_the_scheduler_and_is_kept_on_time() -> None:
+def test_job_stops_at_its_run_time_limit() -> None:
     fleet = a_fleet(training=1, inference=0)
     job = a_job("j", 8, state=JobState.RUNNING, on={"t0": EIGHT}, run_time_s_max=100.0)
     job = replace(job, account=replace(job.account, first_started_at_s=0.0))

@@ -1,4 +1,4 @@
-"""Commands that were made for one state: the first of them is obeyed, and those behind it are refused."""
+"""Preconditions: commands with an ETag, and the limit of waiting jobs of a user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOB_READ, NODE_READ, QUEUE_READ = job_etag(JOB), node_etag(NOW.nodes["t0"]), que
 POOL_READ = pool_etag(NOW.pools["inference"])
 
 
-def obeyed(*commands: Command) -> SnapshotUpdate:
+def apply(*commands: Command) -> SnapshotUpdate:
     return update_snapshot(NOW, Observation(0.0, 0), commands)
 
 
@@ -61,30 +61,28 @@ def refusals(absorbed: SnapshotUpdate) -> list[tuple[str, str]]:
         (QUEUE_READ, DeleteQueue("blue"), ChangeQueue(JobQueue("blue"))),
     ],
 )
-def test_of_two_changes_of_what_was_read_the_second_is_refused(
-    read: str, change: CommandBody, again: CommandBody
-) -> None:
+def test_second_change_of_the_same_version_is_refused(read: str, change: CommandBody, again: CommandBody) -> None:
     subject = getattr(change, "name", None) or getattr(change, "job_id", None) or "blue"
     subject = "inference" if isinstance(change, SetLendingPolicy) else subject
     first, second = Command("first", 90.0, change, basis=read), Command("second", 90.0, again, basis=read)
-    assert refusals(obeyed(first)) == []
-    both = obeyed(first, second)
+    assert refusals(apply(first)) == []
+    both = apply(first, second)
     assert refusals(both) == [(subject, "second")]
-    assert both.snapshot == obeyed(first).snapshot
+    assert both.snapshot == apply(first).snapshot
 
 
-def test_a_command_without_a_basis_is_meant_whatever_has_happened() -> None:
-    both = obeyed(
+def test_command_without_an_etag_always_applies() -> None:
+    both = apply(
         Command("first", 90.0, ScaleJob("j", 2, 2), basis=JOB_READ), Command("second", 90.0, ScaleJob("j", 3, 3))
     )
     assert refusals(both) == []
     assert both.snapshot.jobs["j"].spec.max_gpus == 3
 
 
-def test_a_basis_of_what_has_no_tag_is_a_mistake_of_ours() -> None:
+def test_etag_on_a_command_without_one_raises() -> None:
     forecast = ForecastMade("inference", Forecast(0.0, 1.0, (0.5,), (0.0,), ""))
-    with pytest.raises(ValueError, match="nothing that a ForecastMade changes has a tag"):
-        obeyed(Command("odd", 90.0, forecast, basis="x"))
+    with pytest.raises(ValueError, match="ForecastMade"):
+        apply(Command("odd", 90.0, forecast, basis="x"))
 
 
 def submit(number: int, owner: str, *, is_counted: bool = True) -> Command:
@@ -92,22 +90,22 @@ def submit(number: int, owner: str, *, is_counted: bool = True) -> Command:
     return Command(f"c-{owner}-{number}", 90.0, body, owner, is_counted=is_counted)
 
 
-def test_no_more_jobs_of_one_owner_wait_in_a_queue_than_it_allows() -> None:
-    both = obeyed(*(submit(at, owner) for at in range(4) for owner in ("ann", "bob")))
+def test_user_jobs_max_limits_waiting_jobs() -> None:
+    both = apply(*(submit(at, owner) for at in range(4) for owner in ("ann", "bob")))
     assert sorted(both.snapshot.jobs) == ["ann-0", "ann-1", "bob-0", "bob-1", "j"]
     assert refusals(both) == [(f"{owner}-{at}", f"c-{owner}-{at}") for at in (2, 3) for owner in ("ann", "bob")]
     assert "ann has 2 waiting jobs in queue blue" in next(e.message for e in both.events if e.subject == "ann-2")
 
 
-def test_jobs_that_come_otherwise_than_through_the_service_are_not_counted() -> None:
-    assert refusals(obeyed(*(submit(at, "ann", is_counted=False) for at in range(4)))) == []
+def test_jobs_from_other_sources_are_not_limited() -> None:
+    assert refusals(apply(*(submit(at, "ann", is_counted=False) for at in range(4)))) == []
 
 
-def test_a_job_is_not_moved_into_a_queue_where_its_owner_has_enough() -> None:
+def test_move_into_a_full_queue_is_refused() -> None:
     move = Command("move", 90.0, ChangeJob("other-0", queue="blue"), "boss", is_counted=True)
     stay = Command("stay", 90.0, ChangeJob("ann-0", queue="blue", priority=1), "boss", is_counted=True)
     other = Command("c", 90.0, SubmitJob("other-0", a_spec(queue="red")), "ann", is_counted=True)
-    told = obeyed(submit(0, "ann"), submit(1, "ann"), other, move, stay)
+    told = apply(submit(0, "ann"), submit(1, "ann"), other, move, stay)
     assert refusals(told) == [("other-0", "move")]
     assert told.snapshot.jobs["other-0"].spec.queue == "red"
     assert told.snapshot.jobs["ann-0"].spec.priority == 1

@@ -1,4 +1,4 @@
-"""Booking: hours, kinds of GPU, what is lost, and what is not booked yet."""
+"""Usage records: hours, kinds of GPU, lost work and unsettled usage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN, LENT = (UsageKey(3600, "vision", "ada", GPU, is_lent) for is_lent in (False
 
 
 def adas(job_id: str = "j", **more: Any) -> Job:
-    """Two GPUs of training's own, and one lent one that is being left, since 4,000 s."""
+    """Return a job that has held 2 owned GPUs since 4,000 s, and is releasing a lent one."""
     on, releasing = {"t0": (0, 1)}, {"i0": (5,)}
     job = a_job(job_id, 2, state=JobState.RUNNING, on=on, releasing=releasing, now_s=4000.0, queue="vision")
     return replace(job, owner="ada", **more)
@@ -29,7 +29,7 @@ def after(snapshot: Snapshot, job: Job, now_s: float) -> Snapshot:
     return replace(snapshot, jobs={**snapshot.jobs, job.id: job}, now_s=now_s)
 
 
-def test_a_settled_account_is_booked_by_the_gpus_that_were_held_and_split_at_the_hours() -> None:
+def test_settled_usage_is_recorded_by_gpu_kind_and_hour() -> None:
     snapshot = a_snapshot(FLEET, [adas(), adas("idle")])
     moved = adas().transition_to(JobState.RESIZING, 7300.0, allocation=replace(adas().allocation, target={"t0": (0,)}))
     later = [replace(kind, hour_s=7200) for kind in (OWN, LENT)]
@@ -42,7 +42,7 @@ def test_a_settled_account_is_booked_by_the_gpus_that_were_held_and_split_at_the
     assert moved.account.gpu_s == 3 * 3300.0
 
 
-def test_what_was_not_settled_is_not_booked_and_can_be_told_at_any_time() -> None:
+def test_unsettled_usage_is_computed_on_demand() -> None:
     snapshot = a_snapshot(FLEET, [adas()])
     measured = adas().with_progress(replace(adas().progress, steps=7.0))
     assert compute_usage_delta(snapshot, after(snapshot, measured, 5000.0)) == ()
@@ -52,13 +52,13 @@ def test_what_was_not_settled_is_not_booked_and_can_be_told_at_any_time() -> Non
     assert compute_unsettled_usage(snapshot, 3990.0) == (), "a clock that was set back takes nothing away"
 
 
-def test_a_job_that_has_just_come_has_held_nothing() -> None:
+def test_new_job_has_no_usage() -> None:
     snapshot = a_snapshot(FLEET)
     assert compute_usage_delta(snapshot, after(snapshot, adas(), 5000.0)) == ()
 
 
 @pytest.mark.parametrize("from_s", [4000.0, 5000.0, 7199.5, 7200.0])
-def test_booking_in_parts_is_booking_at_once(from_s: float) -> None:
+def test_partial_settlements_add_up(from_s: float) -> None:
     snapshot = a_snapshot(FLEET, [adas()])
     halfway = after(snapshot, adas().advance_to(from_s), from_s)
     end = after(snapshot, adas().advance_to(20_000.0), 20_000.0)
@@ -70,14 +70,14 @@ def test_booking_in_parts_is_booking_at_once(from_s: float) -> None:
     ) == compute_unsettled_usage(snapshot, 20_000.0)
 
 
-def test_lost_work_is_spread_over_the_gpus_that_it_was_done_on_in_the_hour_it_came_to_light() -> None:
+def test_lost_work_is_spread_over_the_held_gpus() -> None:
     snapshot, settled = a_snapshot(FLEET, [adas()]), adas().advance_to(4100.0)
     fallen = replace(settled, account=replace(settled.account, lost_gpu_s=90.0))
     lost = compute_usage_delta(snapshot, after(snapshot, fallen, 4100.0))
     assert lost == (UsageEntry(OWN, 200.0, 60.0), UsageEntry(LENT, 100.0, 30.0))
 
 
-def test_work_that_a_job_without_gpus_lost_is_booked_on_the_kind_that_it_asks_for() -> None:
+def test_lost_work_without_gpus_counts_on_the_required_model() -> None:
     job = replace(a_job("j", queue="vision", gpu=GPU, now_s=4000.0), owner="ada")
     fallen = replace(job, account=replace(job.account, lost_gpu_s=5.0))
     snapshot = a_snapshot(FLEET, [job])

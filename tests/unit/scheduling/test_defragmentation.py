@@ -1,4 +1,4 @@
-"""Whole nodes for a job whose plans need them: others are moved off, if that pays."""
+"""Defragmentation: whole nodes for a job whose plans need them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_S = 10_000.0
 
 
 def whole_node_curve() -> ScalingCurve:
-    """8 GPUs of one node work; two other ways for 8 GPUs to lie are known not to."""
+    """Return a curve with a plan for 8 GPUs of one node, and none for two other distributions."""
     curve = a_curve({GpuShape.packed(GPU, 8, 8): 1.0})
     for shape in SPREAD:
         curve = curve.with_infeasible(shape, "measured on whole nodes only")
@@ -50,7 +50,7 @@ def resized(result: TickResult) -> dict[str, Gpus]:
     return {decision.job_id: decision.gpus for decision in result.decisions if isinstance(decision, ResizeJob)}
 
 
-def test_a_small_job_moves_off_a_node_that_a_waiting_job_needs_whole() -> None:
+def test_small_job_moves_off_a_node_needed_whole() -> None:
     snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
     result = decided(snapshot)
     assert resized(result) == {"one": {"t1": (4,)}}
@@ -59,30 +59,30 @@ def test_a_small_job_moves_off_a_node_that_a_waiting_job_needs_whole() -> None:
     assert result.waiting["whole"].code is ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS
 
 
-def test_nobody_is_moved_where_a_node_comes_free_sooner_than_moving_is_worth() -> None:
-    """A move costs 30 GPU-seconds; 8 GPUs are to wait for 3 s."""
+def test_no_move_if_waiting_is_cheaper() -> None:
+    """A move costs 30 GPU-seconds; 8 GPUs would wait for 3 s."""
     snapshot = seen(small("one", {"t0": (0,)}, for_s=3.0), small("four", {"t1": (0, 1, 2, 3)}), whole())
     assert resized(decided(snapshot)) == {}
 
 
-def test_nobody_is_moved_where_there_is_no_room_beside() -> None:
+def test_no_move_without_free_gpus_elsewhere() -> None:
     snapshot = seen(small("six", {"t0": (0, 1, 2, 3, 4, 5)}), small("five", {"t1": (0, 1, 2, 3, 4)}), whole())
     assert resized(decided(snapshot)) == {}
 
 
-def test_nobody_is_moved_while_resizes_are_frozen() -> None:
+def test_no_move_while_resizes_are_frozen() -> None:
     snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
     assert resized(decided(replace(snapshot, switches=Switches(resizes_frozen=True)))) == {}
 
 
-def test_nobody_is_moved_for_a_job_that_is_not_known_to_need_whole_nodes() -> None:
+def test_no_move_for_a_job_that_may_fit_otherwise() -> None:
     snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
     curve = a_curve({GpuShape.packed(GPU, 8, 8): 1.0})
     result = decided(replace(snapshot, curves={whole().spec.curve_key: curve}))
     assert (resized(result), result.waiting["whole"].code) == ({}, ReasonCode.WAITING_FOR_PLAN)
 
 
-def test_until_it_starts_nobody_behind_takes_the_nodes_that_were_cleared() -> None:
+def test_later_jobs_stay_off_emptied_nodes() -> None:
     before = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
     leaving = apply_decisions(before, decided(before).decisions)
     behind = a_job("behind", 4, steps=10**6)
@@ -91,7 +91,7 @@ def test_until_it_starts_nobody_behind_takes_the_nodes_that_were_cleared() -> No
     assert "behind" in result.waiting
 
 
-def test_it_starts_when_the_moved_job_has_left() -> None:
+def test_job_starts_after_the_moved_job_left() -> None:
     before = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
     leaving = apply_decisions(before, decided(before).decisions)
     moved = leaving.jobs["one"]

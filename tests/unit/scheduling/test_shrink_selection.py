@@ -1,4 +1,4 @@
-"""Which GPUs a job keeps: the rules of placement first, then the bytes."""
+"""Which GPUs a shrinking job keeps: the rules of placement first, then the fewest moved bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EIGHT = tuple(range(8))
 
 
 def staged(stages: int, dp: int) -> ParallelPlan:
-    """Equal stages of as many replicas each; rank r is of stage r // dp."""
+    """Return a plan of equal stages of `dp` replicas each. Rank r belongs to stage r // dp."""
     return on_gpu(a_plan([[LayerStrategy(LAYERS // stages, dp=dp)]] * stages))
 
 
@@ -49,51 +49,51 @@ def running(on: Gpus, plan: ParallelPlan, fewer: Mapping[GpuShape, ParallelPlan]
 
 
 def kept(on: Gpus, plan: ParallelPlan, count: int, fewer: ParallelPlan, *, state: JobState = JobState.RUNNING) -> Gpus:
-    """What the job keeps of `on` when it is to have `count` GPUs, on as few nodes as possible."""
-    course, job = running(on, plan, {GpuShape.packed(GPU, count, 8): fewer})
-    target = reduce_target(course, replace(job, state=state), on, count)
+    """Return what the job keeps of `on` when it shrinks to `count` GPUs, on as few nodes as possible."""
+    cycle, job = running(on, plan, {GpuShape.packed(GPU, count, 8): fewer})
+    target = reduce_target(cycle, replace(job, state=state), on, count)
     assert target is not None
     assert target[1] is fewer
     return target[0]
 
 
-def test_a_replica_of_each_stage_stays() -> None:
+def test_one_replica_of_each_stage_is_kept() -> None:
     assert kept({"t0": FOUR}, staged(2, 2), 2, staged(2, 1)) == {"t0": (0, 2)}
 
 
-def test_a_node_of_each_stage_stays() -> None:
+def test_one_node_of_each_stage_is_kept() -> None:
     on = {"t0": EIGHT, "t1": EIGHT, "t2": EIGHT, "t3": EIGHT}
     assert kept(on, staged(2, 16), 16, staged(2, 8)) == {"t0": EIGHT, "t2": EIGHT}
 
 
-def test_a_lent_node_goes_first_whatever_it_holds() -> None:
-    """Of stages on t0 and t1, i0 and i1, the second is on lent nodes: what t0 and t1 have is kept."""
+def test_lent_nodes_are_given_up_first() -> None:
+    """The second stage runs on the lent nodes i0 and i1; t0 and t1 are kept."""
     on = {"t0": EIGHT, "t1": EIGHT, "i0": EIGHT, "i1": EIGHT}
     assert kept(on, staged(2, 16), 16, staged(2, 8)) == {"t0": EIGHT, "t1": EIGHT}
 
 
-def test_the_node_with_most_gpus_of_the_job_stays_whatever_it_holds() -> None:
-    """The second stage is on the fuller node."""
+def test_node_with_most_gpus_of_the_job_is_kept() -> None:
+    """The second stage runs on the node with more GPUs."""
     on = {"t0": FOUR, "t1": EIGHT}
     assert kept(on, on_gpu(a_plan([[LayerStrategy(4, dp=4)], [LayerStrategy(4, dp=8)]])), 8, staged(2, 4)) == {
         "t1": EIGHT
     }
 
 
-def test_a_job_that_has_not_loaded_yet_and_one_whose_ranks_hold_all_keep_the_first() -> None:
+def test_loading_and_replicated_jobs_keep_the_first_gpus() -> None:
     assert kept({"t0": FOUR}, staged(2, 2), 2, staged(2, 1), state=JobState.STARTING) == {"t0": (0, 1)}
     assert kept({"t0": FOUR}, staged(1, 4), 2, staged(1, 2)) == {"t0": (0, 1)}
 
 
-def test_a_plan_for_other_gpus_is_left_to_the_law() -> None:
-    """Three GPUs that share a plan for two: no choice of them is better, and none fails."""
-    course, job = running({"t0": FOUR}, staged(2, 2), {})
-    assert select_cheapest_part(course, job, {"t0": FOUR}, {"t0": FOUR[:3]}, staged(2, 1)) == {"t0": FOUR[:3]}
+def test_part_is_unchanged_for_a_plan_of_another_size() -> None:
+    """The part has three GPUs, the plan is for two."""
+    cycle, job = running({"t0": FOUR}, staged(2, 2), {})
+    assert select_cheapest_part(cycle.view, job, {"t0": FOUR}, {"t0": FOUR[:3]}, staged(2, 1)) == {"t0": FOUR[:3]}
 
 
-def test_a_part_of_a_node_stays_behind_the_whole_ones_in_the_order_of_ranks() -> None:
-    """Stages of 8 on t0, t1, t2; all of the second and half of the first and last would be best, but a narrow node in
-    front would shift every group of ranks."""
+def test_partial_node_stays_last_in_the_order_of_ranks() -> None:
+    """Keeping the second stage and half of the others would move least, but a partial node in front would shift every
+    group of ranks."""
     on = {"t0": EIGHT, "t1": EIGHT, "t2": EIGHT}
     fewer = on_gpu(a_plan([[LayerStrategy(2, dp=8)], [LayerStrategy(4, dp=8)], [LayerStrategy(2, dp=4)]]))
     part = kept(on, on_gpu(a_plan([[LayerStrategy(n, dp=8)] for n in (2, 4, 2)])), 20, fewer)
@@ -102,27 +102,27 @@ def test_a_part_of_a_node_stays_behind_the_whole_ones_in_the_order_of_ranks() ->
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
-def test_what_is_kept_lies_as_the_rules_say_and_moves_no_more_than_the_first_ranks(seed: int) -> None:
+def test_kept_part_obeys_the_rules_and_moves_no_more_bytes(seed: int) -> None:
     seeded = random.Random(seed)
     names = seeded.sample(["t0", "t1", "t2", "t3", "i0", "i1"], seeded.randint(1, 4))
     on = {name: EIGHT[: seeded.choice([4, 8, 8])] for name in sorted(names)}
     width = gpu_sets.count(on)
     old, fewer = (on_gpu(a_random_plan(seeded, gpus, LAYERS)) for gpus in (width, seeded.randint(1, width)))
-    course, job = running(on, old, {})
-    usual = select_part(course, on, fewer.world_size)
-    part = select_cheapest_part(course, job, on, usual, fewer)
-    view = course.view
-    assert lie(view, part) == lie(view, usual)
-    assert moved(view, job, old, fewer, part) <= moved(view, job, old, fewer, usual)
+    cycle, job = running(on, old, {})
+    usual = select_part(cycle.view, on, fewer.world_size)
+    part = select_cheapest_part(cycle.view, job, on, usual, fewer)
+    view = cycle.view
+    assert describe_nodes(view, part) == describe_nodes(view, usual)
+    assert moved_bytes(view, job, old, fewer, part) <= moved_bytes(view, job, old, fewer, usual)
 
 
-def lie(view: Snapshot, part: Gpus) -> list[tuple[bool, int]]:
-    """Lent or not, and how many GPUs, of each node in the order of ranks."""
+def describe_nodes(view: Snapshot, part: Gpus) -> list[tuple[bool, int]]:
+    """Return whether each node is lent and how many GPUs it has, in the order of ranks."""
     nodes = dict.fromkeys(node for node, _ in view.default_rank_placement(part))
     return [(view.is_lent(view.nodes[name]), len(part[name])) for name in nodes]
 
 
-def moved(view: Snapshot, job: Job, old: ParallelPlan, new: ParallelPlan, part: Gpus) -> float:
+def moved_bytes(view: Snapshot, job: Job, old: ParallelPlan, new: ParallelPlan, part: Gpus) -> float:
     held, seats = (
         tuple(GpuSlot(*seat) for seat in view.default_rank_placement(gpus)) for gpus in (job.allocation.target, part)
     )

@@ -1,4 +1,4 @@
-"""What an executor saw, mirrored into jobs and loans."""
+"""Observations of an executor, applied to jobs, nodes and loans."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ GENERATION = 7
 FLEET = a_fleet(training=2, inference=1)
 
 
-def seen(
-    job: Job, *runs: Run, now_s: float = 100.0, converged: int = GENERATION, away_s: float = 0.0
+def observe(
+    job: Job, *runs: Run, now_s: float = 100.0, converged: int = GENERATION, outage_s: float = 0.0
 ) -> SnapshotUpdate:
     snapshot = a_snapshot(FLEET, [job], now_s=now_s, generation=GENERATION)
-    return update_snapshot(snapshot, Observation(now_s, converged, runs), (), outage_s=away_s)
+    return update_snapshot(snapshot, Observation(now_s, converged, runs), (), outage_s=outage_s)
 
 
 def running(*, asked_at: int = 0, steps: float = 0.0, **more: object) -> Job:
@@ -37,41 +37,41 @@ def run(phase: RunPhase, generation: int = 1, gpus: Gpus | None = None, **more: 
     return Run("j", generation, phase, gpus or {}, **more)  # type: ignore[arg-type]  # a test's own fields
 
 
-def test_a_job_runs_once_its_workers_do() -> None:
+def test_job_runs_once_its_workers_run() -> None:
     job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
-    assert seen(job, run(RunPhase.STARTING, gpus=FOUR)).snapshot.jobs["j"].state is JobState.STARTING
-    assert seen(job, run(RunPhase.RUNNING, gpus=FOUR)).snapshot.jobs["j"].state is JobState.RUNNING
+    assert observe(job, run(RunPhase.STARTING, gpus=FOUR)).snapshot.jobs["j"].state is JobState.STARTING
+    assert observe(job, run(RunPhase.RUNNING, gpus=FOUR)).snapshot.jobs["j"].state is JobState.RUNNING
 
 
-def test_a_running_job_whose_workers_are_gone_without_a_word_queues_again() -> None:
-    job = seen(running()).snapshot.jobs["j"]
+def test_job_with_vanished_workers_is_queued() -> None:
+    job = observe(running()).snapshot.jobs["j"]
     assert (job.state, job.account.failures) == (JobState.QUEUED, 0)
     assert job.allocation.releasing == FOUR
 
 
-def test_an_observation_from_before_the_job_was_placed_proves_nothing() -> None:
-    assert seen(running(asked_at=7), converged=6).snapshot.jobs["j"].state is JobState.RUNNING
+def test_stale_observation_does_not_requeue_a_job() -> None:
+    assert observe(running(asked_at=7), converged=6).snapshot.jobs["j"].state is JobState.RUNNING
 
 
-def test_workers_that_fail_cost_a_retry_until_none_is_left() -> None:
+def test_failed_workers_cost_a_retry() -> None:
     job = running()
     failed = run(RunPhase.FAILED, checkpoint_steps=0.0, reason="out of memory")
-    first = seen(job, failed).snapshot.jobs["j"]
+    first = observe(job, failed).snapshot.jobs["j"]
     assert (first.state, first.account.failures, first.message) == (JobState.QUEUED, 1, "out of memory")
-    last = seen(replace(job, account=replace(job.account, failures=3)), failed).snapshot.jobs["j"]
+    last = observe(replace(job, account=replace(job.account, failures=3)), failed).snapshot.jobs["j"]
     assert (last.state, last.account.failures) == (JobState.FAILED, 4)
 
 
 @pytest.mark.parametrize("phase", [RunPhase.LOST, RunPhase.LEFT])
-def test_workers_that_are_lost_cost_no_retry(phase: RunPhase) -> None:
-    job = seen(running(), run(phase, checkpoint_steps=10.0)).snapshot.jobs["j"]
+def test_lost_workers_cost_no_retry(phase: RunPhase) -> None:
+    job = observe(running(), run(phase, checkpoint_steps=10.0)).snapshot.jobs["j"]
     assert (job.state, job.account.failures, job.progress.steps) == (JobState.QUEUED, 0, 10.0)
 
 
-def test_lost_work_is_counted_once_in_steps_and_gpu_seconds() -> None:
-    """100 s on 4 GPUs made 400 steps; 100 of them were saved."""
+def test_lost_work_is_counted_once() -> None:
+    """The job finished 400 steps in 100 s on 4 GPUs, and saved 100 of them."""
     lost = run(RunPhase.LOST, steps=400.0, checkpoint_steps=100.0)
-    first = seen(running(), lost)
+    first = observe(running(), lost)
     job = first.snapshot.jobs["j"]
     assert (job.progress.steps, job.progress.checkpoint_steps) == (100.0, 100.0)
     assert job.account.lost_gpu_s == pytest.approx(300.0)
@@ -81,122 +81,122 @@ def test_lost_work_is_counted_once_in_steps_and_gpu_seconds() -> None:
     assert not [event for event in again.events if event.code is EventCode.JOB_LOST_WORK]
 
 
-def test_work_that_is_lost_twice_costs_no_more_gpu_seconds_than_were_spent() -> None:
-    """400 steps were done and lost, then done again in as long and lost again."""
+def test_work_lost_twice_never_exceeds_the_gpu_seconds_used() -> None:
+    """400 steps are finished and lost, then finished again in the same time and lost again."""
     lost = run(RunPhase.LOST, steps=400.0, checkpoint_steps=0.0)
     job = replace(running(), account=replace(running().account, gpu_s=400.0, lost_gpu_s=400.0))
-    assert seen(job, lost).snapshot.jobs["j"].account.lost_gpu_s == pytest.approx(800.0)
+    assert observe(job, lost).snapshot.jobs["j"].account.lost_gpu_s == pytest.approx(800.0)
 
 
-def test_a_clean_leave_loses_nothing_even_where_the_prediction_ran_ahead() -> None:
+def test_clean_leave_loses_no_work() -> None:
     job = replace(a_job("j", 4, state=JobState.RESIZING, on=FOUR), progress=Progress(0.0, steps=400.7))
     job = replace(job, allocation=replace(job.allocation, generation=2))
-    absorbed = seen(job, run(RunPhase.LEFT, steps=400.0, checkpoint_steps=400.0))
+    absorbed = observe(job, run(RunPhase.LEFT, steps=400.0, checkpoint_steps=400.0))
     assert absorbed.snapshot.jobs["j"].account.lost_gpu_s == 0.0
     assert absorbed.snapshot.jobs["j"].progress.steps == 400.0
     assert absorbed.events == ()
 
 
-def test_of_two_old_generations_the_later_one_says_where_the_work_stands() -> None:
+def test_latest_old_generation_sets_the_progress() -> None:
     job = a_job("j", 4, state=JobState.RESIZING, on=FOUR)
     job = replace(job, allocation=replace(job.allocation, generation=3))
     older = run(RunPhase.LEFT, 1, steps=100.0, checkpoint_steps=100.0)
     later = run(RunPhase.LEFT, 2, steps=250.0, checkpoint_steps=250.0)
-    assert seen(job, later, older).snapshot.jobs["j"].progress.steps == 250.0
+    assert observe(job, later, older).snapshot.jobs["j"].progress.steps == 250.0
 
 
-def test_workers_that_were_told_to_leave_may_have_finished_instead() -> None:
+def test_leaving_workers_may_succeed() -> None:
     job = a_job("j", 4, state=JobState.PREEMPTED, releasing=FOUR)
     job = replace(job, allocation=replace(job.allocation, generation=2))
-    ended = seen(job, run(RunPhase.SUCCEEDED, 1, steps=3600.0)).snapshot.jobs["j"]
+    ended = observe(job, run(RunPhase.SUCCEEDED, 1, steps=3600.0)).snapshot.jobs["j"]
     assert (ended.state, ended.progress.steps) == (JobState.SUCCEEDED, 3600.0)
 
 
-def test_gpus_are_free_when_no_older_run_is_seen_on_them() -> None:
+def test_gpus_are_free_once_no_old_run_is_observed() -> None:
     job = a_job("j", 4, state=JobState.QUEUED, releasing=FOUR)
     job = replace(job, allocation=replace(job.allocation, generation=2, asked_at_generation=7))
-    partly = seen(job, run(RunPhase.LEAVING, 1, {"t0": (0, 1)})).snapshot.jobs["j"]
+    partly = observe(job, run(RunPhase.LEAVING, 1, {"t0": (0, 1)})).snapshot.jobs["j"]
     assert partly.allocation.releasing == {"t0": (0, 1)}
-    assert seen(job, converged=6).snapshot.jobs["j"].allocation.releasing == FOUR
-    assert seen(job).snapshot.jobs["j"].allocation.releasing == {}
+    assert observe(job, converged=6).snapshot.jobs["j"].allocation.releasing == FOUR
+    assert observe(job).snapshot.jobs["j"].allocation.releasing == {}
 
 
-def test_a_loss_once_reported_survives_observations_without_one() -> None:
+def test_loss_survives_observations_without_one() -> None:
     job = running()
     job = replace(job, progress=replace(job.progress, loss=2.5))
-    measured = seen(job, run(RunPhase.RUNNING, gpus=FOUR, steps=100.0)).snapshot.jobs["j"]
+    measured = observe(job, run(RunPhase.RUNNING, gpus=FOUR, steps=100.0)).snapshot.jobs["j"]
     assert (measured.progress.steps, measured.progress.loss) == (100.0, 2.5)
-    ended = seen(job, run(RunPhase.SUCCEEDED, steps=3600.0)).snapshot.jobs["j"]
+    ended = observe(job, run(RunPhase.SUCCEEDED, steps=3600.0)).snapshot.jobs["j"]
     assert ended.progress.loss == 2.5
 
 
-def test_lost_work_is_told_with_its_cause_in_a_word() -> None:
+def test_lost_work_event_has_its_cause() -> None:
     for phase, cause, word in (
         (RunPhase.LOST, None, "lost"),
         (RunPhase.FAILED, None, "failed"),
         (RunPhase.FAILED, FailureCause.OUT_OF_MEMORY, "out-of-memory"),
     ):
-        ended = seen(running(), run(phase, steps=400.0, checkpoint_steps=100.0, cause=cause))
+        ended = observe(running(), run(phase, steps=400.0, checkpoint_steps=100.0, cause=cause))
         assert [event.cause for event in ended.events if event.code is EventCode.JOB_LOST_WORK] == [word]
 
 
-def test_measured_speed_and_memory_are_taken_over_when_they_are_news() -> None:
-    known = seen(running(), run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.0, peak_bytes=700)).snapshot.jobs["j"]
+def test_changed_throughput_and_memory_are_recorded() -> None:
+    known = observe(running(), run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.0, peak_bytes=700)).snapshot.jobs["j"]
     assert (known.progress.samples_per_s, known.progress.peak_bytes) == (8.0, 700)
-    hardly = seen(known, run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.1, peak_bytes=690)).snapshot.jobs["j"]
+    hardly = observe(known, run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.1, peak_bytes=690)).snapshot.jobs["j"]
     assert hardly is known
-    ended = seen(known, run(RunPhase.SUCCEEDED, steps=3600.0, peak_bytes=900)).snapshot.jobs["j"]
+    ended = observe(known, run(RunPhase.SUCCEEDED, steps=3600.0, peak_bytes=900)).snapshot.jobs["j"]
     assert ended.progress.peak_bytes == 900
 
 
-def test_the_next_workers_are_measured_anew() -> None:
-    job = seen(running(), run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.0, peak_bytes=700)).snapshot.jobs["j"]
-    queued = seen(job, run(RunPhase.LOST)).snapshot.jobs["j"]
+def test_new_workers_are_measured_again() -> None:
+    job = observe(running(), run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.0, peak_bytes=700)).snapshot.jobs["j"]
+    queued = observe(job, run(RunPhase.LOST)).snapshot.jobs["j"]
     assert (queued.state, queued.progress.peak_bytes) == (JobState.QUEUED, 700)
     started = queued.transition_to(JobState.STARTING, 200.0, allocation=job.allocation)
     assert (started.progress.samples_per_s, started.progress.peak_bytes) == (None, None)
 
 
-def test_measured_steps_correct_the_curve_by_halves() -> None:
-    """The plan promises 400 steps in 100 s; 200 were done, so a step takes twice as long."""
-    job = seen(running(), run(RunPhase.RUNNING, gpus=FOUR, steps=200.0)).snapshot.jobs["j"]
+def test_measured_steps_correct_the_curve_by_half() -> None:
+    """The plan predicts 400 steps in 100 s; 200 are finished, so a step takes twice as long."""
+    job = observe(running(), run(RunPhase.RUNNING, gpus=FOUR, steps=200.0)).snapshot.jobs["j"]
     assert job.progress.correction == pytest.approx(1.5)
-    assert seen(running(), run(RunPhase.RUNNING, gpus=FOUR, steps=399.0)).snapshot.jobs["j"].progress.steps == 0.0
+    assert observe(running(), run(RunPhase.RUNNING, gpus=FOUR, steps=399.0)).snapshot.jobs["j"].progress.steps == 0.0
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RESIZING])
-def test_workers_that_never_come_up_are_given_up(state: JobState) -> None:
+def test_start_timeout_requeues_the_job(state: JobState) -> None:
     job = a_job("j", 4, state=state, on=FOUR)
-    assert seen(job, now_s=START_TIMEOUT_S).snapshot.jobs["j"].state is state
-    given_up = seen(job, now_s=START_TIMEOUT_S + 1.0).snapshot.jobs["j"]
-    assert (given_up.state, given_up.account.failures) == (JobState.QUEUED, 1)
+    assert observe(job, now_s=START_TIMEOUT_S).snapshot.jobs["j"].state is state
+    requeued = observe(job, now_s=START_TIMEOUT_S + 1.0).snapshot.jobs["j"]
+    assert (requeued.state, requeued.account.failures) == (JobState.QUEUED, 1)
 
 
-def test_that_no_controller_was_there_to_start_its_workers_is_no_fault_of_the_job() -> None:
+def test_start_during_an_outage_costs_no_retry() -> None:
     job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
     job = replace(job, spec=replace(job.spec, retries=0))
     later_s = 2 * START_TIMEOUT_S
-    given_up = seen(job, now_s=later_s, away_s=later_s).snapshot.jobs["j"]
-    assert (given_up.state, given_up.account.failures) == (JobState.QUEUED, 0)
-    assert given_up.message.endswith("and no controller for 1800 s")
-    assert seen(job, now_s=later_s, away_s=300.0).snapshot.jobs["j"].state is JobState.FAILED
+    requeued = observe(job, now_s=later_s, outage_s=later_s).snapshot.jobs["j"]
+    assert (requeued.state, requeued.account.failures) == (JobState.QUEUED, 0)
+    assert "1800 s" in requeued.message
+    assert observe(job, now_s=later_s, outage_s=300.0).snapshot.jobs["j"].state is JobState.FAILED
 
 
-def test_workers_are_not_given_up_while_older_ones_still_have_time_to_leave() -> None:
+def test_start_timeout_begins_after_old_workers_left() -> None:
     job = a_job("j", 4, state=JobState.RESIZING, on=FOUR, releasing={"t1": (0,)})
     job = replace(job, allocation=replace(job.allocation, leave_by_s=1800.0, asked_at_generation=8))
-    assert seen(job, now_s=START_TIMEOUT_S + 1.0).snapshot.jobs["j"].state is JobState.RESIZING
-    assert seen(job, now_s=1801.0 + START_TIMEOUT_S).snapshot.jobs["j"].state is JobState.QUEUED
+    assert observe(job, now_s=START_TIMEOUT_S + 1.0).snapshot.jobs["j"].state is JobState.RESIZING
+    assert observe(job, now_s=1801.0 + START_TIMEOUT_S).snapshot.jobs["j"].state is JobState.QUEUED
 
 
-def test_a_preempted_job_queues_once_its_gpus_are_free() -> None:
+def test_preempted_job_is_queued_once_its_gpus_are_free() -> None:
     job = a_job("j", 4, state=JobState.PREEMPTED, releasing=FOUR)
     job = replace(job, allocation=replace(job.allocation, generation=2))
-    assert seen(job, run(RunPhase.LEAVING, 1, FOUR)).snapshot.jobs["j"].state is JobState.PREEMPTED
-    assert seen(job).snapshot.jobs["j"].state is JobState.QUEUED
+    assert observe(job, run(RunPhase.LEAVING, 1, FOUR)).snapshot.jobs["j"].state is JobState.PREEMPTED
+    assert observe(job).snapshot.jobs["j"].state is JobState.QUEUED
 
 
-def test_a_node_that_goes_down_takes_its_loan_with_it() -> None:
+def test_down_node_loses_its_loan() -> None:
     snapshot = a_snapshot(FLEET, loans=[a_loan("i0")])
     absorbed = update_snapshot(snapshot, Observation(0.0, 0, nodes={"i0": NodeFacts(up=False)}), ())
     assert absorbed.snapshot.nodes["i0"].state is NodeState.DOWN
@@ -204,7 +204,7 @@ def test_a_node_that_goes_down_takes_its_loan_with_it() -> None:
     assert {event.code for event in absorbed.events} == {EventCode.NODE_CHANGED, EventCode.LOAN_LOST}
 
 
-def test_an_offered_node_is_active_when_inference_has_left_it() -> None:
+def test_offered_node_is_active_once_inference_left() -> None:
     snapshot = a_snapshot(FLEET, loans=[a_loan("i0", LoanState.OFFERED)])
     still = update_snapshot(snapshot, Observation(0.0, 0, nodes={"i0": NodeFacts(True, 3)}), ())
     assert still.snapshot.loans["i0"].state is LoanState.OFFERED
@@ -212,7 +212,7 @@ def test_an_offered_node_is_active_when_inference_has_left_it() -> None:
     assert gone.snapshot.loans["i0"].state is LoanState.ACTIVE
 
 
-def test_nodes_and_runs_that_nobody_knows_change_nothing() -> None:
+def test_unknown_nodes_and_runs_are_ignored() -> None:
     snapshot = a_snapshot(FLEET)
     seen_of_others = Observation(0.0, 0, (run(RunPhase.RUNNING),), {"unknown": NodeFacts(up=False)})
     assert update_snapshot(snapshot, seen_of_others, ()).snapshot == snapshot

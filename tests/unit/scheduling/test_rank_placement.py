@@ -1,4 +1,4 @@
-"""The order of ranks that a decided resize carries: who may keep what, and when nothing is gained or known."""
+"""Rank placement of resized jobs: which GPU each rank gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.domain.codec import decode, encode
-from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
+from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import Allocation, JobState
@@ -44,34 +44,34 @@ def running(plan: ParallelPlan, on: Gpus, *, state: JobState = JobState.RUNNING,
     return a_snapshot(a_fleet(training=2, inference=1), [job], [a_loan("i0")])
 
 
-def seats_after(snapshot: Snapshot, gpus: Gpus, plan: ParallelPlan) -> RankPlacement:
+def placement_after(snapshot: Snapshot, gpus: Gpus, plan: ParallelPlan) -> RankPlacement:
     return place_ranks(MutableSnapshot(snapshot), ResizeJob("j", gpus, plan, 60.0, WHY)).seats
 
 
-def test_of_a_tensor_parallel_job_each_gpu_keeps_its_half() -> None:
-    """GPU 1 holds the second half of the tensors, GPU 2 the first."""
+def test_tensor_parallel_gpus_keep_their_shards() -> None:
+    """GPU 1 holds the second half of the tensors, and GPU 2 the first."""
     snapshot = running(tensor_plan(2, 2), FOUR)
-    assert seats_after(snapshot, {"t0": (1, 2)}, tensor_plan(2, 1)) == (("t0", 2), ("t0", 1))
+    assert placement_after(snapshot, {"t0": (1, 2)}, tensor_plan(2, 1)) == (("t0", 2), ("t0", 1))
 
 
-def test_the_ranks_that_the_job_has_now_count_and_not_their_default_order() -> None:
+def test_present_placement_counts_not_the_default() -> None:
     seats = (("t0", 3), ("t0", 2), ("t0", 1), ("t0", 0))
     snapshot = running(tensor_plan(2, 2), FOUR, seats=seats)
-    assert seats_after(snapshot, {"t0": (0, 1)}, tensor_plan(2, 1)) == (("t0", 1), ("t0", 0))
+    assert placement_after(snapshot, {"t0": (0, 1)}, tensor_plan(2, 1)) == (("t0", 1), ("t0", 0))
 
 
-def test_an_order_that_gains_nothing_is_left_out() -> None:
-    assert seats_after(running(tensor_plan(2, 2), FOUR), {"t0": (0, 1)}, tensor_plan(2, 1)) == ()
+def test_default_placement_is_omitted() -> None:
+    assert placement_after(running(tensor_plan(2, 2), FOUR), {"t0": (0, 1)}, tensor_plan(2, 1)) == ()
 
 
-def test_a_plan_that_shards_instead_of_cutting_tensors_reorders_the_same_gpus() -> None:
-    """Rank 1 of tp2 x dp2 holds the third quarter of the rows, rank 2 the second."""
+def test_change_to_sharding_reorders_the_same_gpus() -> None:
+    """Rank 1 of tp2 x dp2 holds the third quarter of the rows, and rank 2 the second."""
     snapshot = running(tensor_plan(2, 2, zero=3), FOUR)
-    assert seats_after(snapshot, FOUR, tensor_plan(1, 4, zero=3)) == (("t0", 0), ("t0", 2), ("t0", 1), ("t0", 3))
+    assert placement_after(snapshot, FOUR, tensor_plan(1, 4, zero=3)) == (("t0", 0), ("t0", 2), ("t0", 1), ("t0", 3))
 
 
 def miscounted(plan: ParallelPlan) -> ParallelPlan:
-    """Its stage says more layers than its strategies."""
+    """Return a plan whose stage has more layers than its strategies."""
     return replace(plan, stages=tuple(replace(stage, last_layer=stage.last_layer + 1) for stage in plan.stages))
 
 
@@ -86,32 +86,39 @@ def miscounted(plan: ParallelPlan) -> ParallelPlan:
     ],
     ids=["linear curve", "data parallel", "one layer", "other layers", "contradicts itself"],
 )
-def test_where_nothing_is_gained_or_known_ranks_keep_the_default_order(old: ParallelPlan, new: ParallelPlan) -> None:
-    assert seats_after(running(old, FOUR), {"t0": (1, 2)}, new) == ()
+def test_default_placement_without_known_shards_or_gain(old: ParallelPlan, new: ParallelPlan) -> None:
+    assert placement_after(running(old, FOUR), {"t0": (1, 2)}, new) == ()
 
 
-def test_a_job_that_has_not_loaded_yet_has_nothing_to_keep() -> None:
+def test_loading_job_gets_the_default_placement() -> None:
     snapshot = running(tensor_plan(2, 2), FOUR, state=JobState.STARTING)
-    assert seats_after(snapshot, {"t0": (1, 2)}, tensor_plan(2, 1)) == ()
+    assert placement_after(snapshot, {"t0": (1, 2)}, tensor_plan(2, 1)) == ()
 
 
-def test_a_resize_is_completed_when_it_is_taken_and_an_illegal_one_is_not() -> None:
-    course = SchedulingCycle(running(tensor_plan(2, 2), FOUR), load_policy_set("ebbtide"))
-    course.apply(ResizeJob("j", {"t0": (1, 1)}, tensor_plan(2, 1), 60.0, WHY))
-    course.apply(ResizeJob("j", {"t0": (1, 2)}, tensor_plan(2, 1), 60.0, WHY))
+def test_resize_gets_its_rank_placement_when_applied() -> None:
+    cycle = SchedulingCycle(running(tensor_plan(2, 2), FOUR), load_policy_set("ebbtide"))
+    cycle.apply(ResizeJob("j", {"t0": (1, 2)}, tensor_plan(2, 1), 60.0, WHY))
     swapped = (("t0", 2), ("t0", 1))
-    assert [decision.seats for decision in course.decisions if isinstance(decision, ResizeJob)] == [(), swapped]
-    assert course.view.jobs["j"].allocation.seats == swapped
+    assert [decision.seats for decision in cycle.decisions if isinstance(decision, ResizeJob)] == [swapped]
+    assert cycle.view.jobs["j"].allocation.seats == swapped
 
 
-def test_by_default_trainings_own_nodes_come_first_and_by_name() -> None:
+def test_inapplicable_decision_is_recorded_but_not_applied() -> None:
+    cycle = SchedulingCycle(running(tensor_plan(2, 2), FOUR), load_policy_set("ebbtide"))
+    start = StartJob("j", {"t0": (1, 2)}, tensor_plan(2, 1), WHY)
+    cycle.apply(start)
+    assert cycle.decisions == [start]
+    assert cycle.view.jobs["j"].state is JobState.RUNNING
+
+
+def test_default_placement_starts_with_owned_nodes_by_name() -> None:
     snapshot = a_snapshot(a_fleet(training=2, inference=2))
     target = {"i0": (0,), "t1": (1, 3), "t0": (2,), "gone": (0,)}
     expected = (("t0", 2), ("t1", 1), ("t1", 3), ("gone", 0), ("i0", 0))
     assert snapshot.rank_placement(Allocation(1, target)) == snapshot.default_rank_placement(target) == expected
 
 
-def test_an_allocation_that_was_stored_without_seats_decodes() -> None:
+def test_allocation_stored_without_a_placement_decodes() -> None:
     allocation = Allocation(1, FOUR, {}, tensor_plan(2, 2), seats=(("t0", 3), ("t0", 2), ("t0", 1), ("t0", 0)))
     document = encode(allocation)
     assert decode(Allocation, document) == allocation
@@ -121,23 +128,23 @@ def test_an_allocation_that_was_stored_without_seats_decodes() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
-def test_seats_are_the_target_and_never_move_more_than_the_default_order(seed: int) -> None:
+def test_placement_covers_the_target_and_moves_no_more_than_the_default(seed: int) -> None:
     seeded = random.Random(seed)
     change = a_transition(seeded, LAYERS, gpus_max=32)
     snapshot, resize = world_of(seeded, change)
-    draft = MutableSnapshot(snapshot)
-    assert find_violation(draft, resize) is None
-    completed = place_ranks(draft, resize)
+    state = MutableSnapshot(snapshot)
+    assert find_violation(state, resize) is None
+    completed = place_ranks(state, resize)
     default = snapshot.default_rank_placement(resize.gpus)
     assert completed.seats != default
-    assert find_violation(draft, completed) is None
+    assert find_violation(state, completed) is None
     held = Placement(change.old_plan, placed(snapshot.rank_placement(snapshot.jobs["j"].allocation)))
     chosen = completed.seats or default
     assert kept_bytes(held, change.new_plan, chosen) >= kept_bytes(held, change.new_plan, default)
 
 
 def world_of(seeded: random.Random, change: Transition) -> tuple[Snapshot, ResizeJob]:
-    """The job as it runs, in any order of its ranks, on nodes of which some are lent."""
+    """Return the running job with a random order of ranks, on nodes of which some are lent."""
     pools, _ = a_fleet(training=0, inference=0)
     names = sorted({seat.node for seat in (*change.old_slots, *change.new_slots)})
     lent = {name for name in names if seeded.random() < 0.4}

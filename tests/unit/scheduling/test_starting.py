@@ -1,4 +1,4 @@
-"""Who starts, who waits, and that nobody waits for ever."""
+"""Starting: which jobs start, which wait, and that no job starves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def busy(job_id: str, on: dict[str, tuple[int, ...]]) -> Job:
     return a_job(job_id, sum(map(len, on.values())), state=JobState.RUNNING, on=on)
 
 
-def test_an_overdue_job_with_a_start_in_sight_is_passed_by_those_alone_who_do_not_delay_it() -> None:
+def test_overdue_job_with_a_reservation_is_passed_without_delay() -> None:
     fleet = a_fleet(training=1, inference=0)
     jobs = [busy("busy", {"t0": (0, 1, 2, 3)}), a_job("big", 8)]
     short, long = (a_job("small", 1, steps=steps, now_s=500.0) for steps in (10, 10**6))
@@ -44,7 +44,7 @@ def test_an_overdue_job_with_a_start_in_sight_is_passed_by_those_alone_who_do_no
     assert kept.waiting["small"].code is ReasonCode.BEHIND_HEAD_OF_QUEUE
 
 
-def test_where_nobody_knows_when_gpus_come_free_nobody_passes_an_overdue_job() -> None:
+def test_overdue_job_without_a_reservation_is_not_passed() -> None:
     fleet = a_fleet(training=1, inference=0)
     endless = a_job("busy", 4, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3)}, steps=0)
     jobs = [endless, a_job("big", 8), a_job("small", 1, steps=10, now_s=100.0)]
@@ -54,28 +54,28 @@ def test_where_nobody_knows_when_gpus_come_free_nobody_passes_an_overdue_job() -
     assert overdue.waiting["small"].code is ReasonCode.BEHIND_HEAD_OF_QUEUE
 
 
-def test_an_overdue_job_comes_before_an_endless_stream_of_short_ones() -> None:
+def test_overdue_job_starts_before_later_short_jobs() -> None:
     fleet = a_fleet(training=1, inference=0)
     short = [a_job(f"short{at}", 8, now_s=600.0, steps=8) for at in range(3)]
     result = decided(a_snapshot(fleet, [*short, a_job("long", 8, steps=10**9)], now_s=600.0))
     assert started(result) == {"long"}
 
 
-def test_an_overdue_job_that_no_node_could_ever_hold_keeps_nobody_back() -> None:
+def test_overdue_job_that_can_never_fit_blocks_no_job() -> None:
     fleet = a_fleet(training=1, inference=0)
     result = decided(a_snapshot(fleet, [a_job("giant", 64), a_job("small", 1, now_s=600.0)], now_s=600.0))
     assert started(result) == {"small"}
     assert result.waiting["giant"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
-def test_a_job_for_gpus_that_nobody_has_keeps_no_others_from_those_there_are() -> None:
+def test_job_for_a_missing_gpu_model_blocks_no_job() -> None:
     fleet = a_fleet(training=1, inference=0)
     result = decided(a_snapshot(fleet, [a_job("picky", 8, gpu=OTHER, steps=1), a_job("easy", 8)]))
     assert started(result) == {"easy"}
     assert result.waiting["picky"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
-def test_a_job_waits_for_room_on_its_own_gpu_model_only() -> None:
+def test_job_reserves_its_own_gpu_model_only() -> None:
     pools, nodes = a_fleet(training=1, inference=0)
     nodes = {**nodes, "h0": a_node("h0", gpu=OTHER)}
     wide = a_job("wide", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3, 4, 5, 6, 7)})
@@ -87,7 +87,7 @@ def test_a_job_waits_for_room_on_its_own_gpu_model_only() -> None:
     assert not [decision for decision in result.decisions if isinstance(decision, ResizeJob)]
 
 
-def test_a_job_starts_on_the_gpu_model_that_its_plan_fits() -> None:
+def test_job_starts_on_the_model_with_a_plan() -> None:
     pools, nodes = a_fleet(training=2, inference=0)
     nodes = {**nodes, "h0": a_node("h0", gpu=OTHER)}
     job = a_job("choosy", 4, model="llama-2-7b", global_batch=8)
@@ -97,7 +97,7 @@ def test_a_job_starts_on_the_gpu_model_that_its_plan_fits() -> None:
     assert [decision.gpus for decision in result.decisions if isinstance(decision, StartJob)] == [{"h0": (0, 1, 2, 3)}]
 
 
-def test_what_a_job_cannot_use_the_way_it_lies_goes_to_the_next() -> None:
+def test_gpus_that_a_job_cannot_use_go_to_the_next() -> None:
     fleet = a_fleet(training=1, inference=0)
     job = a_job("unsolved", 8, model="llama-2-7b", global_batch=8, steps=1)
     result = decided(a_snapshot(fleet, [job, a_job("next", 8)]))
@@ -106,7 +106,7 @@ def test_what_a_job_cannot_use_the_way_it_lies_goes_to_the_next() -> None:
     assert "next" not in result.waiting
 
 
-def test_a_waiting_job_gets_the_flexible_gpus_of_others_reserved() -> None:
+def test_pending_job_reserves_flexible_gpus() -> None:
     fleet = a_fleet(training=1, inference=0)
     wide = a_job("wide", 2, 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3, 4, 5)})
     result = decided(a_snapshot(fleet, [wide, a_job("late", 4, steps=1), a_job("later", 2)]))
@@ -116,7 +116,7 @@ def test_a_waiting_job_gets_the_flexible_gpus_of_others_reserved() -> None:
     assert [(decision.job_id, count(decision.gpus)) for decision in resized] == [("wide", 2)]
 
 
-def test_a_new_job_starts_wide_only_where_nobody_waits() -> None:
+def test_jobs_start_wide_only_if_no_job_waits() -> None:
     fleet = a_fleet(training=1, inference=0)
     alone = decided(a_snapshot(fleet, [a_job("new", 2, 8)]))
     assert [count(d.gpus) for d in alone.decisions if isinstance(d, StartJob)] == [8]
@@ -124,7 +124,7 @@ def test_a_new_job_starts_wide_only_where_nobody_waits() -> None:
     assert [count(d.gpus) for d in crowded.decisions if isinstance(d, StartJob)] == [2]
 
 
-def test_under_strict_order_everybody_waits_behind_the_head() -> None:
+def test_strict_order_lets_no_job_pass_the_head() -> None:
     fleet = a_fleet(training=1, inference=0)
     jobs = [busy("busy", {"t0": (0,)}), a_job("head", 8), a_job("tail", 1, now_s=1.0)]
     result = decide(a_snapshot(fleet, jobs, now_s=2.0), load_policy_set("fifo"))
@@ -132,8 +132,8 @@ def test_under_strict_order_everybody_waits_behind_the_head() -> None:
     assert result.waiting["tail"].code is ReasonCode.BEHIND_HEAD_OF_QUEUE
 
 
-def test_a_job_starts_without_the_gpus_that_would_slow_it() -> None:
-    """The free GPUs lie on two nodes, where eight of them are slower than the four of one."""
+def test_job_starts_without_gpus_that_slow_it() -> None:
+    """The free GPUs are on two nodes, where 8 of them are slower than 4 of one node."""
     fleet = a_fleet(training=2, inference=0)
     jobs = [busy("a", {"t0": (0, 1, 2, 3)}), busy("b", {"t1": (0, 1, 2, 3)})]
     job = a_job("j", 2, 8, model="llama-2-7b", global_batch=8)
@@ -144,8 +144,8 @@ def test_a_job_starts_without_the_gpus_that_would_slow_it() -> None:
     assert (count(start.gpus), len(start.gpus), start.plan.iteration_time_s) == (4, 1, 6.0)
 
 
-def test_a_job_starts_on_a_wasteful_minimum_if_there_is_no_other() -> None:
-    """Two GPUs would be faster than four, but the owner wants four at least."""
+def test_only_waiting_job_starts_on_an_inefficient_minimum() -> None:
+    """2 GPUs would be faster than 4, but the minimum is 4."""
     job = a_job("j", 4, 8, model="llama-2-7b", global_batch=8)
     curve = a_curve({GpuShape.packed(GPU, 2, 8): 5.0, GpuShape.packed(GPU, 4, 8): 6.0})
     result = decided(a_snapshot(a_fleet(training=1, inference=0), [job], curves={job.spec.curve_key: curve}))
@@ -153,8 +153,8 @@ def test_a_job_starts_on_a_wasteful_minimum_if_there_is_no_other() -> None:
     assert count(start.gpus) == 4
 
 
-def test_a_job_starts_on_the_gpu_model_on_which_its_curve_is_fastest() -> None:
-    """More GPUs of the slower model are free; a job without a curve takes those."""
+def test_job_starts_on_its_fastest_gpu_model() -> None:
+    """More GPUs of the slower model are free. A job without a curve takes those."""
     pools, nodes = a_fleet(training=2, inference=0)
     nodes = {**nodes, "h0": a_node("h0", gpu=OTHER)}
     curve = a_curve({GpuShape.packed(GPU, 4, 8): 1.0, GpuShape.packed(OTHER, 4, 8): 0.4})

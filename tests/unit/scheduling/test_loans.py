@@ -1,4 +1,4 @@
-"""Nodes that go out and come home."""
+"""Loans: offers, recalls and returns of nodes."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ def node_decisions(snapshot: Snapshot) -> list[Decision]:
     return [d for d in decide(snapshot, load_policy_set("ebbtide")).decisions if isinstance(d, kinds)]
 
 
-def on_its_way(since_s: float) -> Loan:
+def recalled_world(since_s: float) -> Loan:
     return replace(a_loan("i0", LoanState.RECALLED, return_by_s=NOW_S + 100.0), state_since_s=since_s)
 
 
 LEAVING = a_job("leaving", 8, state=JobState.PREEMPTED, releasing={"i0": EIGHT})
 
 
-def test_a_recall_is_cancelled_by_a_newer_forecast_while_training_is_still_there() -> None:
-    assert [type(d) for d in node_decisions(world(16.0, [on_its_way(NOW_S - 50)], [LEAVING]))] == [CancelRecall]
+def test_newer_forecast_cancels_a_recall() -> None:
+    assert [type(d) for d in node_decisions(world(16.0, [recalled_world(NOW_S - 50)], [LEAVING]))] == [CancelRecall]
 
 
-def test_a_recall_outlives_a_demand_that_swings_back_before_there_is_a_new_forecast() -> None:
-    assert node_decisions(world(16.0, [on_its_way(NOW_S - 50)], [LEAVING], made_at_s=NOW_S - 60)) == []
+def test_recall_stands_until_a_newer_forecast() -> None:
+    assert node_decisions(world(16.0, [recalled_world(NOW_S - 50)], [LEAVING], made_at_s=NOW_S - 60)) == []
 
 
-def test_a_node_on_its_way_home_counts_as_lent_until_it_is_there() -> None:
-    before = world(16.0, [on_its_way(NOW_S)], [LEAVING, a_job("waits", 8)])
+def test_recalled_node_counts_as_lent() -> None:
+    before = world(16.0, [recalled_world(NOW_S)], [LEAVING, a_job("waits", 8)])
     assert [type(d) for d in node_decisions(before)] == []
     after = replace(before, loans={})
     assert [type(d) for d in node_decisions(after)] == [LendNode]
 
 
-def test_a_recalled_node_that_training_has_left_is_home_at_once() -> None:
-    decisions = node_decisions(world(24.0, [on_its_way(NOW_S)], []))
+def test_vacated_recalled_node_is_returned() -> None:
+    decisions = node_decisions(world(24.0, [recalled_world(NOW_S)], []))
     assert [(type(d), d.reason.code) for d in decisions] == [(ReturnNode, ReasonCode.TRAINING_LEFT)]
 
 
-def test_a_lent_node_that_is_drained_goes_home_and_is_not_lent_again() -> None:
+def test_drained_lent_node_is_returned_and_not_lent_again() -> None:
     snapshot = world(0.0, [a_loan("i0"), a_loan("i1", LoanState.OFFERED)], [], inference=2)
     drained = {
         name: replace(node, cordoned=True, draining=True) if name in ("i0", "i1") else node
@@ -83,8 +83,8 @@ def an_offer(offered_at_s: float) -> Loan:
     return replace(a_loan("i0", LoanState.OFFERED), offered_at_s=offered_at_s, state_since_s=offered_at_s)
 
 
-def stuck(offered_at_s: float, *, full_pass_at_s: float = NOW_S) -> Snapshot:
-    """Node i0 is on offer, and inference holds 4 GPUs of it; a job waits for any node."""
+def offered_world(offered_at_s: float, *, full_pass_at_s: float = NOW_S) -> Snapshot:
+    """Return a state in which node i0 is offered while inference holds 4 of its GPUs, and a job is pending."""
     snapshot = world(4.0, [an_offer(offered_at_s)], [a_job("waits", 8, state=JobState.QUEUED)], inference=1)
     node = replace(snapshot.nodes["i0"], inference_gpus=4)
     training = replace(snapshot.nodes["t0"], cordoned=True)
@@ -99,37 +99,37 @@ def stuck(offered_at_s: float, *, full_pass_at_s: float = NOW_S) -> Snapshot:
     )
 
 
-def test_an_offer_that_inference_cannot_leave_within_the_return_deadline_is_given_up() -> None:
-    assert node_decisions(stuck(NOW_S - 299.0)) == []
-    (given_up,) = node_decisions(stuck(NOW_S - 300.0))
-    assert isinstance(given_up, ReturnNode)
-    assert given_up.reason.code is ReasonCode.OFFER_EXPIRED
-    assert given_up.reason.detail == "inference still holds 4 GPUs of i0, 300 s after it was offered to training"
+def test_offer_expires_after_the_return_deadline() -> None:
+    assert node_decisions(offered_world(NOW_S - 299.0)) == []
+    (withdrawn,) = node_decisions(offered_world(NOW_S - 300.0))
+    assert isinstance(withdrawn, ReturnNode)
+    assert withdrawn.reason.code is ReasonCode.OFFER_EXPIRED
+    assert withdrawn.reason.numbers == {"inference_gpus": 4.0, "waited_s": 300.0}
 
 
-def test_the_end_of_an_offer_is_waited_for() -> None:
-    assert decide(stuck(NOW_S - 299.0), load_policy_set("ebbtide")).next_wake_s == NOW_S + 1.0
+def test_tick_wakes_when_an_offer_expires() -> None:
+    assert decide(offered_world(NOW_S - 299.0), load_policy_set("ebbtide")).next_wake_s == NOW_S + 1.0
 
 
-def test_a_node_whose_offer_was_given_up_is_offered_again_at_the_next_full_pass_and_no_sooner() -> None:
-    at_a_full_pass = stuck(NOW_S - 300.0, full_pass_at_s=NOW_S - 400.0)
+def test_expired_offer_is_repeated_in_the_next_full_pass() -> None:
+    at_a_full_pass = offered_world(NOW_S - 300.0, full_pass_at_s=NOW_S - 400.0)
     assert [type(d) for d in node_decisions(at_a_full_pass)] == [ReturnNode]
-    given_up = replace(at_a_full_pass, loans={})
-    assert node_decisions(replace(given_up, full_pass_at_s=NOW_S)) == []
-    assert [type(d) for d in node_decisions(given_up)] == [LendNode]
+    withdrawn = replace(at_a_full_pass, loans={})
+    assert node_decisions(replace(withdrawn, full_pass_at_s=NOW_S)) == []
+    assert [type(d) for d in node_decisions(withdrawn)] == [LendNode]
 
 
-def test_without_a_demand_reading_every_loan_goes_home() -> None:
+def test_all_loans_are_recalled_without_a_demand_reading() -> None:
     snapshot = replace(world(0.0, [a_loan("i0"), a_loan("i1")], []), demand={})
     assert [type(d) for d in node_decisions(snapshot)] == [RecallNode, RecallNode]
 
 
-def test_a_missing_forecast_lends_nothing_new_and_keeps_what_is_out() -> None:
+def test_missing_forecast_keeps_loans_and_adds_none() -> None:
     snapshot = replace(world(0.0, [a_loan("i0")], []), forecasts={})
     assert node_decisions(snapshot) == []
 
 
-def test_demand_that_comes_within_the_shortest_loan_worth_making_keeps_a_node_home_and_recalls_none() -> None:
+def test_demand_within_the_minimum_loan_time_prevents_a_loan() -> None:
     waits = a_job("waits", 8)
     snapshot = world(0.0, [a_loan("i0")], [waits, a_job("too", 8)], inference=2)
     assert [type(d) for d in node_decisions(snapshot)] == [LendNode]

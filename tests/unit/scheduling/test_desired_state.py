@@ -1,4 +1,4 @@
-"""Decisions become the desired state."""
+"""Applied decisions: the desired state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLEET = a_fleet(training=2, inference=2)
 FOUR = {"t0": (0, 1, 2, 3)}
 
 
-def test_a_start_gives_a_new_generation_with_gpus_and_plan() -> None:
+def test_start_sets_gpus_plan_and_a_new_generation() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", 4)], now_s=10.0, generation=5)
     plan = build_data_parallel_plan(GPU, 4)
     job = apply_decisions(snapshot, [StartJob("j", FOUR, plan, WHY)]).jobs["j"]
@@ -39,7 +39,7 @@ def test_a_start_gives_a_new_generation_with_gpus_and_plan() -> None:
     assert allocation.asked_at_generation == 6
 
 
-def test_a_resize_releases_exactly_what_the_job_leaves() -> None:
+def test_resize_releases_exactly_the_gpus_given_up() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", 2, 4, state=JobState.RUNNING, on=FOUR)])
     target = {"t0": (0, 1), "t1": (0,)}
     job = apply_decisions(snapshot, [ResizeJob("j", target, build_data_parallel_plan(GPU, 3), 60.0, WHY)]).jobs["j"]
@@ -48,7 +48,7 @@ def test_a_resize_releases_exactly_what_the_job_leaves() -> None:
     assert job.allocation.held_gpus == 5
 
 
-def test_the_seats_of_a_resize_hold_until_the_next_change() -> None:
+def test_rank_placement_holds_until_the_next_resize() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", 2, 4, state=JobState.RUNNING, on=FOUR)])
     seats = (("t0", 1), ("t0", 0))
     resize = ResizeJob("j", {"t0": (0, 1)}, build_data_parallel_plan(GPU, 2), 60.0, WHY, seats)
@@ -66,7 +66,9 @@ def test_the_seats_of_a_resize_hold_until_the_next_change() -> None:
         (StopJob("j", 60.0, WHY), JobState.CANCELLED),
     ],
 )
-def test_who_must_go_releases_everything(decision: PreemptJob | SuspendRun | StopJob, state: JobState) -> None:
+def test_preempted_and_stopped_jobs_release_all_gpus(
+    decision: PreemptJob | SuspendRun | StopJob, state: JobState
+) -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", 4, state=JobState.RUNNING, on=FOUR)])
     job = apply_decisions(snapshot, [decision]).jobs["j"]
     assert (job.state, job.allocation.target, job.allocation.releasing) == (state, {}, FOUR)
@@ -74,12 +76,12 @@ def test_who_must_go_releases_everything(decision: PreemptJob | SuspendRun | Sto
     assert job.account.preemptions == (1 if state is JobState.PREEMPTED else 0)
 
 
-def test_a_rejected_job_has_failed_with_the_reason() -> None:
+def test_rejected_job_fails_with_the_reason() -> None:
     job = apply_decisions(a_snapshot(FLEET, [a_job("j")]), [RejectJob("j", WHY)]).jobs["j"]
     assert (job.state, job.message) == (JobState.FAILED, "because")
 
 
-def test_a_loan_goes_out_and_comes_home() -> None:
+def test_loan_is_offered_recalled_and_returned() -> None:
     snapshot = a_snapshot(FLEET, loans=[a_loan("i1")], now_s=5.0)
     lent = apply_decisions(snapshot, [LendNode("i0", WHY), RecallNode("i1", 300.0, WHY)])
     assert (lent.loans["i0"].state, lent.loans["i0"].pool) == (LoanState.OFFERED, "inference")
@@ -91,17 +93,17 @@ def test_a_loan_goes_out_and_comes_home() -> None:
     assert archive_ended(home).ended_loans == (home.loans["i1"],)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_inapplicable_decision_raises() -> None:
     with pytest.raises(ValueError, match=" from queued to preempted"):
         apply_decisions(a_snapshot(FLEET, [a_job("j")]), [PreemptJob("j", 0.0, WHY)])
 
 
-def test_jobs_that_nothing_happened_to_stay_the_same_objects() -> None:
+def test_unchanged_jobs_stay_the_same_objects() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j"), a_job("k")])
     assert apply_decisions(snapshot, [RejectJob("j", WHY)]).jobs["k"] is snapshot.jobs["k"]
 
 
-def test_an_ended_job_stays_until_its_last_gpu_was_seen_free() -> None:
+def test_ended_job_is_archived_after_its_last_gpu_is_free() -> None:
     ended = a_job("ended", state=JobState.SUCCEEDED)
     leaving = a_job("leaving", state=JobState.CANCELLED, releasing={"t0": (0,)})
     archived = archive_ended(a_snapshot(FLEET, [ended, leaving, a_job("live")]))

@@ -1,4 +1,4 @@
-"""GPUs that others use are none of ours to give, whoever they are."""
+"""GPUs used by other workloads are not allocated."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def seen(other_gpus: int) -> Snapshot:
     return update_snapshot(WORLD, observation, ()).snapshot
 
 
-def test_what_others_use_is_not_free() -> None:
+def test_gpus_used_by_others_are_not_free() -> None:
     ledger = seen(3).index
     assert ledger.free_gpu_total == 5
     assert sum(ledger.training_gpus.values()) == 5
     assert len(ledger.free_by_node["t0"].indices) == 5
 
 
-def test_a_node_that_others_have_whole_has_no_room() -> None:
+def test_node_fully_used_by_others_has_no_free_gpus() -> None:
     assert "t0" not in seen(8).index.free_by_node
     assert seen(9).index.free_gpu_total == 0
 
 
-def test_it_is_free_again_when_they_go() -> None:
+def test_gpus_are_free_after_others_leave() -> None:
     later = update_snapshot(seen(8), Observation(1.0, 0, nodes={"t0": NodeFacts()}), ()).snapshot
     assert later.index.free_gpu_total == 8
     assert later.index.free_by_node == replace(later, cached_index=None).index.free_by_node

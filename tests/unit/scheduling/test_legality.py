@@ -1,4 +1,4 @@
-"""Every law with a decision that breaks it, and every breach with a world that has it."""
+"""Every invariant with a decision that breaks it, and every breach with a state that has it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOW_S = 100.0
 
 
 def world() -> Snapshot:
-    """t0: the runner on 0-1. t1: down. h0: another model. i0 lent, i1 recalled and used, i2 at home. At most 5 GPUs."""
+    """t0: a running job on 0-1. t1: down. h0: another model. i0: lent. i1: recalled, used. i2: not lent. Limit: 5."""
     pools, nodes = a_fleet(training=2, inference=3)
     nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
     jobs = [
@@ -70,7 +70,7 @@ FITS = {"t0": (2, 3)}
         ),
     ],
 )
-def test_nobody_gets_more_than_the_limits_of_the_queue(queue: JobQueue, decision: Decision, detail: str) -> None:
+def test_decision_above_a_queue_limit_is_a_violation(queue: JobQueue, decision: Decision, detail: str) -> None:
     limited = replace(world(), queues={"default": queue})
     assert find_violation(MutableSnapshot(limited), decision) == Violation(
         Invariant.QUEUE_LIMIT_EXCEEDED, decision_subject(decision), detail
@@ -138,7 +138,7 @@ KEPT: list[Decision] = [
 
 
 @pytest.mark.parametrize(("decision", "law"), BROKEN, ids=lambda item: str(item)[:60])
-def test_a_decision_that_breaks_a_law_is_named_with_it(decision: Decision, law: Invariant) -> None:
+def test_violation_names_the_broken_invariant(decision: Decision, law: Invariant) -> None:
     violation = find_violation(MutableSnapshot(world()), decision)
     assert violation is not None
     assert violation.law is law
@@ -146,12 +146,12 @@ def test_a_decision_that_breaks_a_law_is_named_with_it(decision: Decision, law: 
 
 
 @pytest.mark.parametrize("decision", KEPT, ids=lambda item: str(item)[:60])
-def test_a_decision_that_keeps_all_laws_passes(decision: Decision) -> None:
+def test_legal_decision_has_no_violation(decision: Decision) -> None:
     assert find_violation(MutableSnapshot(world()), decision) is None
 
 
-def test_a_plan_fits_by_what_the_job_has_taken_beyond_its_predictions() -> None:
-    """80 GiB a GPU: 70 GiB are predicted, and the job has died as if it took 1.1, then 1.2 times as much."""
+def test_memory_check_uses_the_jobs_correction() -> None:
+    """70 of 80 GiB are predicted, and the job failed with corrections of 1.1, then 1.2."""
     planned = replace(build_data_parallel_plan(GPU, 2), peak_bytes_per_gpu=70 * 2**30)
     for gpus, decision in (
         ("queued", start(FITS)),
@@ -165,7 +165,7 @@ def test_a_plan_fits_by_what_the_job_has_taken_beyond_its_predictions() -> None:
             assert (violation.law if violation else None) is law
 
 
-def test_every_law_has_an_example() -> None:
+def test_every_invariant_has_an_example() -> None:
     assert {law for _, law in BROKEN} == set(Invariant)
 
 
@@ -173,12 +173,12 @@ def kinds(snapshot: Snapshot, *runs: Run) -> set[BreachKind]:
     return {breach.kind for breach in find_breaches(snapshot, Observation(NOW_S, 0, runs))}
 
 
-def test_a_world_in_order_has_no_breach() -> None:
+def test_consistent_state_has_no_breach() -> None:
     snapshot = a_snapshot(a_fleet(training=1, inference=1), loans=[a_loan("i0")])
     assert kinds(snapshot, Run("j", 1, RunPhase.RUNNING, {"t0": (0,), "i0": (0,)})) == set()
 
 
-def test_inference_is_short_of_what_a_cordon_closes_to_it() -> None:
+def test_cordoned_gpus_count_as_missing_for_inference() -> None:
     fleet = a_fleet(training=1, inference=3)
     demand = {"inference": DemandReading(NOW_S, 12.0, 12.0)}
     snapshot = a_snapshot(fleet, loans=[a_loan("i0")], now_s=NOW_S, demand=demand)
@@ -192,7 +192,7 @@ def test_inference_is_short_of_what_a_cordon_closes_to_it() -> None:
     assert kinds(replace(snapshot, nodes=away)) == {BreachKind.NODE_DOWN}, "what is lent and down is missing once"
 
 
-def test_broken_promises_are_seen() -> None:
+def test_breaches_are_found() -> None:
     assert kinds(world()) == {BreachKind.NODE_DOWN}
     assert BreachKind.RECALL_LATE in kinds(replace(world(), now_s=NOW_S + 11))
     short = replace(world(), demand={"inference": DemandReading(NOW_S, 9.0, 9.0)})

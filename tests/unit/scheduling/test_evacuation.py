@@ -1,4 +1,4 @@
-"""How jobs get off nodes that must be left."""
+"""Evacuation of nodes that must be vacated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETURN_BY_S, GRACE_S = 300.0, 60.0
 
 
 def recalled(*elsewhere: Job, now_s: float = 0.0) -> Snapshot:
-    """A rigid job of 4 GPUs runs on i0, which is to be home in 300 s; `elsewhere` are the jobs on t0."""
+    """Return a rigid job of 4 GPUs on i0, which must be returned within 300 s, and jobs `elsewhere` on t0."""
     rigid = a_job("rigid", 4, state=JobState.RUNNING, on={"i0": FOUR}, steps=10**7)
     loan = a_loan("i0", LoanState.RECALLED, return_by_s=RETURN_BY_S)
     return a_snapshot(a_fleet(training=1, inference=1), [rigid, *elsewhere], [loan], now_s=now_s, full_pass_at_s=now_s)
@@ -43,7 +43,7 @@ def resized(result: TickResult) -> dict[str, Gpus]:
     return {decision.job_id: decision.gpus for decision in result.decisions if isinstance(decision, ResizeJob)}
 
 
-def test_a_job_stays_while_an_elastic_one_elsewhere_gives_it_room() -> None:
+def test_job_stays_while_elastic_jobs_give_up_gpus_for_it() -> None:
     result = decided(recalled(wide()))
     assert preempted(result) == set()
     assert {job_id: sum(map(len, gpus.values())) for job_id, gpus in resized(result).items()} == {"wide": 4}
@@ -51,7 +51,7 @@ def test_a_job_stays_while_an_elastic_one_elsewhere_gives_it_room() -> None:
     assert shrink.reason.code is ReasonCode.MAKES_ROOM_FOR_WAITING_JOB
 
 
-def test_it_moves_as_soon_as_the_room_is_free() -> None:
+def test_job_moves_once_gpus_are_free() -> None:
     before = recalled(wide())
     after = apply_decisions(before, decided(before).decisions)
     shrunk = after.jobs["wide"]
@@ -60,23 +60,23 @@ def test_it_moves_as_soon_as_the_room_is_free() -> None:
     assert resized(result) == {"rigid": {"t0": tuple(i for i in EIGHT if i not in shrunk.allocation.target["t0"])}}
 
 
-def test_it_is_preempted_while_it_can_still_save_in_time() -> None:
-    """The next look comes no later than the last moment; then it goes, wherever the others stand."""
+def test_job_is_preempted_while_it_can_still_save() -> None:
+    """The next tick comes before the job would be too late to save."""
     assert decided(recalled(wide())).next_wake_s <= RETURN_BY_S - GRACE_S
     assert preempted(decided(recalled(wide(), now_s=RETURN_BY_S - GRACE_S))) == {"rigid"}
 
 
-def test_it_is_preempted_at_once_where_nobody_can_give_it_room() -> None:
+def test_job_is_preempted_at_once_if_no_gpus_can_be_freed() -> None:
     busy = a_job("busy", 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
     assert preempted(decided(recalled(busy))) == {"rigid"}
 
 
-def test_under_published_sets_it_is_preempted_at_once() -> None:
+def test_published_policy_sets_preempt_at_once() -> None:
     assert preempted(decided(recalled(wide()), "lyra")) == {"rigid"}
 
 
-def test_a_job_with_far_more_to_do_gives_way_to_several_of_a_recalled_node() -> None:
-    """Four short jobs would have to stop; one long one stops instead, and they move when it has left."""
+def test_job_with_more_work_is_preempted_for_several_stranded_jobs() -> None:
+    """One long job is preempted in place of four short ones, which then move to its GPUs."""
     short = [a_job(f"s{at}", state=JobState.RUNNING, on={"i0": (at,)}, steps=1_000) for at in FOUR]
     busy = a_job("busy", 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
     loan = a_loan("i0", LoanState.RECALLED, return_by_s=1_300.0)

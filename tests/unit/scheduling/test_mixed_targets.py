@@ -1,4 +1,4 @@
-"""A job that no GPU model alone can hold starts on two, where the solver has a plan for that."""
+"""Jobs that no single GPU model can hold start on two models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER_WAY = GpuShape.from_node_counts([(GPU, 4), (OTHER, 8)])
 
 
 def plan_over(first: int, second: int, step_s: float) -> ParallelPlan:
-    """One stage on each model."""
+    """Return a plan of one stage on each model."""
     one, other = build_data_parallel_plan(GPU, first), build_data_parallel_plan(OTHER, second)
     stages = (Stage(0, 0, GPU, first, one.stages[0].strategies), Stage(1, 1, OTHER, second, other.stages[0].strategies))
     return replace(one, iteration_time_s=step_s, stages=stages)
@@ -36,7 +36,7 @@ def large(gpu: str = "") -> Job:
 
 
 def seen(curve: ScalingCurve, job: Job | None = None) -> Snapshot:
-    """Eight GPUs of each model; the job needs twelve."""
+    """Return a fleet of 8 GPUs of each model, and a job that needs 12."""
     pools, nodes = a_fleet(training=1, inference=0)
     curves = {large().spec.curve_key: curve}
     return a_snapshot((pools, {**nodes, "h0": a_node("h0", gpu=OTHER)}), [job or large()], curves=curves)
@@ -50,12 +50,12 @@ def started(result: TickResult) -> list[Gpus]:
     return [decision.gpus for decision in result.decisions if isinstance(decision, StartJob)]
 
 
-def test_a_job_too_large_for_either_model_starts_on_both() -> None:
+def test_job_too_large_for_one_model_starts_on_two() -> None:
     result = decided(seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)})))
     assert started(result) == [{"h0": (0, 1, 2, 3), "t0": tuple(range(8))}]
 
 
-def test_it_does_not_start_above_the_limit_of_its_queue_which_others_have_used_up_meanwhile() -> None:
+def test_mixed_start_respects_the_queue_limit() -> None:
     first = replace(large(), spec=replace(large().spec, priority=1))
     snapshot = seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}), first)
     small = a_job("small", 4, gpu=OTHER)
@@ -67,31 +67,31 @@ def test_it_does_not_start_above_the_limit_of_its_queue_which_others_have_used_u
     assert (list(start), result.waiting["large"].code) == (["h0"], ReasonCode.WAITING_FOR_QUOTA)
 
 
-def test_of_two_splits_the_faster_is_taken() -> None:
+def test_fastest_split_is_chosen() -> None:
     curve = ScalingCurve({MIXED: plan_over(8, 4, 1.0), OTHER_WAY: plan_over(4, 8, 0.5)})
     assert started(decided(seen(curve))) == [{"h0": tuple(range(8)), "t0": (0, 1, 2, 3)}]
 
 
-def test_splits_that_are_not_solved_are_asked_for_and_the_job_waits() -> None:
+def test_unsolved_splits_are_requested() -> None:
     result = decided(seen(ScalingCurve()))
     assert started(result) == []
     assert {WantedShape(large().spec.curve_key, shape) for shape in (MIXED, OTHER_WAY)} <= set(result.wanted_shapes)
     assert result.waiting["large"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
-def test_a_job_that_names_its_model_is_not_mixed() -> None:
+def test_job_with_a_gpu_model_is_not_mixed() -> None:
     result = decided(seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}), large(gpu=GPU)))
     assert started(result) == []
 
 
-def test_a_job_that_one_model_can_hold_waits_for_that() -> None:
+def test_job_that_fits_one_model_waits_for_it() -> None:
     curve = ScalingCurve({MIXED: plan_over(8, 4, 1.0), GpuShape.packed(GPU, 8, 8): build_data_parallel_plan(GPU, 8)})
     assert started(decided(seen(curve, replace(large(), spec=replace(large().spec, min_gpus=8))))) == [
         {"t0": tuple(range(8))}
     ]
 
 
-def test_the_solvers_own_plan_for_two_models_is_legal() -> None:
+def test_solver_plan_for_two_models_is_legal() -> None:
     job = replace(large(), spec=replace(large().spec, global_batch=96))
     solved = CurveCache().get_job_point(job.spec, MIXED).plan
     assert solved is not None

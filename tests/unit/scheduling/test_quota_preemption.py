@@ -1,4 +1,4 @@
-"""Quotas in whole decisions: who is refused, who is kept for, and what nobody may grow above."""
+"""Quotas in decisions: limits, guarantees, and reclaimed GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLEET = a_fleet(training=2, inference=0)
 
 
 def decided(*jobs: Job, now_s: float = 1000.0, **queues: JobQueue) -> TickResult:
-    """By a light tick, so that nothing moves for its gain."""
+    """Decide in a tick that is not a full pass, so that no GPUs are moved for gain."""
     snapshot = a_snapshot(FLEET, jobs, queues=queues, now_s=now_s, full_pass_at_s=now_s)
     return decide(snapshot, load_policy_set("ebbtide"))
 
@@ -27,7 +27,7 @@ def started(result: TickResult) -> dict[str, int]:
     return {d.job_id: count(d.gpus) for d in result.decisions if isinstance(d, StartJob)}
 
 
-def test_a_queues_limit_holds_its_jobs_back_and_nobody_else() -> None:
+def test_queue_limit_holds_back_its_own_jobs_only() -> None:
     lab = JobQueue("lab", 0, 6)
     result = decided(
         waits("huge", "lab", 8), runs("r", "lab", "t0", 4), waits("next", "lab", 4), waits("x", "y", 8), lab=lab
@@ -39,12 +39,12 @@ def test_a_queues_limit_holds_its_jobs_back_and_nobody_else() -> None:
     }
 
 
-def test_new_jobs_start_no_wider_than_their_queues_limit_together() -> None:
+def test_starting_widths_stay_within_the_queue_limit() -> None:
     result = decided(waits("a", "lab", 2, 8), waits("b", "lab", 2, 8), lab=JobQueue("lab", 0, 10))
     assert sum(started(result).values()) == 10
 
 
-def test_a_minimum_that_its_owner_raised_above_the_limit_is_not_followed() -> None:
+def test_raised_minimum_above_the_limit_is_not_applied() -> None:
     raised = replace(runs("a", "lab", "t0", 4), spec=a_job("a", 6, queue="lab").spec)
     assert decided(raised, lab=JobQueue("lab", 0, 5)).decisions == ()
     (resize,) = decided(raised, lab=JobQueue("lab", 0, 6)).decisions
@@ -52,7 +52,7 @@ def test_a_minimum_that_its_owner_raised_above_the_limit_is_not_followed() -> No
     assert count(resize.gpus) == 6
 
 
-def test_what_is_free_is_kept_for_a_guarantee_until_its_borrowers_minimum_run_time_ends() -> None:
+def test_free_gpus_are_reserved_for_a_guarantee() -> None:
     young = [
         replace(runs(job_id, "guest", node, 6), account=JobAccount(first_started_at_s=started_s))
         for job_id, node, started_s in (("a", "t0", 500.0), ("b", "t1", 900.0))
@@ -61,8 +61,6 @@ def test_what_is_free_is_kept_for_a_guarantee_until_its_borrowers_minimum_run_ti
     assert started(result) == {}
     held = result.waiting["own"]
     assert held.code is ReasonCode.HELD_BY_MINIMUM_RUNTIME
-    assert held.detail == (
-        "needs 8 GPUs of what queue lab is guaranteed; those who borrow them may run 100 s more, their minimum run time"
-    )
+    assert held.numbers["needed_gpus"] == 8.0
     assert (held.numbers["held_until_s"], result.next_wake_s) == (1100.0, 1100.0)
     assert result.waiting["other"].code is ReasonCode.INSUFFICIENT_GPUS
