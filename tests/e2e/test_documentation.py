@@ -105,6 +105,7 @@ def script_of(blocks: list[ShellBlock]) -> str:
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="no curl or no jq on PATH")
 def test_the_tutorials_run_as_written(new_user: NewUser) -> None:
     new_user.run("\n".join(script_of(read_blocks(ROOT / page)) for page in FOLLOWED_PAGES))
