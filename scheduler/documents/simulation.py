@@ -14,9 +14,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import Document, InvalidDocumentError, InvalidField, invalid_field, parse_document
+from scheduler.documents.fleet import LendingDocument, to_lending_policy
 from scheduler.documents.queue import QuotaDocument
 from scheduler.documents.units import Duration, PositiveDuration
-from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.fleet import LendingPolicy, Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.simulation_task import SimulationFiles
 
@@ -28,32 +29,6 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$")]
 
 class ClusterError(ValueError):
     """An invalid cluster file. The message names the file, the line, the field, the value and what is allowed."""
-
-
-class ClusterBlackoutDocument(Document):
-    """A daily window without new loans, in seconds of the UTC day. It may wrap around midnight."""
-
-    start_s: Annotated[float, Field(ge=0, lt=DAY_S)]
-    end_s: Annotated[float, Field(ge=0, le=DAY_S)]
-
-
-class ClusterLendingDocument(Document):
-    """Lending policy of an inference pool, with the fields of `LendingPolicy`."""
-
-    enabled: Annotated[bool, Field(strict=True)] = True
-    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.999
-    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    return_deadline_s: Duration = 300.0
-    cold_start_s: Duration = 300.0
-    kept_nodes_min: Annotated[int, Field(strict=True, ge=0)] = 0
-    lent_nodes_max: Annotated[int, Field(strict=True, ge=0)] | None = None
-    loan_s_min: Duration = 0.0
-    demand_stale_s: PositiveDuration | None = None
-    blackouts: list[ClusterBlackoutDocument] = Field(default=[])
-
-    def to_lending_policy(self) -> LendingPolicy:
-        plain = self.model_dump(exclude={"blackouts"})
-        return LendingPolicy(**plain, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in self.blackouts))
 
 
 class ClusterPoolDocument(Document):
@@ -70,7 +45,7 @@ class ClusterPoolDocument(Document):
     gpu: Annotated[str, Field(min_length=1)]
     peak_gpus: Annotated[float, Field(gt=0)] | None = None
     demand: Annotated[str, Field(min_length=1)] | None = None
-    lending: ClusterLendingDocument | None = None
+    lending: LendingDocument | None = None
 
     @model_validator(mode="after")
     def _check_inference_fields(self) -> Self:
@@ -160,7 +135,7 @@ def build_queues(document: ClusterDocument) -> tuple[JobQueue, ...]:
 
 def build_pools(document: ClusterDocument) -> tuple[Pool, ...]:
     return tuple(
-        Pool(pool.name, pool.kind, pool.lending.to_lending_policy() if pool.lending else LendingPolicy(enabled=False))
+        Pool(pool.name, pool.kind, to_lending_policy(pool.lending) if pool.lending else LendingPolicy(enabled=False))
         for pool in document.pools
     )
 
