@@ -1,9 +1,4 @@
-"""Pending: what is still to come of one kind, in order of time, seen one item ahead.
-
-Demand traces: from the rows of a file to GPUs over time, repeated with seeded changes for as long as it takes.
-
-Forecasts: one incremental forecaster for each pool that lends, fed with what it has seen so far.
-"""
+"""Inference demand of a simulation: traces in GPUs over time, and the forecasters that observe them."""
 
 from __future__ import annotations
 
@@ -28,7 +23,7 @@ T = TypeVar("T")
 
 
 class LookaheadIterator(Generic[T]):
-    """Draws items when they are needed, so that the iterator may be endless."""
+    """Iterator that shows the time of its next item. Items are drawn on demand, so that it may be endless."""
 
     def __init__(self, items: Iterator[T], at_s: Callable[[T], float]) -> None:
         self._items = items
@@ -38,37 +33,37 @@ class LookaheadIterator(Generic[T]):
 
     @property
     def next_at_s(self) -> float:
-        """When the next item is due; infinite where there is none."""
+        """Time of the next item; infinity if there is none."""
         return math.inf if self._next is None else self._at_s(self._next)
 
     def take(self) -> T:
-        """The next item.
+        """Return the next item.
 
         Raises:
-            IndexError: nothing is left.
+            IndexError: no items are left.
         """
         if self._next is None:
-            raise IndexError("nothing is left to come")
+            raise IndexError("no items are left")
         item, self._next = self._next, next(self._items, None)
         self.taken_count += 1
         return item
 
 
 MISSING_SHARE = 0.01
-"""A load below this share of the pool's median is a gap in the recording, not a quiet time."""
+"""A load below this fraction of the pool's median is a gap in the recording."""
 LEVEL_SPREAD = 0.1
-"""A repetition's level lies within this share of the original's, evenly."""
+"""The level of a repetition is uniform within this fraction of the original."""
 NOISE_SPREAD = 0.02
-"""Standard deviation of each value's own change in a repetition, as a share of it."""
+"""Standard deviation of the noise of each value in a repetition, as a fraction of the value."""
 
 
 class DemandError(ValueError):
-    """A demand trace that does not fit the cluster; the message names the line, the value and what is allowed."""
+    """The demand trace does not fit the cluster. The message names line, value and accepted values."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandChange:
-    """From `at_s` on `pool` needs `gpus` GPUs. `first_pass` is false in repetitions of the trace."""
+    """The demand of a pool from `at_s` on. `first_pass` is False in repetitions of the trace."""
 
     at_s: float
     pool: str
@@ -78,7 +73,7 @@ class DemandChange:
 
 @dataclass(frozen=True, slots=True)
 class DemandTrace:
-    """One pool's demand as a step function: `gpus[i]` from `times_s[i]` on, the last one until the period ends."""
+    """Demand of one pool as a step function: `gpus[i]` from `times_s[i]` on, the last until the end of the period."""
 
     pool: str
     times_s: tuple[float, ...]
@@ -86,12 +81,12 @@ class DemandTrace:
 
     @property
     def period_s(self) -> float:
-        """From the first value to the end of the last, which lasts as long as a typical one."""
+        """Duration of the trace. The last value lasts for the median interval."""
         steps_s = [later - earlier for earlier, later in pairwise(self.times_s)]
         return self.times_s[-1] - self.times_s[0] + (median(steps_s) if steps_s else 86_400.0)
 
     def iter_changes(self, seed: int) -> Iterator[DemandChange]:
-        """The trace itself, then repetitions of it without end."""
+        """Yield the trace, then repetitions with random changes without end."""
         for at_s, gpus in zip(self.times_s, self.gpus, strict=True):
             yield DemandChange(at_s, self.pool, gpus)
         for repetition in count(1):
@@ -104,17 +99,16 @@ class DemandTrace:
 
 
 def merge_demand_changes(traces: Iterable[DemandTrace], seed: int) -> Iterator[DemandChange]:
-    """The changes of all pools in order of time, without end where there is a trace at all."""
+    """Return the changes of all pools in order of time. It is endless unless there are no traces."""
     return merge(*(trace.iter_changes(seed) for trace in traces), key=lambda change: change.at_s)
 
 
 def build_demand_traces(rows: Iterable[DemandRow], cluster: ClusterDocument) -> tuple[DemandTrace, ...]:
-    """One trace a pool, in GPUs: the series of its name, or the one that its `demand` names.
+    """Return one trace per inference pool: the series named by its `demand`, or the one with its own name.
 
     Raises:
-        DemandError: a row is of no inference pool of the cluster, or gives `load` for a pool without `peak_gpus`; a
-            pool has no series in a file of many, or not the one that it names; or there is no row although the
-            cluster has an inference pool.
+        DemandError: a row belongs to no inference pool; a pool without `peak_gpus` has a `load`; the series of a pool
+            is missing; or there are no rows although the cluster has an inference pool.
     """
     by_series: dict[str, list[DemandRow]] = {}
     for row in rows:
@@ -123,16 +117,14 @@ def build_demand_traces(rows: Iterable[DemandRow], cluster: ClusterDocument) -> 
     taken = [pool.demand_series for pool in pools]
     if pools and not by_series:
         names = ", ".join(pool.name for pool in pools)
-        raise DemandError(f"demand: none is given; needed, because the cluster has inference pools: {names}")
+        raise DemandError(f"demand: missing, but the cluster has inference pools ({names}). Add a demand file")
     for series, (first, *_) in by_series.items():
         if series not in taken and not first.shared:
             allowed = ", ".join(taken) or "none: the cluster has no inference pool"
             raise DemandError(f"{first.path} line {first.line}: pool: got {series!r}; allowed: {allowed}")
     for pool in pools:
         if pool.demand_series not in by_series:
-            rows_of = (
-                "a series, which `demand` of the pool may name" if first.shared else "rows of every inference pool"
-            )
+            rows_of = "a series named by `demand` of the pool" if first.shared else "rows of every inference pool"
             raise DemandError(
                 f"{first.path} line 1: no demand of pool {pool.name}: got {', '.join(by_series)}; allowed: {rows_of}"
             )
@@ -166,7 +158,7 @@ def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrac
 
 
 def fill_gaps(loads: list[float]) -> list[float]:
-    """Missing values replaced by the last one before them (the first one after, at the beginning)."""
+    """Replace missing values by the previous value, or by the first value at the beginning."""
     floor = MISSING_SHARE * median(loads)
     last = next((load for load in loads if load > floor), 0.0)
     filled = []
@@ -181,17 +173,17 @@ SEASONAL = "seasonal"
 
 class Forecaster(Protocol):
     def observe(self, time_s: float, gpus: float) -> None:
-        """Demand was `gpus` from `time_s` on."""
+        """Record that demand is `gpus` from `time_s` on."""
 
     def forecast(self, now_s: float, horizon_s: float) -> Forecast:
-        """Quantiles of the largest demand from now to `horizon_s` later."""
+        """Return quantiles of the largest demand from now to `horizon_s` later."""
 
 
 class OracleForecaster:
-    """Knows the demand to come, its repetitions too, and answers with the largest of it.
+    """Returns the largest future demand, including that of repetitions.
 
-    It looks one period between forecasts beyond the horizon: what rises in that time can be answered at the next
-    forecast, and by then it is too late for a node to be home and serving.
+    It looks beyond the horizon by the time between two forecasts: for demand that rises in that time, the next forecast
+    would be too late to return a node.
     """
 
     def __init__(self, trace: DemandTrace, *, seed: int, period_s: float) -> None:
@@ -200,7 +192,7 @@ class OracleForecaster:
         self._period_s = period_s
 
     def observe(self, time_s: float, gpus: float) -> None:
-        """It knew already."""
+        """Do nothing: the future demand is known."""
 
     def forecast(self, now_s: float, horizon_s: float) -> Forecast:
         while self._future_changes.next_at_s <= now_s + horizon_s + self._period_s:
@@ -219,11 +211,11 @@ FORECASTERS: Mapping[str, ForecasterFactory] = MappingProxyType(
         "oracle": lambda trace, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
     }
 )
-"""By name: from a trace, the seed of its repetitions and the time between two forecasts to a pool's forecaster."""
+"""Factories by name. They take a trace, the seed of its repetitions and the time between two forecasts in seconds."""
 
 
 class ForecastSource:
-    """A forecast looks ahead over the pool's horizon: the time it takes to get a node back and serving again."""
+    """Forecasters of the lending pools. The horizon is the time that it takes to recall a node and serve from it."""
 
     def __init__(
         self,
@@ -245,7 +237,7 @@ class ForecastSource:
             self._pools_with_demand.add(change.pool)
 
     def make_forecasts(self, now_s: float) -> tuple[ForecastMade, ...]:
-        """A forecast for every pool that lends and whose demand has begun."""
+        """Return a forecast for every lending pool with observed demand."""
         return tuple(
             ForecastMade(pool.name, _make_forecast(self._forecasters[pool.name], pool.lending, now_s))
             for pool in self._pools

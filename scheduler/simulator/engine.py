@@ -1,9 +1,7 @@
-"""Ticked: one tick as whoever watches a simulation sees it.
+"""The simulation: runs the tick of the service on a virtual clock, as a discrete-event simulation.
 
-The simulation: the real tick on a virtual clock, called when something happens and never in between.
-
-What happens: a submission, a change of demand, an event of the simulated world, a fault, the wake-up that the
-last tick asked for. Everything that falls on one instant costs one tick.
+Events are submissions, demand changes, events of the simulated executor, faults, and the wake-up that the last tick
+requested. All events at one instant are handled by one tick.
 """
 
 from __future__ import annotations
@@ -44,8 +42,11 @@ from scheduler.store.protocol import ConflictError, Store
 
 @dataclass(frozen=True, slots=True)
 class TickRecord:
-    """`before` and `after` are the stored states around the tick; `occupied_gpus` counts GPUs with live workers
-    after it; `wall_s` is what it took."""
+    """A completed tick.
+
+    `before` and `after` are the stored snapshots, `occupied_gpus` the GPUs with live workers after the tick, and
+    `wall_s` its real duration.
+    """
 
     before: Snapshot
     after: Snapshot
@@ -56,24 +57,24 @@ class TickRecord:
 
 class SimulationObserver(Protocol):
     def on_tick(self, tick: TickRecord) -> None:
-        """Called after every tick that came to its end."""
+        """Called after each completed tick."""
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Called when a pool's demand changes, before the tick that hears of it."""
+        """Called when the demand of a pool changes, before the next tick."""
 
 
 STALL_LIMIT_S = 14 * 86_400.0
-"""Jobs that nothing has happened to for so long, while nothing runs, never will run."""
+"""A simulation in which nothing runs ends after this time without progress: the pending jobs can never run."""
 _TICKS_PER_INSTANT_MAX = 1_000
 
 
 class LivelockError(AssertionError):
-    """The control loop asks for tick after tick at one instant: a bug of ours."""
+    """The control loop requests ticks without end at one instant, which is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that a simulation is made of, policies and faults apart."""
+    """All inputs of a simulation except policies and faults."""
 
     pools: tuple[Pool, ...]
     nodes: tuple[Node, ...]
@@ -91,7 +92,7 @@ class Scenario:
 
 
 class Simulation:
-    """One scenario under one policy set. `run` plays it to its end."""
+    """One scenario under one policy set."""
 
     def __init__(
         self,
@@ -103,13 +104,13 @@ class Simulation:
         curves: CurveCache | None = None,
     ) -> None:
         start_s = scenario.start_s
-        lengths = {one.job_id: one.steps_true for one in scenario.submissions if one.steps_true is not None}
+        true_steps = {each.job_id: each.steps_true for each in scenario.submissions if each.steps_true is not None}
         self.executor = SimulatedExecutor(
             scenario.nodes,
             delays=scenario.delays,
             now_s=start_s,
             step_time_factor=scenario.truth.draw_step_time_factor,
-            true_steps=lengths,
+            true_steps=true_steps,
         )
         self.memory_store = MemoryStore()
         self.clock = ManualClock(start_s)
@@ -120,12 +121,12 @@ class Simulation:
         self._store: Store = self._faults.wrap_store(self.memory_store)
         self._wrapped_executor: Executor = self._faults.wrap_executor(self.executor)
         lease = self.memory_store.acquire_lease("simulator", now_s=start_s, ttl_s=math.inf)
-        assert lease is not None, "nobody else leads a store that has just been made"
+        assert lease is not None, "a new store has no other leader"
         self._epoch = lease.epoch
-        make, period_s = FORECASTERS[scenario.forecast], policies.settings.full_pass_period_s
-        foreseen = scenario.demand if policies.lends else ()
+        make_forecaster, period_s = FORECASTERS[scenario.forecast], policies.settings.full_pass_period_s
+        forecast_demand = scenario.demand if policies.lends else ()
         self._forecast_source = ForecastSource(
-            scenario.pools, foreseen, lambda trace: make(trace, scenario.seed, period_s)
+            scenario.pools, forecast_demand, lambda trace: make_forecaster(trace, scenario.seed, period_s)
         )
         self._curves = curves or CurveCache()
         self._submissions = LookaheadIterator(iter(scenario.submissions), lambda submission: submission.at_s)
@@ -139,23 +140,22 @@ class Simulation:
         self._ticks_at_instant = 0
         self._command_count = 0
 
-    def add_observer(self, watcher: SimulationObserver) -> None:
-        """Show every tick from now on to one more watcher."""
-        self._observers = (*self._observers, watcher)
+    def add_observer(self, observer: SimulationObserver) -> None:
+        self._observers = (*self._observers, observer)
 
     def run(self, progress: Callable[[int], None] = lambda ended: None) -> Snapshot:
-        """Play until every job has ended and every recalled node is home, or nothing can happen any more.
+        """Run until all jobs have ended and all recalled nodes are returned, or nothing can happen any more.
 
-        `progress` is told how many jobs have ended, each time the number grows.
+        `progress` is called with the number of ended jobs when it grows.
         """
         self._create_cluster()
         snapshot, ended = self.memory_store.load().snapshot, 0
         while not self._is_finished(snapshot):
             self._advance(self._get_next_event_s())
             snapshot = self._run_tick(snapshot)
-            gone = self._submissions.taken_count - len(snapshot.jobs)
-            if gone > ended:
-                ended = gone
+            ended_now = self._submissions.taken_count - len(snapshot.jobs)
+            if ended_now > ended:
+                ended = ended_now
                 progress(ended)
         return snapshot
 
@@ -196,9 +196,8 @@ class Simulation:
         self._faults.inject_due(now_s, self.executor)
 
     def _run_tick(self, before: Snapshot) -> Snapshot:
-        """One tick, and what follows from how it ended."""
         started_s = self.clock.elapsed_s()
-        learned = (*self._planning_inputs, *self._make_due_forecasts(before))
+        planning_inputs = (*self._planning_inputs, *self._make_due_forecasts(before))
         try:
             report = tick(
                 self._store,
@@ -206,7 +205,7 @@ class Simulation:
                 self.clock,
                 self._policies,
                 epoch=self._epoch,
-                planning_inputs=learned,
+                planning_inputs=planning_inputs,
                 active_breaches=self._active_breaches,
             )
         except ConflictError:
@@ -221,32 +220,32 @@ class Simulation:
         self._planning_inputs = self._solve_missing_points(after, report)
         self._active_breaches = report.breaches
         self._wake_s = self.clock.now_s() if self._planning_inputs else report.next_wake_s
-        seen = TickRecord(before, after, report, self.executor.occupied_gpus, wall_s)
-        for watcher in self._observers:
-            watcher.on_tick(seen)
+        record = TickRecord(before, after, report, self.executor.occupied_gpus, wall_s)
+        for observer in self._observers:
+            observer.on_tick(record)
         return after
 
     def _make_due_forecasts(self, snapshot: Snapshot) -> tuple[Command, ...]:
-        """Forecasts for a tick that will be a full pass; between those nobody lends."""
+        """Return forecasts if the next tick is a full pass: only a full pass lends nodes."""
         now_s = self.clock.now_s()
         if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return ()
         return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s))
 
     def _solve_missing_points(self, snapshot: Snapshot, report: TickReport) -> tuple[Command, ...]:
-        """All points that the tick missed, of jobs that it has not ended itself."""
+        """Solve all points that the tick requested for jobs that are still live."""
         if not report.wanted_shapes:
             return ()
         requests = snapshot.curve_requests()
-        wanted = [(requests[one.curve_key], one.shape) for one in report.wanted_shapes if one.curve_key in requests]
-        return tuple(self._make_command(self._curves.get_point(*one)) for one in wanted)
+        wanted = [(requests[each.curve_key], each.shape) for each in report.wanted_shapes if each.curve_key in requests]
+        return tuple(self._make_command(self._curves.get_point(request, shape)) for request, shape in wanted)
 
     def _apply_demand_change(self, change: DemandChange) -> None:
         self.executor.set_demand(change.pool, change.gpus)
         self._forecast_source.observe(change)
         self._send(ReportDemand(change.pool, change.gpus))
-        for watcher in self._observers:
-            watcher.on_demand_change(change)
+        for observer in self._observers:
+            observer.on_demand_change(change)
 
     def _is_finished(self, snapshot: Snapshot) -> bool:
         if self._submissions.next_at_s < math.inf or self.memory_store.count_pending_commands():

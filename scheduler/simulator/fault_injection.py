@@ -1,7 +1,4 @@
-"""What may go wrong in a simulation, and the wrappers through which it does. Which and when is drawn elsewhere.
-
-SeededFaults: five kinds of fault, struck at times and on victims that one seed decides.
-"""
+"""Faults of a simulation: wrappers that make store and executor fail, and their injection at random times by seed."""
 
 from __future__ import annotations
 
@@ -34,25 +31,25 @@ from scheduler.store.protocol import (
 
 
 class ControllerCrashError(Exception):
-    """The simulated controller died after its commit and before any effect. Another one takes over at once."""
+    """The simulated controller crashed after its commit and before converging. Another one takes over at once."""
 
 
 class FaultInjector(Protocol):
     def wrap_store(self, store: Store) -> Store:
-        """The store that the control loop uses instead."""
+        """Return the store that the control loop uses."""
 
     def wrap_executor(self, executor: Executor) -> Executor:
-        """The executor that the control loop uses instead."""
+        """Return the executor that the control loop uses."""
 
     def next_event_s(self) -> float:
-        """When the next fault strikes, or ends."""
+        """Return the time at which the next fault begins or ends."""
 
     def inject_due(self, now_s: float, world: SimulatedExecutor) -> None:
-        """Let every fault strike that is due by `now_s`."""
+        """Inject all faults that are due by `now_s`."""
 
 
 class NoFaults:
-    """A world in which nothing goes wrong."""
+    """Injects no faults."""
 
     def wrap_store(self, store: Store) -> Store:
         return store
@@ -64,11 +61,11 @@ class NoFaults:
         return math.inf
 
     def inject_due(self, now_s: float, world: SimulatedExecutor) -> None:
-        """Nothing ever does."""
+        """Do nothing."""
 
 
 class StaleExecutor:
-    """Shows the last observation again as often as it was told to, as a cache between it and the world would."""
+    """Repeats the last observation `stale_remaining` times, as a stale cache would."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -92,7 +89,7 @@ class StaleExecutor:
 
 
 class LossyStore:
-    """Loses the next commits on demand: `conflicts` are refused, `deaths` are written and then kill the controller."""
+    """Fails the next commits: armed conflicts are refused, armed crashes are written and then raise."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -105,7 +102,7 @@ class LossyStore:
         if self.armed_conflicts:
             self.armed_conflicts -= 1
             self.conflict_count += 1
-            raise ConflictError("a simulated rival committed first")
+            raise ConflictError("simulated conflict: another controller committed first")
         self._store.commit(commit)
         if self.armed_crashes:
             self.armed_crashes -= 1
@@ -165,9 +162,14 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """Mean seconds between two faults of a kind (each kind on its own), until `until_s`; then nothing goes wrong
-    any more, and lost nodes have come back. `outage_s` is a node's mean absence, `slow_save_s` the mean extra
-    time of a slow checkpoint."""
+    """Rates of random faults.
+
+    Args:
+        until_s: the end of all faults. Lost nodes have returned by then.
+        mean_gap_s: mean time between two faults, by kind.
+        outage_s: mean outage of a lost node.
+        slow_save_s: mean additional time of a slow checkpoint.
+    """
 
     until_s: float
     mean_gap_s: Mapping[FaultKind, float]
@@ -176,7 +178,7 @@ class FaultRates:
 
 
 class SeededFaultInjector:
-    """One generator a kind, so that a change in one kind's draws leaves the others alone."""
+    """Injects five kinds of faults at random times, each with its own generator so that kinds are independent."""
 
     def __init__(self, seed: int, nodes: tuple[str, ...], rates: FaultRates, *, start_s: float = 0.0) -> None:
         self._fault_counts: Counter[FaultKind] = Counter()
@@ -191,14 +193,14 @@ class SeededFaultInjector:
             self._draw_next(kind, start_s)
 
     def count_faults(self) -> Mapping[FaultKind, int]:
-        """How often each kind did harm: an armed fault that nothing met does not count."""
+        """Return how often each kind had an effect. Armed faults that were never triggered do not count."""
         assert self._store is not None, "the control loop uses the wrapped store"
         assert self._executor is not None, "the control loop uses the wrapped executor"
-        met = {
+        triggered = {
             FaultKind.STALE_OBSERVATION: self._executor.stale_observations,
             FaultKind.LOST_COMMIT: self._store.conflict_count + self._store.crash_count,
         }
-        return {kind: met.get(kind, self._fault_counts[kind]) for kind in FaultKind}
+        return {kind: triggered.get(kind, self._fault_counts[kind]) for kind in FaultKind}
 
     def wrap_store(self, store: Store) -> Store:
         self._store = LossyStore(store)
@@ -213,10 +215,10 @@ class SeededFaultInjector:
 
     def inject_due(self, now_s: float, world: SimulatedExecutor) -> None:
         while self._due and self._due[0][0] <= now_s:
-            at_s, kind, returning = heappop(self._due)
-            if returning:
-                self._down.discard(returning)
-                world.restore_node(returning)
+            at_s, kind, restored_node = heappop(self._due)
+            if restored_node:
+                self._down.discard(restored_node)
+                world.restore_node(restored_node)
                 continue
             self._inject(FaultKind(kind), at_s, world)
             self._draw_next(FaultKind(kind), at_s)
@@ -227,18 +229,20 @@ class SeededFaultInjector:
         random = self._random[kind]
         match kind:
             case FaultKind.NODE_LOSS:
-                hit = self._lose_node(at_s, world)
+                had_effect = self._lose_node(at_s, world)
             case FaultKind.WORKER_CRASH:
-                hit = bool(victims := world.list_running_jobs()) and world.crash_job(random.choice(victims))
+                victims = world.list_running_jobs()
+                had_effect = bool(victims) and world.crash_job(random.choice(victims))
             case FaultKind.SLOW_CHECKPOINT:
                 extra_s = random.expovariate(1.0 / self._rates.slow_save_s)
-                hit = bool(victims := world.list_running_jobs()) and world.delay_save(random.choice(victims), extra_s)
+                victims = world.list_running_jobs()
+                had_effect = bool(victims) and world.delay_save(random.choice(victims), extra_s)
             case FaultKind.STALE_OBSERVATION:
-                self._executor.stale_remaining, hit = random.randint(1, 3), True
+                self._executor.stale_remaining, had_effect = random.randint(1, 3), True
             case FaultKind.LOST_COMMIT:
                 self._store.armed_conflicts, self._store.armed_crashes = random.choice(((1, 0), (0, 1)))
-                hit = True
-        if hit:
+                had_effect = True
+        if had_effect:
             self._fault_counts[kind] += 1
 
     def _lose_node(self, at_s: float, world: SimulatedExecutor) -> bool:

@@ -1,15 +1,12 @@
-"""Truth: in what the simulated world differs from what policies are told of it.
+"""Ground truth of a simulation: true step times and job lengths that differ from what policies see.
 
-Three things are hidden. A job's model, where the trace names none, follows from its size. Its true step time is its
-curve's times an error. Its true length is the trace's, and what its owner declared is off.
+A job without a model in the trace may get one by its size. Its true step time is that of its curve times a random
+error. Its true length is that of the trace, and the declared length differs from it.
 
-The declared length stands in the job's document, the true one in the executor alone, and progress is counted in
-true steps. So a job ends when its own work is done, whatever was believed; one whose length was declared too low is
-seen beyond it, and from then on has as much to go as `Job.remaining_steps` expects of such a job. The other way,
-counting progress in believed steps, would tell policies the secret: the measured speed of a job would be off by just
-the factor that its length is off by.
-
-From submissions as they were told to those of a world that hides something (`Truth`).
+The job document has the declared length; only the executor knows the true one. Progress is counted in true steps, so
+that a job ends when its work is done. A job whose declared length is too short runs beyond it;
+`Job.remaining_steps` then estimates the rest. Progress in declared steps would reveal the error to policies, because
+the measured speed would be wrong by the same factor as the length.
 """
 
 from __future__ import annotations
@@ -31,18 +28,23 @@ from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission, build_submissions, count_gpu_models
 
 MODEL_GPUS_MIN = 2
-"""Jobs of fewer GPUs are given no model."""
-_ALLOWED_TRUTH = "models, error=S and duration=S with commas between, S a share from 0 to below 1"
+"""Jobs with fewer GPUs get no model."""
+_ALLOWED_TRUTH = "models, error=S and duration=S, separated by commas, with S at least 0 and below 1"
 
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """`models`: jobs of 2 GPUs and more have models by their size. `error`: standard deviation of the logarithm of a
-    step's true time over the curve's, drawn for each job and GPU count, of mean 1. `duration`: a job's declared
-    length lies within this share of the true one, evenly. Everything is drawn from `seed`; the default hides nothing.
+    """Random differences between the simulated cluster and what policies see. The default has none.
+
+    Args:
+        models: whether jobs with 2 or more GPUs get models by their size.
+        error: standard deviation of the logarithm of true step time over curve step time, drawn with mean 1 for each
+            job and GPU count.
+        duration: the declared length is uniform within this fraction of the true one.
+        seed: seed of all draws.
 
     Raises:
-        ValueError: a share is below 0, or 1 and above.
+        ValueError: `error` or `duration` is negative, or 1 or more.
     """
 
     models: bool = False
@@ -57,32 +59,34 @@ class GroundTruth:
 
     @property
     def matches_declaration(self) -> bool:
-        """Speeds and lengths are as policies are told."""
+        """Whether speeds and lengths are as policies see them."""
         return self.error == self.duration == 0.0
 
     def draw_step_time_factor(self, job_id: str, gpus: int) -> float:
-        """True step time over the curve's."""
+        """Return true step time divided by the step time of the curve."""
         if self.error == 0.0:
             return 1.0
         spread = Random(f"error/{self.seed}/{job_id}/{gpus}").gauss(0.0, self.error)
         return math.exp(spread - self.error**2 / 2.0)
 
     def draw_declared_ratio(self, job_id: str) -> float:
-        """Declared over true run time on the trace's GPUs."""
+        """Return declared divided by true run time on the GPUs of the trace."""
         if self.duration == 0.0:
             return 1.0
         return Random(f"duration/{self.seed}/{job_id}").uniform(1.0 - self.duration, 1.0 + self.duration)
 
     def draw_models(self, row: JobRow) -> Iterator[JobRow]:
-        """The row with each model that jobs of its size have, in a seeded order by weight: one that has no plan on
-        the cluster's GPUs leaves its place to the next."""
+        """Yield the row with each model for jobs of its size, in weighted random order.
+
+        The caller takes the first that has a plan on the GPUs of the cluster.
+        """
         if not self.models or row.model or row.gpus < MODEL_GPUS_MIN:
             return
         random = Random(f"model/{self.seed}/{row.job_id}")
-        left = list(_load_models_for_size(row.gpus))
-        while left:
-            (chosen,) = random.choices(left, [entry["weight"] for entry in left])
-            left.remove(chosen)
+        remaining = list(_load_models_for_size(row.gpus))
+        while remaining:
+            (chosen,) = random.choices(remaining, [entry["weight"] for entry in remaining])
+            remaining.remove(chosen)
             names = ("model", "global_batch", "sequence_length")
             yield replace(row, **{name: chosen[name] for name in names})
 
@@ -91,10 +95,10 @@ NOTHING_HIDDEN = GroundTruth()
 
 
 def parse_ground_truth(text: str) -> GroundTruth:
-    """The truth that an option names, as `models,error=0.15,duration=0.5`; an empty text hides nothing.
+    """Parse an option like `models,error=0.15,duration=0.5`. The empty text is the default.
 
     Raises:
-        ValueError: a part is not known, stands there twice, or has a value that is not allowed.
+        ValueError: a part is unknown or repeated, or its value is not accepted.
     """
     given: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -110,7 +114,7 @@ def parse_ground_truth(text: str) -> GroundTruth:
 
 @cache
 def _load_models_for_size(gpus: int) -> tuple[dict[str, Any], ...]:
-    """The entries of the largest size that is not above `gpus`."""
+    """Return the entries of the largest size that is at most `gpus`."""
     document = json.loads(files("scheduler.simulator").joinpath("data/models_by_size.json").read_text())
     fitting = [size for size in document["sizes"] if size["gpus_min"] <= gpus]
     return tuple(max(fitting, key=lambda size: int(size["gpus_min"]))["models"])
@@ -119,32 +123,32 @@ def _load_models_for_size(gpus: int) -> tuple[dict[str, Any], ...]:
 def build_true_submissions(
     rows: Iterable[JobRow], cluster: ClusterDocument, curves: CurveCache, truth: GroundTruth, *, elastic: bool
 ) -> tuple[Submission, ...]:
-    """The trace's jobs as `submissions` makes them, with what `truth` hides: models by size, true and declared lengths.
+    """Return the submissions of `build_submissions` with models by size, and true and declared lengths.
 
-    On the trace's GPUs, packed, a job truly runs as long as in the trace. `run_time_s_min` is the shortest true run
-    time on any canonical count of the job's range.
+    On packed GPUs of the trace's number, the true run time of a job is that of the trace. `run_time_s_min` is the
+    shortest true run time on any canonical GPU count in the job's range.
 
     Raises:
-        WorkloadError: as `submissions`.
+        WorkloadError: as `build_submissions`.
     """
-    hardware = _StepTimeModel(cluster, curves)
-    modelled = [hardware.assign_model(row, truth) for row in rows]
-    told = build_submissions(modelled, cluster, curves, elastic=elastic)
+    step_times = _StepTimeModel(cluster, curves)
+    modelled = [step_times.assign_model(row, truth) for row in rows]
+    declared = build_submissions(modelled, cluster, curves, elastic=elastic)
     if truth.matches_declaration:
-        return told
-    widest = told if elastic else build_submissions(modelled, cluster, curves, elastic=True)
-    return tuple(_apply_truth(one, wide.spec, hardware, truth) for one, wide in zip(told, widest, strict=True))
+        return declared
+    widest = declared if elastic else build_submissions(modelled, cluster, curves, elastic=True)
+    return tuple(_apply_truth(each, wide.spec, step_times, truth) for each, wide in zip(declared, widest, strict=True))
 
 
 class _StepTimeModel:
-    """Step times of jobs on packed GPUs of the model that they ask for, else of the one that training has most of."""
+    """Step times on packed GPUs of the requested model, or else of the most common one in training pools."""
 
     def __init__(self, cluster: ClusterDocument, curves: CurveCache) -> None:
         self._models = count_gpu_models(cluster)
         self._curves = curves
 
     def assign_model(self, row: JobRow, truth: GroundTruth) -> JobRow:
-        """The row with the first of its size's models that can run on the trace's GPUs; as it is where none can."""
+        """Return the row with the first drawn model that can run on its GPUs, or unchanged if none can."""
         for candidate in truth.draw_models(row):
             spec = JobSpec(
                 row.job_id,
@@ -164,7 +168,7 @@ class _StepTimeModel:
         return self.compute_step_times(spec, canonical_gpu_counts(spec.min_gpus, spec.max_gpus, per_node))
 
     def compute_step_times(self, spec: JobSpec, counts: Sequence[int]) -> Mapping[int, float]:
-        """By GPU count; without those that have no plan."""
+        """Return step times by GPU count. Counts without a plan are omitted."""
         if not spec.has_profile:
             return {count: 1.0 / count for count in counts}
         gpu = spec.gpu or self._models.most_common
@@ -176,9 +180,9 @@ class _StepTimeModel:
 def _apply_truth(submission: Submission, widest: JobSpec, step_times: _StepTimeModel, truth: GroundTruth) -> Submission:
     spec, job_id = submission.spec, submission.job_id
     steps_true = max(1, round(spec.steps / truth.draw_step_time_factor(job_id, submission.trace_gpus)))
-    believed_ratio = truth.draw_declared_ratio(job_id)
-    estimate_s = None if spec.duration_estimate_s is None else spec.duration_estimate_s * believed_ratio
-    declared = replace(spec, steps=max(1, round(spec.steps * believed_ratio)), duration_estimate_s=estimate_s)
+    declared_ratio = truth.draw_declared_ratio(job_id)
+    estimate_s = None if spec.duration_estimate_s is None else spec.duration_estimate_s * declared_ratio
+    declared = replace(spec, steps=max(1, round(spec.steps * declared_ratio)), duration_estimate_s=estimate_s)
     times_s = step_times.compute_canonical_step_times(widest).items()
     fastest_s = min(step_s * truth.draw_step_time_factor(job_id, count) for count, step_s in times_s)
     return replace(submission, spec=declared, steps_true=float(steps_true), run_time_s_min=steps_true * fastest_s)

@@ -1,7 +1,4 @@
-"""LoanBook: loans, recalls and shortages of a simulation, from the states around each tick.
-
-Recorder: watches a simulation and makes its report. What it does at a tick does not grow with the cluster.
-"""
+"""Observes a simulation and builds its report. The work per tick does not depend on the size of the cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ _DEADLINE_TOLERANCE_S = 1e-6
 
 
 class _PoolShortages:
-    """One pool's demand interval that is under way, and the GPUs that cannot serve it."""
+    """The current demand interval of a pool, and the GPUs that cannot serve it."""
 
     def __init__(self, pool: Pool, capacity_gpus: int) -> None:
         self.capacity_gpus = capacity_gpus
@@ -55,7 +52,7 @@ class _PoolShortages:
         self.short_intervals = {True: 0, False: 0}
 
     def check_shortage(self, now_s: float) -> None:
-        """Note whether inference has too few GPUs just now. Demand above the capacity is not the loans' fault."""
+        """Record whether inference has too few GPUs now. Demand above the capacity of the pool does not count."""
         self.cold_gpus = [(until_s, gpus) for until_s, gpus in self.cold_gpus if until_s > now_s]
         serving = self.capacity_gpus - self.lent_gpus - sum(gpus for _, gpus in self.cold_gpus)
         if self.demand is not None and serving < min(self.demand.gpus, self.capacity_gpus):
@@ -69,7 +66,7 @@ class _PoolShortages:
 
 
 class LoanStatistics:
-    """Counts as it goes: `loans`, `recalls`, `recalls_late`, `loaned_gpu_s`; `lent_line` is how many nodes were out."""
+    """Counts of loans, recalls and shortages, updated from the snapshots around each tick."""
 
     def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node]) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -85,10 +82,10 @@ class LoanStatistics:
         self.lent_nodes = StepFunction()
 
     def record_demand_change(self, change: DemandChange) -> None:
-        book = self._pools[change.pool]
-        book.close_interval(change.at_s)
-        book.demand = change
-        book.check_shortage(change.at_s)
+        pool = self._pools[change.pool]
+        pool.close_interval(change.at_s)
+        pool.demand = change
+        pool.check_shortage(change.at_s)
 
     def record_tick(self, before: Snapshot, after: Snapshot) -> None:
         if before.loans is after.loans or before.loans == after.loans:
@@ -107,39 +104,36 @@ class LoanStatistics:
                 self._pools[loan.pool].lent_gpus += self._nodes[name].gpus
             recalled_before = earlier is not None and earlier.state is LoanState.RECALLED
             self.recalls += loan.state is LoanState.RECALLED and not recalled_before
-        for book in self._pools.values():
-            book.check_shortage(now_s)
+        for pool in self._pools.values():
+            pool.check_shortage(now_s)
 
     def finish(self, last: Snapshot) -> None:
-        """Close what is still open at the end of the simulation."""
+        """Account for loans and intervals that are open at the end of the simulation."""
         for loan in last.loans.values():
             self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
-        for book in self._pools.values():
-            book.close_interval(last.now_s)
+        for pool in self._pools.values():
+            pool.close_interval(last.now_s)
 
     def compute_short_ratio(self) -> ShortageRatio:
-        books = self._pools.values()
-        short = {first: sum(book.short_intervals[first] for book in books) for first in (True, False)}
-        counted = {first: sum(book.intervals[first] for book in books) for first in (True, False)}
+        pools = self._pools.values()
+        short = {first: sum(pool.short_intervals[first] for pool in pools) for first in (True, False)}
+        counted = {first: sum(pool.intervals[first] for pool in pools) for first in (True, False)}
         return ShortageRatio(
             compute_ratio(short[True], counted[True]), compute_ratio(sum(short.values()), sum(counted.values()))
         )
 
     def _record_return(self, loan: Loan, now_s: float) -> None:
-        gpus, book = self._nodes[loan.node].gpus, self._pools[loan.pool]
-        book.lent_gpus -= gpus
+        gpus, pool = self._nodes[loan.node].gpus, self._pools[loan.pool]
+        pool.lent_gpus -= gpus
         self.loaned_gpu_s += (now_s - loan.offered_at_s) * gpus
         if loan.state is not LoanState.OFFERED:
-            book.cold_gpus.append((now_s + book.cold_start_s, gpus))
+            pool.cold_gpus.append((now_s + pool.cold_start_s, gpus))
         self.recalls_late += loan.return_by_s is not None and now_s > loan.return_by_s + _DEADLINE_TOLERANCE_S
-
-
-_ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class _RunTable:
-    """What every run computed, one entry a run: its times, and its GPUs by the home of their nodes."""
+    """Times and GPUs of all runs, one entry per run. GPUs are split into those owned by training and lent ones."""
 
     since_s: FloatArray
     until_s: FloatArray
@@ -157,7 +151,7 @@ class _RunTable:
 
 
 class ReportRecorder:
-    """Figures that are not in the jobs themselves are added up tick by tick."""
+    """Accumulates the figures of a report that the jobs themselves do not contain."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -188,14 +182,14 @@ class ReportRecorder:
 
     def on_tick(self, tick: TickRecord) -> None:
         report, after = tick.report, tick.after
-        now_s, ledger = report.now_s, after.index
+        now_s, index = report.now_s, after.index
         self._tick_s.append(tick.wall_s)
-        unplaced = sum(after.jobs[job_id].state in WAITING_STATES for job_id in ledger.unsettled)
-        queued = len(ledger.waiting) + unplaced
+        unplaced = sum(after.jobs[job_id].state in WAITING_STATES for job_id in index.unsettled)
+        queued = len(index.waiting) + unplaced
         self._queued_jobs.set_value(now_s, queued)
         self._idle_gpu_s += self._idle_gpus * (now_s - self._idle_since_s)
         self._idle_since_s = now_s
-        self._idle_gpus = max(0, sum(ledger.training_gpus.values()) - tick.occupied_gpus) if queued else 0
+        self._idle_gpus = max(0, sum(index.training_gpus.values()) - tick.occupied_gpus) if queued else 0
         self._loan_statistics.record_tick(tick.before, after)
         if after.forecasts is not self._forecasts:
             self._forecasts = after.forecasts
@@ -207,7 +201,7 @@ class ReportRecorder:
                 self._collateral_gpus += _count_collateral_gpus(tick, decision)
 
     def build_report(self, policy: str, last: Snapshot, ended: Iterable[Job], work: Iterable[RunWork]) -> PolicyResult:
-        """The report, once the simulation is over. `last` is its last state, `ended` every job that has left it."""
+        """Return the report, given the last snapshot and all jobs that were removed before it."""
         self._loan_statistics.finish(last)
         jobs = [*ended, *(job.advance_to(last.now_s) for job in last.jobs.values())]
         done = [job for job in jobs if job.state is JobState.SUCCEEDED]
@@ -251,12 +245,12 @@ class ReportRecorder:
         )
 
     def _get_forecast_gpus(self, pool: str) -> float:
-        """What the forecast says that the pool may need; without one, what it needs now."""
+        """Return the forecast demand of a pool at its quantile, or its current demand without a forecast."""
         forecast, level = self._forecasts.get(pool), self._lending[pool].quantile
         return min(self._capacity[pool], forecast.demand_at(level)) if forecast else self._demand.get(pool, 0.0)
 
     def _compute_useful_gpus(self, runs: _RunTable, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Useful work between edges, in GPUs: on nodes that training owns, and on those of inference."""
+        """Return useful GPUs per interval: on nodes of training, and on inference nodes including their demand."""
         at_s = np.concatenate((runs.since_s, runs.kept_until_s))
         owned, lent = (
             compute_interval_means(at_s, np.concatenate((gpus, -gpus)), edges_s) for gpus in (runs.owned, runs.lent)
@@ -293,7 +287,7 @@ class ReportRecorder:
 
 def _compute_deadlines_met_ratio(jobs: Iterable[Job], jct_s: Mapping[str, float]) -> float | None:
     met = [
-        jct_s.get(job.id, np.inf) <= job.spec.deadline_s + _ROUNDING_S
+        jct_s.get(job.id, np.inf) <= job.spec.deadline_s + _DEADLINE_TOLERANCE_S
         for job in jobs
         if job.spec.deadline_s is not None
     ]
@@ -301,7 +295,7 @@ def _compute_deadlines_met_ratio(jobs: Iterable[Job], jct_s: Mapping[str, float]
 
 
 def _count_collateral_gpus(tick: TickRecord, decision: PreemptJob | ResizeJob) -> int:
-    """GPUs that the job gives up although their nodes need not be left."""
+    """Count GPUs that the job gives up on nodes that it could have kept."""
     before = tick.before.jobs.get(decision.job_id)
     if before is None:
         return 0

@@ -1,7 +1,4 @@
-"""Series: what happened over time under one policy set, as means over equal intervals, few enough to draw.
-
-The report of a simulation: the JSON that other programs read, and the figures in it.
-"""
+"""Reports of simulations: figures of each policy set, and time series as means over equal intervals."""
 
 from __future__ import annotations
 
@@ -18,17 +15,20 @@ FloatArray = NDArray[np.floating[Any]]
 POINTS_MAX = 2_000
 _QUANTILE_STEPS = 1_000
 _ROUND_LENGTHS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 43_200.0)
-"""Each divides the next one and the day, so that series of unlike length can be brought to a common step."""
+"""Each divides the next one and the day, so that series of different lengths can be resampled to a common step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySeries:
-    """Each figure is the mean over `step_s` seconds, the first from `start_s` on; at most 2,000 of each.
+    """Time series under one policy set: means over `step_s` seconds, at most 2,000 values per series.
 
-    The last job is submitted `submitting_s` after the first.
-    The usage ratios are as in `UsageRatio`, but over the whole run. `demand_gpus` and `forecast_gpus` (at each pool's
-    lending quantile) are sums over the inference pools, capped at what these have: `inference_gpus` GPUs on
-    `inference_nodes` nodes. `jct_s` holds completion times in ascending order, at most 1,001 quantiles of them.
+    Args:
+        start_s: start of the first interval.
+        submitting_s: time from the first to the last submission.
+        training_usage_ratio: as in `UsageRatio`, but over the whole run; likewise `inference_usage_ratio`.
+        demand_gpus: sum over the inference pools, limited to their capacity of `inference_gpus` on `inference_nodes`.
+        forecast_gpus: likewise, at the lending quantile of each pool.
+        jct_s: job completion times in ascending order, or 1,001 quantiles of them.
     """
 
     policy: str
@@ -47,14 +47,14 @@ class PolicySeries:
 
 
 class StepFunction:
-    """A step function, written down as it changes: 16 bytes a step."""
+    """A step function, recorded at its changes with 16 bytes per step."""
 
     def __init__(self) -> None:
         self._at_s = array("d")
         self._values = array("d")
 
     def set_value(self, at_s: float, value: float) -> None:
-        """The value is `value` from `at_s` on, which is not before the last step."""
+        """Set the value from `at_s` on, which must not be before the last step."""
         if not self._values or self._values[-1] != value:
             self._at_s.append(at_s)
             self._values.append(value)
@@ -64,22 +64,27 @@ class StepFunction:
 
 
 def compute_interval_edges(start_s: float, end_s: float) -> FloatArray:
-    """Ends of equal intervals of a round length, the last of which may reach beyond `end_s`."""
+    """Return the bounds of equal intervals of a round length. The last interval may extend beyond `end_s`."""
     step_s = round_up_length((end_s - start_s) / POINTS_MAX)
     return start_s + step_s * np.arange(max(1, math.ceil((end_s - start_s) / step_s)) + 1)
 
 
 def round_up_length(least_s: float) -> float:
-    """The shortest round length of time that is not below `least_s`; whole days beyond one."""
+    """Return the smallest round duration of at least `least_s`; above one day, whole days."""
     return next(
         (length_s for length_s in _ROUND_LENGTHS_S if length_s >= least_s), math.ceil(least_s / 86_400.0) * 86_400.0
     )
 
 
 def compute_interval_means(at_s: FloatArray, deltas: FloatArray, edges_s: FloatArray) -> FloatArray:
-    """Means, between neighbouring edges, of the function that is 0 at first and changes by `deltas` at `at_s`.
+    """Return the means per interval of a function that starts at 0 and changes by `deltas` at `at_s`.
 
-    Shapes: `at_s` and `deltas` (n,) in any order, `edges_s` (m + 1,) ascending, the result (m,).
+    Args:
+        at_s: times of shape (n,), in any order; `deltas` has the same shape.
+        edges_s: ascending interval bounds of shape (m + 1,).
+
+    Returns:
+        Means of shape (m,).
     """
     order = np.argsort(at_s, kind="stable")
     at_s, deltas, edges_s = at_s[order] - edges_s[0], deltas[order], edges_s - edges_s[0]
@@ -91,7 +96,7 @@ def compute_interval_means(at_s: FloatArray, deltas: FloatArray, edges_s: FloatA
 
 
 def compute_quantiles(values: list[float]) -> tuple[float, ...]:
-    """The values in ascending order; evenly spaced quantiles of them where they are many."""
+    """Return the values in ascending order, or evenly spaced quantiles if there are many."""
     if len(values) <= _QUANTILE_STEPS:
         return tuple(sorted(values))
     return tuple(np.quantile(values, np.linspace(0.0, 1.0, _QUANTILE_STEPS + 1)).tolist())
@@ -102,7 +107,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Mean and percentiles (linear between ranks); all zero where there is nothing to measure."""
+    """Mean and percentiles with linear interpolation; all zero without values."""
 
     mean: float
     p50: float
@@ -133,10 +138,10 @@ class TickTimes:
 
 @dataclass(frozen=True, slots=True)
 class UsageRatio:
-    """Useful GPU-seconds over those that were there, from the first submission to the last.
+    """Useful GPU-seconds divided by existing ones, from the first to the last submission.
 
-    `training`: steps that were kept, on nodes that training owns. `inference`: its demand, and kept steps on its
-    lent nodes. `overall`: both together. Start-up, saving and lost work are not useful.
+    `training` counts kept steps on nodes owned by training. `inference` counts demand, and kept steps on lent nodes.
+    `overall` counts both. Start-up, saving and lost work are not useful.
     """
 
     training: float
@@ -146,8 +151,10 @@ class UsageRatio:
 
 @dataclass(frozen=True, slots=True)
 class ShortageRatio:
-    """Share of the demand's intervals in which loans, and returned nodes that do not serve yet, left inference with
-    fewer GPUs than it needed: in the first pass of the trace, and in all."""
+    """Fraction of demand intervals in which inference had too few GPUs because of loans, or of nodes in cold start.
+
+    `first_pass` covers the first pass of the demand trace, `all` also its repetitions.
+    """
 
     first_pass: float
     all: float
@@ -155,18 +162,22 @@ class ShortageRatio:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReport:
-    """One policy set's outcome. Ratios lie in 0 to 1.
+    """Figures of one policy set. Ratios are from 0 to 1; `tick_s` and `wall_s` are real durations.
 
-    `queueing_s`: all waiting, after preemption too. `jct_s`: from submission to completion, of completed jobs;
-    `jct_elastic_s` of those that had 2 GPUs or more in the trace. `jct_bound_s`: the mean if every job ran at its
-    maximum and none waited. `makespan_s`: first submission to last completion. `idle_while_waiting_gpu_hours`: GPUs
-    that training might use and does not, while a job waits. `loaned_gpu_hours`: from offer to return.
-    `recalls_late`: nodes home after their deadline. `preemption_ratio`: jobs preempted at least once.
-    `collateral_gpus`: GPUs that jobs had to give up by a recall beyond those on nodes that they had to leave.
-    `lost_gpu_hours`: computed and lost again; `lost_ratio`: as a share of all computed. `tick_s`, `wall_s` are real.
-    `deadlines_met_ratio`: of the jobs that have a deadline those that completed by it; None where none has one.
-    `rejected`: jobs that the policy turned away. `violations`: decisions that were dropped because they broke a law;
-    `violated` says in a sentence for each law which it was first. Both are empty under a policy without a mistake.
+    Args:
+        queueing_s: total waiting time of each job, including after preemption.
+        jct_s: time from submission to completion, of completed jobs; `jct_elastic_s` of those with 2 or more GPUs in
+            the trace; `jct_bound_s` is the mean if every job ran at its maximum without waiting.
+        makespan_s: time from the first submission to the last completion.
+        idle_while_waiting_gpu_hours: GPUs that training could use and does not, while a job waits.
+        loaned_gpu_hours: GPU time from offer to return.
+        recalls_late: nodes returned after their deadline.
+        preemption_ratio: fraction of jobs preempted at least once.
+        collateral_gpus: GPUs that jobs gave up in a recall beyond those of nodes that they had to leave.
+        lost_gpu_hours: work that was computed and lost; `lost_ratio` as a fraction of all computed work.
+        deadlines_met_ratio: fraction of jobs with a deadline that met it; None if no job has one.
+        rejected: jobs rejected by the policy.
+        violations: dropped decisions that violated a law. `violated` describes the first of each law.
     """
 
     policy: str
@@ -204,7 +215,7 @@ PolicyResult = tuple[PolicyReport, PolicySeries]
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What `ebbtide simulate -o json` prints, and beside it `series`, what happened over time, policy by policy."""
+    """Figures and series of all policy sets under one seed. `ebbtide simulate -o json` prints the figures."""
 
     seed: int
     policies: tuple[PolicyReport, ...]
@@ -216,13 +227,13 @@ class SimulationReport:
         return cls(seed, reports, series)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Return the figures as JSON values."""
         reports = [asdict(report) | {"violated": list(report.violated)} for report in self.policies]
         return {"seed": self.seed, "policies": reports}
 
 
 def compute_ratio(part: float, whole: float) -> float:
-    """`part / whole`, and 0 where there is no whole."""
+    """Return `part / whole`, or 0 if `whole` is 0."""
     return part / whole if whole else 0.0
 
 

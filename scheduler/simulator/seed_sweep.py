@@ -1,4 +1,4 @@
-"""Sweeps: a simulation under several seeds, in parallel processes, and how sure its figures are."""
+"""Simulations under several seeds in parallel processes, and confidence intervals of their figures."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What `ebbtide simulate --seeds -o json` prints: every run, and figures over all of them."""
+    """Reports of all seeds, and figures over all of them, as printed by `ebbtide simulate --seeds -o json`."""
 
     runs: tuple[SimulationReport, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """`figures` are means over the seeds with Student's 95% interval; `differences` those of each seed's difference
-        to the first policy under the same seed, which hides what the seed alone does."""
+        """Return figures as JSON values: means over the seeds with Student's 95% confidence interval.
+
+        `differences` are the same for the difference to the first policy under the same seed, which removes the effect
+        of the seed itself.
+        """
         runs = [run.to_json() for run in self.runs]
         by_policy = [
             [flatten_figures(report) for report in reports]
@@ -67,7 +70,7 @@ class SweepReport:
 
 
 def flatten_figures(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a report by their path: `queueing_s.mean`."""
+    """Return the numbers of a report by path, such as `queueing_s.mean`."""
     found: dict[str, float] = {}
     for name, value in report.items():
         if isinstance(value, Mapping):
@@ -87,17 +90,17 @@ def _summarize_over_seeds(
 
 
 def compute_confidence_interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean of at least two values, and its 95% confidence interval if they are normally distributed."""
+    """Return the mean of two or more values and its 95% confidence interval, assuming a normal distribution."""
     mean, deviation = fmean(values), stdev(values)
     half = compute_student_t_bound(CONFIDENCE, len(values) - 1) * deviation / math.sqrt(len(values))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def compute_student_t_bound(share: float, freedom: int) -> float:
-    """The bound that Student's t stays within, up or down, with probability `share`.
+    """Return the bound b with P(-b < t < b) = `share` for Student's t.
 
-    The probability is a finite sum in theta = atan(t / sqrt(freedom)) (Abramowitz and Stegun 26.7.3, 26.7.4), and
-    rises with theta, so that it can be bisected.
+    The probability is a finite sum in theta = atan(t / sqrt(freedom)) (Abramowitz and Stegun 26.7.3, 26.7.4). It
+    increases with theta, so that bisection finds the bound.
     """
     low, high = 0.0, math.pi / 2
     while high - low > 1e-15:
@@ -125,29 +128,26 @@ def simulate_seeds(
     processes: int = 1,
     progress: ProgressCallback = lambda done, total: None,
 ) -> tuple[SimulationReport, ...]:
-    """`simulate` under each seed. Every policy set under every seed is one task of a pool of `processes` processes.
+    """Run `simulate` under each seed. Each policy set under each seed is one task of a pool of `processes` processes.
 
-    With more than one process a policy set of one's own must be made of functions that another process can import.
+    With more than one process, custom policy sets must consist of functions that another process can import.
 
     Raises:
         ValueError: jobs, demand, cluster and policies do not fit together, or a policy set cannot go to another
-            process; the message says what is allowed.
+            process. The message names accepted values.
         PolicyError: a policy set raised an error.
     """
     sets = resolve_policy_sets(policy, inputs.cluster)
     tasks = [(seed, policies) for seed in seeds for policies in sets]
-    played = list(
-        _run_tasks(
-            _TaskContext(inputs, options, CurveCache(options.profiles)), tasks, min(processes, len(tasks)), progress
-        )
-    )
-    per_seed = (played[at : at + len(sets)] for at in range(0, len(played), len(sets)))
-    return tuple(SimulationReport.from_results(seed, of_seed) for seed, of_seed in zip(seeds, per_seed, strict=True))
+    context = _TaskContext(inputs, options, CurveCache(options.profiles))
+    results = list(_run_tasks(context, tasks, min(processes, len(tasks)), progress))
+    per_seed = (results[start : start + len(sets)] for start in range(0, len(results), len(sets)))
+    return tuple(SimulationReport.from_results(seed, own) for seed, own in zip(seeds, per_seed, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskContext:
-    """What all tasks of a process share: the files, the options, and the curves that earlier tasks have solved."""
+    """Data shared by all tasks of a process: inputs, options, and the curves solved by earlier tasks."""
 
     inputs: SimulationInputs
     options: SimulationOptions
@@ -155,23 +155,23 @@ class _TaskContext:
 
     def run(self, seed: int, policies: PolicySet, progress: Callable[[int], None]) -> PolicyResult:
         jobs, demand, cluster = self.inputs.jobs, self.inputs.demand, self.inputs.cluster
-        world = build_scenario(jobs, demand, cluster, policies, seed=seed, curves=self.curves, options=self.options)
-        return run_policy(world, policies, curves=self.curves, progress=progress)
+        scenario = build_scenario(jobs, demand, cluster, policies, seed=seed, curves=self.curves, options=self.options)
+        return run_policy(scenario, policies, curves=self.curves, progress=progress)
 
 
 def _run_tasks(
     context: _TaskContext, tasks: Sequence[tuple[int, PolicySet]], processes: int, progress: ProgressCallback
 ) -> Iterator[PolicyResult]:
-    """What each task gives, in their order."""
+    """Yield the result of each task in order."""
     jobs = len(context.inputs.jobs)
     total = jobs * len(tasks)
     if processes == 1:
         for number, task in enumerate(tasks):
 
-            def tell(ended: int, before: int = number * jobs) -> None:
+            def report_progress(ended: int, before: int = number * jobs) -> None:
                 progress(before + ended, total)
 
-            yield context.run(*task, tell)
+            yield context.run(*task, report_progress)
         return
     for _, policies in tasks:
         _check_picklable(policies)
@@ -179,9 +179,9 @@ def _run_tasks(
     with ProcessPool(processes, _initialize_process, (context, ended)) as pool:
         waiting = futures = [pool.submit(_run_task, number, *task) for number, task in enumerate(tasks)]
         while waiting:
-            done, still = wait(waiting, timeout=_POLL_S, return_when=FIRST_EXCEPTION)
+            done, not_done = wait(waiting, timeout=_POLL_S, return_when=FIRST_EXCEPTION)
             progress(sum(ended[:]), total)
-            waiting = list(still)
+            waiting = list(not_done)
             for future in done:
                 future.result()
         yield from (future.result() for future in futures)
@@ -190,13 +190,15 @@ def _run_tasks(
 def _check_picklable(policies: PolicySet) -> None:
     try:
         pickle.dumps(policies)
-    except (pickle.PicklingError, AttributeError, TypeError) as wrong:
-        allowed = "functions that a module names, or one process"
-        raise ValueError(f"policy {policies.name} cannot go to another process: {wrong}; allowed: {allowed}") from wrong
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"policy {policies.name} cannot be sent to another process: {error}. "
+            "Build it from module-level functions, or use one process"
+        ) from error
 
 
 _process_state: tuple[_TaskContext, Counts]
-"""In a process of the pool: its bench, and where it counts the ended jobs of each task."""
+"""In a process of the pool: its context, and the shared array with the number of ended jobs of each task."""
 
 
 def _initialize_process(context: _TaskContext, ended: Counts) -> None:
@@ -205,5 +207,5 @@ def _initialize_process(context: _TaskContext, ended: Counts) -> None:
 
 
 def _run_task(number: int, seed: int, policies: PolicySet) -> PolicyResult:
-    bench, ended = _process_state
-    return bench.run(seed, policies, partial(ended.__setitem__, number))
+    context, ended = _process_state
+    return context.run(seed, policies, partial(ended.__setitem__, number))

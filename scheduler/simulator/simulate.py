@@ -1,7 +1,4 @@
-"""What a policy set does wrong in a simulation: decisions that break a law, and errors of its own.
-
-`simulate`: traces in, a report out. What Python users call; `sweep` does it for several seeds, in parallel.
-"""
+"""`simulate`: runs a trace under policy sets and returns a report. For several seeds in parallel, see `seed_sweep`."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from scheduler.documents.throughput import MeasuredSteps
 from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 from scheduler.domain.fleet import DAY_S
 from scheduler.executors.simulated_run import Delays
-from scheduler.runtime.clock import ManualClock
 from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import FORECASTERS, SEASONAL, DemandChange, build_demand_traces
@@ -42,12 +38,14 @@ if TYPE_CHECKING:
 
 
 class PolicyError(RuntimeError):
-    """A policy set raised an error; the message names it, the time, the error and the line of code. `__cause__` is
-    the error itself where it was raised in this process."""
+    """A policy set raised an error. The message names policy set, simulated time, error and line of code.
+
+    `__cause__` is the original error if it was raised in this process.
+    """
 
 
 class ViolationCounter:
-    """Counts the decisions that were dropped because they broke a law, and keeps the first that broke each."""
+    """Counts decisions that were dropped because they violate a law, and keeps the first of each law."""
 
     def __init__(self) -> None:
         self._first: dict[Invariant, tuple[float, Violation]] = {}
@@ -59,35 +57,35 @@ class ViolationCounter:
             self._counts[violation.law] = self._counts.get(violation.law, 0) + 1
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Demand breaks no law."""
+        """Do nothing: demand violates no law."""
 
     @property
     def count(self) -> int:
         return sum(self._counts.values())
 
     def describe(self) -> tuple[str, ...]:
-        """A sentence a law: whom it was broken with first, when and how, and how often in all."""
+        """Describe, for each violated law, the number of dropped decisions and the first of them."""
         return tuple(
-            f"{law}: {self._counts[law]} dropped, first at {at_s:g} s that of {one.subject}: {one.detail}"
-            for law, (at_s, one) in self._first.items()
+            f"{law}: {self._counts[law]} decisions dropped, the first at {at_s:g} s for {first.subject}: {first.detail}"
+            for law, (at_s, first) in self._first.items()
         )
 
 
 @contextmanager
 def raise_as_policy_error(policy: str, clock: Clock) -> Iterator[None]:
-    """Within it, whatever is raised is told of the policy set, with the clock's time.
+    """Re-raise errors of the block as PolicyError with the name of the policy set and the simulated time.
 
     Raises:
-        PolicyError: for every error.
+        PolicyError: the block raised any error.
     """
     try:
         yield
-    except Exception as wrong:
-        place = extract_tb(wrong.__traceback__)[-1]
+    except Exception as error:
+        place = extract_tb(error.__traceback__)[-1]
         raise PolicyError(
-            f"policy {policy} failed at {clock.now_s():g} s: {type(wrong).__name__}: {wrong} "
+            f"policy {policy} failed at {clock.now_s():g} s: {type(error).__name__}: {error} "
             f"({Path(place.filename).name} line {place.lineno}, in {place.name})"
-        ) from wrong
+        ) from error
 
 
 PolicySelection = str | PolicySet | Sequence[str | PolicySet]
@@ -98,7 +96,7 @@ _UNLIMITED_BYTES = 2**60
 
 @dataclass(frozen=True, slots=True)
 class SimulationInputs:
-    """The files of a simulation, read and checked one by one. `demand` is empty where the cluster serves nobody."""
+    """The input files of a simulation. `demand` is empty if the cluster has no inference pool."""
 
     jobs: tuple[JobRow, ...]
     demand: tuple[DemandRow, ...]
@@ -107,9 +105,13 @@ class SimulationInputs:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """How a simulation is played, beside the traces, the policies and the seed. `forecast`: one of `FORECASTERS`.
-    `profiles`: measured throughput, which goes before the solver's. `truth`: what is hidden from the policies; its
-    own seed is the simulation's."""
+    """Options of a simulation.
+
+    Args:
+        forecast: one of `FORECASTERS`.
+        profiles: measured throughput, which takes precedence over the solver.
+        truth: differences between the cluster and what policies see. Its seed is replaced by that of the simulation.
+    """
 
     forecast: str = SEASONAL
     profiles: tuple[MeasuredSteps, ...] = ()
@@ -117,7 +119,7 @@ class SimulationOptions:
 
     def __post_init__(self) -> None:
         if self.forecast not in FORECASTERS:
-            raise ValueError(f"forecast: {self.forecast!r} is not known; allowed: {', '.join(FORECASTERS)}")
+            raise ValueError(f"forecast: got {self.forecast!r}; allowed: {', '.join(FORECASTERS)}")
 
 
 DEFAULT_OPTIONS = SimulationOptions()
@@ -131,12 +133,16 @@ def load_inputs(
     workload: str = "",
     profiles: Iterable[MeasuredSteps] = (),
 ) -> SimulationInputs:
-    """Read the files. A cluster without an inference pool needs no demand. `workload` picks one of a file of several;
-    GPUs that `profiles` measured need not be known to the solver.
+    """Read and check the input files of a simulation.
+
+    Args:
+        demand_path: may be None if the cluster has no inference pool.
+        workload: the name of a workload in a jobs file with several.
+        profiles: measured throughput. GPU models that only these contain need no solver profile.
 
     Raises:
-        ValueError: a file cannot be read or something in it is refused; the message names file, field or line,
-            value and what is allowed.
+        ValueError: a file cannot be read or is not valid. The message names file, field or line, value and accepted
+            values.
     """
     demand = () if demand_path is None else read_demand(demand_path)
     jobs, cluster = read_jobs(jobs_path, workload=workload), read_cluster(cluster_path)
@@ -150,11 +156,11 @@ def load_inputs(
 
 
 def _check_time_ranges(jobs: Sequence[JobRow], demand: Sequence[DemandRow]) -> None:
-    """A demand is repeated after its end, but one that ends before the first job comes is told on another clock."""
+    """Refuse demand that ends long before the first job: the two files probably have different time origins."""
     last = max(demand, key=lambda row: row.time_s, default=None)
     length_s = last.time_s - demand[0].time_s if last else 0.0
     if last and last.time_s + max(length_s, DAY_S) < jobs[0].submit_time_s:
-        allowed = f"a demand that lasts until the first job comes, at {jobs[0].submit_time_s:g}"
+        allowed = f"demand until the first submission at {jobs[0].submit_time_s:g}"
         raise TraceError(f"{last.path} line {last.line}: time_s: got '{last.time_s:g}'; allowed: {allowed}")
 
 
@@ -168,10 +174,15 @@ def simulate(
     options: SimulationOptions = DEFAULT_OPTIONS,
     progress: ProgressCallback | None = None,
 ) -> SimulationReport:
-    """Play a trace under each policy set of `policy`: names with commas between, or names and sets of one's own.
+    """Simulate a trace under each policy set.
 
-    `progress(done, total)` counts ended jobs over all policy sets together. A set of one's own may be any
-    composition of functions; it keeps its own settings:
+    Args:
+        policy: names separated by commas, or a list of names and policy sets. A custom policy set may combine any
+            functions and keeps its own settings.
+        progress: called as `progress(done, total)` with the ended jobs over all policy sets.
+
+    Example:
+
 
     >>> from dataclasses import replace
     >>> from scheduler.documents.simulation import ClusterDocument
@@ -188,28 +199,28 @@ def simulate(
     [('fifo', 237.5), ('lifo', 175.0)]
 
     Raises:
-        ValueError: jobs, demand, cluster and policies do not fit together; the message says what is allowed.
+        ValueError: jobs, demand, cluster and policies do not fit together. The message names accepted values.
         PolicyError: a policy set raised an error.
     """
     sets, curves = resolve_policy_sets(policy, cluster), CurveCache(options.profiles)
-    worlds = [build_scenario(jobs, demand, cluster, one, seed=seed, curves=curves, options=options) for one in sets]
+    scenarios = [build_scenario(jobs, demand, cluster, one, seed=seed, curves=curves, options=options) for one in sets]
     total = len(jobs) * len(sets)
-    played: list[PolicyResult] = []
-    for number, (world, policies) in enumerate(zip(worlds, sets, strict=True)):
+    results: list[PolicyResult] = []
+    for number, (scenario, policies) in enumerate(zip(scenarios, sets, strict=True)):
 
-        def tell(ended: int, before: int = number * len(jobs)) -> None:
+        def report_progress(ended: int, before: int = number * len(jobs)) -> None:
             if progress is not None:
                 progress(before + ended, total)
 
-        played.append(run_policy(world, policies, curves=curves, progress=tell))
-    return SimulationReport.from_results(seed, played)
+        results.append(run_policy(scenario, policies, curves=curves, progress=report_progress))
+    return SimulationReport.from_results(seed, results)
 
 
 def resolve_policy_sets(policy: PolicySelection, cluster: ClusterDocument) -> list[PolicySet]:
-    """Named sets with the settings that the cluster gives, sets of one's own as they are.
+    """Load named policy sets with the settings of the cluster. Custom policy sets are returned unchanged.
 
     Raises:
-        ValueError: there is no set of that name.
+        ValueError: a name is unknown.
     """
     settings = PolicySettings(
         full_pass_period_s=cluster.lending_period_s,
@@ -230,10 +241,10 @@ def build_scenario(
     curves: CurveCache,
     options: SimulationOptions = DEFAULT_OPTIONS,
 ) -> Scenario:
-    """The simulation's world for one policy set: under one that does not scale, jobs keep to the trace's GPUs.
+    """Build the scenario for one policy set. Without elastic policies, jobs have the GPU counts of the trace.
 
-    A trace's run times have the start of the job in them, so that a first start takes no time here, unless the cluster
-    says otherwise; a restart does.
+    Run times of a trace include the start of the job, so that a first start takes no time unless the cluster document
+    sets it. Restarts take time.
 
     Raises:
         ValueError: jobs, demand and cluster do not fit together.
@@ -255,7 +266,7 @@ def build_scenario(
 
 
 def _get_memory_bytes(gpu: str, curves: CurveCache) -> int:
-    """Memory of one GPU; that of a GPU which is known by measurements alone is taken for boundless, as their plans."""
+    """Return the memory of a GPU. It is unlimited for models that are only measured, as their plans use none."""
     return (
         _UNLIMITED_BYTES if gpu not in list_gpu_names() and curves.has_measured_gpu(gpu) else load_gpu(gpu).memory_bytes
     )
@@ -264,18 +275,17 @@ def _get_memory_bytes(gpu: str, curves: CurveCache) -> int:
 def run_policy(
     scenario: Scenario, policies: PolicySet, *, curves: CurveCache, progress: Callable[[int], None] = lambda ended: None
 ) -> PolicyResult:
-    """One policy set's report, and what happened over time.
+    """Run a scenario under one policy set and return its figures and series.
 
     Raises:
         PolicyError: the policy set raised an error.
     """
     recorder, violations = ReportRecorder(scenario), ViolationCounter()
     simulation = Simulation(scenario, policies, observers=[recorder, violations], curves=curves)
-    watch = ManualClock()
-    started_s = watch.elapsed_s()
+    started_s = simulation.clock.elapsed_s()
     with raise_as_policy_error(policies.name, simulation.clock):
         last = simulation.run(progress)
-    wall_s = watch.elapsed_s() - started_s
+    wall_s = simulation.clock.elapsed_s() - started_s
     ended = simulation.memory_store.list_ended_jobs(limit=_NO_JOB_LIMIT)
     report, series = recorder.build_report(policies.name, last, ended, simulation.executor.work)
     return replace(report, wall_s=wall_s, violations=violations.count, violated=violations.describe()), series

@@ -1,7 +1,7 @@
-"""TaskRunner: plays simulations that were handed in, each in a process of its own, beside an API.
+"""SimulationRunner: runs submitted simulations, each in its own process, beside an API.
 
-It says of each at every look that it is still played, and how far it is; whoever finds a task of which nobody says so
-any more begins it again. A task that is cancelled stops being its player's, whose process is then killed.
+At each poll it renews the claim on each simulation and records its progress. If a claim expires, any runner may start
+the simulation again. Cancelling a simulation ends the claim, and the runner then kills the process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from scheduler.simulator.simulation_process import (
     TASK_FILE,
     write_input_files,
 )
+from scheduler.store.api_protocol import SimulationStore
 from scheduler.store.protocol import UnavailableError
-from scheduler.store.sql_simulations import SqlSimulations
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,14 @@ CLEANUP_INTERVAL_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """`at_once` simulations are played at once, each with so much memory and processor time. A player that is silent
-    for `claim_s` is taken for gone. What ended is forgotten after `kept_s`."""
+    """Limits of a runner.
+
+    Args:
+        concurrent_max: simulations that run at the same time.
+        memory_bytes: memory of each simulation; `cpu_s` is its CPU time.
+        retention_s: time after which ended simulations are deleted.
+        claim_s: time after which a claim expires that is not renewed.
+    """
 
     concurrent_max: int
     memory_bytes: int
@@ -61,22 +67,22 @@ class _RunningSimulation:
     def terminate(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdin is not None, "it is a pipe, whose end tells the process that we are gone"
+        assert self.process.stdin is not None, "standard input is a pipe"
         self.process.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)  # the process may have begun to do it itself
+        shutil.rmtree(self.folder, ignore_errors=True)  # the process may delete it, too
 
     def read_progress(self) -> tuple[str, int]:
         try:
-            told = json.loads((self.folder / PROGRESS_FILE).read_text())
+            progress = json.loads((self.folder / PROGRESS_FILE).read_text())
         except FileNotFoundError:
-            return "", 0  # it is only starting
-        return told["playing"], told["jobs_done"]
+            return "", 0  # the process is starting
+        return progress["playing"], progress["jobs_done"]
 
 
 class SimulationRunner:
-    """`holder` is a name that no other process has."""
+    """Runs queued simulations until it is stopped. `holder` is a name that no other process uses."""
 
-    def __init__(self, simulations: SqlSimulations, limits: RunnerLimits, *, holder: str, clock: Clock) -> None:
+    def __init__(self, simulations: SimulationStore, limits: RunnerLimits, *, holder: str, clock: Clock) -> None:
         self._simulations = simulations
         self._limits = limits
         self._holder = holder
@@ -85,28 +91,28 @@ class SimulationRunner:
         self._cleaned_up_at_s = 0.0
 
     def run(self, stop: Flag) -> None:
-        """Play until `stop` is set. What is not done then waits again."""
+        """Run until `stop` is set. Unfinished simulations go back to the queue."""
         try:
             while not stop.is_set():
                 try:
                     self._poll()
-                except UnavailableError as failed:
-                    log.warning("simulations wait for the database: %s", failed)
+                except UnavailableError as error:
+                    log.warning("simulations wait for the database: %s", error)
                 except Exception:
-                    log.exception("simulations could not be looked after")
+                    log.exception("polling simulations failed")
                 stop.wait(self._limits.poll_s)
         finally:
-            for played in self._running:
-                played.terminate()
-            with contextlib.suppress(UnavailableError):  # others find out by our silence
-                for played in self._running:
+            for running in self._running:
+                running.terminate()
+            with contextlib.suppress(UnavailableError):  # the claims expire
+                for running in self._running:
                     self._simulations.requeue(
-                        played.task.id, self._holder, reason="the service was stopped", counts_as_try=False
+                        running.task.id, self._holder, reason="the service stopped", counts_as_try=False
                     )
 
     def _poll(self) -> None:
-        for played in list(self._running):
-            self._check_progress(played)
+        for running in list(self._running):
+            self._check_progress(running)
         while len(self._running) < self._limits.concurrent_max and self._start_next():
             pass
         now_s = self._clock.now_s()
@@ -120,8 +126,8 @@ class SimulationRunner:
         if task is None:
             return False
         if task.tries > TRIES_MAX:
-            why = task.reason or "each time the service ended while it was played"
-            reason = f"it was begun {TRIES_MAX} times and never came to its end: {why}"
+            last_reason = task.reason or "the service ended each time"
+            reason = f"all {TRIES_MAX} tries ended early; the last one because: {last_reason}"
             self._fail(task, reason, tries=TRIES_MAX)
         else:
             self._start(task)
@@ -129,11 +135,11 @@ class SimulationRunner:
 
     def _start(self, task: SimulationTask) -> None:
         files = self._simulations.get_files(task.id)
-        assert files is not None, "files are kept for as long as the task"
+        assert files is not None, "files are stored as long as the simulation"
         folder = Path(tempfile.mkdtemp(prefix="ebbtide-simulation-"))
         write_input_files(files, folder)
-        bounds = {"memory_bytes": self._limits.memory_bytes, "cpu_s": self._limits.cpu_s}
-        write_json_atomically(folder / TASK_FILE, {"policies": task.policies, "seed": task.seed, **bounds})
+        limits = {"memory_bytes": self._limits.memory_bytes, "cpu_s": self._limits.cpu_s}
+        write_json_atomically(folder / TASK_FILE, {"policies": task.policies, "seed": task.seed, **limits})
         command = [sys.executable, "-m", "scheduler.simulator.simulation_process", str(folder)]
         with (folder / "stderr.txt").open("wb") as errors:
             process = subprocess.Popen(
@@ -151,12 +157,12 @@ class SimulationRunner:
         code = running.process.poll()
         playing, done = running.read_progress()
         until_s = now_s + self._limits.claim_s
-        is_ours = self._simulations.renew_claim(
+        has_claim = self._simulations.renew_claim(
             running.task.id, self._holder, until_s=until_s, playing=playing, jobs_done=done
         )
-        if is_ours and code is None:
+        if has_claim and code is None:
             return
-        if is_ours and code is not None:
+        if has_claim and code is not None:
             self._record_outcome(running, code, now_s)
         self._running.remove(running)
         running.terminate()
@@ -168,12 +174,12 @@ class SimulationRunner:
         elif (folder / FAILURE_FILE).exists():
             self._fail(task, (folder / FAILURE_FILE).read_text(), tries=task.tries)
         elif code == -signal.SIGXCPU:
-            reason = f"it needs more processor time than the {self._limits.cpu_s} s that it may have"
+            reason = f"it exceeds the CPU time limit of {self._limits.cpu_s} s"
             self._fail(task, reason, tries=task.tries)
         else:
-            said = (folder / "stderr.txt").read_text(errors="replace")[-2000:]
+            stderr = (folder / "stderr.txt").read_text(errors="replace")[-2000:]
             how = signal_name(-code) if code < 0 else f"exit code {code}"
-            log.error("the process of simulation %s ended with %s: %s", task.id, how, said)
+            log.error("the process of simulation %s ended with %s: %s", task.id, how, stderr)
             self._simulations.requeue(task.id, self._holder, reason=f"its process ended with {how}", counts_as_try=True)
 
     def _fail(self, task: SimulationTask, reason: str, *, tries: int) -> None:

@@ -1,10 +1,7 @@
-"""Scaling curves that were measured: how long a step takes on a GpuShape, without the solver.
+"""Scaling curves of a simulation: measured step times, and the solver for models that were not measured.
 
-A curve answers for the GPUs that it was measured on, and says why where it has no plan for a shape: such counts are
-holes. What a plan does beyond its degrees is not recorded, so its layers and micro-batches count as one and its memory
-as none.
-
-CurveBook: measured curves and the solver at a simulation's side. Every point is solved once, whoever asks for it.
+A measured curve has plans for the GPUs on which it was measured, and a reason for each shape without a plan.
+Measurements contain only the degrees of a plan: it gets one layer, one micro-batch and no memory.
 """
 
 from __future__ import annotations
@@ -31,27 +28,27 @@ from scheduler.domain.tick_report import WantedShape
 from scheduler.solver.curve import build_curve_solved, solve_point
 
 PlanOrReason = ParallelPlan | str
-"""A plan, or why none was measured."""
+"""A plan, or the reason why there is no measurement."""
 
 
 class MeasuredCurves(Protocol):
-    """One kind of measurement."""
+    """Curves from one kind of measurement."""
 
     @property
     def gpus(self) -> frozenset[str]:
-        """The GPU models that were measured."""
+        """The measured GPU models."""
 
     def covers(self, model: str, global_batch: int) -> bool:
-        """The model was measured at this batch."""
+        """Tell whether the model was measured at this batch size."""
 
     def get_point(self, model: str, global_batch: int, shape: GpuShape) -> PlanOrReason:
-        """The fastest plan on a shape, of a model that `knows` knows."""
+        """Return the fastest plan on a shape, for a model that `covers` accepts."""
 
 
 def build_measured_curves(
     profiles: Iterable[Iterable[StepByGpuCount | StepByPlacement | StepByLocalBatch]],
 ) -> tuple[MeasuredCurves, ...]:
-    """The curves of files that `read_profile` has read."""
+    """Return the curves of profiles read by `read_profile`."""
     steps = [step for profile in profiles for step in profile]
     counted = [step for step in steps if isinstance(step, StepByGpuCount)]
     placed = [step for step in steps if isinstance(step, StepByPlacement)]
@@ -61,7 +58,7 @@ def build_measured_curves(
 
 
 class CountedCurves:
-    """Counts alone were measured: every shape of a measured count is as fast, and any other count has no plan."""
+    """Curves measured by GPU count. All shapes of a count are equally fast, and other counts have no plan."""
 
     def __init__(self, steps: Iterable[StepByGpuCount]) -> None:
         self._step_times_s: defaultdict[tuple[str, int], dict[tuple[str, int], float]] = defaultdict(dict)
@@ -84,15 +81,14 @@ class CountedCurves:
 
 
 class PlacedCurves:
-    """Placements were measured, under several plans each; the best plan of a placement counts.
+    """Curves measured by placement, with the best of the measured plans of each placement.
 
-    * Fewer nodes are no slower: a placement is as fast as any that was measured with as many GPUs and whose nodes can
-      be laid together to give it (four nodes of 4 give two of 8; communication only gets nearer).
-    * Between two measured placements on as many nodes, one inside and one around it, a data-parallel plan takes the
-      time on the straight line between theirs, by the number of GPUs. Step times fall convexly, so that the line lies
-      above them; the largest such inside and the smallest around are taken, of equals the slowest. A plan with tensor
-      or pipeline degrees has nothing in between.
-    * Anything else, more GPUs than were measured above all, has no plan.
+    * A placement is as fast as any measured one with the same GPUs on more, smaller nodes (two nodes of 8 are no slower
+      than four nodes of 4), because communication only gets closer.
+    * A data-parallel plan is interpolated linearly, by GPU count, between the largest smaller and the smallest larger
+      measured placement on the same number of nodes; of equal ones the slowest is used. Step times are convex, so that
+      the line is an upper bound. Plans with tensor or pipeline degrees are not interpolated.
+    * All other placements, such as those with more GPUs than were measured, have no plan.
     """
 
     def __init__(self, steps: Iterable[StepByPlacement]) -> None:
@@ -108,7 +104,7 @@ class PlacedCurves:
         return frozenset(gpu for gpu, _ in self._best)
 
     def covers(self, model: str, global_batch: int) -> bool:
-        """Whatever the batch: each model was measured at the one that it always has."""
+        """Tell whether the model was measured. The batch size is ignored: each model always has the same."""
         return any(known == model for _, known in self._best)
 
     def get_point(self, model: str, global_batch: int, shape: GpuShape) -> PlanOrReason:
@@ -124,12 +120,11 @@ class PlacedCurves:
 
 
 class SharedCurves:
-    """Steps were measured by placement and samples on each GPU (Pollux, OSDI'21).
+    """Curves measured by placement and local batch size (Pollux, OSDI'21).
 
-    Each GPU takes its share of the global batch, in as few micro-batches as keep it within the largest that was
-    measured; only the last of them waits for the gradients of others. Between two measured numbers of samples the
-    time is on the straight line. Of the orders in which the nodes were asked the slowest counts. Beyond the measured
-    placements, the number of nodes and GPUs decides where both together were measured.
+    Each GPU processes its share of the global batch in the fewest micro-batches of a measured size. Only the last one
+    waits for gradients. Times between two measured sizes are interpolated linearly. Of several measurements of one
+    placement the slowest is used. Placements that were not measured use one with the same number of nodes and GPUs.
     """
 
     def __init__(self, steps: Iterable[StepByLocalBatch]) -> None:
@@ -163,12 +158,12 @@ class SharedCurves:
 
 
 def get_placement(shape: GpuShape) -> Placement:
-    """GPUs on each node, most first."""
+    """Return the GPUs on each node, in descending order."""
     return tuple(sorted((group.gpus_per_node for group in shape.groups for _ in range(group.nodes)), reverse=True))
 
 
 def _get_gpu_model(shape: GpuShape) -> str:
-    """The GPU model of a shape that has one; "" for a mixed one, which nobody measured."""
+    """Return the GPU model of a shape, or an empty text for a mixed shape, which is never measured."""
     models = {group.gpu for group in shape.groups}
     return models.pop() if len(models) == 1 else ""
 
@@ -198,7 +193,7 @@ def _build_plan(plan: ExecPlan, gpu: str, gpus: int, global_batch: int, step_tim
 
 
 def _can_pack(parts: Placement, nodes: Placement) -> bool:
-    """Whether `parts` can be laid together so that each node is filled."""
+    """Tell whether groups of `parts` can fill each of the nodes exactly."""
     if not parts:
         return not any(nodes)
     first, *rest = parts
@@ -212,39 +207,39 @@ def _can_pack(parts: Placement, nodes: Placement) -> bool:
 def _interpolate_placement(
     measured: Mapping[Placement, StepByPlacement], placement: Placement
 ) -> StepByPlacement | None:
-    """A step on the straight line between a placement inside and one around, where both were measured."""
-    inside = [step for at, step in measured.items() if _is_inside(at, placement)]
-    around = [step for at, step in measured.items() if _is_inside(placement, at)]
-    if not inside or not around:
+    """Return a step interpolated between a smaller and a larger measured placement, if there are both."""
+    smaller = [step for at, step in measured.items() if _is_inside(at, placement)]
+    larger = [step for at, step in measured.items() if _is_inside(placement, at)]
+    if not smaller or not larger:
         return None
-    low = max(inside, key=lambda step: (sum(step.placement), step.step_time_s))
-    high = min(around, key=lambda step: (sum(step.placement), -step.step_time_s))
-    way = (sum(placement) - sum(low.placement)) / (sum(high.placement) - sum(low.placement))
-    step_time_s = low.step_time_s + way * (high.step_time_s - low.step_time_s)
+    low = max(smaller, key=lambda step: (sum(step.placement), step.step_time_s))
+    high = min(larger, key=lambda step: (sum(step.placement), -step.step_time_s))
+    fraction = (sum(placement) - sum(low.placement)) / (sum(high.placement) - sum(low.placement))
+    step_time_s = low.step_time_s + fraction * (high.step_time_s - low.step_time_s)
     return StepByPlacement(low.gpu, low.model, placement, low.plan, step_time_s)
 
 
 def _is_inside(part: Placement, whole: Placement) -> bool:
-    """On as many nodes, and smaller."""
-    return len(part) == len(whole) and part != whole and all(own <= all_ for own, all_ in zip(part, whole, strict=True))
+    """Tell whether `part` is smaller than `whole` and has as many nodes."""
+    return len(part) == len(whole) and part != whole and all(a <= b for a, b in zip(part, whole, strict=True))
 
 
 def _interpolate_batch(samples: Mapping[int, StepByLocalBatch], local_batch: int) -> tuple[float, float]:
-    """Step and sync time between the two nearest measured numbers of samples."""
+    """Return step and sync time, interpolated between the two nearest measured local batch sizes."""
     if local_batch in samples:
         return samples[local_batch].step_time_s, samples[local_batch].sync_time_s
     low, high = next((a, b) for a, b in pairwise(sorted(samples)) if a < local_batch < b)
-    way, below, above = (local_batch - low) / (high - low), samples[low], samples[high]
+    fraction, below, above = (local_batch - low) / (high - low), samples[low], samples[high]
     return (
-        below.step_time_s + way * (above.step_time_s - below.step_time_s),
-        below.sync_time_s + way * (above.sync_time_s - below.sync_time_s),
+        below.step_time_s + fraction * (above.step_time_s - below.step_time_s),
+        below.sync_time_s + fraction * (above.sync_time_s - below.sync_time_s),
     )
 
 
 class CurveCache:
-    """Points by curve key and shape.
+    """Points of all curves of a simulation, measured or solved once.
 
-    `profiles`: files of measurements. A model that they have is never solved.
+    A model in `profiles`, the files of measurements, is never solved.
     """
 
     def __init__(self, profiles: Iterable[MeasuredSteps] = ()) -> None:
@@ -252,21 +247,21 @@ class CurveCache:
         self._points: dict[WantedShape, CurveSolved] = {}
 
     def find_measured(self, model: str, global_batch: int) -> MeasuredCurves | None:
-        """The measured curves that have the model at this batch."""
+        """Return the measured curves with the model at this batch size."""
         return next((curves for curves in self._measured if curves.covers(model, global_batch)), None)
 
     def has_measured_gpu(self, gpu: str) -> bool:
-        """Some model was measured on GPUs of this model."""
+        """Tell whether any model was measured on this GPU model."""
         return any(gpu in curves.gpus for curves in self._measured)
 
     def get_job_point(self, spec: JobSpec, shape: GpuShape) -> CurveSolved:
-        """The solved point of a job with a model, as it was submitted."""
+        """Return the point of a submitted job that has a model."""
         request = spec.curve_request
-        assert request is not None, "any other job has the linear curve"
+        assert request is not None, "jobs without a model have a linear curve"
         return self.get_point(request, shape)
 
     def get_point(self, request: CurveRequest, shape: GpuShape) -> CurveSolved:
-        """A plan, or why none can work on that shape."""
+        """Return a plan, or the reason why there is none on this shape."""
         wanted = WantedShape(request.key, shape)
         if wanted not in self._points:
             self._points[wanted] = self._compute_point(request, wanted)

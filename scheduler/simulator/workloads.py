@@ -1,4 +1,4 @@
-"""From the rows of a jobs trace to submissions: what each job asks for, and how long it is."""
+"""Converts the rows of a jobs trace to submissions: the requests and lengths of jobs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from scheduler.solver.profiles.catalog import list_model_names
 
 
 class WorkloadError(ValueError):
-    """A job that does not fit the cluster; the message names the line, the field, the value and what is allowed."""
+    """A job does not fit the cluster. The message names line, field, value and accepted values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job to be submitted at `at_s`. `trace_gpus` is what it ran on in the trace, `run_time_s_min` its run time at
-    the maximum of its range, whether or not the policy set scales. `steps_true` is its length where its spec does not
-    tell the truth (`Truth`)."""
+    """A job that is submitted at `at_s`.
+
+    Args:
+        trace_gpus: GPUs of the job in the trace.
+        run_time_s_min: run time at the maximum of its range, whether or not the policy set resizes jobs.
+        steps_true: true length if it differs from that of the spec (`GroundTruth`).
+    """
 
     at_s: float
     job_id: str
@@ -37,7 +41,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class GpuInventory:
-    """GPUs of training pools and of all pools, and the size of a node, by GPU model."""
+    """GPUs of training pools, GPUs of all pools, and GPUs per node, by GPU model."""
 
     training: dict[str, int]
     all: dict[str, int]
@@ -45,26 +49,30 @@ class GpuInventory:
 
     @property
     def most_common(self) -> str:
-        """The model that training has most of."""
+        """The most common GPU model of training pools."""
         return max(self.training, key=lambda gpu: self.training[gpu])
 
 
 def build_submissions(
     rows: Iterable[JobRow], cluster: ClusterDocument, curves: CurveCache, *, elastic: bool
 ) -> tuple[Submission, ...]:
-    """The trace's jobs in order of time. Where `elastic` is false every job keeps to the GPUs of the trace.
+    """Return the jobs of the trace in order of time.
 
-    A job without a model has one step for every GPU-second that it ran in the trace. The length of a job with one is
-    the trace's iterations, else the number of steps that the curve's plan does in the trace's time on the trace's
-    GPUs. Measured curves go before solved ones, give an `application` its model, and narrow a job's range to counts
-    that were measured, slower ones too: it is for the policies to leave those.
+    A job without a model has one step per GPU-second of the trace. The length of a job with a model is the number of
+    iterations in the trace or, without it, the number of steps that its plan completes in the run time of the trace on
+    the GPUs of the trace. Measured curves take precedence over solved ones. They define the model of an `application`
+    and limit the range of a job to measured counts, including slow ones, which policies may avoid.
+
+    Args:
+        elastic: whether jobs have ranges; otherwise each job has the GPU count of the trace.
 
     Raises:
         WorkloadError: a job's GPUs do not fit the cluster, or its model, GPU or plan does not exist.
     """
     models = count_gpu_models(cluster)
-    made = ((row, _build_submission(row, cluster, models, curves, elastic=elastic)) for row in rows)
-    return tuple(replace(submission, user=row.user) for row, submission in made)
+    return tuple(
+        replace(_build_submission(row, cluster, models, curves, elastic=elastic), user=row.user) for row in rows
+    )
 
 
 def _build_submission(
@@ -95,25 +103,25 @@ def _build_submission(
 
 
 def _check_gpu_limits(row: JobRow, cluster: ClusterDocument, gpus_min: int, description: str, gpus: int) -> None:
-    """A job that could never start, for want of GPUs or under a limit of its queue."""
+    """Refuse a job that could never start because of the size of the pools or a limit of its queue."""
     bounds: list[tuple[int | None, str]] = [(gpus, description)]
     for queue in cluster.queues:
         if queue.name == row.queue:
             bounds.append((queue.limit_gpus, f"the limit of queue {row.queue}"))
             bounds.append((queue.user_limit_gpus, f"the user limit of queue {row.queue}"))
-    for most, whose in bounds:
+    for most, owner in bounds:
         if most is not None and gpus_min > most:
             raise _make_workload_error(
-                row, "min_gpus" if gpus_min == row.min_gpus else "gpus", gpus_min, f"at most {most}, {whose}"
+                row, "min_gpus" if gpus_min == row.min_gpus else "gpus", gpus_min, f"at most {most}, {owner}"
             )
 
 
 def _with_measured_model(row: JobRow, curves: CurveCache) -> JobRow:
-    """The row with its application as its model, where that was measured."""
+    """Return the row with its application as its model if the application was measured."""
     if row.application and curves.find_measured(row.application, row.global_batch):
         return replace(row, model=row.application)
     if not row.duration_s:
-        allowed = f"one that a measured profile has at batch {row.global_batch}: this trace gives no run times"
+        allowed = f"an application measured at batch {row.global_batch}, because this trace has no run times"
         raise _make_workload_error(row, "application", row.application, allowed)
     return row
 
@@ -121,7 +129,12 @@ def _with_measured_model(row: JobRow, curves: CurveCache) -> JobRow:
 def _build_submission_with_curve(
     row: JobRow, spec: JobSpec, curves: CurveCache, *, widest: tuple[int, int], node: tuple[str, int]
 ) -> Submission:
-    """`widest` is the range of a policy set that scales, `node` a node's GPU model and number of GPUs."""
+    """Build a submission with the length of its curve.
+
+    Args:
+        widest: range of the job if it is elastic.
+        node: GPU model and number of GPUs of a node.
+    """
     measured = curves.find_measured(row.model, row.global_batch)
     if not measured and row.model not in list_model_names():
         raise _make_workload_error(row, "model", row.model, ", ".join(list_model_names()))
@@ -143,7 +156,7 @@ def _build_submission_with_curve(
 
 
 def _get_gpu_range(row: JobRow, cluster: ClusterDocument, gpus_max: int) -> tuple[int, int]:
-    """The row's own range, else the one that the cluster's `elastic` block gives; its top capped to the cluster."""
+    """Return the range of the row, or that of the `elastic` block, with its maximum limited to the cluster."""
     elastic = cluster.elastic
     if row.min_gpus is not None or row.max_gpus is not None:
         low, high = row.min_gpus or row.gpus, row.max_gpus or row.gpus
@@ -156,11 +169,9 @@ def _get_gpu_range(row: JobRow, cluster: ClusterDocument, gpus_max: int) -> tupl
 
 
 def _get_gpu_model(row: JobRow, models: GpuInventory) -> str:
-    """The GPU model that the row asks for, else the one that training has most of."""
+    """Return the requested GPU model, or the most common one of the training pools."""
     if row.gpu and row.gpu not in models.training:
-        raise _make_workload_error(
-            row, "gpu", row.gpu, f"a model that the training pools have: {', '.join(models.training)}"
-        )
+        raise _make_workload_error(row, "gpu", row.gpu, f"a model of the training pools: {', '.join(models.training)}")
     return row.gpu or models.most_common
 
 
