@@ -46,6 +46,7 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
     os.environ["EBBTIDE_PORT"] = str(_choose_port(settings))
     settings = read_settings()
     _check_policy(settings)
+    _check_profiles(settings)
     _check_tracing()
     _migrate_database(settings)
     print_message(
@@ -105,6 +106,7 @@ def operator() -> None:
 
     settings = read_settings()
     _check_policy(settings)
+    _check_profiles(settings)
     _start_tracing("ebbtide-operator")
     with input_errors_from("EBBTIDE_HOST, EBBTIDE_PROBE_PORT"):
         probes = ProbeServer(settings.host, settings.probe_port)
@@ -173,6 +175,18 @@ def _check_policy(settings: Settings) -> None:
 
     with input_errors_from("EBBTIDE_POLICY"):
         load_policy_set(settings.policy)
+
+
+def _check_profiles(settings: Settings) -> None:
+    """Check every profile in EBBTIDE_PROFILES_DIR, and print which shipped profiles it replaces."""
+    from scheduler.solver.profiles.catalog import read_profiles_folder
+
+    if settings.profiles_dir is not None:
+        with input_errors_from(""):
+            found = read_profiles_folder(settings.profiles_dir)
+        count = len(found.gpus) + len(found.models)
+        replaced = f"; they replace the shipped {', '.join(found.replaced)}" if found.replaced else ""
+        print_message(f"{count} profiles from {settings.profiles_dir}{replaced}.")
 
 
 def _check_tracing() -> None:
