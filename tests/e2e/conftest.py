@@ -1,4 +1,4 @@
-"""What tests of real ranks have in common: an agent from which all of them are forked."""
+"""Fixtures for tests with real ranks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.forked_ranks import Farm, farm
+from tests.e2e.rank_launcher import RankLauncher, launch_agent
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """One for all tests of a process: to load torch takes it seconds of processor time, and a fork none."""
-    with farm(tmp_path_factory.mktemp("farm")) as made:
-        yield made
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankLauncher]:
+    """Launch ranks from one agent per test process. Loading torch takes seconds of CPU time, a fork does not."""
+    with launch_agent(tmp_path_factory.mktemp("agent")) as launcher:
+        yield launcher

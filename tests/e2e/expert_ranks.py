@@ -1,7 +1,6 @@
-"""One of four gloo ranks that compare spread experts with the same experts on one rank.
+"""A rank of a group of four that compares sharded experts with the same experts on one rank.
 
-`main(FOLDER, RANK, RANKS)` runs all cases, and writes what it found to
-`FOLDER/found-RANK.json`.
+`main(FOLDER, RANK, RANKS)` runs all cases and writes the results to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from scheduler.trainer.training_state import TrainablePart, compute_global_diges
 
 RANKS = 4
 HIDDEN, EXPERTS, UNUSED = 8, 4, 1
-TOKENS = (7, 0, 12, 5)
-"""Of each rank: one of them has none."""
+TOKENS = (7, 0, 12, 5)  # by rank; one rank has none
 STEPS = 3
 SAVED_AS = "checkpoints"
 
@@ -37,12 +35,12 @@ Found = dict[str, dict[str, float | str]]
 
 
 def dp_ep_mesh(ep: int) -> DeviceMesh:
-    """With experts that no ranks share: those are in test_plan_gradients."""
+    """Return a mesh in which each expert is on one rank. test_plan_gradients covers experts that ranks share."""
     return init_device_mesh("cpu", (RANKS // ep, ep, 1), mesh_dim_names=("dp", "ep", "tp"))
 
 
 def mixture(experts_per_token: int, dtype: torch.dtype) -> MixtureOfExperts:
-    """No token of `inputs` chooses the expert UNUSED."""
+    """Return a mixture of experts in which no token of `inputs` chooses the expert UNUSED."""
     module = MixtureOfExperts(hidden=HIDDEN, experts=EXPERTS, experts_per_token=experts_per_token).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -53,18 +51,18 @@ def mixture(experts_per_token: int, dtype: torch.dtype) -> MixtureOfExperts:
 
 
 def inputs(dtype: torch.dtype) -> list[Tensor]:
-    """Of all ranks; positive, and each of shape (1, tokens, hidden)."""
+    """Return the inputs of all ranks: positive, each of shape (1, tokens, hidden)."""
     generator = torch.Generator().manual_seed(2)
     return [torch.rand(1, tokens, HIDDEN, generator=generator, dtype=torch.float64).to(dtype) for tokens in TOKENS]
 
 
 def loss(outputs: Tensor) -> Tensor:
-    """A sum over tokens that weighs their values differently."""
+    """Return a sum over tokens that weighs their values differently."""
     return (outputs * torch.linspace(-1, 1, HIDDEN, dtype=outputs.dtype)).sum()
 
 
 def off(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Return the largest difference as a share of the largest value."""
     if not expected.numel():
         return float(found.numel())
     return ((found - expected).abs().max() / expected.abs().max()).item()
@@ -76,7 +74,7 @@ def whole(tensor: Tensor | None) -> Tensor:
 
 
 def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: bool) -> dict[str, float | str]:
-    """How far a spread module is off one that has all experts and all tokens; with `sharded` FSDP lies on top."""
+    """Compare a sharded module with one that has all experts and all tokens; if `sharded`, with FSDP on top."""
     rank, of_all = dist.get_rank(), inputs(dtype)
     alone = mixture(experts_per_token, dtype)
     batch = torch.cat(of_all, dim=1).requires_grad_()
@@ -115,7 +113,7 @@ def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: b
 
 
 def spread_gpt(ep: int, *, seed: int, recompute: Recompute = Recompute.NONE) -> tuple[Gpt, AdamW]:
-    """nano-moe with FSDP: experts over the ranks that have the same ones, everything else over all."""
+    """Build nano-moe with FSDP: experts over the ranks that have the same ones, everything else over all ranks."""
     model, mesh, everyone = build(seed, recompute), dp_ep_mesh(ep), init_device_mesh("cpu", (RANKS,))
     for block in model.blocks.values():
         assert isinstance(block, Block)
@@ -128,7 +126,7 @@ def spread_gpt(ep: int, *, seed: int, recompute: Recompute = Recompute.NONE) -> 
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """FSDP that sums gradients."""
+    """Apply FSDP that sums gradients."""
     sharded = fully_shard(module, mesh=mesh)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
@@ -147,7 +145,7 @@ def optimizer(model: Gpt) -> AdamW:
 
 
 def train(model: Gpt, optimizer: AdamW, samples: slice) -> None:
-    """STEPS steps on these samples' share of the mean loss over a batch of 8."""
+    """Train STEPS steps on these samples' share of the mean loss over a batch of 8."""
     generator = torch.Generator().manual_seed(5)
     for _ in range(STEPS):
         tokens = torch.randint(0, 256, (8, 16), generator=generator)[samples]
@@ -162,7 +160,7 @@ def my_samples() -> slice:
 
 
 def training(ep: int, recompute: Recompute) -> dict[str, float | str]:
-    """How far the weights of a spread model are off those that one rank reaches."""
+    """Compare the weights of a sharded model with those that one rank reaches."""
     alone = build(seed=1)
     train(alone, optimizer(alone), slice(0, 8))
     spread, its_optimizer = spread_gpt(ep, seed=1, recompute=recompute)
@@ -172,7 +170,7 @@ def training(ep: int, recompute: Recompute) -> dict[str, float | str]:
 
 
 def resharding(folder: Path) -> dict[str, float | str]:
-    """Digests of what was saved under ep 4, and of what dp 2 x ep 2 loads of it."""
+    """Return digests of a state saved with ep 4 and of what dp 2 x ep 2 loads of it."""
     root = folder / SAVED_AS
     model, its_optimizer = spread_gpt(4, seed=1)
     train(model, its_optimizer, my_samples())
@@ -210,12 +208,12 @@ def cases(folder: Path) -> Found:
 
 def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
-    # That a gather takes two steps where two dimensions are sharded is known and of no interest here.
+    # Silences the warning that a gather over two sharded dimensions takes two steps.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     found = cases(folder)
     part = folder / f"found-{rank}.part"
     part.write_text(json.dumps(found))
     part.rename(folder / f"found-{rank}.json")
-    # No rank leaves while another still talks to it.
+    # No rank leaves while another still waits for its messages.
     dist.barrier()

@@ -1,7 +1,7 @@
-"""One of several gloo ranks whose disk is full when rank 0 comes to write the manifest.
+"""A rank of a group whose disk is full when rank 0 writes the manifest of a checkpoint.
 
-`main(FOLDER, RANK, RANKS)` saves at once and in the background, and writes what each
-of them raised to `FOLDER/found-RANK.json`.
+`main(FOLDER, RANK, RANKS)` saves in the foreground and in the background, and writes the error of each save to
+`FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from scheduler.trainer.training_state import TrainablePart
 ROOT = "checkpoints"
 
 
-def told(save: Callable[[], None]) -> str:
+def error_of(save: Callable[[], None]) -> str:
     try:
         save()
-    except CheckpointError as failure:
-        return str(failure)
-    return "it went well"
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def full_disk(directory: Path, manifest: Manifest) -> None:
@@ -39,23 +39,20 @@ def full_disk(directory: Path, manifest: Manifest) -> None:
 def main(folder: Path, rank: int, ranks: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     model = build_gpt(SIZES["nano-gpt"], seed=1, dtype=torch.float32)
-    root, parts, background = (
-        folder / ROOT,
-        [TrainablePart(model, [AdamW(model.parameters())])],
-        checkpoint.BackgroundSaveResources(),
-    )
+    root, parts = folder / ROOT, [TrainablePart(model, [AdamW(model.parameters())])]
+    resources = checkpoint.BackgroundSaveResources()
 
-    def at_once(step: int) -> None:
+    def save(step: int) -> None:
         checkpoint.save(root, parts, Manifest(TrainingPosition(step, step), ranks, {}, ()), node="t0")
 
-    def behind(step: int) -> None:
-        facts = Manifest(TrainingPosition(step, step), ranks, {}, ())
-        checkpoint.BackgroundSave(root, parts, facts, node="t0", keep=2, resources=background).wait()
+    def save_in_background(step: int) -> None:
+        manifest = Manifest(TrainingPosition(step, step), ranks, {}, ())
+        checkpoint.BackgroundSave(root, parts, manifest, node="t0", keep=2, resources=resources).wait()
 
-    found = [told(lambda: at_once(1))]
+    errors = [error_of(lambda: save(1))]
     with patch.object(checkpoint, "write_manifest", full_disk):
-        found += [told(lambda: at_once(2)), told(lambda: behind(3))]
-    found += [told(lambda: behind(4))]
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
-    # No rank leaves while another still talks to it.
+        errors += [error_of(lambda: save(2)), error_of(lambda: save_in_background(3))]
+    errors += [error_of(lambda: save_in_background(4))]
+    (folder / f"found-{rank}.json").write_text(json.dumps(errors))
+    # No rank leaves while another still waits for its messages.
     dist.barrier()

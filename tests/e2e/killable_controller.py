@@ -1,7 +1,7 @@
-"""A whole controller that ends itself with SIGKILL at a named point: `python -m tests.e2e.killable_controller`.
+"""A controller that kills itself with SIGKILL at a named point: `python -m tests.e2e.killable_controller`.
 
-Arguments: the folder of the test, the point (or `never`), at which passage of the point it dies, how long workers may
-take to leave, and `--torchless` where none of them needs torch: the store over which ranks meet is made up then.
+Arguments: the folder of the test, the point (or `never`), at which passage of the point it dies, the grace period of
+workers in seconds, and `--torchless` to use a fake rendezvous store if no rank needs torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def killer(point: str, passage: int) -> Callable[[str], None]:
 
 
 def torchless(chosen: Settings, store: SqlStore, at: Callable[[str], None]) -> Controller:
-    """As `build_controller` builds it, without a process that takes seconds to load what nobody uses."""
+    """Build the controller like `build_local_controller`, without processes that load torch."""
     clock = RealClock()
     patience = RunTimeouts(close_s=chosen.leave_grace_s)
     executor = LocalExecutor(

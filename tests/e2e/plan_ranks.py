@@ -1,7 +1,7 @@
-"""One of several gloo ranks that make one step under each of many plans, beside the same step on one rank.
+"""A rank of a group that makes one step under each of many plans and compares it with the same step on one rank.
 
-`main(FOLDER, RANK, RANKS)` follows all plans of so many ranks, and writes to
-`FOLDER/found-RANK.json` how far the loss and each gradient are off.
+`main(FOLDER, RANK, RANKS)` runs all plans for this number of ranks and writes the differences of the loss and of
+each gradient to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scheduler.trainer.mesh import build_meshes
 from scheduler.trainer.model import SIZES, build_gpt
 from scheduler.trainer.model_parts import BuildOptions, build_model_parts
 from scheduler.trainer.pipeline import build_forward_backward
-from tests.e2e.forked_ranks import a_plan
+from tests.e2e.rank_launcher import make_plan
 
 BATCH = 12
 SEED = 1
@@ -34,7 +34,7 @@ Found = dict[str, dict[str, float]]
 
 
 def plan(*stages: tuple[LayerStrategy, ...], micro_batches: int = 1) -> ParallelPlan:
-    return a_plan(*stages, batch=BATCH, micro_batches=micro_batches)
+    return make_plan(*stages, batch=BATCH, micro_batches=micro_batches)
 
 
 EXPERTS = {
@@ -55,7 +55,7 @@ GPIPE = Schedule(ScheduleName.GPIPE)
 STAGES = {
     "pp2": plan((L(1),), (L(1),), micro_batches=4),
     "pp2, GPipe": replace(plan((L(1),), (L(1),), micro_batches=3), schedule=GPIPE),
-    "pp2 interleaved": a_plan((L(1),), (L(1),), (L(1),), (L(1),), batch=BATCH, micro_batches=2, interleave=2),
+    "pp2 interleaved": make_plan((L(1),), (L(1),), (L(1),), (L(1),), batch=BATCH, micro_batches=2, interleave=2),
     "one to dp2": plan((L(1),), (L(1, dp=2),), micro_batches=3),
     "one to tp2 by tokens": plan((L(1),), (L(1, tp=2, sequence_sharding=True, recompute=Recompute.FULL),)),
     "tp2 to one, GPipe": replace(plan((L(1, tp=2),), (L(1),), micro_batches=3), schedule=GPIPE),
@@ -76,12 +76,12 @@ def cases(ranks: int) -> dict[str, ParallelPlan]:
 
 
 def names(model: str) -> set[str]:
-    """Of all weights."""
+    """Return the names of all weights."""
     return {name for name, _ in build_gpt(SIZES[model], seed=None, dtype=torch.float32).named_parameters()}
 
 
 def alone(model: str) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the first batch of the text, from one rank."""
+    """Return loss and gradients of the first batch on one rank."""
     size = SIZES[model]
     gpt = build_gpt(size, seed=SEED, dtype=torch.float64)
     inputs, targets = TextDataset(sequence=size.sequence, seed=SEED).load_samples(range(BATCH))
@@ -91,15 +91,17 @@ def alone(model: str) -> tuple[float, dict[str, Tensor]]:
 
 
 def differences(chosen: ParallelPlan, model: str) -> dict[str, float]:
-    """Of this rank's gradients and of the loss, as shares of the largest value; and "held", which share of the first
-    block's experts a rank has, where there are some."""
+    """Return the differences of the loss and of this rank's gradients, as shares of the largest value.
+
+    If the model has experts, "held" is the share of the first block's experts on this rank.
+    """
     size = SIZES[model]
-    planned = build_layout(chosen, world_size=dist.get_world_size(), block_count=size.layers)
-    meshes = build_meshes(planned, device="cpu")
-    build = BuildOptions(size, dist.get_rank(), "cpu", SEED, torch.float64)
-    parts = build_model_parts(planned, meshes, build)
-    batches = BatchLoader(planned, size=size, rank=dist.get_rank(), seed=SEED, device="cpu")
-    share = build_forward_backward(planned, meshes, parts, build)(*batches.load_batch(0))
+    layout = build_layout(chosen, world_size=dist.get_world_size(), block_count=size.layers)
+    meshes = build_meshes(layout, device="cpu")
+    options = BuildOptions(size, dist.get_rank(), "cpu", SEED, torch.float64)
+    parts = build_model_parts(layout, meshes, options)
+    batches = BatchLoader(layout, size=size, rank=dist.get_rank(), seed=SEED, device="cpu")
+    share = build_forward_backward(layout, meshes, parts, options)(*batches.load_batch(0))
     loss = share if batches.counts_loss else torch.zeros_like(share)
     dist.all_reduce(loss)
     expected_loss, expected = alone(model)
@@ -133,5 +135,5 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     part = folder / f"found-{rank}.part"
     part.write_text(json.dumps(found))
     part.rename(folder / f"found-{rank}.json")
-    # No rank leaves while another still talks to it.
+    # No rank leaves while another still waits for its messages.
     dist.barrier()

@@ -1,6 +1,6 @@
-"""Has ranks run a test's program, and reads what they found.
+"""Runs a test's program on real ranks and collects their results.
 
-`python -m tests.e2e.rank_programs PROGRAM FOLDER RANK RANKS` is one rank of it.
+`python -m tests.e2e.rank_programs PROGRAM FOLDER RANK RANKS` runs one rank.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.forked_ranks import Farm
+from tests.e2e.rank_launcher import RankLauncher
 
 
-def found_by_ranks(farm: Farm, program: str, folder: Path, *, ranks: int) -> list[Any]:
-    """The program's `main(FOLDER, RANK, RANKS)` in a process for each rank; the contents of the files
-    `FOLDER/found-RANK.json`. What counts is the file that a rank wrote, not how it ended: gloo may abort when its
-    peers have left."""
+def run_on_ranks(launcher: RankLauncher, program: str, folder: Path, *, ranks: int) -> list[Any]:
+    """Run the program's `main(FOLDER, RANK, RANKS)` in one process per rank and return the contents of
+    `FOLDER/found-RANK.json`.
+
+    Exit codes are ignored, because Gloo may abort when its peers have left.
+    """
     folder.mkdir(exist_ok=True)
-    generation, log = farm.new_generation(), folder / "log"
+    generation, log = launcher.new_generation(), folder / "log"
     for rank in range(ranks):
         argv = [sys.executable, "-m", "tests.e2e.rank_programs", program, str(folder), str(rank), str(ranks)]
-        farm.start(generation, rank, argv, {}, log)
-    farm.wait(generation)
+        launcher.start(generation, rank, argv, {}, log)
+    launcher.wait(generation)
     files = [folder / f"found-{rank}.json" for rank in range(ranks)]
     assert all(file.exists() for file in files), log.read_text()[-3000:]
     return [json.loads(file.read_text()) for file in files]
 
 
 def main(program: str, folder: Path, rank: int, ranks: int) -> None:
-    """Without the teardown of torch, in which gloo may abort."""
+    """Run the program and exit without torch's teardown, in which Gloo may abort."""
     try:
         importlib.import_module(program).main(folder, rank, ranks)
     except BaseException:

@@ -1,4 +1,4 @@
-"""A checkpoint now, of a real training under a whole service: every rank saves, goes on, and the service sees it."""
+"""A checkpoint on request under a whole service: every rank saves and continues, and the service reports it."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from pathlib import Path
 import pytest
 
 from scheduler.trainer.checkpoint_manifest import list_checkpoint_steps
-from tests.e2e.service_play import ServicePlay, service_play
+from tests.e2e.service_harness import ServiceHarness, run_service
 
 pytestmark = pytest.mark.e2e
 
 
-def test_a_running_training_saves_when_it_is_asked_to_and_goes_on(tmp_path: Path) -> None:
-    with service_play(tmp_path) as play:
-        play.open(nodes=1, gpus=2)
+def test_running_training_saves_on_request_and_continues(tmp_path: Path) -> None:
+    with run_service(tmp_path) as service:
+        service.open(nodes=1, gpus=2)
         trainer = ["python", "-m", "scheduler.trainer.train", "--global-batch", "4", "--step-delay-s", "0.1"]
         document = {"name": "train", "gpus": {"min": 2, "max": 2}, "steps": 100_000, "command": trainer}
-        job = str(play.client.submit({**document, "checkpoint": {"interval": "10h"}})["id"])
-        play.wait(lambda: _steps(play, job) >= 3)
+        job = str(service.client.submit({**document, "checkpoint": {"interval": "10h"}})["id"])
+        service.wait(lambda: _steps(service, job) >= 3)
         folder = tmp_path / f"run/jobs/{job}/checkpoints"
         assert not list(list_checkpoint_steps(folder))
 
-        first = _saved(play, job)
+        first = _saved(service, job)
         assert list(list_checkpoint_steps(folder)) == [first]
-        play.wait(lambda: _steps(play, job) >= first + 3)
-        assert list(list_checkpoint_steps(folder)) == [first], "one wish is one checkpoint"
-        second = _saved(play, job)
+        service.wait(lambda: _steps(service, job) >= first + 3)
+        assert list(list_checkpoint_steps(folder)) == [first], "each request is one checkpoint"
+        second = _saved(service, job)
         assert list(list_checkpoint_steps(folder)) == [second, first]
-        found = play.client.job(job)
-        assert (found["generation"], found["account"]["resizes"], found["state"]) == (1, 0, "running")
-        assert found["progress"]["checkpoint_steps"] == second
-        play.client.cancel(job)
-        play.wait(lambda: play.client.job(job)["state"] == "cancelled")
-        play.end()
+        view = service.client.job(job)
+        assert (view["generation"], view["account"]["resizes"], view["state"]) == (1, 0, "running")
+        assert view["progress"]["checkpoint_steps"] == second
+        service.client.cancel(job)
+        service.wait(lambda: service.client.job(job)["state"] == "cancelled")
+        service.end()
 
 
-def _saved(play: ServicePlay, job: str) -> int:
-    """The step of the checkpoint that is asked for twice now, once it is complete."""
-    done = _steps(play, job)
-    assert play.client.checkpoint(job)["awaited"] is not None
-    play.client.checkpoint(job)
-    play.wait(lambda: play.client.checkpoints(job)["awaited"] is None)
-    latest = play.client.checkpoints(job)["latest"]
+def _saved(service: ServiceHarness, job: str) -> int:
+    """Request a checkpoint twice, wait until it is complete, and return its step."""
+    done = _steps(service, job)
+    assert service.client.checkpoint(job)["awaited"] is not None
+    service.client.checkpoint(job)
+    service.wait(lambda: service.client.checkpoints(job)["awaited"] is None)
+    latest = service.client.checkpoints(job)["latest"]
     assert latest is not None
     assert latest["step"] >= done
     return latest["step"]
 
 
-def _steps(play: ServicePlay, job: str) -> int:
-    """As rank 0 says."""
-    status = play.run_dir(job, 1) / "status-0.json"
+def _steps(service: ServiceHarness, job: str) -> int:
+    """Return the step in the status of rank 0."""
+    status = service.run_dir(job, 1) / "status-0.json"
     return int(json.loads(status.read_text())["step"]) if status.exists() else 0

@@ -1,6 +1,8 @@
-"""The controller is killed with SIGKILL at every named point of its tick and of its executor, while jobs start,
-resize, are killed at their deadline and finish. The next controller carries on: no accepted job is lost, no slot
-is ever used by two, no process is left."""
+"""A controller is killed with SIGKILL at each named point of its tick and of its executor, and the next one carries on.
+
+Meanwhile jobs start, resize, miss their deadline and finish. No accepted job is lost, no slot is used twice, and no
+process is left.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,20 @@ from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
 ROOT = Path(__file__).parents[2]
-RANK_SCRIPT = Path(__file__).with_name("kill_rank.py")
+RANK_SCRIPT = Path(__file__).with_name("torchless_rank.py")
 OF_THE_TICK = ("before-observe", "after-load", "before-commit", "after-commit", "after-converge")
-# Points that every tick passes: the tenth passage lies in the middle of the story.
+# Points that every tick passes. The tenth passage is in the middle of the test.
 PASSED_OFTEN = (*OF_THE_TICK, "during-observe", "before-first-effect", "after-last-effect")
-# The executor's other points: as it alone dies at each of them in tests/contract/test_local_crash_points.py.
+# tests/contract/test_local_crash_points.py kills the executor alone at each of its points.
 SAMPLED = ("after-take-over", "before-started-record", "between-two-spawns", "after-notice", "after-kill")
 OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in CRASH_POINTS if point not in SAMPLED]
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 STEPS = 150
 LEAVE_GRACE_S = 0.6
 
 
-class Play:
-    """One story on one folder, told to one controller after another."""
+class ControllerHarness:
+    """The jobs of the test in one folder, run by one controller after another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +53,7 @@ class Play:
 
     def send(self, body: CommandBody) -> None:
         self._sent += 1
-        self.store.send(Command(f"play-{self._sent}", time.time(), body))
+        self.store.send(Command(f"harness-{self._sent}", time.time(), body))
 
     def start_controller(self, point: str = "never", passage: int = 1) -> subprocess.Popen[bytes]:
         controls = [str(self.folder), point, str(passage), str(LEAVE_GRACE_S), "--torchless"]
@@ -66,12 +68,12 @@ class Play:
         return live or self.store.get_ended_job(job_id)
 
     def wait(self, reached: Callable[[], bool], *, controller: subprocess.Popen[bytes]) -> bool:
-        """Until `reached`; False where the controller died before."""
-        limit_s = time.monotonic() + PATIENCE_S
+        """Wait for `reached`. Return False if the controller dies before."""
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not reached():
             if controller.poll() is not None:
                 return False
-            assert time.monotonic() < limit_s, f"not reached: {self.store.load().snapshot.jobs}"
+            assert time.monotonic() < deadline_s, f"not reached: {self.store.load().snapshot.jobs}"
             time.sleep(0.05)
         return True
 
@@ -85,92 +87,96 @@ class Play:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    made = Play(tmp_path)
-    yield made
-    made.close()
+def harness(tmp_path: Path) -> Iterator[ControllerHarness]:
+    harness = ControllerHarness(tmp_path)
+    yield harness
+    harness.close()
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("point", [*OF_THE_TICK, *SAMPLED, *OTHERS])
-def test_after_a_kill_the_next_controller_carries_on(point: str, play: Play) -> None:
-    _open(play)
-    first = play.start_controller(point, 10 if point in PASSED_OFTEN else 1)
-    _tell(play, first)
-    first.wait(PATIENCE_S)
-    assert first.returncode == -signal.SIGKILL, (play.folder / "controller.log").read_text()
+def test_next_controller_carries_on_after_a_kill(point: str, harness: ControllerHarness) -> None:
+    _submit_jobs(harness)
+    first = harness.start_controller(point, 10 if point in PASSED_OFTEN else 1)
+    _send_commands(harness, first)
+    first.wait(TIMEOUT_S)
+    assert first.returncode == -signal.SIGKILL, (harness.folder / "controller.log").read_text()
 
-    second = play.start_controller()
-    _tell(play, second)
-    assert play.wait(lambda: _state(play, "mover") is JobState.SUCCEEDED, controller=second)
-    assert play.wait(lambda: _is_over(play, "stubborn"), controller=second)
-    mover = play.job("mover")
+    second = harness.start_controller()
+    _send_commands(harness, second)
+    assert harness.wait(lambda: _state(harness, "mover") is JobState.SUCCEEDED, controller=second)
+    assert harness.wait(lambda: _is_over(harness, "stubborn"), controller=second)
+    mover = harness.job("mover")
     assert mover is not None
     assert mover.progress.steps == STEPS
-    assert mover.account.failures == 0, "a controller's death is not the job's fault"
-    assert sum(entry.gpu_s for entry in check_usage(play.store)) > 1.0
-    assert not (play.folder / "double").exists(), "a slot was used by two at once"
+    assert mover.account.failures == 0, "a killed controller must not count as a failure of the job"
+    assert sum(entry.gpu_s for entry in check_usage(harness.store)) > 1.0
+    assert not (harness.folder / "double").exists(), "two processes used a slot at once"
     second.send_signal(signal.SIGTERM)
-    assert second.wait(PATIENCE_S) == 0
-    assert not find_marked_processes(play.folder / "run")
+    assert second.wait(TIMEOUT_S) == 0
+    assert not find_marked_processes(harness.folder / "run")
 
 
-def _open(play: Play) -> None:
-    play.send(CreatePool(Pool("training", PoolKind.TRAINING)))
-    play.send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
-    play.send(AddNode(a_node("t1", gpus=2, gpu="cpu")))
+def _submit_jobs(harness: ControllerHarness) -> None:
+    harness.send(CreatePool(Pool("training", PoolKind.TRAINING)))
+    harness.send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
+    harness.send(AddNode(a_node("t1", gpus=2, gpu="cpu")))
     for name, behaviour in (("mover", "obey"), ("stubborn", "ignore")):
-        command = ("python", "-SE", str(RANK_SCRIPT), str(play.folder), behaviour)
+        command = ("python", "-SE", str(RANK_SCRIPT), str(harness.folder), behaviour)
         steps = STEPS if behaviour == "obey" else 1_000_000
-        play.send(SubmitJob(name, JobSpec(name=name, min_gpus=1, max_gpus=1, steps=steps, command=command)))
+        harness.send(SubmitJob(name, JobSpec(name=name, min_gpus=1, max_gpus=1, steps=steps, command=command)))
 
 
-def _tell(play: Play, controller: subprocess.Popen[bytes]) -> None:
-    """Widen one job, move the other past its deadline, cancel it; commands that were sent before do no harm."""
-    if not play.wait(lambda: _runs(play, "mover") and _runs(play, "stubborn"), controller=controller):
+def _send_commands(harness: ControllerHarness, controller: subprocess.Popen[bytes]) -> None:
+    """Widen both jobs, then cancel the one that ignores its deadline. Repeated commands do no harm."""
+    if not harness.wait(lambda: _runs(harness, "mover") and _runs(harness, "stubborn"), controller=controller):
         return
-    play.send(ScaleJob("mover", 2, 2))
-    play.send(ScaleJob("stubborn", 2, 2))
-    if not play.wait(lambda: _width(play, "mover") == 2 and _width(play, "stubborn") == 2, controller=controller):
+    harness.send(ScaleJob("mover", 2, 2))
+    harness.send(ScaleJob("stubborn", 2, 2))
+    if not harness.wait(
+        lambda: all(_width(harness, job_id) == 2 for job_id in ("mover", "stubborn")), controller=controller
+    ):
         return
-    play.send(CancelJob("stubborn"))
-    play.wait(lambda: _is_over(play, "stubborn") and _is_over(play, "mover"), controller=controller)
+    harness.send(CancelJob("stubborn"))
+    harness.wait(lambda: _is_over(harness, "stubborn") and _is_over(harness, "mover"), controller=controller)
 
 
-def _state(play: Play, job_id: str) -> JobState | None:
-    job = play.job(job_id)
+def _state(harness: ControllerHarness, job_id: str) -> JobState | None:
+    job = harness.job(job_id)
     return job.state if job else None
 
 
-def _runs(play: Play, job_id: str) -> bool:
-    return _state(play, job_id) is JobState.RUNNING or _is_over(play, job_id)
+def _runs(harness: ControllerHarness, job_id: str) -> bool:
+    return _state(harness, job_id) is JobState.RUNNING or _is_over(harness, job_id)
 
 
-def _width(play: Play, job_id: str) -> int:
-    """GPUs of a running job; the width asked for where it has ended."""
-    job = play.job(job_id)
+def _width(harness: ControllerHarness, job_id: str) -> int:
+    """Return the GPUs of a running job, or the requested number if the job has ended."""
+    job = harness.job(job_id)
     if job is None or job.is_ended:
         return 2
     return job.allocation.target_gpus if job.state is JobState.RUNNING else 0
 
 
-def _is_over(play: Play, job_id: str) -> bool:
-    job = play.job(job_id)
+def _is_over(harness: ControllerHarness, job_id: str) -> bool:
+    job = harness.job(job_id)
     return job is not None and job.is_ended
 
 
 @pytest.mark.e2e
-def test_nobody_leads_beside_a_controller_of_this_machine_that_was_stopped(play: Play) -> None:
-    """Its workers run on, and it may wake at any moment: whoever led meanwhile would start their jobs a second time."""
-    first = play.start_controller()
-    play.wait(lambda: play.store.get_lease() is not None, controller=first)
-    second = play.start_controller()
-    before = play.store.get_lease()
+def test_no_other_controller_leads_while_one_of_this_machine_is_stopped(harness: ControllerHarness) -> None:
+    """Its workers keep running and it may resume at any time, so another leader would start their jobs twice."""
+    first = harness.start_controller()
+    harness.wait(lambda: harness.store.get_lease() is not None, controller=first)
+    second = harness.start_controller()
+    before = harness.store.get_lease()
     assert before is not None
     first.send_signal(signal.SIGSTOP)
-    play.wait(lambda: time.time() > before.expires_at_s + 3.0, controller=second)
-    after = play.store.get_lease()
+    harness.wait(lambda: time.time() > before.expires_at_s + 3.0, controller=second)
+    after = harness.store.get_lease()
     assert after is not None
     assert (after.holder, after.epoch) == (before.holder, before.epoch)
     first.kill()
-    play.wait(lambda: (held := play.store.get_lease()) is not None and held.epoch > before.epoch, controller=second)
+    harness.wait(
+        lambda: (lease := harness.store.get_lease()) is not None and lease.epoch > before.epoch, controller=second
+    )

@@ -1,4 +1,4 @@
-"""Experts spread over four gloo processes compute, train and save as they do on one rank."""
+"""Experts sharded over four processes compute, train and save as on one rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scheduler.trainer.training_state import TrainablePart
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.session import Session
 from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimizer
-from tests.e2e.forked_ranks import Farm
-from tests.e2e.rank_programs import found_by_ranks
+from tests.e2e.rank_launcher import RankLauncher
+from tests.e2e.rank_programs import run_on_ranks
 
 pytestmark = pytest.mark.e2e
 
@@ -28,32 +28,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(ranks: Farm, folder: Path) -> list[Found]:
-    """What each rank found; one start for all cases."""
-    return found_by_ranks(ranks, "tests.e2e.expert_ranks", folder, ranks=RANKS)
+def found(ranks: RankLauncher, folder: Path) -> list[Found]:
+    """The results of each rank. All cases share one start."""
+    return run_on_ranks(ranks, "tests.e2e.expert_ranks", folder, ranks=RANKS)
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 2], ids="top{}".format)
 @pytest.mark.parametrize("over", ["plain", "fsdp"])
 @pytest.mark.parametrize("ep", [1, 2, 4], ids="ep{}".format)
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_spread_experts_give_the_outputs_and_gradients_of_one_rank(
+def test_sharded_experts_have_the_outputs_and_gradients_of_one_rank(
     found: list[Found], dtype: str, ep: int, over: str, experts_per_token: int
 ) -> None:
     for of_rank in found:
         differences = of_rank[f"{dtype} ep{ep} top{experts_per_token} {over}"]
-        # Outputs, inputs, the router, four weights of experts, and the expert that nobody chose.
+        # Outputs, inputs, the router, four weights of experts, and the unused expert.
         assert len(differences) == 8
-        assert all(float(one) < TOLERANCES[dtype] for one in differences.values()), differences
+        assert all(float(difference) < TOLERANCES[dtype] for difference in differences.values()), differences
         assert differences["unused"] == 0
 
 
 @pytest.mark.parametrize("ep", [2, 4], ids="ep{}".format)
-def test_a_model_with_spread_experts_learns_the_weights_of_one_rank(found: list[Found], ep: int) -> None:
+def test_model_with_sharded_experts_learns_the_weights_of_one_rank(found: list[Found], ep: int) -> None:
     for of_rank in found:
         differences = of_rank[f"training ep{ep}"]
         assert len(differences) == len(list(build(seed=0).parameters()))
-        assert all(float(one) < 1e-9 for one in differences.values()), differences
+        assert all(float(difference) < 1e-9 for difference in differences.values()), differences
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +64,18 @@ def group_of_one() -> Iterator[None]:
         session.succeed()
 
 
-def test_a_checkpoint_of_four_ranks_of_experts_loads_bit_equal_into_two_by_two(found: list[Found]) -> None:
+def test_checkpoint_of_four_expert_ranks_loads_bitwise_into_two_by_two(found: list[Found]) -> None:
     result = found[0]["resharding"]
     assert result["before"] != result["saved"] == result["loaded"]
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_checkpoint_of_four_ranks_of_experts_loads_bit_equal_into_one(found: list[Found], folder: Path) -> None:
+def test_checkpoint_of_four_expert_ranks_loads_bitwise_into_one(found: list[Found], folder: Path) -> None:
     manifest = find_latest_manifest(folder / SAVED_AS)
     assert manifest is not None
     model = build(seed=2)
-    its_optimizer = optimizer(model)
+    adamw = optimizer(model)
     random_state = torch.get_rng_state()
-    checkpoint.load(folder / SAVED_AS, manifest, [TrainablePart(model, [its_optimizer])], settings={}, node="t0")
+    checkpoint.load(folder / SAVED_AS, manifest, [TrainablePart(model, [adamw])], settings={}, node="t0")
     torch.set_rng_state(random_state)
-    assert digest(model, its_optimizer) == found[0]["resharding"]["saved"]
+    assert digest(model, adamw) == found[0]["resharding"]["saved"]

@@ -1,5 +1,6 @@
-"""A training under a whole service freezes layers: it says so over HTTP, is planned anew for what is left to train, and
-learns on as if it had never been touched."""
+"""A training under a whole service freezes layers, is replanned for the rest, and has the losses of an uninterrupted
+run.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +11,46 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service_play import service_play
-from tests.e2e.training_play import losses
+from tests.e2e.service_harness import run_service
+from tests.e2e.training_harness import losses
 
 pytestmark = pytest.mark.e2e
 
 MODEL = ("--model", "wide-gpt", "--global-batch", "4")
+# On two nodes with one slot each, the solver plans a pipeline for four blocks and data parallelism for the last one.
 FREEZE = ("--freeze", "4:3")
-"""On two nodes of one slot the solver plans a pipeline for all four blocks, data parallelism for the last of them."""
 STEPS_AFTER = 3
 
 
-def test_a_training_that_freezes_layers_is_planned_anew_and_learns_as_if_it_never_was(tmp_path: Path) -> None:
-    with service_play(tmp_path) as play:
-        play.open(nodes=2, gpus=1)
-        job = str(play.client.submit(_document(tmp_path / "ledger"))["id"])
-        play.wait(lambda: play.client.job(job)["state"] == "running")
-        before = play.client.job_plan(job)
-        first = int(play.client.job(job)["generation"])
-        play.wait(lambda: bool(play.events(job, "JobRearranged")))
-        after = play.client.job_plan(job)
-        second = int(play.client.job(job)["generation"])
-        play.wait(lambda: _steps(tmp_path / "ledger", second) >= STEPS_AFTER)
+def test_training_that_freezes_layers_is_replanned_and_keeps_its_losses(tmp_path: Path) -> None:
+    with run_service(tmp_path) as service:
+        service.open(nodes=2, gpus=1)
+        job = str(service.client.submit(_document(tmp_path / "ledger"))["id"])
+        service.wait(lambda: service.client.job(job)["state"] == "running")
+        before = service.client.job_plan(job)
+        first = int(service.client.job(job)["generation"])
+        service.wait(lambda: bool(service.events(job, "JobRearranged")))
+        after = service.client.job_plan(job)
+        second = int(service.client.job(job)["generation"])
+        service.wait(lambda: _steps(tmp_path / "ledger", second) >= STEPS_AFTER)
 
         assert (len(before["stages"]) > 1, len(after["stages"])) == (True, 1)
         assert [strategy["dp"] for strategy in after["stages"][0]["strategies"]] == [2]
-        assert play.client.progress(job)["frozen_layers"] == 3
-        told = [report for report in play.reports(job) if report["frozen_layers"] == 3]
-        assert first in {report["generation"] for report in told}, "it came over HTTP too, not by its file alone"
-        (froze,) = play.events(job, "JobFroze")
-        assert froze["message"] == "3 layers are frozen, 0 before"
-        (rearranged,) = play.events(job, "JobRearranged")
-        assert "3 layers are frozen: " in rearranged["message"]
+        assert service.client.progress(job)["frozen_layers"] == 3
+        reports = [report for report in service.reports(job) if report["frozen_layers"] == 3]
+        assert first in {report["generation"] for report in reports}, "the status file is not the only channel"
+        (frozen,) = service.events(job, "JobFroze")
+        assert "3 layers" in frozen["message"]
+        (rearranged,) = service.events(job, "JobRearranged")
+        assert "3 layers" in rearranged["message"]
         assert rearranged["numbers"]["saved_s"] > 0.0
-        status = json.loads((play.run_dir(job, second) / "status-0.json").read_text())
-        assert status["frozen_layers"] is None, "EBBTIDE_FROZEN_LAYERS told it, so it had nothing new to say"
+        status = json.loads((service.run_dir(job, second) / "status-0.json").read_text())
+        assert status["frozen_layers"] is None, "EBBTIDE_FROZEN_LAYERS is not reported back"
 
-        play.client.cancel(job)
-        play.wait(lambda: play.client.job(job)["state"] == "cancelled")
-        assert play.client.job(job)["account"]["failures"] == 0
-        play.end()
+        service.client.cancel(job)
+        service.wait(lambda: service.client.job(job)["state"] == "cancelled")
+        assert service.client.job(job)["account"]["failures"] == 0
+        service.end()
     seen = losses(tmp_path / "ledger")
     command = ["-m", "scheduler.trainer.train", *MODEL, *FREEZE, "--steps", str(max(seen))]
     alone = [sys.executable, *command, "--ledger", str(tmp_path / "alone")]
@@ -60,7 +61,7 @@ def test_a_training_that_freezes_layers_is_planned_anew_and_learns_as_if_it_neve
 
 
 def _document(ledger: Path) -> dict[str, object]:
-    """Longer than the test: it is cancelled once it was seen to go on."""
+    """Return a job that runs until the test cancels it."""
     trainer = ["python", "-m", "scheduler.trainer.train", *MODEL, *FREEZE, "--ledger", str(ledger)]
     return {
         "name": "train",

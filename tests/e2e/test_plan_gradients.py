@@ -1,4 +1,4 @@
-"""Real processes make one step under plans of many kinds: loss and gradients are those of one rank."""
+"""Real processes make one step under plans of many kinds. Loss and gradients equal those of one rank."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pytest
 
 from scheduler.trainer.layout import build_layout, count_shards
 from scheduler.trainer.model import SIZES
-from tests.e2e.forked_ranks import Farm
 from tests.e2e.plan_ranks import Found, cases, model_of, names
-from tests.e2e.rank_programs import found_by_ranks
+from tests.e2e.rank_launcher import RankLauncher
+from tests.e2e.rank_programs import run_on_ranks
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, pytest.param(6, marks=pytest.mark.full)], ids="{} ranks".format)
-def test_a_step_under_a_plan_is_the_step_of_one_rank(ranks: Farm, tmp_path: Path, count: int) -> None:
-    found: list[Found] = found_by_ranks(ranks, "tests.e2e.plan_ranks", tmp_path, ranks=count)
+def test_step_under_a_plan_equals_the_step_of_one_rank(ranks: RankLauncher, tmp_path: Path, count: int) -> None:
+    found: list[Found] = run_on_ranks(ranks, "tests.e2e.plan_ranks", tmp_path, ranks=count)
     for case, chosen in cases(count).items():
-        told = {name for of_rank in found for name in of_rank[case]}
-        assert told - {"loss", "held"} == names(model_of(case)), case
+        compared = {name for of_rank in found for name in of_rank[case]}
+        assert compared - {"loss", "held"} == names(model_of(case)), case
         first = build_layout(chosen, world_size=count, block_count=SIZES[model_of(case)].layers).strategies[1]
         for of_rank in found:
             held = of_rank[case].pop("held", None)

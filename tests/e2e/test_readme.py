@@ -1,4 +1,4 @@
-"""README's first hour goes as it is written: shell, curl and Python, on a service that asks who asks."""
+"""The README's first hour works as written: shell, curl and Python, on a service with authentication."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.loopback import find_free_port
 ROOT = Path(__file__).parents[2]
 WRITTEN_URL = "http://127.0.0.1:8787"
 UNTIL_INTERRUPTED_S = 20
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def blocks() -> list[str]:
-    """The indented blocks of the first hour, in order."""
+    """Return the indented blocks of the first hour in order."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A first hour\n")[2].partition("\n## ")[0]
     found = re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.MULTILINE)
     return [textwrap.dedent(block).strip() + "\n" for block in found if block.strip()]
@@ -37,7 +37,7 @@ def block_with(words: str) -> str:
 
 
 def interrupted(script: str) -> str:
-    """The script with Ctrl-C pressed, after a while, where the text says so."""
+    """Return the script with Ctrl-C pressed after a while where the text says so."""
     joined = script.replace("\\\n", " ")
     return re.sub(
         r"^(.*?)\s+# until Ctrl-C$",
@@ -48,7 +48,7 @@ def interrupted(script: str) -> str:
 
 
 class FirstHour:
-    """A newcomer's shell, beside a service that was started in an empty folder."""
+    """A new user's shell, with a service that was started in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{find_free_port()}"
@@ -73,15 +73,15 @@ class FirstHour:
             )
 
     def wait_ready(self) -> None:
-        limit_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         with Client(self.url) as client:
             while not client.is_ready():
                 assert self._service.poll() is None, (self._folder / "serve.log").read_text()
-                assert time.monotonic() < limit_s, "the service does not become ready"
+                assert time.monotonic() < deadline_s, "the service does not become ready"
                 time.sleep(0.2)
 
     def type(self, *scripts: str) -> str:
-        """What bash prints; it has to succeed."""
+        """Run the scripts in bash, which must succeed, and return their output."""
         script = "set -eo pipefail\n" + "\n".join(interrupted(each.replace(WRITTEN_URL, self.url)) for each in scripts)
         done = subprocess.run(
             ["bash", "-c", script], cwd=self._folder, env=self.env, capture_output=True, text=True, timeout=300
@@ -91,7 +91,7 @@ class FirstHour:
 
     def close(self) -> None:
         self._service.send_signal(signal.SIGINT)
-        self._service.wait(PATIENCE_S)
+        self._service.wait(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def first_hour(tmp_path: Path) -> Iterator[FirstHour]:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not all(map(shutil.which, ("bash", "curl", "jq"))), reason="bash, curl or jq is missing")
-def test_the_first_hour_goes_as_written(first_hour: FirstHour) -> None:
+def test_first_hour_works_as_written(first_hour: FirstHour) -> None:
     login = block_with("ebbtide login")
     served = block_with("ebbtide logs").partition("ebbtide pools")  # what comes before it has been done
     shell = first_hour.type(login, "".join(served[1:]))

@@ -1,4 +1,4 @@
-"""A controller process takes out what is older than its settings say, while it leads, and ends as it is told to."""
+"""A leading controller process deletes records that are older than its settings allow, and ends on SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from scheduler.store.sql_store import SqlStore
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
-def test_a_controller_sweeps_by_its_settings_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_controller_deletes_old_records_and_ends_on_sigterm(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'state.sqlite'}"
     migrate(url)
     store, now_s = SqlStore(url), time.time()
@@ -39,15 +39,15 @@ def test_a_controller_sweeps_by_its_settings_and_ends_when_it_is_told_to(tmp_pat
     with (tmp_path / "log").open("wb") as log:
         controller = subprocess.Popen([sys.executable, "-m", "cli", "controller"], env=env, stderr=log)
     try:
-        limit_s = time.monotonic() + PATIENCE_S
-        while not (told := store.audit_log.list_entries(Page(), AuditFilter())):
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not (entries := store.audit_log.list_entries(Page(), AuditFilter())):
             assert controller.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < limit_s, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline_s, (tmp_path / "log").read_text()
             time.sleep(0.1)
-        assert [each.number for each in store.list_events(Page())] == [4, 5]
-        assert told[0].entry.after == {"events": {"rows": 3, "up_to_s": events[2].at_s}}
+        assert [record.number for record in store.list_events(Page())] == [4, 5]
+        assert entries[0].entry.after == {"events": {"rows": 3, "up_to_s": events[2].at_s}}
         controller.send_signal(signal.SIGTERM)
-        assert controller.wait(timeout=PATIENCE_S) == 0, (tmp_path / "log").read_text()
+        assert controller.wait(timeout=TIMEOUT_S) == 0, (tmp_path / "log").read_text()
     finally:
         controller.kill()
         controller.wait()

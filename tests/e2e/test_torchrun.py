@@ -1,4 +1,4 @@
-"""A script that torchrun starts, under a real controller."""
+"""A script that is started by torchrun, under a real controller."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import pytest
 from scheduler.domain.commands import ResumeJob, SuspendJob
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from tests.e2e.held_trainer import hold_at
-from tests.e2e.training_play import Play
+from tests.e2e.paused_trainer import hold_at
+from tests.e2e.training_harness import TrainingHarness
 
 STEPS = 30
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    made = Play(tmp_path)
-    yield made
-    made.close()
+def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
+    harness = TrainingHarness(tmp_path)
+    yield harness
+    harness.close()
 
 
 @pytest.mark.e2e
-def test_a_script_that_torchrun_starts_trains_saves_and_leaves_when_told(play: Play) -> None:
-    """torchrun is the rank's process, the script its child; its store and its membership are its own business."""
+def test_script_under_torchrun_trains_saves_and_leaves_on_request(harness: TrainingHarness) -> None:
+    """torchrun is the process of the rank and the script its child. torchrun manages its own store and membership."""
     torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
-    hold = play.folder / "hold"
+    hold = harness.folder / "hold"
     hold_at(hold, 10)
-    trainer = ("-m", "tests.e2e.held_trainer", str(hold), "--model", "nano-gpt", "--global-batch", "12")
-    command = (*torchrun, *trainer, "--steps", str(STEPS), "--ledger", str(play.ledger))
-    play.open(
+    trainer = ("-m", "tests.e2e.paused_trainer", str(hold), "--model", "nano-gpt", "--global-batch", "12")
+    command = (*torchrun, *trainer, "--steps", str(STEPS), "--ledger", str(harness.ledger))
+    harness.open(
         JobSpec(name="train", min_gpus=1, max_gpus=1, model="nano-gpt", global_batch=12, steps=STEPS, command=command)
     )
-    play.wait(lambda: play.steps_made(play.generation()) >= 10)
-    first = play.generation()
-    play.send(SuspendJob("train"))
-    play.wait(lambda: play.job().state is JobState.SUSPENDED and not play.job().allocation.held)
-    assert play.status(first)["phase"] == "left"
+    harness.wait(lambda: harness.steps_made(harness.generation()) >= 10)
+    first = harness.generation()
+    harness.send(SuspendJob("train"))
+    harness.wait(lambda: harness.job().state is JobState.SUSPENDED and not harness.job().allocation.held)
+    assert harness.status(first)["phase"] == "left"
     hold.unlink()
-    play.send(ResumeJob("train"))
-    play.wait(lambda: play.job().state is JobState.SUCCEEDED)
-    assert play.job().account.lost_gpu_s == 0.0
-    assert sorted(play.losses()) == list(range(1, STEPS + 1))
+    harness.send(ResumeJob("train"))
+    harness.wait(lambda: harness.job().state is JobState.SUCCEEDED)
+    assert harness.job().account.lost_gpu_s == 0.0
+    assert sorted(harness.losses()) == list(range(1, STEPS + 1))

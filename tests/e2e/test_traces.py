@@ -1,4 +1,4 @@
-"""Traces of a real service, sent to a real receiver of OTLP over HTTP."""
+"""Traces of a real service, sent to a real OTLP receiver over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Receiver:
-    """Keeps every span that is sent to it, with the name of the service that it is of."""
+    """Keeps every span it receives, with the name of its service."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, Any]] = []
@@ -34,9 +34,9 @@ class Receiver:
                 assert self.path == "/v1/traces", self.path
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 for sent in wire.ExportTraceServiceRequest.FromString(body).resource_spans:
-                    about = {each.key: each.value.string_value for each in sent.resource.attributes}
-                    kept = (span for scope in sent.scope_spans for span in scope.spans)
-                    receiver.spans.extend((about["service.name"], span) for span in kept)
+                    resource = {each.key: each.value.string_value for each in sent.resource.attributes}
+                    spans = (span for scope in sent.scope_spans for span in scope.spans)
+                    receiver.spans.extend((resource["service.name"], span) for span in spans)
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -48,7 +48,7 @@ class Receiver:
         return [span for of, span in tuple(self.spans) if (of, span.name) == (service, name)]
 
 
-def test_ticks_jobs_and_requests_reach_whom_the_environment_names(tmp_path: Path) -> None:
+def test_spans_of_ticks_jobs_and_requests_reach_the_receiver(tmp_path: Path) -> None:
     receiver = Receiver()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -68,26 +68,26 @@ def test_ticks_jobs_and_requests_reach_whom_the_environment_names(tmp_path: Path
             eventually(client.is_ready, what="the service is up")
             client.create_pool({"name": "training", "kind": "training"})
             job = client.submit({"name": "waits", "gpus": {"min": 1, "max": 1}, "steps": 10, "command": ["true"]})
-        own = eventually(lambda: receiver.named("ebbtide-controller", "JobState"), what="the job is told of")
+        own = eventually(lambda: receiver.named("ebbtide-controller", "JobState"), what="a span of the job")
         assert own[0].trace_id == get_job_span_context(job["id"]).trace_id.to_bytes(16)
         (tick_id,) = {link.span_id for link in own[0].links}
         ticks = eventually(
             lambda: [span for span in receiver.named("ebbtide-controller", "tick") if span.span_id == tick_id],
-            what="its tick is told of",
+            what="a span of its tick",
         )
         assert own[0].span_id in {link.span_id for link in ticks[0].links}
         inside = {span.name for _, span in receiver.spans if span.parent_span_id == tick_id}
         assert {"observe", "load", "decide", "commit", "converge"} <= inside
-        eventually(lambda: receiver.named("ebbtide-api", "POST /v1/jobs"), what="the request is told of")
+        eventually(lambda: receiver.named("ebbtide-api", "POST /v1/jobs"), what="a span of the request")
     finally:
         service.send_signal(signal.SIGTERM)
         assert service.wait(60) == 0, (tmp_path / "service.log").read_text()
         receiver.close()
 
 
-def test_an_exporter_that_there_is_not_is_refused_by_name(tmp_path: Path) -> None:
+def test_unknown_exporter_is_rejected(tmp_path: Path) -> None:
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "zipkin", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/e"}
     command = [sys.executable, "-m", "cli", "serve"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 2
-    assert "OTEL_TRACES_EXPORTER" in told.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 2
+    assert "OTEL_TRACES_EXPORTER" in completed.stderr

@@ -13,7 +13,7 @@ import pytest
 
 from scheduler.kubernetes.api_objects import name_of, uid_of
 from scheduler.kubernetes.client import KubernetesClient
-from tests.e2e.training_play import losses
+from tests.e2e.training_harness import losses
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.trained import Trained, trainer

@@ -11,7 +11,7 @@ from typing import Any
 
 from scheduler.kubernetes.api_objects import CONFIG_MAP, JOB_LABEL, SECRET, SERVICE, Object
 from scheduler.kubernetes.client import KubernetesClient
-from tests.e2e.training_play import lines, losses
+from tests.e2e.training_harness import lines, losses
 from tests.kubernetes.containers import ROOT, Containers
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet

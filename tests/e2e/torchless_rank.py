@@ -1,6 +1,6 @@
-"""One rank of a training without torch, for the controller's kill tests: steps, checkpoints, notices.
+"""A rank without torch, for tests that kill controllers: it steps, saves checkpoints and reads notices.
 
-It holds a lock on its slot while it lives, and leaves a file `double` where somebody else holds it already.
+It holds a lock on its slot while it lives, and creates a file `double` if another process already holds it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def say(phase: str, **more: Any) -> None:
 
 
 def hold_slot(folder: Path) -> Any:
-    """Ranks are dealt to nodes by name here: the fleet of these tests is all training's own."""
+    """Lock this rank's slot. Ranks are placed on nodes by name here, because the fleet has training nodes only."""
     gpus = json.loads((RUN_DIR / "started.json").read_text())["gpus"]
     slots = [f"{node}-{index}" for node in sorted(gpus) for index in gpus[node]]
     slot = (folder / f"slot-{slots[RANK]}").open("a")

@@ -1,4 +1,4 @@
-"""Generations of real ranks, forked by a real node agent: what a re-plan is, without a controller around it."""
+"""Launches generations of real ranks from a real node agent: the ranks' side of a replan, without a controller."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule
 from scheduler.executors.rank_launch import build_agent_environment
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 Status = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What all generations of one training have in common. It keeps its ledger and, where `checkpoint_dir` names no
-    other folder, its checkpoints under `root`. `checkpoint_step`: that of the last checkpoint that it has told of."""
+    """What all generations of one training share. Its ledger, and by default its checkpoints, are under `root`.
+
+    Attributes:
+        checkpoint_step: step of the last checkpoint that the training has reported.
+    """
 
     root: Path
     model: str
@@ -45,12 +48,12 @@ class Training:
         return self.checkpoint_dir or self.root / "checkpoints"
 
     def lines(self, pattern: str) -> list[dict[str, Any]]:
-        """Those of a later generation come later."""
+        """Return the ledger's lines in the order of generations."""
         files = sorted((self.root / "ledger").glob(pattern), key=_generation)
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     def first_steps(self) -> dict[int, int]:
-        """By generation, the first step that it made."""
+        """Return the first step of each generation."""
         files = (self.root / "ledger").glob("losses-*")
         return {_generation(file): json.loads(file.read_text().partition("\n")[0])["step"] for file in files}
 
@@ -58,17 +61,17 @@ class Training:
         return {line["step"]: line["loss"] for line in self.lines("losses-*")}
 
     def digests(self, event: str) -> dict[tuple[int, int], str]:
-        """By generation and step, of all that was "saved" or "loaded"."""
-        found = {}
+        """Return the digests of all "saved" or "loaded" states by generation and step."""
+        digests = {}
         for file in (self.root / "ledger").glob("states-g*"):
             for line in map(json.loads, file.read_text().splitlines()):
                 if line["event"] == event:
-                    found[_generation(file), line["step"]] = line["digest"]
-        return found
+                    digests[_generation(file), line["step"]] = line["digest"]
+        return digests
 
 
-class Farm:
-    """An agent that has loaded what ranks need, and the store over which they meet, on port `port`."""
+class RankLauncher:
+    """A node agent with torch loaded, and the rendezvous store of its ranks on port `port`."""
 
     def __init__(self, agent: subprocess.Popen[bytes], port: int) -> None:
         self.port = port
@@ -85,7 +88,7 @@ class Farm:
         return self._generation
 
     def run(self, training: Training, plan: ParallelPlan, *, until: int = 0) -> list[Status]:
-        """One generation to its end: to step `until` (0: the last). The last statuses of its ranks."""
+        """Run one generation to step `until` (0: the last step) and return the last statuses of its ranks."""
         run_dir = self._begin(training, plan, until)
         self.wait(self._generation)
         statuses = [json.loads((run_dir / f"status-{rank}.json").read_text()) for rank in range(plan.world_size)]
@@ -95,53 +98,59 @@ class Farm:
     def kill_one(
         self, training: Training, plan: ParallelPlan, rank: int, *, when: Callable[[], bool], until: int = 0
     ) -> set[int]:
-        """One generation of which a rank is killed with SIGKILL as soon as `when`; the ranks that outlive it for
-        `PATIENCE_S`, which are killed then."""
+        """Run one generation and kill a rank with SIGKILL when `when()` becomes true.
+
+        Returns:
+            The ranks that were still alive after `TIMEOUT_S`. They are killed.
+        """
         run_dir = self._begin(training, plan, until)
-        limit_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not when():
-            assert time.monotonic() < limit_s, _logs(run_dir)
+            assert time.monotonic() < deadline_s, _logs(run_dir)
             time.sleep(0.001)
         self.signal(self._generation, rank, signal.SIGKILL)
-        limit_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < limit_s and self.living(self._generation):
-            self._hear(within_s=1.0)
-        outlived = self.living(self._generation)
-        for one in outlived:
-            self.signal(self._generation, one, signal.SIGKILL)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s and self.living(self._generation):
+            self._read_report(within_s=1.0)
+        survivors = self.living(self._generation)
+        for survivor in survivors:
+            self.signal(self._generation, survivor, signal.SIGKILL)
         self.wait(self._generation)
-        return outlived
+        return survivors
 
     def fail(self, training: Training, plan: ParallelPlan, *, ranks: int = 0) -> str:
-        """One generation that must not go well: the reason that rank 0 gives. `ranks`: another number of them than the
-        plan is for."""
+        """Run one generation that must fail, and return the reason of rank 0.
+
+        Args:
+            ranks: number of ranks, if it differs from the plan's.
+        """
         run_dir = self._begin(training, plan, until=0, ranks=ranks)
         self.wait(self._generation)
         status = json.loads((run_dir / "status-0.json").read_text())
-        assert status["phase"] == "failed", "it went well"
+        assert status["phase"] == "failed"
         return str(status["reason"])
 
     def start(self, generation: int, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        """Forks a rank with these variables and those by which a process knows its machine."""
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-        number = {"generation": generation, "rank": rank}
+        """Fork a rank with these environment variables and those that describe the machine."""
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        identity = {"generation": generation, "rank": rank}
         self._living.add((generation, rank))
-        self._send({"start": {**number, "argv": argv, "env": {**kept, **env}, "log": str(log), "warm": True}})
+        self._send({"start": {**identity, "argv": argv, "env": {**inherited, **env}, "log": str(log), "warm": True}})
 
     def signal(self, generation: int, rank: int, number: int) -> None:
-        """To a rank, or nobody where it has ended."""
+        """Signal a rank. Ignored if it has ended."""
         self._send({"signal": {"generation": generation, "rank": rank, "number": int(number)}})
 
     def living(self, generation: int) -> set[int]:
-        """Its ranks that have not ended."""
-        while self._hear(within_s=0.0):
+        """Return the ranks of a generation that have not ended."""
+        while self._read_report(within_s=0.0):
             pass
         return {rank for of, rank in self._living if of == generation}
 
     def wait(self, generation: int) -> None:
-        """Until all of its ranks have ended."""
+        """Wait until all ranks of a generation have ended."""
         while self.living(generation):
-            self._hear()
+            self._read_report()
 
     def _begin(self, training: Training, plan: ParallelPlan, until: int, ranks: int = 0) -> Path:
         run_dir = training.root / f"run-{self.new_generation()}"
@@ -177,8 +186,8 @@ class Farm:
         self._agent.stdin.write(json.dumps(order).encode() + b"\n")
         self._agent.stdin.flush()
 
-    def _hear(self, *, within_s: float | None = None) -> bool:
-        """One report of the agent's; whether one has come in time."""
+    def _read_report(self, *, within_s: float | None = None) -> bool:
+        """Process one report of the agent. Return whether one arrived in time."""
         assert self._agent.stdout is not None
         if within_s is not None and not select.select([self._agent.stdout], [], [], within_s)[0]:
             return False
@@ -190,7 +199,7 @@ class Farm:
 
 
 @contextmanager
-def farm(folder: Path) -> Iterator[Farm]:
+def launch_agent(folder: Path) -> Iterator[RankLauncher]:
     folder.mkdir(parents=True, exist_ok=True)
     port_file = folder / "port"
     env = build_agent_environment({}, run_root=str(folder), inherited=os.environ)
@@ -198,16 +207,18 @@ def farm(folder: Path) -> Iterator[Farm]:
     with (folder / "log").open("ab") as log:
         store = subprocess.Popen([*_module("rendezvous"), "--port-file", str(port_file)], stderr=log, **common)
         preload = ["--preload", "scheduler.trainer.preload"]
-        # Without a buffer here: whether there is a report is asked of the pipe.
-        agent = subprocess.Popen([*_module("agent"), *preload], stdout=subprocess.PIPE, stderr=log, bufsize=0, **common)
+        # Unbuffered, because `select` asks the pipe whether there is a report.
+        agent = subprocess.Popen(
+            [*_module("node_agent"), *preload], stdout=subprocess.PIPE, stderr=log, bufsize=0, **common
+        )
     try:
-        limit_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not port_file.exists():
-            assert time.monotonic() < limit_s, (folder / "log").read_text()
+            assert time.monotonic() < deadline_s, (folder / "log").read_text()
             time.sleep(0.02)
         assert agent.stdout is not None
         assert "ready" in json.loads(agent.stdout.readline())
-        yield Farm(agent, int(port_file.read_text()))
+        yield RankLauncher(agent, int(port_file.read_text()))
     finally:
         for process in (agent, store):
             assert process.stdin is not None
@@ -217,16 +228,18 @@ def farm(folder: Path) -> Iterator[Farm]:
                 process.stdout.close()
 
 
-def a_plan(*stages: tuple[LayerStrategy, ...], batch: int, micro_batches: int = 1, interleave: int = 1) -> ParallelPlan:
-    """1F1B over the stages; interleaved where `interleave` is above 1."""
-    made, begin = list[Stage](), 0
+def make_plan(
+    *stages: tuple[LayerStrategy, ...], batch: int, micro_batches: int = 1, interleave: int = 1
+) -> ParallelPlan:
+    """Return a plan with these stages: interleaved 1F1B if `interleave` is above 1, otherwise 1F1B."""
+    built, first = list[Stage](), 0
     for strategies in stages:
         layers = sum(strategy.layers for strategy in strategies)
-        made.append(Stage(begin, begin + layers - 1, "cpu", strategies[0].gpus, strategies))
-        begin += layers
+        built.append(Stage(first, first + layers - 1, "cpu", strategies[0].gpus, strategies))
+        first += layers
     name = ScheduleName.INTERLEAVED if interleave > 1 else ScheduleName.ONE_F_ONE_B
     schedule = Schedule(name, interleave)
-    return ParallelPlan(schedule, micro_batches, batch // micro_batches, 1.0, 1.0, 1, tuple(made))
+    return ParallelPlan(schedule, micro_batches, batch // micro_batches, 1.0, 1.0, 1, tuple(built))
 
 
 def _generation(ledger_file: Path) -> int:

@@ -1,6 +1,6 @@
-"""What jobs held, written down by PostgreSQL itself: every state of every job, in the transaction that made it so.
+"""A record of the GPUs that jobs held, written by triggers in PostgreSQL in the transaction of each change.
 
-The books of usage are worked out from what is here without any of their code, nor with the jobs' own accounts.
+Usage is recomputed from it without the code of the usage accounts.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _KEEPING = (
 
 
 def keep_record(connection: Connection) -> None:
-    """From now on."""
+    """Start recording."""
     for statement in _KEEPING:
         connection.execute(text(statement))
 
 
 def held_gpu_s(connection: Connection, *, lent: frozenset[str]) -> dict[str, tuple[float, float]]:
-    """GPU-seconds by queue, on owned nodes and on `lent` ones: what each state of a job held until the next."""
+    """Return GPU-seconds by queue, on owned and on `lent` nodes, from the times between states of each job."""
     at_s = {row.generation: row.now_s for row in connection.execute(text("SELECT * FROM kept_ticks"))}
     states: defaultdict[str, list[tuple[float, Job | None]]] = defaultdict(list)
     for row in connection.execute(text("SELECT * FROM kept_jobs ORDER BY generation")):
         job = None if row.body is None else decode(Job, row.body)
         states[row.key].append((at_s[row.generation], job))
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for each in states.values():
-        for (since_s, job), (until_s, _) in pairwise(each):
-            assert job is not None, "a job that was gone is back"
+    for history in states.values():
+        for (since_s, job), (until_s, _) in pairwise(history):
+            assert job is not None, "a deleted job has come back"
             for gpus in (job.allocation.target, job.allocation.releasing):
                 for node, indices in gpus.items():
                     sums[job.spec.queue][node in lent] += len(indices) * (until_s - since_s)

@@ -1,6 +1,6 @@
-"""An API process that delivers to webhooks in a hurry: pauses are fractions of a second, claims end after a few.
+"""An API process with short webhook pauses and claims: `python -m tests.e2e.fast_webhook_api`.
 
-`python -m tests.e2e.hurried_api`, by the settings of the environment, to its end by SIGTERM.
+It reads its settings from the environment and ends on SIGTERM.
 """
 
 from __future__ import annotations

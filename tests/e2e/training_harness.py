@@ -1,4 +1,4 @@
-"""One real training under a real controller, whose processes can be killed: played by tests, watched through files."""
+"""A training under a real controller whose processes can be killed. Tests observe it through its files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 240.0
-_LOOK_PERIOD_S = 0.001
+TIMEOUT_S = 240.0
+_POLL_PERIOD_S = 0.001
 _CHECK_PERIOD_S = 0.1
 
 
-class Play:
-    """A job `train` on two nodes of two slots and one. `resumed_from` tells of each generation from which complete
-    checkpoint it had to go on; it is filled while something is waited for."""
+class TrainingHarness:
+    """A job `train` on two nodes with two slots and one slot.
+
+    Attributes:
+        resumed_from: the complete checkpoint step that each generation must start from. Filled while `wait` runs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,44 +69,42 @@ class Play:
 
     def job(self) -> Job:
         job = self._job()
-        assert job is not None, "it is submitted by open()"
+        assert job is not None, "call open() first"
         return job
 
     def wait(self, reached: Callable[[], bool], *, nudge: Callable[[], None] = lambda: None) -> None:
-        """Until `reached`, which is looked at every millisecond. `nudge` is called now and then."""
-        limit_s = time.monotonic() + PATIENCE_S
+        """Poll `reached` every millisecond until it is true. `nudge` is called every 0.1 s."""
+        deadline_s = time.monotonic() + TIMEOUT_S
         check_at_s = 0.0
         while not reached():
             self._note_generation()
             if time.monotonic() >= check_at_s:
-                self._check(limit_s)
+                self._check(deadline_s)
                 nudge()
                 check_at_s = time.monotonic() + _CHECK_PERIOD_S
-            time.sleep(_LOOK_PERIOD_S)
-
-    # What the files say.
+            time.sleep(_POLL_PERIOD_S)
 
     def generation(self) -> int:
-        """The latest one that was begun; 0 before the first."""
+        """Return the newest generation; 0 before the first."""
         return max(self._generations(), default=0)
 
     def generation_before(self, generation: int) -> int:
-        """0 where that was the first."""
+        """Return the previous generation; 0 if there is none."""
         return max((one for one in self._generations() if one < generation), default=0)
 
     def run_dir(self, generation: int) -> Path:
         return self.folder / f"run/jobs/train/gen-{generation}"
 
     def gpus(self, generation: int) -> dict[str, list[int]]:
-        """Slots by node."""
-        found: dict[str, list[int]] = json.loads((self.run_dir(generation) / "started.json").read_text())["gpus"]
-        return found
+        """Return the slots of a generation by node."""
+        gpus: dict[str, list[int]] = json.loads((self.run_dir(generation) / "started.json").read_text())["gpus"]
+        return gpus
 
     def status(self, generation: int, rank: int = 0) -> dict[str, Any]:
-        """What a rank says of itself; its phase is empty while it says nothing."""
+        """Return the status of a rank. Its phase is empty if it has written none."""
         path = self.run_dir(generation) / f"status-{rank}.json"
-        said: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"phase": ""}
-        return said
+        status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"phase": ""}
+        return status
 
     def steps_made(self, generation: int) -> int:
         path = self.ledger / f"losses-g{generation}.jsonl"
@@ -113,30 +114,30 @@ class Play:
         return (self.run_dir(generation) / "notice.json").exists()
 
     def is_loading(self, generation: int) -> bool:
-        """A checkpoint is there, and a rank has tried whether the folder can be written, which it does right before."""
+        """Return whether a checkpoint exists and a rank has checked that the directory is writable, which it does
+        before loading.
+        """
         begun_ns = (self.run_dir(generation) / "started.json").stat().st_mtime_ns
         touched = self.checkpoints.stat().st_mtime_ns > begun_ns
         return touched and self.status(generation)["phase"] == "starting" and bool(self.resumed_from.get(generation))
 
     def is_saving(self, generation: int) -> bool:
-        return has_half_a_checkpoint(self.checkpoints, newer_than=self.run_dir(generation) / "started.json")
+        return has_unfinished_checkpoint(self.checkpoints, newer_than=self.run_dir(generation) / "started.json")
 
     def losses(self) -> dict[int, float]:
-        """The loss of each step; of a step that was done again, the later generation's."""
+        """Return the loss of each step. For a repeated step, the later generation counts."""
         return losses(self.ledger)
 
     def digests(self, event: str) -> dict[tuple[int, int], str]:
-        """Of all states that were "saved" or "loaded", by generation and step."""
+        """Return the digests of all "saved" or "loaded" states by generation and step."""
         return {
             (generation, line["step"]): line["digest"]
             for generation, line in lines(self.ledger, "states-g*.jsonl")
             if line["event"] == event
         }
 
-    # Who is killed.
-
     def kill_rank(self, rank: int) -> bool:
-        """Whether the latest generation had such a rank."""
+        """Kill a rank of the newest generation. Return whether it existed."""
         pid = self.status(self.generation(), rank).get("pid")
         if pid is None:
             return False
@@ -147,7 +148,7 @@ class Play:
         return False
 
     def kill_agent(self, node: str) -> bool:
-        """Whether the node had one."""
+        """Kill the agent of a node. Return whether it existed."""
         self._remember()
         for process in psutil.Process(self.controller.pid).children():
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
@@ -157,7 +158,7 @@ class Play:
         return False
 
     def kill_controller(self) -> bool:
-        """And the next one starts."""
+        """Kill the controller and start the next one."""
         self._remember()
         self.controller.kill()
         self.controller.wait()
@@ -170,13 +171,13 @@ class Play:
             self.controller = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
     def end(self) -> None:
-        """The controller is told to end; nothing that ever descended from one is left."""
+        """Stop the controller and check that no process that descended from any controller is left."""
         self._remember()
         self.controller.send_signal(signal.SIGTERM)
-        assert self.controller.wait(PATIENCE_S) == 0
-        limit_s = time.monotonic() + PATIENCE_S
+        assert self.controller.wait(TIMEOUT_S) == 0
+        deadline_s = time.monotonic() + TIMEOUT_S
         while left := [process for process in self._born.values() if _lives(process)]:
-            assert time.monotonic() < limit_s, left
+            assert time.monotonic() < deadline_s, left
             time.sleep(_CHECK_PERIOD_S)
         assert not find_marked_processes(self.folder / "run")
 
@@ -195,16 +196,19 @@ class Play:
     def _job(self) -> Job | None:
         return self.store.load().snapshot.jobs.get("train") or self.store.get_ended_job("train")
 
-    def _check(self, limit_s: float) -> None:
+    def _check(self, deadline_s: float) -> None:
         assert self.controller.poll() is None, self._log()
-        assert time.monotonic() < limit_s, self._log()
+        assert time.monotonic() < deadline_s, self._log()
 
     def _note_generation(self) -> None:
-        """When a generation begins nobody of an earlier one is left, and it saves nothing for some steps to come."""
+        """Record the checkpoint that a new generation starts from.
+
+        When a generation begins, earlier ones have ended, and it saves nothing for some steps.
+        """
         generation = self.generation()
         if generation and generation not in self.resumed_from:
-            found = find_latest_manifest(self.checkpoints)
-            self.resumed_from[generation] = found.position.step if found else 0
+            manifest = find_latest_manifest(self.checkpoints)
+            self.resumed_from[generation] = manifest.position.step if manifest else 0
 
     def _remember(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -215,8 +219,8 @@ class Play:
         return (self.folder / "controller.log").read_text()[-5000:]
 
 
-def has_half_a_checkpoint(root: Path, *, newer_than: Path) -> bool:
-    """Whether the newest checkpoint was begun after that file was written, and is not complete."""
+def has_unfinished_checkpoint(root: Path, *, newer_than: Path) -> bool:
+    """Return whether the newest checkpoint was begun after that file was written and is not complete."""
     newest = next(iter(list_checkpoint_steps(root)), 0)
     directory = checkpoint_path(root, newest)
     with contextlib.suppress(FileNotFoundError):
@@ -226,7 +230,7 @@ def has_half_a_checkpoint(root: Path, *, newer_than: Path) -> bool:
 
 
 def lines(ledger: Path, pattern: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line with its generation, in the order of generations."""
+    """Yield each line with its generation, in the order of generations."""
     paths = [(int(path.stem.partition("-g")[2].partition("-")[0]), path) for path in ledger.glob(pattern)]
     for generation, path in sorted(paths):
         for line in path.read_text().splitlines():
@@ -234,12 +238,12 @@ def lines(ledger: Path, pattern: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def losses(ledger: Path) -> dict[int, float]:
-    """The loss of each step; of a step that was done again, the later generation's."""
+    """Return the loss of each step. For a repeated step, the later generation counts."""
     return {int(line["step"]): float(line["loss"]) for _, line in lines(ledger, "losses-g*.jsonl")}
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A process that has ended and that nobody reaps is gone all the same."""
+    """Return whether the process runs. A zombie counts as ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""API processes on one database that deliver to webhooks in a hurry; the test itself commits the events."""
+"""API processes with fast webhook delivery on one database, into which the test itself commits events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.webhook_receiver import PATIENCE_S, wait_for
 ROOT = Path(__file__).parents[2]
 
 
-class WebhookPlay:
+class WebhookHarness:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.database_url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
@@ -35,17 +35,23 @@ class WebhookPlay:
         self._epoch = lease.epoch
         self._processes: list[subprocess.Popen[bytes]] = []
         self._clients: list[Client] = []
-        self.url = ""  # of the API process that was started last
+        self.url = ""  # of the newest API process
 
     def start_api(self, **settings: str) -> tuple[subprocess.Popen[bytes], Client]:
-        """One more API process, once it answers."""
+        """Start one more API process and wait until it answers."""
         port = find_free_port()
-        given = {"DATABASE_URL": self.database_url, "RUN_DIR": str(self._folder / "run"), "PORT": str(port)}
-        chosen = {"WEBHOOK_HOSTS": "127.0.0.1", "AUTH": "off", **given, **settings}
-        environment = {**os.environ, **{f"EBBTIDE_{name}": value for name, value in chosen.items()}}
+        variables = {
+            "DATABASE_URL": self.database_url,
+            "RUN_DIR": str(self._folder / "run"),
+            "PORT": str(port),
+            "WEBHOOK_HOSTS": "127.0.0.1",
+            "AUTH": "off",
+            **settings,
+        }
+        environment = {**os.environ, **{f"EBBTIDE_{name}": value for name, value in variables.items()}}
         log_path = self._folder / f"api-{len(self._processes)}.log"
         with log_path.open("wb") as log:
-            command = [sys.executable, "-m", "tests.e2e.hurried_api"]
+            command = [sys.executable, "-m", "tests.e2e.fast_webhook_api"]
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         self._processes.append(process)
         self.url = f"http://127.0.0.1:{port}"
@@ -56,7 +62,7 @@ class WebhookPlay:
         return process, client
 
     def happen(self, count: int, code: EventCode = EventCode.JOB_STARTED, subject: str = "job-1") -> list[int]:
-        """So many events in one commit; gives their numbers."""
+        """Commit `count` events in one transaction and return their numbers."""
         previous = self.store.load().snapshot
         after = replace(previous, generation=previous.generation + 1)
         events = tuple(Event(float(at), code, subject, f"event {at}") for at in range(count))
@@ -86,9 +92,9 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def webhook_play(folder: Path) -> Iterator[WebhookPlay]:
-    made = WebhookPlay(folder)
+def run_webhooks(folder: Path) -> Iterator[WebhookHarness]:
+    harness = WebhookHarness(folder)
     try:
-        yield made
+        yield harness
     finally:
-        made.close()
+        harness.close()

@@ -1,5 +1,7 @@
-"""One real training whose ranks no controller sees: a real API, a rendezvous service and pod agents as processes. The
-test plays the executor, with what executors have in common (reported_runs, may_begin), and the decisions."""
+"""A training on pod agents: a real API, a rendezvous service and pod agents as processes. The test is the executor.
+
+It makes the decisions itself and uses the functions that executors share (reported_runs).
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,21 @@ from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node
-from tests.e2e.training_play import losses
+from tests.e2e.training_harness import losses
 from tests.loopback import find_free_port
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 NODES = ("n0", "n1")
 _TICK_S = 0.2
 
 
-class PodPlay:
-    """A job `train` on nodes n0 and n1. `runs` are the runs as they were last seen, by generation."""
+class PodHarness:
+    """A job `train` on nodes n0 and n1.
+
+    Attributes:
+        runs: the runs as last observed, by generation.
+    """
 
     def __init__(self, folder: Path, spec: JobSpec) -> None:
         self.folder = folder
@@ -86,13 +92,13 @@ class PodPlay:
         self._commit(replace(snapshot, jobs={"train": replace(self.job, allocation=after)}))
 
     def finish(self) -> None:
-        """The job has succeeded: agents are told that they are done."""
+        """Mark the job as succeeded, so that the agents end."""
         snapshot = self.store.load().snapshot
         ended = replace(self.job, state=JobState.SUCCEEDED, allocation=Allocation(self.job.allocation.generation + 1))
         self._commit(replace(snapshot, jobs={}), ended=(ended,))
 
     def start_agent(self, node: str) -> None:
-        """As a kubelet starts a pod. Pods share the checkpoints' volume, not their own folders."""
+        """Start an agent as a kubelet starts a pod. Pods share the checkpoint volume, but no other directory."""
         pod = self._pods[node] = f"{node}-{secrets.token_hex(2)}"
         own = self.folder / pod
         own.mkdir()
@@ -111,7 +117,7 @@ class PodPlay:
             self.agents[node] = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
 
     def delete_agent(self, node: str) -> None:
-        """As a kubelet deletes a pod."""
+        """Stop an agent as a kubelet deletes a pod."""
         self.agents[node].send_signal(signal.SIGTERM)
 
     def kill_agent(self, node: str) -> None:
@@ -126,9 +132,9 @@ class PodPlay:
         _end(self._services.pop("api"))
 
     def wait(self, reached: Callable[[], bool]) -> None:
-        limit_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not reached():
-            assert time.monotonic() < limit_s, self.logs()
+            assert time.monotonic() < deadline_s, self.logs()
             self._tick()
             time.sleep(_TICK_S)
 
@@ -141,8 +147,8 @@ class PodPlay:
     def has_reached(self, step: int) -> bool:
         return max(self.losses(), default=0) >= step
 
-    def inner_agents(self) -> Mapping[str, int]:
-        """The process that forks ranks, by node."""
+    def node_agent_pids(self) -> Mapping[str, int]:
+        """Return the process that forks ranks, by node."""
         return {
             node: child.pid for node, agent in self.agents.items() for child in psutil.Process(agent.pid).children()
         }
@@ -154,12 +160,12 @@ class PodPlay:
         logs = (*self.folder.glob("*.log"), *self.folder.glob("*/jobs/train/gen-*/rank-*.log"))
         return "\n".join([str(self.runs), *(f"{path.name}: {path.read_text()[-3000:]}" for path in logs)])
 
-    def assert_nothing_is_left(self) -> None:
-        """Of agents that have ended, and of their ranks."""
+    def check_no_process_is_left(self) -> None:
+        """Wait until no process of the agents or their ranks is left."""
         self._remember()
-        limit_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while left := [process for process in self._born.values() if _lives(process)]:
-            assert time.monotonic() < limit_s, left
+            assert time.monotonic() < deadline_s, left
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -173,7 +179,7 @@ class PodPlay:
         self.store.close()
 
     def _tick(self) -> None:
-        """What an executor does: judge, write down, begin."""
+        """Do what an executor does: observe runs, record their ends, and begin new ones."""
         self._remember()
         log, jobs, now_s = self.store.run_log, self.store.load().snapshot.jobs, time.time()
         agents = {("train", node): self._pods[node] for node, agent in self.agents.items() if agent.poll() is None}
@@ -186,8 +192,8 @@ class PodPlay:
                 log.record_end(seen.run, epoch=self._epoch)
         for job in jobs.values():
             if can_begin(job, log.list_begun_runs_of(job.id), reports, agents):
-                seats = tuple((node, 0) for node in sorted(job.allocation.target))
-                log.begin_run(build_begun_run(job, seats, agents, now_s), epoch=self._epoch)
+                slots = tuple((node, 0) for node in sorted(job.allocation.target))
+                log.begin_run(build_begun_run(job, slots, agents, now_s), epoch=self._epoch)
 
     def _service(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

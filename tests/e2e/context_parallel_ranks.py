@@ -1,7 +1,6 @@
-"""One of four ranks that attend to split sequences.
+"""A rank of a group of four that compares context-parallel attention with attention over the whole sequence.
 
-`main(FOLDER, RANK, RANKS)` writes to `FOLDER/found-RANK.json` how far outputs and gradients are from those of attention
-over the whole sequence.
+`main(FOLDER, RANK, RANKS)` writes the differences of outputs and gradients to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from scheduler.trainer.model import Block, GptSize
 
 RANKS = 4
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 0.05}
-# Ulysses x ring. Where two or one of them fit, each has its own tensors; where three ranks are enough, one looks on.
+# (Ulysses, ring). Splits over two ranks run twice, with different tensors. In splits over three ranks one rank is idle.
 SPLITS = ((2, 1), (4, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 
 
@@ -75,31 +74,32 @@ class Rank:
         return ContextGroups(ulysses=mesh.get_group("ulysses"), ring=mesh.get_group("ring"))
 
     def errors(self, case: Case) -> dict[str, float]:
-        """The largest differences from attention over the whole sequence in float64."""
+        """Return the largest differences from float64 attention over the whole sequence."""
         split = case.ulysses, case.ring
         replica, index = divmod(self._rank, case.ulysses * case.ring)
         positions = compute_token_positions(tokens=case.tokens, ulysses=case.ulysses, ring=case.ring, index=index)
         dtype: torch.dtype = getattr(torch, case.dtype)
         shape = (4, case.samples, case.heads, case.tokens, case.head_size)
-        drawn = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed + replica))
-        given = drawn.to(dtype)
-        whole = _attended(
-            partial(functional.scaled_dot_product_attention, is_causal=True), given.to(torch.float64).unbind()
-        )
-        part = _attended(partial(context_attention, groups=self.groups(*split)), given[..., positions, :].unbind())
-        assert all(tensor.dtype == dtype for tensor in part.values())
-        return {name: _distance(part[name], whole[name][..., positions, :]) for name in whole}
+        generator = torch.Generator().manual_seed(case.seed + replica)
+        tensors = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+        plain_attention = partial(functional.scaled_dot_product_attention, is_causal=True)
+        expected = _attend(plain_attention, tensors.to(torch.float64).unbind())
+        actual = _attend(partial(context_attention, groups=self.groups(*split)), tensors[..., positions, :].unbind())
+        assert all(tensor.dtype == dtype for tensor in actual.values())
+        return {name: _distance(actual[name], expected[name][..., positions, :]) for name in expected}
 
     def block_errors(self, recompute: Recompute) -> dict[str, float]:
-        """Of a block of the model that mixes by context attention over 2 x 2 ranks; its parameters are everybody's."""
+        """Compare a model block with context attention over 2 x 2 ranks. Gradients of parameters are summed over the
+        ranks.
+        """
         torch.manual_seed(5)
         block = Block(GptSize(layers=1, hidden=24, heads=4, vocabulary=8, sequence=32)).to(torch.float64)
         inputs, weights = torch.randn(2, 2, 32, 24, dtype=torch.float64)
-        whole = _through(block, inputs, weights)
+        whole = _run_block(block, inputs, weights)
         block.recompute = recompute
         block.attention.attend = partial(context_attention, groups=self.groups(2, 2))
         positions = compute_token_positions(tokens=32, ulysses=2, ring=2, index=self._rank)
-        part = _through(block, inputs[:, positions], weights[:, positions])
+        part = _run_block(block, inputs[:, positions], weights[:, positions])
         expected = {name: whole[name][:, positions] for name in ("output", "inputs")}
         for name, _ in block.named_parameters():
             distributed.all_reduce(part[name])
@@ -107,7 +107,7 @@ class Rank:
         return {name: _distance(part[name], expected[name]) for name in expected}
 
     def refusals(self) -> Iterator[str]:
-        """What is said of six heads over four ranks, of seven tokens a rank of a ring, and of keys that are fewer."""
+        """Yield the errors for six heads on four ranks, seven tokens on a ring rank, and fewer keys than queries."""
         for split, heads, tokens, keys in (((4, 1), 6, 8, 8), ((1, 4), 4, 7, 7), ((2, 2), 4, 8, 6)):
             query, key = torch.zeros(1, heads, tokens, 3), torch.zeros(1, heads, keys, 3)
             try:
@@ -116,15 +116,15 @@ class Rank:
                 yield str(error)
 
 
-def _attended(mix: Any, given: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    *inputs, weights = given
+def _attend(attention: Any, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    *inputs, weights = tensors
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    output: Tensor = mix(*leaves)
+    output: Tensor = attention(*leaves)
     gradients = torch.autograd.grad(output, leaves, weights)
     return {"output": output.detach(), **dict(zip(("query", "key", "value"), gradients, strict=True))}
 
 
-def _through(block: nn.Module, inputs: Tensor, weights: Tensor) -> dict[str, Tensor]:
+def _run_block(block: nn.Module, inputs: Tensor, weights: Tensor) -> dict[str, Tensor]:
     leaf = inputs.clone().requires_grad_()
     output: Tensor = block(leaf)
     names, parameters = zip(*block.named_parameters(), strict=True)
@@ -147,7 +147,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         timeout=timedelta(seconds=60),
     )
     own = Rank(rank)
-    told = {
+    results = {
         "cases": [
             {"case": asdict(case), "errors": own.errors(case)}
             for case in cases()
@@ -156,7 +156,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         "block": {recompute.value: own.block_errors(recompute) for recompute in Recompute},
         "refusals": list(own.refusals()),
     }
-    (folder / f"found-{rank}.json").write_text(json.dumps(told))
-    # Nobody leaves while another still waits for what it sent.
+    (folder / f"found-{rank}.json").write_text(json.dumps(results))
+    # No rank leaves while another still waits for its messages.
     distributed.barrier()
     distributed.destroy_process_group()

@@ -1,6 +1,8 @@
-"""Fifty clients submit, scale and cancel while API, controllers and PostgreSQL are killed in turn (SIGKILL, and
-PostgreSQL as by a power failure). Nothing that was accepted is lost, nothing is done twice, and the accounts add up.
-What happens when comes from a seed; the long variant is behind the marker `full`."""
+"""Fifty clients submit, scale and cancel jobs while the API, controllers and PostgreSQL are killed in turn.
+
+Processes are killed with SIGKILL, PostgreSQL as by a power failure. No accepted request is lost or executed twice,
+and the accounts are correct. A seed determines what happens when. The long variant is marked `full`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_store import SqlStore
 from tests.builders import a_fleet, a_loan
 from tests.controller_process import BRIEF
-from tests.e2e.held_record import held_gpu_s, keep_record
+from tests.e2e.gpu_hold_record import held_gpu_s, keep_record
 from tests.loopback import find_free_port
 from tests.postgres_server import PostgresServer
 
@@ -43,14 +45,19 @@ ROOT = Path(__file__).parents[2]
 CLIENTS, WORK = 50, 20
 OWN_NODES, LENT_NODES = 4, 8
 QUEUES = ("blue", "red")
-PAUSE_S, PATIENCE_S, LEASE_S = 1.0, 120.0, 3.0
+PAUSE_S, TIMEOUT_S, LEASE_S = 1.0, 120.0, 3.0
 REFUSED = (404, 409)
 RESIZED = {EventCode.JOB_GROWN, EventCode.JOB_SHRUNK, EventCode.JOB_MOVED, EventCode.JOB_REARRANGED}
 
 
 @dataclass(slots=True)
 class Accepted:
-    """What one client was told: the jobs of its keys, the last range of each that it scaled, those it cancelled."""
+    """The requests of one client that were accepted.
+
+    Attributes:
+        jobs: job ids by idempotency key.
+        scaled: the last accepted range of each scaled job.
+    """
 
     jobs: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     scaled: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -58,7 +65,7 @@ class Accepted:
 
 
 class Site:
-    """PostgreSQL, an API and two controllers, each of them killed and started again."""
+    """PostgreSQL, an API and two controllers, each of which can be killed and restarted."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         self.server, self.url, self._folder = server, server.new_database(), folder
@@ -102,9 +109,9 @@ class Site:
 
 @pytest.fixture
 def site(disposable_postgres: PostgresServer, tmp_path: Path) -> Iterator[Site]:
-    made = Site(disposable_postgres, tmp_path)
-    yield made
-    made.close()
+    site = Site(disposable_postgres, tmp_path)
+    yield site
+    site.close()
 
 
 @pytest.mark.e2e
@@ -112,43 +119,43 @@ def site(disposable_postgres: PostgresServer, tmp_path: Path) -> Iterator[Site]:
     ("seed", "kills"), [(1, 4), *(pytest.param(seed, 40, marks=pytest.mark.full) for seed in (2, 3))]
 )
 def test_nothing_accepted_is_lost_or_done_twice(site: Site, seed: int, kills: int) -> None:
-    over, told = threading.Event(), [Accepted() for _ in range(CLIENTS)]
+    over, accepted = threading.Event(), [Accepted() for _ in range(CLIENTS)]
     clients = [
-        threading.Thread(target=_use, args=(site.port, Random(f"{seed}-{number}"), number, told[number], over))
+        threading.Thread(target=_use, args=(site.port, Random(f"{seed}-{number}"), number, accepted[number], over))
         for number in range(CLIENTS)
     ]
     for client in clients:
         client.start()
     random, names = Random(seed), ("api", "one", "postgres", "two")
     for at in range(kills):
-        _wait_for_work(told)
+        _wait_for_work(accepted)
         time.sleep(random.uniform(0.0, 1.0))
         site.kill(names[at % len(names)])
     over.set()
     for client in clients:
-        client.join(PATIENCE_S)
+        client.join(TIMEOUT_S)
         assert not client.is_alive(), site.log()
     history = _settled(site)
-    _check_submissions(history, told)
-    _check_changes(history, told)
+    _check_submissions(history, accepted)
+    _check_changes(history, accepted)
     _check_accounts(history)
     _check_usage(site)
 
 
-def _wait_for_work(told: list[Accepted]) -> None:
-    """Until so many more jobs were accepted: whatever was killed is up again, however slow the machine is."""
-    wanted, limit_s = _submitted(told) + WORK, time.monotonic() + PATIENCE_S
-    while _submitted(told) < wanted:
-        assert time.monotonic() < limit_s, "nobody is answered"
+def _wait_for_work(accepted: list[Accepted]) -> None:
+    """Wait until `WORK` more jobs are accepted: whatever was killed is running again, however slow the machine is."""
+    wanted, deadline_s = _submitted(accepted) + WORK, time.monotonic() + TIMEOUT_S
+    while _submitted(accepted) < wanted:
+        assert time.monotonic() < deadline_s, "no request is answered"
         time.sleep(0.05)
 
 
-def _submitted(told: list[Accepted]) -> int:
-    return sum(len(each.jobs) for each in told)
+def _submitted(accepted: list[Accepted]) -> int:
+    return sum(len(each.jobs) for each in accepted)
 
 
 def _open(url: str) -> None:
-    """A fleet of which the greater part is lent, and a database that keeps a record of its own."""
+    """Create a fleet of mostly lent nodes, and start a record of GPU use in the database."""
     store, now_s = SqlStore(url), time.time()
     lease = store.acquire_lease("opener", now_s=now_s, ttl_s=LEASE_S)
     assert lease is not None
@@ -164,8 +171,8 @@ def _open(url: str) -> None:
     engine.dispose()
 
 
-def _use(port: int, random: Random, number: int, told: Accepted, over: threading.Event) -> None:
-    """Asks until it is answered. One job at a time: half are brief and end, the others are scaled, then cancelled."""
+def _use(port: int, random: Random, number: int, accepted: Accepted, over: threading.Event) -> None:
+    """Submit one job at a time until `over` is set. Half of them end; the others are scaled and then cancelled."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10.0, trust_env=False) as http:
         turn = 0
         while not over.is_set():
@@ -174,19 +181,19 @@ def _use(port: int, random: Random, number: int, told: Accepted, over: threading
             submit = partial(
                 http.post, "/v1/jobs", json=_document(name, random.choice(QUEUES)), headers={"Idempotency-Key": name}
             )
-            for _ in range(random.choice((1, 1, 2))):  # some ask again though they were answered
-                told.jobs[name].add(_answer(submit).json()["id"])
+            for _ in range(random.choice((1, 1, 2))):  # some repeat a request that was answered
+                accepted.jobs[name].add(_answer(submit).json()["id"])
             if name.startswith(BRIEF):
                 continue
-            (job_id, *_) = told.jobs[name]
+            (job_id, *_) = accepted.jobs[name]
             for _ in range(random.randrange(3)):
                 low = random.randint(1, 3)
                 gpus = {"min": low, "max": low}
                 if _answer(partial(http.patch, f"/v1/jobs/{job_id}", json={"gpus": gpus})).status_code == 202:
-                    told.scaled[job_id] = (low, low)
+                    accepted.scaled[job_id] = (low, low)
                 over.wait(random.uniform(0.0, PAUSE_S))
             if _answer(partial(http.delete, f"/v1/jobs/{job_id}")).status_code == 202:
-                told.cancelled.add(job_id)
+                accepted.cancelled.add(job_id)
 
 
 def _document(name: str, queue: str) -> dict[str, object]:
@@ -195,8 +202,8 @@ def _document(name: str, queue: str) -> dict[str, object]:
 
 
 def _answer(ask: Callable[[], httpx.Response]) -> httpx.Response:
-    limit_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < limit_s:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
         try:
             answer = ask()
         except httpx.TransportError:
@@ -217,8 +224,8 @@ class History:
 
 
 def _settled(site: Site) -> History:
-    """Once every job has ended and the inbox is empty."""
-    store, limit_s = SqlStore(site.url), time.monotonic() + PATIENCE_S
+    """Wait until every job has ended and the inbox is empty, and return the history."""
+    store, deadline_s = SqlStore(site.url), time.monotonic() + TIMEOUT_S
     while True:
         try:
             loaded = store.load()
@@ -226,37 +233,37 @@ def _settled(site: Site) -> History:
             continue
         if not loaded.inbox and not loaded.snapshot.jobs:
             break
-        assert time.monotonic() < limit_s, f"still there: {list(loaded.snapshot.jobs)[:5]}, {site.log()}"
+        assert time.monotonic() < deadline_s, f"still there: {list(loaded.snapshot.jobs)[:5]}, {site.log()}"
         time.sleep(0.2)
     store.close()
     engine = open_engine(site.url)
     with engine.connect() as connection:
         commands = [decode(Command, row.body) for row in connection.execute(select(INBOX).order_by(INBOX.c.number))]
         jobs = [decode(Job, row.body) for row in connection.execute(select(ENDED_JOBS))]
-        told = [decode(Event, row.body) for row in connection.execute(select(EVENTS).order_by(EVENTS.c.number))]
+        all_events = [decode(Event, row.body) for row in connection.execute(select(EVENTS).order_by(EVENTS.c.number))]
     engine.dispose()
-    assert len({job.id for job in jobs}) == len(jobs), "a job ended twice"
+    assert len({job.id for job in jobs}) == len(jobs), "no job may end twice"
     events = defaultdict(list)
-    for event in told:
+    for event in all_events:
         events[event.subject].append(event)
     return History(commands, {job.id: job for job in jobs}, events)
 
 
-def _check_submissions(history: History, told: list[Accepted]) -> None:
-    accepted = {name: ids for each in told for name, ids in each.jobs.items()}
-    assert all(len(ids) == 1 for ids in accepted.values()), "a repeated submission made another job"
+def _check_submissions(history: History, by_client: list[Accepted]) -> None:
+    accepted = {name: ids for each in by_client for name, ids in each.jobs.items()}
+    assert all(len(ids) == 1 for ids in accepted.values()), "a repeated submission must not make another job"
     made = Counter(job.spec.name for job in history.ended.values())
-    assert made == dict.fromkeys(accepted, 1), "each accepted submission made one job, and nothing else did"
+    assert made == dict.fromkeys(accepted, 1), "each accepted submission makes one job"
     submits = Counter(command.body.job_id for command in history.commands if isinstance(command.body, SubmitJob))
     assert submits == dict.fromkeys(history.ended, 1)
-    assert len(accepted) > 2 * CLIENTS, "there was a storm"
+    assert len(accepted) > 2 * CLIENTS
 
 
-def _check_changes(history: History, told: list[Accepted]) -> None:
-    for each in told:
+def _check_changes(history: History, by_client: list[Accepted]) -> None:
+    for each in by_client:
         for job_id, (low, high) in each.scaled.items():
             spec = history.ended[job_id].spec
-            assert (spec.min_gpus, spec.max_gpus) == (low, high), f"{job_id}: the last accepted range counts"
+            assert (spec.min_gpus, spec.max_gpus) == (low, high), f"{job_id}: the last accepted range must win"
         assert {history.ended[job_id].state for job_id in each.cancelled} <= {JobState.CANCELLED}
     scales = Counter(command.body.job_id for command in history.commands if isinstance(command.body, ScaleJob))
     for job_id, events in history.events.items():
@@ -264,11 +271,11 @@ def _check_changes(history: History, told: list[Accepted]) -> None:
             assert sum(event.message.startswith("submitted:") for event in events) == 1
             taken = sum(event.message.startswith("its range is now") for event in events)
             refused = sum(event.code is EventCode.COMMAND_REFUSED for event in events)
-            assert taken <= scales[job_id] <= taken + refused, f"{job_id}: each scaling was taken in once"
+            assert taken <= scales[job_id] <= taken + refused, f"{job_id}: each scaling must be applied once"
 
 
 def _check_accounts(history: History) -> None:
-    """A job that was never resized held its GPUs from its start until it was archived, to the GPU-second."""
+    """Check that jobs without a resize were charged exactly for the time from their start until they were archived."""
     checked = 0
     for job in history.ended.values():
         codes = {event.code for event in history.events[job.id]}
@@ -278,11 +285,11 @@ def _check_accounts(history: History) -> None:
             held_s = job.account.settled_at_s - start.at_s
             assert job.account.gpu_s == pytest.approx(start.numbers["gpus"] * held_s, abs=1e-6)
             checked += 1
-    assert checked > CLIENTS
+    assert checked > CLIENTS, "too few jobs ran without a resize"
 
 
 def _check_usage(site: Site) -> None:
-    """What the service reports of each queue, own and lent, is what the record says was held, to the GPU-second."""
+    """Check the reported usage of each queue, owned and lent, against the record, to the GPU-second."""
     engine = open_engine(site.url)
     with engine.connect() as connection:
         held = held_gpu_s(connection, lent=frozenset(f"i{at}" for at in range(LENT_NODES)))
@@ -292,4 +299,4 @@ def _check_usage(site: Site) -> None:
     assert booked.keys() == held.keys() == set(QUEUES)
     for queue, sums in booked.items():
         assert sums == pytest.approx(held[queue], abs=1e-3), queue
-        assert min(sums) > CLIENTS, "both kinds were used"
+        assert min(sums) > CLIENTS, "both owned and lent nodes must have been used"

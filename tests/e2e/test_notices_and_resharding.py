@@ -1,7 +1,7 @@
-"""One training over five generations of real processes, each of another layout, against an uninterrupted run.
+"""One training over five generations with different layouts, compared with an uninterrupted run.
 
-1 rank, then 2 ranks DDP -> 3 ranks FSDP -> 4 ranks hybrid FSDP -> 2 ranks with mixed layers -> 1 rank. Each change is
-asked for by another channel, and the ledgers of all generations together must tell of one training.
+1 rank, then 2 ranks DDP -> 3 ranks FSDP -> 4 ranks hybrid FSDP -> 2 ranks with mixed layers -> 1 rank. Each change
+is requested through another channel. The ledgers of all generations together must equal those of one training.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage, plan_to_json
-from tests.e2e.forked_ranks import Farm
+from tests.e2e.rank_launcher import RankLauncher
 from tests.http_server import LoopbackServer, QuietHandler
 
 pytestmark = pytest.mark.e2e
@@ -29,9 +29,9 @@ BATCH = 12
 
 
 class Generation:
-    """The ranks of one generation. Ends those that are left at its own end."""
+    """The ranks of one generation. On exit the remaining ones are killed."""
 
-    def __init__(self, ranks: Farm, root: Path, number: int, plan: ParallelPlan, **options: Any) -> None:
+    def __init__(self, ranks: RankLauncher, root: Path, number: int, plan: ParallelPlan, **options: Any) -> None:
         self.run_dir = root / f"run-{number}"
         self.run_dir.mkdir(parents=True)
         (self.run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
@@ -71,8 +71,8 @@ class Generation:
     def wait_for_step(self, step: int) -> None:
         eventually(lambda: self.status()["step"] >= step or 0 not in self._ranks.living(self._number))
 
-    def ended(self) -> list[dict[str, Any]]:
-        """The last status of every rank, after all of them exited."""
+    def wait_for_end(self) -> list[dict[str, Any]]:
+        """Return the last status of every rank after all have exited."""
         self._ranks.wait(self._number)
         return [self.status(rank) for rank in range(self._world_size)]
 
@@ -107,7 +107,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         if condition():
             return
         time.sleep(0.02)
-    raise AssertionError("what was waited for did not happen within a minute")
+    raise AssertionError("condition not met within 60 s")
 
 
 def plan(*strategies: LayerStrategy, micro_batches: int = 1) -> ParallelPlan:
@@ -124,8 +124,8 @@ def plan(*strategies: LayerStrategy, micro_batches: int = 1) -> ParallelPlan:
 
 
 @contextmanager
-def controller_that_says(notice: dict[str, Any]) -> Iterator[str]:
-    """A control plane of which only the progress reply exists."""
+def serve_notice(notice: dict[str, Any]) -> Iterator[str]:
+    """Serve progress reports with this notice in the reply."""
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -141,8 +141,8 @@ def controller_that_says(notice: dict[str, Any]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """What the two trainings left behind; `ends` are the last statuses of each generation."""
+class Trainings:
+    """The results of both trainings. `ends` are the last statuses of each generation."""
 
     plain: Path
     elastic: Path
@@ -154,84 +154,84 @@ def lines(root: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def _elastic(ranks: Farm, root: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yields the last statuses of each generation in turn."""
+def _elastic(ranks: RankLauncher, root: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield the last statuses of each generation in turn."""
     with Generation(ranks, root, 1, plan(LayerStrategy(2, dp=2), micro_batches=2)) as two:
         two.give_notice({"action": "leave", "step": 8, "seconds_left": 60.0})
-        yield two.ended()
+        yield two.wait_for_end()
     sharded = plan(LayerStrategy(2, dp=3, zero=3, shard_group=3, recompute=Recompute.FULL))
     with Generation(ranks, root, 2, sharded, step_delay_s=0.05) as three:
         three.give_notice({"action": "checkpoint", "step": 10, "seconds_left": None})
         three.wait_for_step(12)
         three.send_signal(2, signal.SIGTERM)
-        yield three.ended()
+        yield three.wait_for_end()
     hybrid = plan(LayerStrategy(2, dp=4, zero=3, shard_group=2))
     with (
-        controller_that_says({"action": "replan", "step": None, "seconds_left": 9}) as url,
+        serve_notice({"action": "replan", "step": None, "seconds_left": 9}) as url,
         Generation(ranks, root, 3, hybrid, url=url, step_delay_s=0.1) as four,
     ):
-        yield four.ended()
+        yield four.wait_for_end()
     mixed = plan(LayerStrategy(1, dp=2, zero=3, shard_group=2), LayerStrategy(1, dp=2), micro_batches=3)
     with Generation(ranks, root, 4, mixed) as two:
         two.give_notice({"action": "leave", "step": 36, "seconds_left": 60.0})
-        yield two.ended()
+        yield two.wait_for_end()
     with Generation(ranks, root, 5, plan(LayerStrategy(2, dp=1), micro_batches=4)) as one:
-        yield one.ended()
+        yield one.wait_for_end()
 
 
-def test_a_training_over_five_layouts_is_the_uninterrupted_one(ranks: Farm, tmp_path: Path) -> None:
-    # The uninterrupted run goes beside the first generation of the other, each on a core of its own.
+def test_training_over_five_layouts_equals_the_uninterrupted_one(ranks: RankLauncher, tmp_path: Path) -> None:
+    # The uninterrupted run and the first generation run in parallel.
     with Generation(ranks, tmp_path / "plain", 0, plan(LayerStrategy(2, dp=1))) as plain:
         ends = list(_elastic(ranks, tmp_path / "elastic"))
-        ends.insert(0, plain.ended())
-    story = Story(tmp_path / "plain", tmp_path / "elastic", ends)
-    every_generation_ended_as_its_notice_asked(story)
-    losses_equal_those_of_the_uninterrupted_run_and_fall(story)
-    every_sample_was_seen_exactly_once(story)
-    every_tensor_was_bit_equal_after_it_was_loaded_into_another_layout(story)
-    a_request_to_checkpoint_saved_and_the_training_went_on(story)
+        ends.insert(0, plain.wait_for_end())
+    trainings = Trainings(tmp_path / "plain", tmp_path / "elastic", ends)
+    _check_phases(trainings)
+    _check_losses(trainings)
+    _check_samples(trainings)
+    _check_loaded_states(trainings)
+    _check_checkpoint_request(trainings)
 
 
-def every_generation_ended_as_its_notice_asked(story: Story) -> None:
-    phases = [{status["phase"] for status in generation} for generation in story.ends]
-    assert phases == [{"succeeded"}, {"left"}, {"left"}, {"left"}, {"left"}, {"succeeded"}], story.ends
-    assert all(len({status["step"] for status in generation}) == 1 for generation in story.ends)
-    assert all(status["checkpoint_step"] == status["step"] for generation in story.ends for status in generation)
-    assert (story.ends[1][0]["step"], story.ends[5][0]["step"]) == (8, STEPS)
+def _check_phases(trainings: Trainings) -> None:
+    phases = [{status["phase"] for status in generation} for generation in trainings.ends]
+    assert phases == [{"succeeded"}, {"left"}, {"left"}, {"left"}, {"left"}, {"succeeded"}], trainings.ends
+    assert all(len({status["step"] for status in generation}) == 1 for generation in trainings.ends)
+    assert all(status["checkpoint_step"] == status["step"] for generation in trainings.ends for status in generation)
+    assert (trainings.ends[1][0]["step"], trainings.ends[5][0]["step"]) == (8, STEPS)
 
 
-def losses_equal_those_of_the_uninterrupted_run_and_fall(story: Story) -> None:
-    plain = {line["step"]: line["loss"] for line in lines(story.plain, "losses-*")}
-    elastic = {line["step"]: line["loss"] for line in lines(story.elastic, "losses-*")}
+def _check_losses(trainings: Trainings) -> None:
+    plain = {line["step"]: line["loss"] for line in lines(trainings.plain, "losses-*")}
+    elastic = {line["step"]: line["loss"] for line in lines(trainings.elastic, "losses-*")}
     assert sorted(plain) == sorted(elastic) == list(range(1, STEPS + 1))
     assert max(abs(plain[step] - elastic[step]) for step in plain) < 1e-5
     assert plain[STEPS] < 0.7 * plain[1]
 
 
-def every_sample_was_seen_exactly_once(story: Story) -> None:
-    for root in (story.plain, story.elastic):
+def _check_samples(trainings: Trainings) -> None:
+    for root in (trainings.plain, trainings.elastic):
         seen = Counter(sample for line in lines(root, "samples-*") for sample in line["samples"])
         assert seen == Counter(range(STEPS * BATCH))
 
 
-def every_tensor_was_bit_equal_after_it_was_loaded_into_another_layout(story: Story) -> None:
-    states = lines(story.elastic, "states-*")
+def _check_loaded_states(trainings: Trainings) -> None:
+    states = lines(trainings.elastic, "states-*")
     saved = {line["step"]: line["digest"] for line in states if line["event"] == "saved"}
     loaded = [(line["step"], line["digest"]) for line in states if line["event"] == "loaded"]
     assert len(loaded) == 4
     assert all(saved[step] == digest for step, digest in loaded)
 
 
-def a_request_to_checkpoint_saved_and_the_training_went_on(story: Story) -> None:
-    saved = [line["step"] for line in lines(story.elastic, "states-g2*") if line["event"] == "saved"]
+def _check_checkpoint_request(trainings: Trainings) -> None:
+    saved = [line["step"] for line in lines(trainings.elastic, "states-g2*") if line["event"] == "saved"]
     assert saved[0] == 10
-    assert saved[-1] == story.ends[2][0]["step"] > 10
+    assert saved[-1] == trainings.ends[2][0]["step"] > 10
 
 
-def test_ranks_do_not_hang_when_one_of_them_is_killed(ranks: Farm, tmp_path: Path) -> None:
+def test_ranks_do_not_hang_when_one_is_killed(ranks: RankLauncher, tmp_path: Path) -> None:
     with Generation(ranks, tmp_path, 1, plan(LayerStrategy(2, dp=2)), step_delay_s=0.05) as two:
         two.wait_for_step(3)
         two.send_signal(1, signal.SIGKILL)
-        first, _ = two.ended()
+        first, _ = two.wait_for_end()
     assert first["phase"] == "failed"
     assert first["reason"] != ""

@@ -1,7 +1,7 @@
-"""A whole service, controller and API in one process, by a clock that runs `RATE` times as fast as ours, so that the
-minute after a freeze and the pauses after deaths by memory pass in seconds.
+"""A whole service, controller and API in one process, whose clock runs `RATE` times as fast as real time.
 
-`python -m tests.e2e.hurried_service FOLDER PORT`, to its end by SIGTERM.
+`python -m tests.e2e.fast_service FOLDER PORT` ends on SIGTERM. Pauses of minutes, such as the backoff after
+out-of-memory failures, pass in seconds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from scheduler.runtime.clock import RealClock
 from scheduler.settings import Settings, load_token_secret
 from scheduler.store.sql_store import SqlStore
 
+# The service gives up on a start after 900 s. At this rate a slow machine still has 75 s for one.
 RATE = 12.0
-"""What the service gives up on after 900 s must not take a slow machine more than 75 s: above all a start."""
 
 
-class HurriedClock:
-    """`RATE` seconds pass in each of ours, from the moment at which it is made."""
+class FastClock:
+    """A clock on which `RATE` seconds pass per real second, from its creation on."""
 
     def __init__(self) -> None:
         self._real = RealClock()
@@ -38,7 +38,7 @@ class HurriedClock:
 
 
 def settings(folder: Path, port: int) -> Settings:
-    """Seconds are the hurried clock's."""
+    """Return the settings. Durations are in seconds of the fast clock."""
     return Settings(
         database_url=f"sqlite:///{folder / 'ebbtide.sqlite'}",
         run_dir=folder / "run",
@@ -56,7 +56,7 @@ def settings(folder: Path, port: int) -> Settings:
 def main(folder: Path, port: int) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    chosen, clock = settings(folder, port), HurriedClock()
+    chosen, clock = settings(folder, port), FastClock()
     store = SqlStore(chosen.database_url)
     app = create_app(
         store,
