@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fastapi import Response
 from typing_extensions import TypedDict
@@ -44,14 +44,9 @@ class QueueView(TypedDict):
 
 
 def queue_view(usage: QueueUsage) -> QueueView:
-    queue = usage.queue
-    return {
-        "name": queue.name,
-        "guaranteed_gpus": queue.guaranteed_gpus,
-        "limit_gpus": queue.limit_gpus,
-        "user_limit_gpus": queue.user_limit_gpus,
-        "user_jobs_max": queue.user_jobs_max,
-        "weight": queue.weight,
+    view = {
+        "name": usage.queue.name,
+        **usage.queue.quota,
         "declared": usage.is_declared,
         "used_gpus": usage.used_gpus,
         "own_gpus": usage.own_gpus,
@@ -60,6 +55,7 @@ def queue_view(usage: QueueUsage) -> QueueView:
         "waiting_jobs": usage.waiting_jobs,
         "waiting_gpus": usage.waiting_gpus,
     }
+    return cast("QueueView", view)
 
 
 Q = TypeVar("Q")

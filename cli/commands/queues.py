@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.inputs import has_no_subcommand, parse_count, raise_input_error
 from cli.output import OutputFormat, OutputOption, print_document, render_facts, render_table
+from scheduler.domain.job_queue import QUOTA_FIELDS, QuotaField, describe_quota, format_quota_value
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,15 +24,30 @@ app = typer.Typer(name="queues", help="List, create, change or delete queues.")
 QueueArgument = Annotated[
     str, typer.Argument(metavar="QUEUE", autocompletion=complete_queue_names, help="Name of the queue.")
 ]
-GuaranteedOption = Annotated[
-    int | None, typer.Option("--guaranteed", help="Guaranteed GPUs. Other queues borrow them when idle.")
-]
-LimitOption = Annotated[str | None, typer.Option("--limit", help="Maximum GPUs of all its jobs, or none.")]
-UserLimitOption = Annotated[
-    str | None, typer.Option("--user-limit", help="Maximum GPUs of one user's jobs in the queue, or none.")
-]
-UserJobsOption = Annotated[str | None, typer.Option("--user-jobs", help="Maximum pending jobs of one user, or none.")]
-WeightOption = Annotated[float | None, typer.Option("--weight", help="Weight for sharing borrowed GPUs among queues.")]
+
+
+def _quota_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add one option per quota field to a command, which receives the given values as `quota`."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in QUOTA_FIELDS}
+        command(**arguments, quota=_collect_quota(given))
+
+    name, *others = [each for each in signature(command, eval_str=True).parameters.values() if each.name != "quota"]
+    options = [
+        Parameter(declared.name, Parameter.KEYWORD_ONLY, default=None, annotation=_option_type(declared))
+        for declared in QUOTA_FIELDS.values()
+    ]
+    parameters = [name, *options, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in others)]
+    run.__dict__["__signature__"] = Signature(parameters)
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _option_type(declared: QuotaField) -> Any:
+    text = f"{declared.description} `none` removes the limit." if declared.is_optional else declared.description
+    return Annotated[(str if declared.is_optional else declared.type) | None, typer.Option(declared.option, help=text)]
 
 
 @app.callback(invoke_without_command=True)
@@ -47,43 +65,35 @@ def list_queues(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForma
 
 
 @app.command("create")
+@_quota_options
 def create_queue(
     name: QueueArgument,
-    guaranteed: GuaranteedOption = None,
-    limit: LimitOption = None,
-    weight: WeightOption = None,
-    *,
-    user_limit: UserLimitOption = None,
-    user_jobs: UserJobsOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    quota: Mapping[str, Any],
 ) -> None:
     """Create a queue. A queue that jobs name without creating it has no guarantee and no limits."""
-    quota = _collect_quota(guaranteed, limit, user_limit, weight, user_jobs)
     with service_client(url) as client:
         response = client.create_queue({"name": name, **quota})
-    print_document(response, output, lambda: render_facts({"queue": f"{name} created: {_format_quota(response)}"}))
+    print_document(response, output, lambda: render_facts({"queue": f"{name} created: {describe_quota(response)}"}))
 
 
 @app.command("set")
+@_quota_options
 def set_queue(
     name: QueueArgument,
-    guaranteed: GuaranteedOption = None,
-    limit: LimitOption = None,
-    weight: WeightOption = None,
-    *,
-    user_limit: UserLimitOption = None,
-    user_jobs: UserJobsOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
+    *,
+    quota: Mapping[str, Any],
 ) -> None:
     """Change the given fields of a queue."""
-    change = _collect_quota(guaranteed, limit, user_limit, weight, user_jobs)
-    if not change:
-        raise_input_error("nothing to change. Set --guaranteed, --limit, --user-limit, --user-jobs or --weight")
+    if not quota:
+        raise_input_error(f"nothing to change. Set one of {', '.join(each.option for each in QUOTA_FIELDS.values())}")
     with service_client(url) as client:
-        response = client.change_queue(name, change)
-    print_document(response, output, lambda: render_facts({"queue": f"{name} changed: {_format_quota(response)}"}))
+        response = client.change_queue(name, quota)
+    print_document(response, output, lambda: render_facts({"queue": f"{name} changed: {describe_quota(response)}"}))
 
 
 @app.command("delete")
@@ -95,14 +105,12 @@ def delete_queue(name: QueueArgument, url: UrlOption = DEFAULT_URL, output: Outp
 
 
 def render_queues(result: Iterable[Mapping[str, Any]]) -> RenderableType:
+    listed = {name: declared.label for name, declared in QUOTA_FIELDS.items() if declared.is_listed}
     return render_table(
         (
             [
                 queue["name"],
-                str(queue["guaranteed_gpus"]),
-                _format_limit(queue["limit_gpus"]),
-                _format_limit(queue["user_limit_gpus"]),
-                f"{queue['weight']:g}",
+                *(format_quota_value(queue[name]) for name in listed),
                 str(queue["used_gpus"]),
                 str(queue["borrowed_gpus"]),
                 str(queue["running_jobs"]),
@@ -111,35 +119,18 @@ def render_queues(result: Iterable[Mapping[str, Any]]) -> RenderableType:
             ]
             for queue in result
         ),
-        headers=["queue", "guaranteed", "limit", "per user", "weight", "used", "borrowed", "running", "pending", ""],
-        right_aligned=["guaranteed", "limit", "per user", "weight", "used", "borrowed", "running"],
+        headers=["queue", *listed.values(), "used", "borrowed", "running", "pending", ""],
+        right_aligned=[*listed.values(), "used", "borrowed", "running"],
         empty="There are no queues.",
     )
 
 
-def _collect_quota(
-    guaranteed: int | None, limit: str | None, user_limit: str | None, weight: float | None, user_jobs: str | None
-) -> dict[str, Any]:
+def _collect_quota(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the quota fields that were given. The service validates them."""
-    given: dict[str, Any] = {}
-    if guaranteed is not None:
-        given["guaranteed_gpus"] = guaranteed
-    for field, option, text in (
-        ("limit_gpus", "--limit", limit),
-        ("user_limit_gpus", "--user-limit", user_limit),
-        ("user_jobs_max", "--user-jobs", user_jobs),
-    ):
-        if text is not None:
-            given[field] = None if text == "none" else parse_count(option, text, minimum=0)
-    if weight is not None:
-        given["weight"] = weight
-    return given
+    return {name: _parse_quota_value(QUOTA_FIELDS[name], value) for name, value in given.items() if value is not None}
 
 
-def _format_quota(queue: Mapping[str, Any]) -> str:
-    limits = f"limit {_format_limit(queue['limit_gpus'])}, per user {_format_limit(queue['user_limit_gpus'])}"
-    return f"{queue['guaranteed_gpus']} GPUs guaranteed, {limits}, weight {queue['weight']:g}"
-
-
-def _format_limit(limit_gpus: int | None) -> str:
-    return "none" if limit_gpus is None else str(limit_gpus)
+def _parse_quota_value(declared: QuotaField, value: Any) -> Any:
+    if not declared.is_optional:
+        return value
+    return None if value == "none" else parse_count(declared.option, value, minimum=0)

@@ -17,7 +17,7 @@ class QuotaField(NamedTuple):
     REST documents, the Queue custom resource, CLI options and tables derive from it, so a new field is declared
     here only. `option` is the CLI option, `label` the name in tables and messages. `spec_name` is the name in the
     custom resource, or empty if the field cannot be set there. Valid values are `minimum` to `maximum`; without
-    `includes_minimum`, the minimum itself is invalid. A default of None means no limit.
+    `includes_minimum`, the minimum itself is invalid. A default of None means no limit. Tables show listed fields only.
     """
 
     name: str
@@ -30,6 +30,7 @@ class QuotaField(NamedTuple):
     maximum: float
     minimum: float = 0
     includes_minimum: bool = True
+    is_listed: bool = True
 
     @property
     def is_optional(self) -> bool:
@@ -101,6 +102,7 @@ class JobQueue:
         label="user jobs",
         spec_name="",
         maximum=QUOTA_JOBS_MAX,
+        is_listed=False,
     )
 
     def __post_init__(self) -> None:
@@ -122,8 +124,11 @@ class JobQueue:
 
 def describe_quota(quota: Mapping[str, Any]) -> str:
     """Describe quota values by field name, for example `guaranteed 8, limit 16, weight 2, user limit none`."""
-    values = ((declared.label, quota[name]) for name, declared in QUOTA_FIELDS.items())
-    return ", ".join(f"{label} {'none' if value is None else format(value, 'g')}" for label, value in values)
+    return ", ".join(f"{declared.label} {format_quota_value(quota[name])}" for name, declared in QUOTA_FIELDS.items())
+
+
+def format_quota_value(value: float | None) -> str:
+    return "none" if value is None else str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _declared_fields() -> dict[str, QuotaField]:

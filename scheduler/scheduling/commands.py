@@ -38,6 +38,7 @@ from scheduler.domain.commands import (
 from scheduler.domain.events import EventCode, JobStep
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import CheckpointRequest, Intent, Job, JobAccount, Progress
+from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Switches
@@ -210,11 +211,7 @@ def _change_queue(snapshot: MutableSnapshot, change: CreateQueue | ChangeQueue |
         snapshot.record_event(EventCode.QUEUE_CHANGED, name, f"queue {name} was deleted")
         return
     queue = snapshot.queues[name] = change.queue
-    limit = "no limit" if queue.limit_gpus is None else f"limit {queue.limit_gpus}"
-    if queue.user_limit_gpus is not None:
-        limit = f"{limit}, {queue.user_limit_gpus} for one user"
-    message = f"queue {name}: {queue.guaranteed_gpus} GPUs guaranteed, {limit}, weight {queue.weight:g}"
-    snapshot.record_event(EventCode.QUEUE_CHANGED, name, message)
+    snapshot.record_event(EventCode.QUEUE_CHANGED, name, f"queue {name}: {describe_quota(queue.quota)}")
 
 
 def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:

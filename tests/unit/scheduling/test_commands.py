@@ -39,7 +39,7 @@ from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Intent
-from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_queue import JobQueue, describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.scaling_curve import build_data_parallel_plan
@@ -178,10 +178,8 @@ def test_queue_is_created_changed_and_deleted_without_its_jobs() -> None:
     snapshot = a_snapshot(FLEET, [a_job("j", queue="vision")])
     declared = told(snapshot, CreateQueue(JobQueue("vision", 4)), ChangeQueue(JobQueue("vision", 2, 6, 0.5)))
     assert declared.snapshot.queues == {"vision": JobQueue("vision", 2, 6, 0.5)}
-    assert [event.message for event in declared.events] == [
-        "queue vision: 4 GPUs guaranteed, no limit, weight 1",
-        "queue vision: 2 GPUs guaranteed, limit 6, weight 0.5",
-    ]
+    quotas = [describe_quota(queue.quota) for queue in (JobQueue("vision", 4), JobQueue("vision", 2, 6, 0.5))]
+    assert [event.message for event in declared.events] == [f"queue vision: {quota}" for quota in quotas]
     assert told(declared.snapshot, DeleteQueue("vision")).snapshot == snapshot
 
 
