@@ -21,7 +21,7 @@ from scheduler.scheduling.policies.recall_search import find_cheapest_nodes
 from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
 from tests.builders import a_fleet, a_loan, a_snapshot
 from tests.properties.test_knapsack_exact import alike, any_order, best_s, curve, falling, nodes
-from tests.properties.test_reclaiming_optimum import NOW_S, SETTINGS, a_lent_fleet, a_tenant, is_usable, pricing
+from tests.properties.test_recall_optimum import NOW_S, SETTINGS, a_job_on, a_lent_fleet, build_cost_function, is_usable
 
 Row = tuple[str, str, str]
 MILP_LIMIT_S = 60.0
@@ -88,7 +88,7 @@ def _recall_ratios(count: int, crowded: bool) -> Iterator[float]:
         snapshot, leaving = a_lent_fleet(random, lent, crowded=crowded), random.randint(1, lent - 1)
         found = least_preemption_cost(snapshot, "inference", leaving, SETTINGS)
         unused = [name for name in snapshot.loans if not is_usable(snapshot, name)]
-        lost_gpu_s, more = pricing(snapshot), max(0, leaving - len(unused))
+        lost_gpu_s, more = build_cost_function(snapshot), max(0, leaving - len(unused))
         choices = combinations(sorted(snapshot.loans.keys() - unused), more)
         yield _ratio(lost_gpu_s(found), min(map(lost_gpu_s, choices)))
 
@@ -147,7 +147,7 @@ def a_large_fleet(random: Random, lent: int, jobs: int, *, crowded: bool) -> Sna
     held: Counter[str] = Counter()
     tenants = []
     for number, share in enumerate(shares):
-        tenants.append(a_tenant(random, number, {name: (held[name], gpus) for name, gpus in share.items()}))
+        tenants.append(a_job_on(random, number, {name: (held[name], gpus) for name, gpus in share.items()}))
         held.update(share)
     loans = [a_loan(name) for name in free]
     return a_snapshot(a_fleet(training=0, inference=lent), tenants, loans, now_s=NOW_S)

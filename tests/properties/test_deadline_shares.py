@@ -1,4 +1,4 @@
-"""Shares of jobs with deadlines, replayed as a fluid: GPUs by count, speeds by the curve, no cost of changes."""
+"""Allotments of jobs with deadlines, replayed with GPUs by count, speeds by the curve and no cost of changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = PolicySettings()
 
 @dataclass
 class World:
-    """Jobs that are there, and the curves of all."""
+    """Jobs in the system, and the speeds of all jobs so far."""
 
     random: Random
     jobs: dict[str, Job]
@@ -50,7 +50,7 @@ class World:
         return a_snapshot(FLEET, self.jobs.values(), curves=curves, now_s=self.now_s)
 
     def submit(self, number: int) -> None:
-        """A job on powers of two, on every count, or on counts with holes; its deadline within reach of them."""
+        """Submit a job for powers of two, every count, or counts with gaps, with a feasible deadline."""
         random, job_id = self.random, f"j{number}"
         every, some = list(range(random.randint(1, 4), 13)), random.sample(range(1, 17), 3)
         counts = random.choice([[1, 2, 4, 8, 16], every, some])
@@ -62,7 +62,7 @@ class World:
         self.jobs[job_id] = a_job(job_id, min(counts), max(counts), now_s=self.now_s, **spec)
 
     def run(self, allotment: Allotment, until_s: float) -> None:
-        """Everybody holds what he is allotted, until the next job ends or `until_s` has come."""
+        """Run the jobs on their allotment until the next one ends, or until `until_s`."""
         rates = {job_id: self.speeds[job_id].get(allotment.gpus.get(job_id, 0), 0.0) for job_id in self.jobs}
         left = {job_id: job.spec.steps - job.progress.steps for job_id, job in self.jobs.items()}
         ends = [self.now_s + left[job_id] / rate for job_id, rate in rates.items() if rate]
@@ -82,7 +82,7 @@ class World:
 
 
 def replayed(seed: int, allot: Allot) -> Iterator[tuple[World, Allotment]]:
-    """Up to 15 jobs that come one by one; the world before each step, with what is allotted in it."""
+    """Submit up to 15 jobs over time, and yield the world before each step with its allotment."""
     random = Random(seed)
     world = World(random, {}, {}, set())
     arrivals_s = sorted(random.uniform(0.0, 1500.0) for _ in range(random.randint(3, 15)))
@@ -96,7 +96,7 @@ def replayed(seed: int, allot: Allot) -> Iterator[tuple[World, Allotment]]:
 
 
 @pytest.mark.parametrize("allot", [earliest_deadline_first, elastic_deadline_shares, elastic_shares])
-def test_no_more_is_allotted_than_there_is_and_everybody_who_waits_knows_why(allot: Allot) -> None:
+def test_allotment_fits_and_explains_every_other_job(allot: Allot) -> None:
     for seed in range(15):
         for world, allotment in replayed(seed, allot):
             assert sum(allotment.gpus.values()) <= GPUS
@@ -106,29 +106,28 @@ def test_no_more_is_allotted_than_there_is_and_everybody_who_waits_knows_why(all
 
 
 @pytest.mark.parametrize("allot", [earliest_deadline_first, elastic_deadline_shares])
-def test_nobody_is_allotted_a_count_that_his_curve_has_not(allot: Allot) -> None:
+def test_counts_have_a_plan(allot: Allot) -> None:
     for seed in range(15):
         for world, allotment in replayed(seed, allot):
             assert all(count in world.speeds[job_id] for job_id, count in allotment.gpus.items())
 
 
-def test_whoever_is_admitted_meets_his_deadline() -> None:
-    """But for one in a hundred: what others do meanwhile may turn a filling over, and who is admitted late may be
-    asked before one who is to begin later."""
-    promised: set[tuple[int, str]] = set()
+def test_admitted_jobs_meet_their_deadlines() -> None:
+    """At most one in a hundred does not: admission is repeated at each step, and a later job may come first then."""
+    admitted: set[tuple[int, str]] = set()
     broken: set[tuple[int, str]] = set()
     for seed in range(40):
         of_seed: set[str] = set()
         for world, _ in replayed(seed, elastic_deadline_shares):
-            ((_, contenders),) = candidates_by_model(world.snapshot(), GPUS, curve_speeds()) or [(0, [])]
-            of_seed |= compute_minimum_shares(contenders, GPUS, world.now_s).keys()
-        promised |= {(seed, job_id) for job_id in of_seed}
+            ((_, candidates),) = candidates_by_model(world.snapshot(), GPUS, curve_speeds()) or [(0, [])]
+            of_seed |= compute_minimum_shares(candidates, GPUS, world.now_s).keys()
+        admitted |= {(seed, job_id) for job_id in of_seed}
         broken |= {(seed, job_id) for job_id in of_seed - world.met}
-    assert len(broken) <= 0.01 * len(promised)
-    assert len(promised) > 200
+    assert len(broken) <= 0.01 * len(admitted)
+    assert len(admitted) > 200
 
 
-def test_claims_leave_room_for_each_other_and_do_their_work_in_time() -> None:
+def test_reserved_shares_do_not_overlap_and_meet_their_deadlines() -> None:
     random = Random(7)
     for _ in range(200):
         horizon, deadlines_s = (
@@ -138,16 +137,16 @@ def test_claims_leave_room_for_each_other_and_do_their_work_in_time() -> None:
         for deadline_s in deadlines_s:
             counts = np.array([0, *sorted(random.sample(range(1, 17), random.randint(1, 5)))])
             one = Candidate(a_job("j"), counts, counts ** random.uniform(0.5, 1.0), random.uniform(10.0, 3000.0))
-            if claimed := horizon.reserve_share(one, deadline_s):
-                left = claimed[0].free
-                assert work(horizon, claimed[0], one, deadline_s) == pytest.approx(one.steps, rel=1e-6)
+            if reserved := horizon.reserve_share(one, deadline_s):
+                left = reserved[0].free
+                assert finished_steps(horizon, reserved[0], one, deadline_s) == pytest.approx(one.steps, rel=1e-6)
                 assert (left >= 0).all()
-                assert claimed[1] == horizon.free[0] - left[0]
-                horizon = claimed[0]
+                assert reserved[1] == horizon.free[0] - left[0]
+                horizon = reserved[0]
 
 
-def work(before: AvailabilityProfile, after: AvailabilityProfile, one: Candidate, deadline_s: float) -> float:
-    """Steps that the GPUs between the two do by the deadline; each count must be one that the job can have."""
+def finished_steps(before: AvailabilityProfile, after: AvailabilityProfile, one: Candidate, deadline_s: float) -> float:
+    """Return the steps finished by the deadline on the reserved GPUs. Each count must have a speed."""
     speed_of: Callable[[int], float] = dict(zip(one.counts.tolist(), one.speeds.tolist(), strict=True)).__getitem__
     ends_s = [*after.starts_s[1:].tolist(), float("inf")]
     done = 0.0

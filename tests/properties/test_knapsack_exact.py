@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack against the dynamic programme over the whole budget, on 1,000 random instances."""
+"""The knapsack solver against a full dynamic programme, on 1,000 random instances."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ INSTANCES = 200
 
 
 def any_order(random: Random) -> list[Item]:
-    """Holes between the counts, and times that go up and down."""
+    """Counts with gaps, and times in any order."""
     counts = sorted(random.sample(range(1, 21), random.randint(1, 8)))
     return [Item(gpus, float(random.randint(0, 1_000))) for gpus in counts]
 
 
 def falling(random: Random) -> list[Item]:
-    """Holes between the counts; each count is faster than the one before, by anything."""
+    """Counts with gaps, each faster than the one before."""
     items = any_order(random)
     times_s = sorted((item.remaining_s for item in items), reverse=True)
     return [Item(item.gpus, time_s) for item, time_s in zip(items, times_s, strict=True)]
 
 
 def curve(random: Random) -> list[Item]:
-    """Counts in a node and whole nodes, each GPU gaining less than the one before; one count costs no change."""
+    """Counts within a node and whole nodes, with falling gains; the present count costs no reconfiguration."""
     least, work_s, power = random.choice((1, 2, 4, 8)), random.expovariate(1e-4), random.uniform(0.6, 1.0)
     counts = [gpus for gpus in (1, 2, 3, 4, 6, 8, 16, 24, 32) if least <= gpus <= 4 * least]
     present = random.choice(counts)
@@ -35,19 +35,19 @@ def curve(random: Random) -> list[Item]:
 
 
 def nodes(random: Random) -> list[Item]:
-    """Whole nodes only, so that a part of the budget can never be used."""
+    """Whole nodes only, so that part of the budget cannot be used."""
     work_s = random.expovariate(1e-4)
     return [Item(8 * count, work_s / count) for count in range(1, random.randint(2, 5))]
 
 
 def alike(random: Random) -> list[Item]:
-    """Every GPU is worth nearly the same, whoever has it."""
+    """Every GPU gains nearly the same for every job."""
     counts = sorted(random.sample(range(1, 21), random.randint(2, 6)))
     return [Item(gpus, 5_000.0 - 100.0 * gpus - random.randint(0, 3)) for gpus in counts]
 
 
 def best_s(groups: Groups, budget: int) -> float:
-    """The most time that can be saved, by every budget from 0 on."""
+    """Return the most time that can be saved within the budget."""
     best = [0.0] * (budget + 1)
     for items in groups.values():
         gains = [(item.gpus - items[0].gpus, items[0].remaining_s - item.remaining_s) for item in items]
@@ -56,7 +56,7 @@ def best_s(groups: Groups, budget: int) -> float:
 
 
 @pytest.mark.parametrize("make", [any_order, falling, curve, nodes, alike])
-def test_the_knapsack_saves_as_much_as_the_exact_dynamic_programme(make: Callable[[Random], list[Item]]) -> None:
+def test_knapsack_is_as_good_as_the_dynamic_programme(make: Callable[[Random], list[Item]]) -> None:
     random = Random(make.__name__)
     for _ in range(INSTANCES):
         groups = {f"j{at}": make(random) for at in range(random.randint(1, 10))}

@@ -1,7 +1,4 @@
-"""Faults planted in the core, one at a time: each must be caught by the checker, the breaches or a law of state.
-
-A check that cannot fail is worth nothing; this file shows that ours do.
-"""
+"""Planted faults: each one must be found by the legality check, the breaches or a check of the state."""
 
 from __future__ import annotations
 
@@ -18,43 +15,43 @@ from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import BreachKind, Invariant
-from scheduler.scheduling import cycle as course_module
-from scheduler.scheduling import observation as mirror_module
-from scheduler.scheduling import scheduler as decide_module
-from scheduler.scheduling import snapshot_update as absorb_module
-from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling import cycle as cycle_module
+from scheduler.scheduling import observation as observation_module
+from scheduler.scheduling import scheduler as scheduler_module
+from scheduler.scheduling import snapshot_update as update_module
+from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.desired_state import apply_decision
 from scheduler.scheduling.legality import find_breaches, find_violation
-from scheduler.scheduling.mutable_snapshot import MutableSnapshot, SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
 from tests.properties.worlds import World, a_world
 
-MOST_WORLDS = 600
-Plant = Callable[[pytest.MonkeyPatch], PolicySet]
+WORLDS_MAX = 600
+Fault = Callable[[pytest.MonkeyPatch], PolicySet]
 
 
-def caught(world: World, policies: PolicySet) -> set[str]:
-    """The names of everything that speaks up when one tick's core runs on a world."""
-    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
-    found = set(_laws_of_state(world, absorbed))
-    draft = MutableSnapshot(absorbed)
-    for decision in decide(absorbed, policies).decisions:
-        violation = find_violation(draft, decision)
+def find_alarms(world: World, policies: PolicySet) -> set[str]:
+    """Return the names of all checks that fail when a world is updated and decided on once."""
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    found = set(_check_state(world, updated))
+    state = MutableSnapshot(updated)
+    for decision in decide(updated, policies).decisions:
+        violation = find_violation(state, decision)
         if violation is not None:
             found.add(str(violation.law))
         else:
-            apply_decision(draft, decision)
-    return found | {str(breach.kind) for breach in find_breaches(draft.view(), world.observation)}
+            apply_decision(state, decision)
+    return found | {str(breach.kind) for breach in find_breaches(state.view(), world.observation)}
 
 
-def _laws_of_state(world: World, absorbed: Snapshot) -> Iterator[str]:
+def _check_state(world: World, updated: Snapshot) -> Iterator[str]:
     for run in world.observation.runs:
-        held = absorbed.jobs[run.job_id].allocation.held
+        held = updated.jobs[run.job_id].allocation.held
         if any(not set(indices) <= set(held.get(name, ())) for name, indices in run.gpus.items()):
             yield "freed-while-in-use"
-    for job_id, job in absorbed.jobs.items():
+    for job_id, job in updated.jobs.items():
         before = world.snapshot.jobs[job_id].allocation
         is_stale = world.observation.converged_generation < before.asked_at_generation
         if is_stale and job.allocation.held_gpus < before.held_gpus:
@@ -62,7 +59,7 @@ def _laws_of_state(world: World, absorbed: Snapshot) -> Iterator[str]:
 
 
 def forget_releasing(patch: pytest.MonkeyPatch) -> PolicySet:
-    """GPUs are handed out before they are seen free."""
+    """GPUs are allocated before they are observed to be free."""
 
     class Forgetful(MutableSnapshot):
         def __init__(self, snapshot: Snapshot) -> None:
@@ -72,12 +69,12 @@ def forget_releasing(patch: pytest.MonkeyPatch) -> PolicySet:
             }
             super().__init__(replace(snapshot, jobs=jobs))
 
-    patch.setattr(course_module, "Draft", Forgetful)
+    patch.setattr(cycle_module, "MutableSnapshot", Forgetful)
     return load_policy_set("ebbtide")
 
 
 def place_on_recalled_nodes(patch: pytest.MonkeyPatch) -> PolicySet:
-    """Placement takes free GPUs of nodes that are on their way home."""
+    """Placement uses free GPUs of recalled nodes."""
 
     def place(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
         held = {name for other in snapshot.jobs.values() for name in other.allocation.held}
@@ -93,7 +90,9 @@ def place_on_recalled_nodes(patch: pytest.MonkeyPatch) -> PolicySet:
 def _with_plans(patch: pytest.MonkeyPatch, spoil: Callable[[ParallelPlan], ParallelPlan]) -> PolicySet:
     honest = SchedulingCycle.plan_on
 
-    def plan_on(self: SchedulingCycle, job: Job, shape: GpuShape, *, asks: bool = True) -> ParallelPlan | None:
+    def plan_on(
+        self: SchedulingCycle, job: Job, shape: GpuShape, *, request_missing: bool = True
+    ) -> ParallelPlan | None:
         plan = honest(self, job, shape)
         return spoil(plan) if plan else None
 
@@ -102,7 +101,7 @@ def _with_plans(patch: pytest.MonkeyPatch, spoil: Callable[[ParallelPlan], Paral
 
 
 def attach_a_plan_of_another_size(patch: pytest.MonkeyPatch) -> PolicySet:
-    """The plan has one stage more than there are GPUs for."""
+    """The plan has twice as many stages as the GPUs hold."""
     return _with_plans(patch, lambda plan: replace(plan, stages=plan.stages * 2))
 
 
@@ -112,7 +111,7 @@ def ignore_gpu_memory(patch: pytest.MonkeyPatch) -> PolicySet:
 
 
 def start_below_the_minimum(patch: pytest.MonkeyPatch) -> PolicySet:
-    """Placement hands out one GPU too few."""
+    """Placement returns one GPU too few."""
 
     def place(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
         return load_policy_set("ebbtide").place(snapshot, rooms, job, max(1, count - 1))
@@ -121,63 +120,68 @@ def start_below_the_minimum(patch: pytest.MonkeyPatch) -> PolicySet:
 
 
 def return_nodes_in_use(patch: pytest.MonkeyPatch) -> PolicySet:
-    """A recalled node is declared home while jobs still hold GPUs of it."""
+    """A recalled node is returned while jobs still hold GPUs of it."""
 
-    def return_nodes(course: SchedulingCycle) -> None:
-        for loan in list(course.snapshot.loans.values()):
+    def return_nodes(cycle: SchedulingCycle) -> StageReport:
+        for loan in list(cycle.snapshot.loans.values()):
             if loan.state is LoanState.RECALLED:
-                course.apply(ReturnNode(loan.node, Reason(ReasonCode.TRAINING_LEFT, "training has left, surely")))
+                cycle.apply(ReturnNode(loan.node, Reason(ReasonCode.TRAINING_LEFT, "training left")))
+        return StageReport()
 
-    patch.setattr(decide_module, "return_empty_nodes", return_nodes)
+    patch.setattr(scheduler_module, "adjust_loans", return_nodes)
     return load_policy_set("ebbtide")
 
 
 def free_on_any_observation(patch: pytest.MonkeyPatch) -> PolicySet:
-    """An observation from before the release counts as proof that the GPUs are free."""
-    honest = mirror_module.mirror_runs
+    """An observation from before the release frees GPUs."""
+    honest = observation_module.mirror_runs
     patch.setattr(
-        absorb_module, "mirror_runs", lambda intake, seen: honest(intake, replace(seen, converged_generation=10**9))
+        update_module,
+        "mirror_runs",
+        lambda snapshot, observation: honest(snapshot, replace(observation, converged_generation=10**9)),
     )
     return load_policy_set("ebbtide")
 
 
 def free_without_looking(patch: pytest.MonkeyPatch) -> PolicySet:
-    """Releasing GPUs are freed although workers are still seen on them."""
+    """Releasing GPUs are freed while workers are still observed on them."""
 
-    def free(intake: SnapshotBuilder, job: Job, runs: Iterable[Run]) -> None:
-        intake.jobs[job.id] = replace(job, allocation=replace(job.allocation, releasing={}))
+    def free(snapshot: MutableSnapshot, job: Job, runs: Iterable[Run]) -> None:
+        snapshot.put_job(replace(job, allocation=replace(job.allocation, releasing={})))
 
-    patch.setattr(mirror_module, "_free", free)
+    patch.setattr(observation_module, "_free_released_gpus", free)
     return load_policy_set("ebbtide")
 
 
 def start_twice(patch: pytest.MonkeyPatch) -> PolicySet:
     """One job is started by two stages of the same tick."""
 
-    def again(course: SchedulingCycle) -> None:
-        for decision in [d for d in course.decisions if isinstance(d, StartJob)]:
-            course.apply(decision)
+    def again(cycle: SchedulingCycle, *reports: StageReport) -> StageReport:
+        for decision in [d for d in cycle.decisions if isinstance(d, StartJob)]:
+            cycle.apply(decision)
+        return StageReport()
 
-    patch.setattr(decide_module, "flex", again)
+    patch.setattr(scheduler_module, "rebalance", again)
     return load_policy_set("ebbtide")
 
 
 def give_no_reason(patch: pytest.MonkeyPatch) -> PolicySet:
-    """A stage decides without saying why."""
+    """A stage decides without a reason."""
 
-    def flex(course: SchedulingCycle) -> None:
-        course.decisions[:] = [replace(d, reason=replace(d.reason, detail="")) for d in course.decisions]
+    def drop_reasons(cycle: SchedulingCycle, *reports: StageReport) -> StageReport:
+        cycle.decisions[:] = [replace(d, reason=replace(d.reason, detail="")) for d in cycle.decisions]
+        return StageReport()
 
-    patch.setattr(decide_module, "flex", flex)
+    patch.setattr(scheduler_module, "rebalance", drop_reasons)
     return load_policy_set("ebbtide")
 
 
 def let_two_generations_run(patch: pytest.MonkeyPatch) -> PolicySet:
-    """An executor starts the new generation beside the old one."""
+    """An executor runs the new generation beside the old one."""
     return load_policy_set("ebbtide")
 
 
-PLANTS: list[tuple[Plant, str]] = [
+FAULTS: list[tuple[Fault, str]] = [
     (forget_releasing, Invariant.GPU_HELD_TWICE),
     (place_on_recalled_nodes, Invariant.NODE_NOT_SERVING),
     (attach_a_plan_of_another_size, Invariant.PLAN_SIZE_MISMATCH),
@@ -192,26 +196,26 @@ PLANTS: list[tuple[Plant, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "law"), PLANTS, ids=lambda item: getattr(item, "__name__", str(item)))
-def test_a_planted_fault_is_caught(plant: Plant, law: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    policies = plant(monkeypatch)
-    for seed in range(MOST_WORLDS):
+@pytest.mark.parametrize(("fault", "alarm"), FAULTS, ids=lambda item: getattr(item, "__name__", str(item)))
+def test_planted_fault_is_found(fault: Fault, alarm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = fault(monkeypatch)
+    for seed in range(WORLDS_MAX):
         world = a_world(seed)
-        if plant is let_two_generations_run:
-            world = _doubled(world)
-        if str(law) in caught(world, policies):
-            print(f"\n{plant.__doc__} Caught as {law} in world {seed}.")
+        if fault is let_two_generations_run:
+            world = _with_two_generations(world)
+        if str(alarm) in find_alarms(world, policies):
+            print(f"\n{fault.__doc__} Found as {alarm} in world {seed}.")
             return
-    pytest.fail(f"{plant.__name__} went unnoticed in {MOST_WORLDS} worlds")
+    pytest.fail(f"{fault.__name__} was not found in {WORLDS_MAX} worlds")
 
 
-def test_without_a_plant_nothing_speaks_up() -> None:
-    alarms = {str(law) for _, law in PLANTS}
-    for seed in range(MOST_WORLDS):
-        assert alarms.isdisjoint(caught(a_world(seed), load_policy_set("ebbtide"))), f"world {seed}"
+def test_no_alarm_without_a_fault() -> None:
+    alarms = {str(alarm) for _, alarm in FAULTS}
+    for seed in range(WORLDS_MAX):
+        assert alarms.isdisjoint(find_alarms(a_world(seed), load_policy_set("ebbtide"))), f"world {seed}"
 
 
-def _doubled(world: World) -> World:
+def _with_two_generations(world: World) -> World:
     runs = tuple(run for run in world.observation.runs if run.gpus)
     doubles = tuple(replace(run, generation=run.generation + 1) for run in runs)
     return replace(world, observation=replace(world.observation, runs=(*world.observation.runs, *doubles)))

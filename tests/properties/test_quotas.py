@@ -1,4 +1,4 @@
-"""Laws of quotas in generated worlds: limits hold, what is guaranteed is got, and nobody goes in circles."""
+"""Invariants of quotas in generated worlds: limits hold, guarantees are met, and preemption comes to an end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.scheduler import decide
 from tests.builders import a_fleet, a_job, a_snapshot
-from tests.properties.test_core_laws import SEEDS, violations
+from tests.properties.test_scheduling_invariants import SEEDS, violations
 from tests.properties.worlds import a_world
 
 NOW_S = 10_000.0
@@ -30,7 +30,7 @@ AT_ONCE = PolicySettings(run_time_min_s=0.0)
 
 
 def queues_of(random: Random, capacity: int, *, of_users: bool = False) -> dict[str, JobQueue]:
-    """Up to three declared queues whose guarantees fit into the capacity together."""
+    """Return up to three queues whose guarantees together fit into the capacity."""
     declared, left = {}, capacity
     for name in NAMES[: random.randint(1, 3)]:
         guaranteed = random.randint(0, left)
@@ -42,7 +42,7 @@ def queues_of(random: Random, capacity: int, *, of_users: bool = False) -> dict[
 
 
 def any_world(seed: int, *, of_users: bool = False) -> Snapshot:
-    """A world in any state, with queues laid over it, and owners; `of_users` with limits for those."""
+    """Return a world in any state with queues and owners, and with `of_users` limits for users."""
     random, snapshot = Random(seed), a_world(seed).snapshot
     jobs = {
         job_id: replace(job, spec=replace(job.spec, queue=random.choice(NAMES)), owner=random.choice(USERS))
@@ -53,7 +53,7 @@ def any_world(seed: int, *, of_users: bool = False) -> Snapshot:
 
 
 def calm_world(seed: int, *, of_users: bool = False) -> Snapshot:
-    """A world in which every job can run on any GPU, and only GPUs are short."""
+    """Return a world in which every job can run on any GPU, so that only the number of GPUs matters."""
     random, nodes = Random(seed), Random(seed + 1).randint(1, 5)
     fleet = a_fleet(training=nodes, inference=0, gpus_per_node=4)
     free = [(f"t{at // 4}", at % 4) for at in range(4 * nodes)]
@@ -90,7 +90,7 @@ def used_by(snapshot: Snapshot, name: str, user: str) -> int:
 @pytest.mark.parametrize("policy", ["ebbtide", "fifo", "opportunistic"])
 @WORLDS
 @given(seed=SEEDS)
-def test_no_queue_passes_its_limit_and_every_decision_is_legal(policy: str, seed: int) -> None:
+def test_no_queue_exceeds_its_limit(policy: str, seed: int) -> None:
     snapshot = any_world(seed, of_users=seed % 2 == 0)
     decisions = decide(snapshot, load_policy_set(policy)).decisions
     assert violations(snapshot, decisions) == []
@@ -103,7 +103,7 @@ def test_no_queue_passes_its_limit_and_every_decision_is_legal(policy: str, seed
 @pytest.mark.parametrize("policy", list_policy_sets())
 @WORLDS
 @given(seed=SEEDS)
-def test_no_tick_lets_a_user_or_a_queue_above_a_limit(policy: str, seed: int) -> None:
+def test_no_tick_exceeds_a_limit_of_a_queue_or_user(policy: str, seed: int) -> None:
     snapshot, policies = calm_world(seed, of_users=True), load_policy_set(policy, AT_ONCE)
     for _ in range(5):
         decisions = decide(snapshot, policies).decisions
@@ -114,57 +114,57 @@ def test_no_tick_lets_a_user_or_a_queue_above_a_limit(policy: str, seed: int) ->
             for user in USERS:
                 assert queue.user_limit_gpus is not None
                 assert used_by(after, name, user) <= max(queue.user_limit_gpus, used_by(snapshot, name, user))
-        snapshot, _ = a_while_later(snapshot, policies)
+        snapshot, _ = advance(snapshot, policies)
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_a_user_at_the_limit_keeps_nobody_else_from_what_the_queue_is_guaranteed(seed: int) -> None:
+def test_user_at_the_limit_does_not_block_the_guarantee(seed: int) -> None:
     snapshot, policies = calm_world(seed, of_users=True), load_policy_set("ebbtide", AT_ONCE)
     for _ in range(12):
-        snapshot, preempted = a_while_later(snapshot, policies)
+        snapshot, preempted = advance(snapshot, policies)
     assert not preempted
-    book, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
-    book.order_jobs([job.id for job in waiting])
-    assert [job.id for job in waiting if book.is_guaranteed(job)] == []
+    quota, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    quota.order_jobs([job.id for job in waiting])
+    assert [job.id for job in waiting if quota.is_guaranteed(job)] == []
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_nobody_takes_what_a_queue_that_waits_for_nothing_holds_of_its_guarantee(seed: int) -> None:
+def test_guaranteed_gpus_are_not_taken_from_a_queue_without_pending_jobs(seed: int) -> None:
     snapshot = calm_world(seed)
     decisions = decide(snapshot, load_policy_set("ebbtide", AT_ONCE)).decisions
     after = apply_decisions(snapshot, decisions)
     preempted = {snapshot.jobs[d.job_id].spec.queue for d in decisions if isinstance(d, PreemptJob)}
     waiting = {job.spec.queue for job in snapshot.jobs.values() if job.state is JobState.QUEUED}
     for name, queue in snapshot.queues.items():
-        if name not in waiting | preempted:  # a job that stands on both sides of the guarantee may go as a whole
+        if name not in waiting | preempted:  # a job that is partly within the guarantee may be preempted as a whole
             assert used(after, name) >= min(queue.guaranteed_gpus, used(snapshot, name))
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_what_is_guaranteed_is_got_in_a_few_ticks_and_then_nobody_is_preempted_any_more(seed: int) -> None:
+def test_guarantees_are_met_in_a_few_ticks_and_preemption_ends(seed: int) -> None:
     snapshot, policies = calm_world(seed), load_policy_set("ebbtide", AT_ONCE)
     for _ in range(8):
-        snapshot, preempted = a_while_later(snapshot, policies)
+        snapshot, preempted = advance(snapshot, policies)
     assert not preempted
-    book, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
-    book.order_jobs([job.id for job in waiting])
-    assert [job.id for job in waiting if book.is_guaranteed(job)] == []
+    quota, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    quota.order_jobs([job.id for job in waiting])
+    assert [job.id for job in waiting if quota.is_guaranteed(job)] == []
 
 
-def a_while_later(snapshot: Snapshot, policies: PolicySet) -> tuple[Snapshot, list[str]]:
-    """One tick, and the world once all that it asked for is done."""
+def advance(snapshot: Snapshot, policies: PolicySet) -> tuple[Snapshot, list[str]]:
+    """Decide once, and return the state after all changes took effect, with the preempted jobs."""
     decisions = decide(snapshot, policies).decisions
     after = apply_decisions(snapshot, decisions)
     now_s = snapshot.now_s + 1000.0
-    jobs = {job.id: settled(job, now_s) for job in after.jobs.values()}
+    jobs = {job.id: after_change(job, now_s) for job in after.jobs.values()}
     later = replace(after, jobs=jobs, now_s=now_s, generation=snapshot.generation + 1)
     return later, [decision.job_id for decision in decisions if isinstance(decision, PreemptJob)]
 
 
-def settled(job: Job, now_s: float) -> Job:
+def after_change(job: Job, now_s: float) -> Job:
     state = {
         JobState.PREEMPTED: JobState.QUEUED,
         JobState.STARTING: JobState.RUNNING,

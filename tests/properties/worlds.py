@@ -1,4 +1,4 @@
-"""Generated worlds: legal snapshots in every state that jobs and loans can be in, and what an executor would see."""
+"""Generated worlds: legal snapshots with jobs and loans in every state, and observations of them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class World:
 
     @property
     def is_contended(self) -> bool:
-        """More minimums wait than there are free GPUs."""
+        """Whether pending jobs need more GPUs than are free."""
         held = sum(job.allocation.held_gpus for job in self.snapshot.jobs.values())
         waiting = sum(job.spec.min_gpus for job in self.snapshot.jobs.values() if job.state is JobState.QUEUED)
         return waiting > sum(node.gpus for node in self.snapshot.nodes.values()) - held
 
 
 def a_world(seed: int) -> World:
-    """One world a seed. Nobody holds a GPU twice, nobody is on a node that was never his to use."""
+    """Return the world of a seed. No GPU is held twice, and jobs are on nodes of training only, present or earlier."""
     random = Random(seed)
     per_node = random.choice((1, 2, 4, 8))
     lending = LendingPolicy(headroom=random.choice((0.0, 0.1)), kept_nodes_min=random.choice((0, 0, 1)))
@@ -83,7 +83,7 @@ def _loans(random: Random, nodes: dict[str, Node]) -> dict[str, Loan]:
 
 
 def _usable(node: Node, loans: dict[str, Loan]) -> bool:
-    """Training may have something here, if only from before a drain, a failure or a recall."""
+    """Return whether jobs may hold GPUs of the node, perhaps from before a drain, a failure or a recall."""
     loan = loans.get(node.name)
     return node.pool == "training" or (loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED))
 
@@ -144,7 +144,7 @@ def _job(random: Random, job_id: str, free: dict[str, list[int]]) -> Job:
 
 
 def _curve(random: Random, per_node: int) -> ScalingCurve:
-    """Some shapes solved, some infeasible, some not known yet."""
+    """Return a curve with feasible, infeasible and unsolved shapes."""
     curve = ScalingCurve()
     for count in canonical_gpu_counts(1, 16, per_node):
         shape, dice = GpuShape.packed(GPU, count, per_node), random.random()
@@ -156,7 +156,7 @@ def _curve(random: Random, per_node: int) -> ScalingCurve:
 
 
 def _observation(random: Random, snapshot: Snapshot) -> Observation:
-    """What an executor might report, new or stale: runs in any phase on GPUs that their jobs hold."""
+    """Return an observation, fresh or stale, with runs in any phase on GPUs that their jobs hold."""
     runs: list[Run] = []
     for job in snapshot.jobs.values():
         generation = job.allocation.generation

@@ -1,22 +1,26 @@
-"""Laws of the core that hold in every world: only legal decisions, no breach caused by us, nothing lost."""
+"""Invariants of the scheduler in generated states: legal decisions, pure functions, no breaches of its own."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from dataclasses import replace
+from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.domain.codec import decode, encode
-from scheduler.domain.decisions import Decision, JobDecision, decision_subject
+from scheduler.domain.commands import Command, FreezeResizes
+from scheduler.domain.decisions import Decision, JobDecision, RecallNode, decision_subject
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.job_state import JOB_TRANSITIONS, JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import BreachKind, Violation
+from scheduler.scheduling import observation as observation_module
 from scheduler.scheduling.desired_state import apply_decision, apply_decisions, archive_ended
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -25,36 +29,37 @@ from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
 from tests.properties.worlds import a_world
 
+V = TypeVar("V")
 SEEDS = st.integers(min_value=0, max_value=10**9)
 WORLDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-FOR_EACH_SET = settings(WORLDS, max_examples=80)
-OURS = {BreachKind.GPU_HELD_TWICE, BreachKind.ON_UNLENT_NODE}
+FOR_EACH_POLICY_SET = settings(WORLDS, max_examples=80)
+OWN_BREACHES = {BreachKind.GPU_HELD_TWICE, BreachKind.ON_UNLENT_NODE}
 
 
 def violations(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> list[Violation]:
-    draft, found = MutableSnapshot(snapshot), []
+    state, found = MutableSnapshot(snapshot), []
     for decision in decisions:
-        violation = find_violation(draft, decision)
+        violation = find_violation(state, decision)
         if violation is not None:
             found.append(violation)
         else:
-            apply_decision(draft, decision)
+            apply_decision(state, decision)
     return found
 
 
 @pytest.mark.parametrize("policy", list_policy_sets())
-@FOR_EACH_SET
+@FOR_EACH_POLICY_SET
 @given(seed=SEEDS)
-def test_decide_takes_only_legal_decisions(policy: str, seed: int) -> None:
+def test_decisions_are_legal(policy: str, seed: int) -> None:
     world = a_world(seed)
-    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
-    assert violations(absorbed, decide(absorbed, load_policy_set(policy)).decisions) == []
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    assert violations(updated, decide(updated, load_policy_set(policy)).decisions) == []
 
 
 @pytest.mark.parametrize("policy", list_policy_sets())
-@FOR_EACH_SET
+@FOR_EACH_POLICY_SET
 @given(seed=SEEDS)
-def test_decide_is_deterministic_and_leaves_its_input_alone(policy: str, seed: int) -> None:
+def test_decide_is_deterministic_and_keeps_its_input(policy: str, seed: int) -> None:
     snapshot = a_world(seed).snapshot
     before = json.dumps(encode(snapshot))
     assert decide(snapshot, load_policy_set(policy)) == decide(snapshot, load_policy_set(policy))
@@ -63,37 +68,37 @@ def test_decide_is_deterministic_and_leaves_its_input_alone(policy: str, seed: i
 
 @WORLDS
 @given(seed=SEEDS)
-def test_no_gpu_is_held_twice_and_every_change_of_state_stands_in_the_table(seed: int) -> None:
+def test_gpus_are_held_once_and_state_changes_are_legal(seed: int) -> None:
     world = a_world(seed)
-    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
-    after = apply_decisions(absorbed, decide(absorbed, load_policy_set("ebbtide")).decisions)
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    after = apply_decisions(updated, decide(updated, load_policy_set("ebbtide")).decisions)
     held = sum(job.allocation.held_gpus for job in after.jobs.values())
     assert held == sum(len(by_index) for by_index in after.index.holders.values())
     for job_id, job in after.jobs.items():
-        was = absorbed.jobs[job_id].state
+        was = updated.jobs[job_id].state
         assert was is job.state or (was, job.state) in JOB_TRANSITIONS
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_nothing_new_lands_where_training_must_not_go(seed: int) -> None:
+def test_new_workers_start_on_training_nodes_only(seed: int) -> None:
     world = a_world(seed)
-    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
-    after = apply_decisions(absorbed, decide(absorbed, load_policy_set("ebbtide")).decisions)
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    after = apply_decisions(updated, decide(updated, load_policy_set("ebbtide")).decisions)
     for job_id, job in after.jobs.items():
         for name, indices in job.allocation.target.items():
-            had = absorbed.jobs[job_id].allocation.target.get(name, ())
+            had = updated.jobs[job_id].allocation.target.get(name, ())
             assert set(indices) <= set(had) or after.serves_training(after.nodes[name])
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_every_recalled_node_is_being_left(seed: int) -> None:
-    """At once; or a running job waits for room elsewhere, and the next look comes while it can still save in time."""
+def test_recalled_nodes_are_vacated_in_time(seed: int) -> None:
+    """Jobs leave at once, or wait for GPUs elsewhere while the next tick comes early enough to save."""
     world, policies = a_world(seed), load_policy_set("ebbtide")
-    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
-    result = decide(absorbed, policies)
-    after = apply_decisions(absorbed, result.decisions)
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    result = decide(updated, policies)
+    after = apply_decisions(updated, result.decisions)
     recalled = {loan.node: loan for loan in after.loans.values() if loan.state is LoanState.RECALLED}
     for job in after.jobs.values():
         for name in recalled.keys() & job.allocation.target.keys():
@@ -105,20 +110,54 @@ def test_every_recalled_node_is_being_left(seed: int) -> None:
 
 @WORLDS
 @given(seed=SEEDS)
-def test_a_second_decide_leaves_the_jobs_of_the_first_alone(seed: int) -> None:
-    """What was decided needs no deciding again: no decision undoes one of the tick before."""
+def test_second_decide_does_not_change_the_same_jobs(seed: int) -> None:
+    """Except for a further recall: the target of a pool shrinks once one of its cordoned nodes is recalled."""
     world = a_world(seed)
-    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
-    first = decide(absorbed, load_policy_set("ebbtide"))
-    after = replace(apply_decisions(absorbed, first.decisions), generation=8, full_pass_at_s=absorbed.now_s)
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    first = decide(updated, load_policy_set("ebbtide"))
+    after = replace(apply_decisions(updated, first.decisions), generation=8, full_pass_at_s=updated.now_s)
     again = decide(after, load_policy_set("ebbtide"))
     decided = {decision_subject(decision) for decision in first.decisions}
-    assert not [d for d in again.decisions if isinstance(d, JobDecision) and d.job_id in decided]
+    if not any(isinstance(decision, RecallNode) for decision in again.decisions):
+        assert not [d for d in again.decisions if isinstance(d, JobDecision) and d.job_id in decided]
+
+
+def copied(value: V, kind: type[V]) -> V:
+    """Return an equal value that shares no object with the original."""
+    return decode(kind, json.loads(json.dumps(encode(value))))
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_absorbing_the_same_observation_again_changes_nothing(seed: int) -> None:
+def test_update_depends_on_values_alone_and_keeps_its_input(seed: int) -> None:
+    world = a_world(seed)
+    snapshot, observation = copied(world.snapshot, Snapshot), copied(world.observation, Observation)
+    commands = (Command("c", world.snapshot.now_s, FreezeResizes(frozen=True)),)
+    index = vars(snapshot.index.copy())
+    update = update_snapshot(snapshot, observation, commands)
+    again = update_snapshot(copied(world.snapshot, Snapshot), copied(world.observation, Observation), commands)
+    assert (update.snapshot, update.events) == (again.snapshot, again.events)
+    later = update_snapshot(update.snapshot, observation, ())
+    assert later.snapshot == update_snapshot(copied(update.snapshot, Snapshot), world.observation, ()).snapshot
+    assert (snapshot, observation) == (world.snapshot, world.observation)
+    assert vars(snapshot.index) == index
+
+
+@WORLDS
+@given(seed=SEEDS)
+def test_skipping_unchanged_runs_does_not_change_the_result(seed: int) -> None:
+    world = a_world(seed)
+    first = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    runs = tuple(replace(run, steps=None) for run in world.observation.runs)
+    observation = replace(world.observation, runs=runs)
+    update = update_snapshot(first, observation, ())
+    with patch.object(observation_module, "_matches_run", return_value=False):
+        assert update_snapshot(first, observation, ()) == update
+
+
+@WORLDS
+@given(seed=SEEDS)
+def test_repeated_observation_changes_nothing(seed: int) -> None:
     world = a_world(seed)
     once = update_snapshot(world.snapshot, world.observation, ()).snapshot
     twice = update_snapshot(once, world.observation, ()).snapshot
@@ -128,7 +167,7 @@ def test_absorbing_the_same_observation_again_changes_nothing(seed: int) -> None
 
 @WORLDS
 @given(seed=SEEDS)
-def test_absorb_moves_jobs_along_legal_edges_and_frees_only_what_was_seen_free(seed: int) -> None:
+def test_update_frees_only_gpus_observed_to_be_free(seed: int) -> None:
     world = a_world(seed)
     after = update_snapshot(world.snapshot, world.observation, ()).snapshot
     for job_id, job in after.jobs.items():
@@ -144,7 +183,7 @@ def test_absorb_moves_jobs_along_legal_edges_and_frees_only_what_was_seen_free(s
 
 @WORLDS
 @given(seed=SEEDS)
-def test_an_observation_older_than_a_release_frees_nothing(seed: int) -> None:
+def test_stale_observation_frees_no_gpus(seed: int) -> None:
     world = a_world(seed)
     stale = Observation(world.observation.at_s, -1)
     after = update_snapshot(world.snapshot, stale, ()).snapshot
@@ -154,7 +193,7 @@ def test_an_observation_older_than_a_release_frees_nothing(seed: int) -> None:
 
 @WORLDS
 @given(seed=SEEDS)
-def test_apply_of_nothing_changes_nothing_and_archive_takes_only_what_has_ended(seed: int) -> None:
+def test_archive_removes_ended_jobs_only(seed: int) -> None:
     snapshot = a_world(seed).snapshot
     assert apply_decisions(snapshot, ()) == snapshot
     archived = archive_ended(snapshot)
@@ -164,19 +203,19 @@ def test_apply_of_nothing_changes_nothing_and_archive_takes_only_what_has_ended(
 
 @WORLDS
 @given(seed=SEEDS)
-def test_a_snapshot_survives_json(seed: int) -> None:
+def test_snapshot_survives_json(seed: int) -> None:
     snapshot = a_world(seed).snapshot
     assert decode(Snapshot, json.loads(json.dumps(encode(snapshot)))) == snapshot
 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_the_observed_world_of_a_legal_state_has_no_breach_of_ours(seed: int) -> None:
+def test_legal_state_has_no_breach_of_its_own(seed: int) -> None:
     world = a_world(seed)
-    assert OURS.isdisjoint(breach.kind for breach in find_breaches(world.snapshot, world.observation))
+    assert OWN_BREACHES.isdisjoint(breach.kind for breach in find_breaches(world.snapshot, world.observation))
 
 
-def test_the_worlds_cover_every_state_and_are_contended_often_enough() -> None:
+def test_worlds_cover_every_state_and_contention() -> None:
     worlds = [a_world(seed) for seed in range(400)]
     jobs = Counter(job.state for world in worlds for job in world.snapshot.jobs.values())
     loans = Counter(loan.state for world in worlds for loan in world.snapshot.loans.values())

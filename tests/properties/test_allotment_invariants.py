@@ -1,4 +1,4 @@
-"""Laws of policy sets that allot: no more GPUs than there are, nobody moved for nothing, and every job gets through."""
+"""Invariants of policy sets that allot GPUs: capacity, no needless preemption, no starvation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_hea
 ALLOTTING = [name for name in list_policy_sets() if load_policy_set(name).allot is not None]
 
 
-def absorbed(seed: int) -> Snapshot:
+def updated_world(seed: int) -> Snapshot:
     world = a_world(seed)
     return update_snapshot(world.snapshot, world.observation, ()).snapshot
 
@@ -38,8 +38,8 @@ def absorbed(seed: int) -> Snapshot:
 @pytest.mark.parametrize("name", ALLOTTING)
 @WORLDS
 @given(seed=SEEDS)
-def test_an_allotment_fits_and_has_a_reason_with_numbers_for_everybody_else(name: str, seed: int) -> None:
-    snapshot = absorbed(seed)
+def test_allotment_fits_and_explains_every_other_job(name: str, seed: int) -> None:
+    snapshot = updated_world(seed)
     capacity, allot = capacity_by_kind(snapshot).total(), load_policy_set(name).allot
     assert allot is not None
     allotment = allot(snapshot, capacity, PolicySettings())
@@ -49,31 +49,30 @@ def test_an_allotment_fits_and_has_a_reason_with_numbers_for_everybody_else(name
         if count:
             assert job.spec.min_gpus <= count <= job.spec.max_gpus
         else:
-            why = allotment.waiting[job.id]
-            assert why.detail
-            assert why.numbers or why.code is ReasonCode.WAITING_FOR_PLAN
+            reason = allotment.waiting[job.id]
+            assert reason.detail
+            assert reason.numbers or reason.code is ReasonCode.WAITING_FOR_PLAN
 
 
 @pytest.mark.parametrize("name", ALLOTTING)
 @WORLDS
 @given(seed=SEEDS)
-def test_nobody_is_moved_twice_at_one_instant_or_makes_way_for_nobody(name: str, seed: int) -> None:
-    snapshot = absorbed(seed)
+def test_no_job_changes_twice_at_once_or_is_preempted_for_nothing(name: str, seed: int) -> None:
+    snapshot = updated_world(seed)
     first = decide(snapshot, load_policy_set(name))
     after = replace(apply_decisions(snapshot, first.decisions), generation=8, full_pass_at_s=snapshot.now_s)
     again = decide(after, load_policy_set(name))
     decided = {decision_subject(decision) for decision in first.decisions}
     assert not [d for d in again.decisions if isinstance(d, JobDecision) and d.job_id in decided]
     outranked = [d for d in first.decisions if isinstance(d, PreemptJob) and d.reason.code is ReasonCode.OUTRANKED]
-    promised = [
-        job_id for job_id, why in first.waiting.items() if why.code is ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS
-    ]
+    codes = [reason.code for reason in first.waiting.values()]
+    promised = ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS in codes
     leaving = [job for job in snapshot.jobs.values() if job.state is JobState.PREEMPTED]
     assert not outranked or promised or leaving or load_policy_set(name).scales
 
 
 class Watchdog:
-    """Fails on an illegal decision, and on a job that is started and stopped at one instant."""
+    """Fails on an illegal decision, and on a job that is started and preempted at the same time."""
 
     def __init__(self) -> None:
         self.started: dict[str, float] = {}
@@ -90,12 +89,12 @@ class Watchdog:
                 self.outranked += decision.reason.code is ReasonCode.OUTRANKED
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Nothing to see."""
+        """Not checked."""
 
 
 @pytest.mark.parametrize("reconfiguration_s", [0.0, 30.0])
 @pytest.mark.parametrize("name", ALLOTTING)
-def test_every_job_of_a_contended_trace_gets_through(name: str, reconfiguration_s: float) -> None:
+def test_every_job_of_a_contended_trace_succeeds(name: str, reconfiguration_s: float) -> None:
     jobs = synthetic_jobs(11, 120, gap_s=200.0, mean_s=1800.0)
     cluster = small_cluster(training=3, inference=1).model_copy(
         update={"reconfiguration_s": {"default": reconfiguration_s}}
@@ -108,4 +107,4 @@ def test_every_job_of_a_contended_trace_gets_through(name: str, reconfiguration_
     simulation.run()
     ended = simulation.memory_store.list_ended_jobs(limit=1000)
     assert sum(job.state is JobState.SUCCEEDED for job in ended) == len(jobs)
-    assert policies.scales or watchdog.outranked > 5, "the trace has to be contended"
+    assert policies.scales or watchdog.outranked > 5, "the trace must be contended"

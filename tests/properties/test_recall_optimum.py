@@ -1,4 +1,4 @@
-"""Which lent nodes go home, against all choices there are; and its price against what evacuation then does."""
+"""Recall selection against all possible choices, and its cost against what evacuation then does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW_S = 10_000.0
 
 
 def a_lent_fleet(random: Random, lent: int, *, crowded: bool) -> Snapshot:
-    """Jobs of one to four nodes over lent and owned ones; without a crowd there is room to move to."""
+    """Return jobs on one to four lent and owned nodes. Without a crowd there are free GPUs to move to."""
     owned = random.randint(0, 3)
     fleet = a_fleet(training=owned, inference=lent)
     free = dict.fromkeys(fleet[1], 8)
@@ -42,7 +42,7 @@ def a_lent_fleet(random: Random, lent: int, *, crowded: bool) -> Snapshot:
         names = random.sample(open_nodes, min(len(open_nodes), random.choice((1, 1, 2, 3, 4))))
         on = {name: gpus for name in names if (gpus := random.choice((1, 2, 4, 8))) <= free[name]}
         if on:
-            jobs.append(a_tenant(random, number, {name: (8 - free[name], gpus) for name, gpus in on.items()}))
+            jobs.append(a_job_on(random, number, {name: (8 - free[name], gpus) for name, gpus in on.items()}))
             free.update({name: free[name] - gpus for name, gpus in on.items()})
     loans = [a_loan(f"i{at}", LoanState.OFFERED if f"i{at}" in offered else LoanState.ACTIVE) for at in range(lent)]
     if random.random() < 0.5:
@@ -50,8 +50,8 @@ def a_lent_fleet(random: Random, lent: int, *, crowded: bool) -> Snapshot:
     return a_snapshot(fleet, jobs, loans, now_s=NOW_S)
 
 
-def a_tenant(random: Random, number: int, parts: dict[str, tuple[int, int]]) -> Job:
-    """A job on (first index, GPUs) of each node."""
+def a_job_on(random: Random, number: int, parts: dict[str, tuple[int, int]]) -> Job:
+    """Return a job on (first index, GPUs) of each node."""
     on = {name: tuple(range(first, first + gpus)) for name, (first, gpus) in parts.items()}
     width = gpu_sets.count(on)
     least = random.choice((width, width, max(1, width // 2), 1))
@@ -60,9 +60,9 @@ def a_tenant(random: Random, number: int, parts: dict[str, tuple[int, int]]) -> 
     return replace(job, progress=replace(job.progress, checkpoint_at_s=NOW_S - random.uniform(0.0, 900.0)))
 
 
-def pricing(snapshot: Snapshot) -> Callable[[Collection[str]], float]:
-    """What the jobs lose when some nodes leave: each moves where there is room, while others wait only as far as its
-    minimum calls for it, or shrinks to what stays, else is preempted."""
+def build_cost_function(snapshot: Snapshot) -> Callable[[Collection[str]], float]:
+    """Return a function for the cost of returning nodes: each job moves to free GPUs (only for its minimum while other
+    jobs wait), or shrinks, or is preempted."""
     jobs = sorted(snapshot.jobs.values(), key=lambda job: (job.submitted_at_s, job.id))
     spread = [(job, {name: len(indices) for name, indices in job.allocation.target.items()}) for job in jobs]
     room = {name: 8 - sum(on.get(name, 0) for _, on in spread) for name in snapshot.nodes if is_usable(snapshot, name)}
@@ -95,15 +95,15 @@ def unsaved_s(job: Job) -> float:
     return NOW_S - job.progress.checkpoint_at_s if job.state is JobState.RUNNING else 0.0
 
 
-def evacuated_gpu_s(snapshot: Snapshot, leaving: Collection[str]) -> float:
-    """The same, as the core's own evacuation goes about it once the nodes are recalled."""
+def evacuation_cost_gpu_s(snapshot: Snapshot, leaving: Collection[str]) -> float:
+    """Return the same cost from the scheduler's own evacuation of the recalled nodes."""
     recalled = {name: replace(snapshot.loans[name], state=LoanState.RECALLED, return_by_s=NOW_S) for name in leaving}
-    course = SchedulingCycle(
+    cycle = SchedulingCycle(
         replace(snapshot, loans={**snapshot.loans, **recalled}), load_policy_set("ebbtide", SETTINGS)
     )
-    evacuate_nodes(course)
+    evacuate_nodes(cycle)
     total = 0.0
-    for decision in course.decisions:
+    for decision in cycle.decisions:
         if isinstance(decision, PreemptJob):
             job = snapshot.jobs[decision.job_id]
             total += (30.0 + unsaved_s(job)) * job.allocation.target_gpus
@@ -113,8 +113,8 @@ def evacuated_gpu_s(snapshot: Snapshot, leaving: Collection[str]) -> float:
 
 
 @pytest.mark.parametrize("crowded", [True, False])
-def test_no_choice_costs_less_on_a_thousand_fleets_of_up_to_12_lent_nodes(crowded: bool) -> None:
-    """500 crowded fleets and 500 with room to move to; Ebbtide promises 5%."""
+def test_selection_is_optimal_for_up_to_12_lent_nodes(crowded: bool) -> None:
+    """500 crowded fleets and 500 with free GPUs. The documented bound is 5%."""
     random, ratios = Random(11 + crowded), []
     for _ in range(500):
         lent = random.randint(2, 12)
@@ -122,7 +122,7 @@ def test_no_choice_costs_less_on_a_thousand_fleets_of_up_to_12_lent_nodes(crowde
         names = least_preemption_cost(snapshot, "inference", count, SETTINGS)
         assert len(set(names)) == count
         unused = [name for name in snapshot.loans if not is_usable(snapshot, name)]
-        lost_gpu_s, more = pricing(snapshot), max(0, count - len(unused))
+        lost_gpu_s, more = build_cost_function(snapshot), max(0, count - len(unused))
         least = min(lost_gpu_s(few) for few in combinations(sorted(snapshot.loans.keys() - unused), more))
         found = lost_gpu_s(names)
         ratios.append(1.0 if found == pytest.approx(least) else found / least if least else inf)
@@ -130,7 +130,7 @@ def test_no_choice_costs_less_on_a_thousand_fleets_of_up_to_12_lent_nodes(crowde
     assert max(ratios) <= 1.0
 
 
-def test_the_price_of_a_choice_is_what_evacuation_costs() -> None:
+def test_estimated_cost_is_the_cost_of_evacuation() -> None:
     random = Random(5)
     for _ in range(60):
         lent = random.randint(2, 9)
@@ -139,14 +139,12 @@ def test_the_price_of_a_choice_is_what_evacuation_costs() -> None:
         leaving = random.sample(range(len(used)), random.randint(0, len(used)))
         names = [used[number] for number in leaving]
         price = build_recall_cost(snapshot, used, SETTINGS).compute(leaving)
-        assert price == pytest.approx(pricing(snapshot)(names))
-        assert price == pytest.approx(evacuated_gpu_s(snapshot, names))
+        assert price == pytest.approx(build_cost_function(snapshot)(names))
+        assert price == pytest.approx(evacuation_cost_gpu_s(snapshot, names))
 
 
 @pytest.mark.parametrize("cells_max", [0, recall_search.CELLS_MAX])
-def test_what_is_carried_off_a_node_counts_in_every_way_of_search(
-    cells_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transfer_cost_counts_in_every_search(cells_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure a node, drawn at random, on top of what the tenants lose: all sets of the nodes priced one by one."""
     monkeypatch.setattr(recall_search, "CELLS_MAX", cells_max)
     random, found, least = Random(17), list[float](), list[float]()
@@ -172,9 +170,7 @@ def test_what_is_carried_off_a_node_counts_in_every_way_of_search(
 
 
 @pytest.mark.parametrize("crowded", [True, False])
-def test_the_search_for_many_nodes_stays_within_five_percent_of_all_choices(
-    crowded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_for_many_nodes_stays_within_5_percent(crowded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall_search, "CELLS_MAX", 0)
     random, found, least = Random(3 + crowded), list[float](), list[float]()
     for _ in range(30):
