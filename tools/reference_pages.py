@@ -79,7 +79,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 def _code(value: object) -> str:
@@ -340,7 +340,7 @@ def _render_alerts() -> str:
     groups = yaml.safe_load((CHART / "rules.yaml").read_text(encoding="utf-8"))["groups"]
     alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     sections = [_render_alert(alert) for alert in alerts]
-    return _page("Alerts", "The chart installs these rules. Each links to its runbook entry.", *sections)
+    return _page("Alerts", "The chart installs these rules. The [runbook](../how-to/runbook.md) says what to do for each.", *sections)
 
 
 def _render_alert(alert: Schema) -> str:
