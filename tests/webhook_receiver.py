@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback: it keeps what it is sent, and answers as a test tells it to."""
+"""A webhook receiver on loopback that records messages and answers as a test specifies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Received:
 
 
 class Receiver:
-    """`answer` is asked with the number of the request, from 0 on; every request is kept before it is answered."""
+    """`answer` maps the number of a request, from 0, to the response. Every request is recorded before it is
+    answered."""
 
     def __init__(self) -> None:
         self.answer: Callable[[int], Answer] = lambda number: Answer()
@@ -51,7 +52,7 @@ class Receiver:
 
     @property
     def numbers(self) -> list[int]:
-        """Of the events, in the order in which they came."""
+        """Return the event numbers in order of arrival."""
         return [one.document["event_number"] for one in list(self.received)]
 
 

@@ -1,4 +1,4 @@
-"""A service in this process for the API's tests: the real application on a MemoryStore, reached without a socket."""
+"""Fixtures of the API tests: the real application on a MemoryStore, called in process without a socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Lease
-from tests.api.described import hold_to_description
+from tests.api.response_validation import validate_response
 from tests.memory_run_log import MemoryRunLog
 
 NOW_S = 1_760_000_000.0
@@ -45,12 +45,12 @@ class AppTransport(httpx.BaseTransport):
         answer = await self._transport.handle_async_request(asked)
         told = httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
         if told.content and told.headers.get("content-type") == "application/json":
-            hold_to_description(request.method, request.url.path, told.status_code, told.json())
+            validate_response(request.method, request.url.path, told.status_code, told.json())
         return told
 
 
 class ApiService:
-    """The application and the parts behind it, so that a test can let a tick happen or look into the inbox."""
+    """The application with its store and a manual clock, so that a test can run ticks and inspect the inbox."""
 
     def __init__(self, settings: Settings | None = None, store: ApiStore | None = None) -> None:
         self.store: ApiStore = store or MemoryStore()
@@ -72,7 +72,7 @@ class ApiService:
         self.http = httpx.Client(transport=self.transport, base_url="http://service")
 
     def tick(self, *, after_s: float = 1.0, learned: tuple[Command, ...] = ()) -> TickReport:
-        """A real tick, `after_s` later. The executor does at once whatever it is asked to."""
+        """Run a real tick `after_s` later, with an executor that completes everything at once."""
         self.clock.move_to(self.clock.now_s() + after_s)
         self.leader = self.store.acquire_lease("test", now_s=self.clock.now_s(), ttl_s=15.0)
         assert self.leader is not None
@@ -81,7 +81,7 @@ class ApiService:
         )
 
     def lend_all(self) -> None:
-        """Lets both idle inference nodes be lent to a job that can use them."""
+        """Lend both idle inference nodes to a job that can use them."""
         self.submit(gpus={"min": 4, "max": 4})
         self.made("/v1/pools/inference/demand", {"gpus": 0})
         forecast = Forecast(self.clock.now_s(), 600.0, (0.5, 0.999), (0.0, 0.0), "test")
@@ -107,12 +107,12 @@ class ApiService:
         return made
 
     def submit(self, name: str = "train", **fields: object) -> str:
-        """Submits a job without a model, of 1 to 2 GPUs unless `fields` say otherwise; gives its id."""
+        """Submit a job of 1 to 2 GPUs without a model, unless `fields` say otherwise, and return its id."""
         job = self.made("/v1/jobs", {"name": name, "gpus": {"min": 1, "max": 2}, "steps": 1000, **fields})
         return str(job["id"])
 
     def refused(self, method: str, path: str, document: object = None, *, token: str = "") -> dict[str, Any]:
-        """The 422 problem that answers this request, once it is sure that nothing was put into the inbox."""
+        """Send an invalid request and return its 422 problem, after checking that nothing was added to the inbox."""
         waiting = self.store.count_pending_commands()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         problem = problem_of(self.http.request(method, path, json=document, headers=headers), 422)
@@ -122,7 +122,7 @@ class ApiService:
 
 
 def problem_of(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """The problem in an answer, once its form is checked."""
+    """Check the form of a problem response and return it."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = answer.json()

@@ -1,4 +1,4 @@
-"""Node agents report over HTTP and hear what to do; nothing of it goes through the inbox."""
+"""Node agents report over HTTP and get their assignment in the reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDLE: dict[str, Any] = {"pod": "p1", "generation": 0}
 
 
 class Agent:
-    """The agent `p1` of a running job on node t0, and the run log behind the API."""
+    """The agent `p1` of a running job on node t0, with the run log behind the API."""
 
     def __init__(self, service: ApiService) -> None:
         self.service = service
@@ -34,11 +34,11 @@ class Agent:
         self.log = service.run_log
 
     def post(self, statement: dict[str, Any], *, after_s: float = CACHE_TTL_S, node: str = "t0") -> Any:
-        """The reply to a report that comes so much later."""
+        """Post a report `after_s` later and return the reply."""
         self.service.clock.move_to(self.service.clock.now_s() + after_s)
         return self.service.post(f"/v1/jobs/{self.job_id}/agents/{node}", statement, token=self.token)
 
-    def hear(self, statement: dict[str, Any], *, after_s: float = CACHE_TTL_S) -> dict[str, Any]:
+    def report_state(self, statement: dict[str, Any], *, after_s: float = CACHE_TTL_S) -> dict[str, Any]:
         answer = self.post(statement, after_s=after_s)
         assert answer.status_code == 200, answer.text
         reply: dict[str, Any] = answer.json()
@@ -68,17 +68,17 @@ def running(generation: int = 1, **status: object) -> dict[str, Any]:
     return {"pod": "p1", "generation": generation, "ranks": [told]}
 
 
-def test_an_agent_waits_until_its_generation_is_begun(agent: Agent) -> None:
-    reply = agent.hear(IDLE)
+def test_an_agent_waits_until_its_generation_starts(agent: Agent) -> None:
+    reply = agent.report_state(IDLE)
     assert (reply["generation"], reply["begun"], reply["ranks"], reply["notice"]) == (1, False, [], None)
     assert agent.report == AgentReport(agent.job_id, "t0", "p1", agent.report.at_s, since_s=agent.report.at_s)
     assert agent.service.store.count_pending_commands() == 0
 
 
-def test_what_was_begun_is_told_with_all_that_ranks_need(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_assignment_has_everything_that_ranks_need(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_API", "its own")
     run = agent.begin()
-    reply = agent.hear(IDLE)
+    reply = agent.report_state(IDLE)
     assert (reply["generation"], reply["begun"], reply["world_size"]) == (1, True, 2)
     assert (reply["command"], reply["steps"]) == (["python", "train.py"], 1000)
     assert plan_from_json(reply["plan"]) == run.plan
@@ -91,98 +91,98 @@ def test_what_was_begun_is_told_with_all_that_ranks_need(agent: Agent, monkeypat
     assert "OF_THE_API" not in env
 
 
-def test_ranks_that_run_are_not_handed_out_again_nor_to_another_agent_of_the_node(agent: Agent) -> None:
+def test_running_ranks_are_assigned_to_one_agent_only(agent: Agent) -> None:
     agent.begin()
-    running_reply = agent.hear(running())
+    running_reply = agent.report_state(running())
     assert (running_reply["generation"], running_reply["begun"], running_reply["ranks"]) == (1, True, [])
-    assert agent.hear({"pod": "p2", "generation": 0})["begun"] is False
+    assert agent.report_state({"pod": "p2", "generation": 0})["begun"] is False
 
 
-@pytest.mark.parametrize("doomed", [True, False])
-def test_a_run_that_was_doomed_or_has_ended_is_handed_to_nobody(agent: Agent, doomed: bool) -> None:
+@pytest.mark.parametrize("has_kill_order", [True, False])
+def test_a_run_with_a_kill_order_or_an_end_is_assigned_to_no_agent(agent: Agent, has_kill_order: bool) -> None:
     agent.begin()
-    if doomed:
+    if has_kill_order:
         agent.log.record_kill_order(agent.job_id, 1, KillOrder(9e9), epoch=1)
     else:
         agent.log.record_end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
-    assert agent.hear(IDLE)["begun"] is False
+    assert agent.report_state(IDLE)["begun"] is False
 
 
-def test_a_run_is_told_of_until_it_has_ended_though_a_newer_one_is_wanted(agent: Agent) -> None:
+def test_a_run_stays_assigned_until_it_ends_even_if_a_newer_generation_is_due(agent: Agent) -> None:
     agent.begin()
     agent.service.http.patch(f"/v1/jobs/{agent.job_id}", json={"gpus": {"max": 1}})
     agent.service.tick()
-    reply = agent.hear(IDLE)
+    reply = agent.report_state(IDLE)
     assert (reply["generation"], reply["begun"], len(reply["ranks"])) == (1, True, 2)
-    reply = agent.hear(running())
+    reply = agent.report_state(running())
     assert reply["notice"]["action"] == "replan"
     assert reply["notice"]["seconds_left"] > 0
 
 
 @pytest.mark.parametrize(
-    ("doom", "because"),
+    ("kill_order", "reason"),
     [
         (KillOrder(0.0, fault="rank 1 was ended by SIGSEGV"), "rank 1 was ended by SIGSEGV"),
         (KillOrder(0.0, loss="it was killed at its deadline"), "it was killed at its deadline"),
-        (KillOrder(0.0), "rank 0 has said its last word a while ago"),
+        (KillOrder(0.0), "rank 0 ended some time ago"),
         (KillOrder(9e9), ""),
     ],
 )
-def test_ranks_of_a_doomed_run_are_killed_when_it_is_time(agent: Agent, doom: KillOrder, because: str) -> None:
+def test_ranks_are_killed_at_the_time_of_the_kill_order(agent: Agent, kill_order: KillOrder, reason: str) -> None:
     agent.begin()
-    agent.log.record_kill_order(agent.job_id, 1, doom, epoch=1)
-    assert agent.hear(running())["kill"] == because
+    agent.log.record_kill_order(agent.job_id, 1, kill_order, epoch=1)
+    assert agent.report_state(running())["kill"] == reason
 
 
-def test_ranks_that_nobody_knows_of_are_killed(agent: Agent) -> None:
+def test_unknown_ranks_are_killed(agent: Agent) -> None:
     run = agent.begin()
-    assert agent.hear(running())["kill"] == ""
-    assert agent.hear({**running(), "pod": "p2"})["kill"] == "another agent runs this generation here"
+    assert agent.report_state(running())["kill"] == ""
+    assert agent.report_state({**running(), "pod": "p2"})["kill"] == "another agent runs this generation on this node"
     agent.log.record_end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
-    assert agent.hear(running())["kill"] == "the run has ended"
+    assert agent.report_state(running())["kill"] == "the run has ended"
     agent.log.begin_run(replace(run, generation=2), epoch=1)
     agent.log.delete_runs(agent.job_id, up_to_generation=1, epoch=1)
-    assert agent.hear(running())["kill"] == "a newer generation was begun, and nobody knows this one any more"
+    assert agent.report_state(running())["kill"] == "a newer generation has started and this one is unknown"
 
 
-def test_agents_of_a_job_that_has_ended_are_done(agent: Agent) -> None:
+def test_agents_of_an_ended_job_are_done(agent: Agent) -> None:
     agent.service.http.delete(f"/v1/jobs/{agent.job_id}")
     for _ in range(3):
         agent.service.tick()
-    reply = agent.hear(running())
+    reply = agent.report_state(running())
     assert (reply["generation"], reply["done"], reply["failed"], reply["kill"]) == (0, True, False, "")
     assert reply["notice"]["action"] == "leave"
     assert agent.log.list_reports() == (), "nobody would ever forget it"
 
 
-def test_what_is_told_of_ranks_is_kept_and_steps_alone_are_no_news(agent: Agent) -> None:
-    agent.hear(running())
+def test_reports_are_stored_unless_only_steps_have_changed(agent: Agent) -> None:
+    agent.report_state(running())
     first = agent.report
     assert first.ranks == (RankReport(0, status=first.ranks[0].status),)
     status = first.ranks[0].status
     assert status is not None
     assert (status.phase, status.step, status.written_at_ns) == (RankPhase.RUNNING, 3, 5)
-    agent.hear(running(step=4, loss=0.5), after_s=1.0)
+    agent.report_state(running(step=4, loss=0.5), after_s=1.0)
     assert agent.report == first
-    agent.hear(running(step=9), after_s=HEARTBEAT_INTERVAL_S)
+    agent.report_state(running(step=9), after_s=HEARTBEAT_INTERVAL_S)
     assert agent.report.at_s > first.at_s
     assert agent.report.since_s == first.since_s
     ended = running(phase="left", step=9)
     ended["ranks"][0] |= {"exit_code": 0}
-    agent.hear(ended, after_s=1.0)
+    agent.report_state(ended, after_s=1.0)
     assert agent.report.ranks[0].exit_code == 0
-    agent.hear(running(2), after_s=1.0)
+    agent.report_state(running(2), after_s=1.0)
     assert agent.report.since_s == agent.report.at_s
 
 
-def test_what_was_forgotten_of_an_agent_comes_back_with_its_next_sign_of_life(agent: Agent) -> None:
-    agent.hear(IDLE)
+def test_a_deleted_report_is_stored_again_with_the_next_heartbeat(agent: Agent) -> None:
+    agent.report_state(IDLE)
     agent.log.delete_runs(agent.job_id, up_to_generation=0, epoch=1)
-    agent.hear(IDLE, after_s=HEARTBEAT_INTERVAL_S)
+    agent.report_state(IDLE, after_s=HEARTBEAT_INTERVAL_S)
     assert agent.report.pod == "p1"
 
 
-def test_only_the_token_of_the_jobs_agents_will_do(agent: Agent, problem: Problem) -> None:
+def test_only_the_token_of_the_jobs_agents_is_accepted(agent: Agent, problem: Problem) -> None:
     path = f"/v1/jobs/{agent.job_id}/agents/t0"
     assert problem(agent.service.post(path, IDLE), 401)["type"] == "urn:ebbtide:problem:unauthenticated"
     workers, others = issue_worker_token(SECRET, agent.job_id, 1), issue_agent_token(SECRET, "other")
@@ -193,7 +193,7 @@ def test_only_the_token_of_the_jobs_agents_will_do(agent: Agent, problem: Proble
     assert agent.log.list_reports() == ()
 
 
-def test_a_job_or_a_node_that_does_not_exist_is_a_404(agent: Agent, problem: Problem) -> None:
+def test_an_unknown_job_or_node_is_a_404(agent: Agent, problem: Problem) -> None:
     problem(agent.post(IDLE, node="nowhere"), 404)
     token = issue_agent_token(SECRET, "nothing-abc")
     problem(agent.service.post("/v1/jobs/nothing-abc/agents/t0", IDLE, token=token), 404)
@@ -212,16 +212,14 @@ def test_a_job_or_a_node_that_does_not_exist_is_a_404(agent: Agent, problem: Pro
         ("mood", {"mood": "good"}),
     ],
 )
-def test_a_malformed_report_is_refused_by_its_field(
-    agent: Agent, problem: Problem, field: str, change: dict[str, Any]
-) -> None:
+def test_a_malformed_report_names_its_field(agent: Agent, problem: Problem, field: str, change: dict[str, Any]) -> None:
     assert problem(agent.post({**IDLE, **change}), 422)["errors"][0]["field"] == field
     assert agent.log.list_reports() == ()
 
 
-def test_a_wish_for_a_checkpoint_is_told_to_the_agent_of_rank_0_alone(agent: Agent) -> None:
+def test_only_the_agent_of_rank_0_gets_the_checkpoint_notice(agent: Agent) -> None:
     agent.begin()
-    assert agent.hear(running())["notice"] is None
+    assert agent.report_state(running())["notice"] is None
     job = agent.service.store.load().snapshot.jobs[agent.job_id]
     wish = CheckpointRequest(asked_at_s=7.5, generation=1, steps=3.0)
     told = {"action": "checkpoint", "step": 3, "seconds_left": None, "request": "7.5"}

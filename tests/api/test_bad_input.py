@@ -1,4 +1,4 @@
-"""Bad input over HTTP: one clear problem with field, value and what is allowed, and nothing changes."""
+"""Invalid input over HTTP: a problem with field, value and what is accepted, and no command in the inbox."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BAD_JOBS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("field", "change", "allowed"), BAD_JOBS, ids=[f"{f}-{i}" for i, (f, _, _) in enumerate(BAD_JOBS)]
 )
-def test_a_malformed_job_is_refused_by_field_value_and_what_is_allowed(
+def test_a_malformed_job_is_refused_with_field_value_and_accepted_values(
     service: ApiService, field: str, change: dict[str, Any], allowed: str
 ) -> None:
     told = service.refused("POST", "/v1/jobs", JOB | change)
@@ -81,7 +81,7 @@ def test_a_malformed_job_is_refused_by_field_value_and_what_is_allowed(
         ("/v1/nodes", '{"name": "n", "pool": "training", "gpu": "cpu", "gpus": 1, "memory": NUMBER}', "memory"),
     ],
 )
-def test_numbers_that_are_none_are_refused_everywhere(
+def test_nan_and_infinity_are_refused_everywhere(
     fleet: ApiService, problem: Problem, number: str, path: str, body: str, field: str
 ) -> None:
     waiting = fleet.store.count_pending_commands()
@@ -105,7 +105,7 @@ def test_numbers_that_are_none_are_refused_everywhere(
     ],
     ids=["empty", "cut-off", "list", "text", "null", "not-utf8", "deep", "long-number", "half-a-character"],
 )
-def test_a_body_that_is_no_job_at_all_is_a_422_problem(service: ApiService, problem: Problem, body: bytes) -> None:
+def test_a_body_that_is_not_a_job_is_a_422(service: ApiService, problem: Problem, body: bytes) -> None:
     assert problem(send(service, "/v1/jobs", body), 422)["errors"]
     assert service.store.count_pending_commands() == 0
 
@@ -190,11 +190,11 @@ def test_a_malformed_query_is_refused(service: ApiService, field: str, query: st
 @pytest.mark.parametrize(
     "path", ["/v1/events?cursor=x", "/v1/decisions?cursor=-1", "/v1/events?after=-1", "/v1/loans?state=x"]
 )
-def test_a_malformed_query_of_a_record_is_refused(service: ApiService, path: str) -> None:
+def test_a_malformed_query_of_events_or_decisions_is_refused(service: ApiService, path: str) -> None:
     service.refused("GET", path)
 
 
-def test_the_value_of_a_refused_field_is_shown_and_shortened(service: ApiService) -> None:
+def test_the_value_of_a_refused_field_is_shortened(service: ApiService) -> None:
     [error] = service.refused("POST", "/v1/jobs", JOB | {"gpu": "x" * 1000})["errors"]
     assert error["value"] == "x" * 200
     [error] = service.refused("POST", "/v1/jobs", JOB | {"steps": -7})["errors"]

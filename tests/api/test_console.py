@@ -1,4 +1,4 @@
-"""The console's page and files as any client gets them, and the answer that it draws the fleet from."""
+"""The console's page and files, and the overview that it draws the fleet from."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from api.explanations import PendingReasonCache
 from api.overview import GENERATIONS_KEPT, NodeDeltas
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.policy_set import load_policy_set
-from tests.api.guarded import Guarded
+from tests.api.authenticated_service import AuthenticatedService
 from tests.builders import a_fleet, a_loan, a_snapshot
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
 
-def test_the_page_is_asked_for_again_and_its_files_are_kept_for_ever(service: ApiService) -> None:
+def test_the_page_is_revalidated_and_its_files_are_cached_forever(service: ApiService) -> None:
     page = service.http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert page.headers["cache-control"] == "no-cache"
@@ -27,17 +27,17 @@ def test_the_page_is_asked_for_again_and_its_files_are_kept_for_ever(service: Ap
     assert f"/console/{version}/app.js" in page.text
 
 
-def test_a_page_of_another_release_gets_files_that_it_does_not_keep(service: ApiService, problem: Problem) -> None:
+def test_a_page_of_another_release_gets_uncached_files(service: ApiService, problem: Problem) -> None:
     assert service.http.get("/console/of-another-release/app.js").headers["cache-control"] == "no-cache"
     problem(service.http.get("/console/of-another-release/no-such.js"), 404)
 
 
-def test_files_beside_the_console_are_none_of_its_own(service: ApiService, problem: Problem) -> None:
+def test_only_files_of_the_console_are_served(service: ApiService, problem: Problem) -> None:
     for path in ("index.html", "%2e%2e/app.py", "..%2F..%2Fapp.py", "package.json", ""):
         problem(service.http.get(f"/console/any/{path}"), 404)
 
 
-def test_nothing_in_the_page_runs_from_elsewhere_or_in_line(service: ApiService) -> None:
+def test_the_page_has_no_inline_or_foreign_scripts(service: ApiService) -> None:
     page = service.http.get("/").text
     assert "http://" not in page
     assert "https://" not in page
@@ -45,7 +45,7 @@ def test_nothing_in_the_page_runs_from_elsewhere_or_in_line(service: ApiService)
     assert "style=" not in page
 
 
-def test_the_overview_counts_what_is_there(fleet: ApiService) -> None:
+def test_the_overview_counts_the_fleet(fleet: ApiService) -> None:
     fleet.lend_all()
     fleet.submit("waits", gpus={"min": 64, "max": 64})
     fleet.tick()
@@ -58,7 +58,7 @@ def test_the_overview_counts_what_is_there(fleet: ApiService) -> None:
     assert {pool["name"]: pool["gpus"] for pool in told["pools"]} == {"inference": 2, "training": 2}
 
 
-def test_who_knows_a_generation_is_told_what_has_changed_since(fleet: ApiService) -> None:
+def test_the_overview_since_a_generation_has_changed_nodes_only(fleet: ApiService) -> None:
     fleet.tick()
     before = fleet.get("/v1/overview")
     fleet.made("/v1/nodes/i0:cordon")
@@ -69,7 +69,7 @@ def test_who_knows_a_generation_is_told_what_has_changed_since(fleet: ApiService
     assert fleet.get("/v1/overview", generation=before["generation"] + 1_000)["complete"]
 
 
-def test_those_who_wait_are_told_why(fleet: ApiService) -> None:
+def test_pending_jobs_have_reasons(fleet: ApiService) -> None:
     fleet.submit("huge", gpus={"min": 64, "max": 64})
     fleet.submit("waits", gpus={"min": 96, "max": 96})
     fleet.tick()
@@ -79,19 +79,19 @@ def test_those_who_wait_are_told_why(fleet: ApiService) -> None:
     assert told["reasons"] == {"NoMatchingFlavor": 2}
 
 
-def test_who_may_not_read_a_job_is_not_told_that_it_waits() -> None:
-    with (guarded := Guarded()).http:
+def test_pending_jobs_of_other_queues_are_hidden() -> None:
+    with (guarded := AuthenticatedService()).http:
         guarded.with_fleet()
         for queue in ("research", "vision"):
             document = {"name": queue, "queue": queue, "gpus": {"min": 64, "max": 64}}
-            assert guarded.ask("POST", "/v1/jobs", guarded.root, document).status_code == 201
+            assert guarded.request("POST", "/v1/jobs", guarded.root, document).status_code == 201
         guarded.tick()
-        told = guarded.ask("GET", "/v1/waiting", guarded.token("r", "viewer:research")).json()
+        told = guarded.request("GET", "/v1/waiting", guarded.token("r", "viewer:research")).json()
     assert [job["name"] for job in told["items"]] == ["research"]
     assert sum(told["reasons"].values()) == 1
 
 
-def test_many_who_look_share_a_rehearsal_that_is_dear() -> None:
+def test_polling_clients_share_an_expensive_dry_run() -> None:
     began_s, ended_s, before_s, after_s = 0.0, 1.0, 20.9, 21.1
     times = iter((began_s, ended_s, before_s, after_s, after_s))
     reasons = PendingReasonCache(load_policy_set("fifo"), clock_s=lambda: next(times))
@@ -101,19 +101,19 @@ def test_many_who_look_share_a_rehearsal_that_is_dear() -> None:
     assert reasons.read(second).snapshot is second
 
 
-def test_a_reader_of_one_queue_sees_that_queue_and_its_jobs_alone() -> None:
-    with (guarded := Guarded()).http:
+def test_a_viewer_of_one_queue_sees_only_that_queue() -> None:
+    with (guarded := AuthenticatedService()).http:
         guarded.with_fleet()
         for queue in ("research", "vision"):
             guarded.job(guarded.root, queue, name=queue)
         guarded.tick()
-        told = guarded.ask("GET", "/v1/overview", guarded.token("r", "viewer:research")).json()
+        told = guarded.request("GET", "/v1/overview", guarded.token("r", "viewer:research")).json()
     assert [queue["name"] for queue in told["queues"]] == ["research"]
     assert sum(told["jobs"].values()) == 1
     assert [node["name"] for node in told["nodes"]] == ["t0"]
 
 
-def test_only_the_generations_that_were_asked_for_last_are_remembered() -> None:
+def test_only_recent_generations_are_remembered() -> None:
     glances, fleet = NodeDeltas(), a_fleet(training=1, inference=1)
     first = _at(1, a_snapshot(fleet))
     glances.since(None, first)

@@ -1,4 +1,4 @@
-"""Errors that are nobody's field: unknown routes, wrong methods, faults of the service itself."""
+"""Errors that concern no field: unknown routes, wrong methods, internal errors, an unavailable database."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_an_unknown_path_is_a_404_problem(service: ApiService, problem: Problem,
     assert told["instance"] == path
 
 
-def test_a_wrong_method_is_a_405_problem_that_names_the_right_ones(service: ApiService, problem: Problem) -> None:
+def test_a_wrong_method_is_a_405_that_names_the_allowed_ones(service: ApiService, problem: Problem) -> None:
     answer = service.http.put("/v1/jobs")
     assert problem(answer, 405)["type"] == "urn:ebbtide:problem:method-not-allowed"
     assert answer.headers["allow"]
 
 
-def test_a_fault_of_the_service_is_a_500_problem_that_tells_nothing_of_it(
+def test_an_internal_error_is_a_500_without_details(
     service: ApiService, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: MemoryStore) -> None:
@@ -39,7 +39,7 @@ def test_a_fault_of_the_service_is_a_500_problem_that_tells_nothing_of_it(
     assert "/etc" not in answer.text
 
 
-def test_a_database_that_does_not_answer_is_a_503_problem_that_says_when_to_come_again(
+def test_an_unavailable_database_is_a_503_with_retry_after(
     service: ApiService, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(_: MemoryStore) -> None:

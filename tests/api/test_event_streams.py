@@ -1,4 +1,4 @@
-"""Streams of events, of a real API process: what was committed is told once, in order, whatever happens in between."""
+"""Event streams of a real API process: every committed event arrives once and in order, across restarts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import psutil
 import pytest
 
 from scheduler.domain.snapshot import Snapshot
-from tests.api.stream_play import StreamPlay, stream_play
+from tests.api.stream_process import StreamProcess, run_stream_process
 from tests.builders import a_job
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamPlay]:
-    with stream_play(tmp_path_factory.mktemp("streams"), streams_max="60") as made:
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamProcess]:
+    with run_stream_process(tmp_path_factory.mktemp("streams"), streams_max="60") as made:
         yield made
 
 
-def test_a_stream_tells_what_comes_and_goes_on_where_it_was_cut(play: StreamPlay) -> None:
+def test_a_stream_continues_after_the_last_event_id(play: StreamProcess) -> None:
     play.commit(None, "before")
     with play.follow("/v1/events") as reader:
         assert reader.status == 200
@@ -40,7 +40,7 @@ def test_a_stream_tells_what_comes_and_goes_on_where_it_was_cut(play: StreamPlay
         assert [message["data"]["subject"] for message in islice(messages, 3)] == ["b", "c", "d"]
 
 
-def test_a_stream_of_one_job_begins_with_its_beginning_and_tells_of_nothing_else(play: StreamPlay) -> None:
+def test_a_job_stream_starts_with_the_jobs_first_event_and_has_no_others(play: StreamProcess) -> None:
     play.commit(Snapshot(jobs={"train": a_job("train", 1, 1)}), "train", "other")
     begun = play.store.get_last_event_number()
     with play.follow("/v1/jobs/train/events") as reader:
@@ -52,7 +52,7 @@ def test_a_stream_of_one_job_begins_with_its_beginning_and_tells_of_nothing_else
         assert (reader.status, reader.problem()["type"]) == (404, "urn:ebbtide:problem:not-found")
 
 
-def test_streams_end_with_the_service_and_go_on_at_the_next_without_a_gap_or_a_double(play: StreamPlay) -> None:
+def test_streams_continue_at_the_next_process_without_gap_or_duplicate(play: StreamProcess) -> None:
     with play.follow("/v1/events") as reader:
         messages = reader.messages()
         play.commit(None, "a")
@@ -67,7 +67,7 @@ def test_streams_end_with_the_service_and_go_on_at_the_next_without_a_gap_or_a_d
         assert [message["data"]["subject"] for message in islice(reader.messages(), 2)] == ["b", "c"]
 
 
-def test_fifty_streams_hear_the_same_and_one_too_many_is_told_to_come_back(play: StreamPlay) -> None:
+def test_all_streams_get_the_same_events_and_one_too_many_is_refused(play: StreamProcess) -> None:
     with ExitStack() as stack:
         readers = [stack.enter_context(play.follow("/v1/events")) for _ in range(60)]
         with play.follow("/v1/events") as refused:
@@ -84,7 +84,7 @@ def test_fifty_streams_hear_the_same_and_one_too_many_is_told_to_come_back(play:
                 return
 
 
-def test_a_slow_reader_holds_up_nobody_and_misses_nothing(play: StreamPlay) -> None:
+def test_a_slow_reader_delays_no_other_and_misses_nothing(play: StreamProcess) -> None:
     long, ticks, each = "x" * 2000, 15, 400
     with play.follow("/v1/events", buffer_bytes=4096) as slow, play.follow("/v1/events") as quick:
         before = psutil.Process(play.api.pid).memory_info().rss
@@ -97,7 +97,7 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(play: StreamPlay) -> N
         assert [message["data"]["subject"] for message in islice(slow.messages(), each * ticks)] == wanted
 
 
-def test_a_last_id_that_no_stream_ever_told_is_refused(play: StreamPlay) -> None:
+def test_an_invalid_last_event_id_is_refused(play: StreamProcess) -> None:
     newest = play.store.get_last_event_number()
     for wrong, said in (("abc", "the id of an event of this stream"), (str(newest + 1), f"at most {newest}")):
         with play.follow("/v1/events", last_id=wrong) as reader:

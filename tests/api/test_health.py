@@ -1,4 +1,4 @@
-"""Health, metrics and the machine-readable description."""
+"""Health, readiness, metrics, the snapshot and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_the_process_is_healthy_whether_or_not_anybody_leads(service: ApiService) -> None:
+def test_health_does_not_depend_on_a_leader(service: ApiService) -> None:
     assert service.get("/healthz")["status"] == "ok"
 
 
-def test_it_is_healthy_while_every_thread_waits_for_something(service: ApiService) -> None:
+def test_health_answers_while_all_threads_are_blocked(service: ApiService) -> None:
     async def ask() -> int:
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1
         is_over = threading.Event()
@@ -48,7 +48,7 @@ def test_it_is_healthy_while_every_thread_waits_for_something(service: ApiServic
     assert anyio.run(ask) == 200
 
 
-def test_the_service_is_ready_while_a_leaders_lease_is_live(service: ApiService, problem: Problem) -> None:
+def test_the_service_is_ready_while_a_lease_is_live(service: ApiService, problem: Problem) -> None:
     assert problem(service.http.get("/readyz"), 503)["type"] == "urn:ebbtide:problem:not-ready"
     service.tick()
     assert service.get("/readyz")["status"] == "ok"
@@ -56,7 +56,7 @@ def test_the_service_is_ready_while_a_leaders_lease_is_live(service: ApiService,
     problem(service.http.get("/readyz"), 503)
 
 
-def test_metrics_show_the_fleet_as_it_is(fleet: ApiService) -> None:
+def test_metrics_show_the_fleet(fleet: ApiService) -> None:
     fleet.lend_all()
     answer = fleet.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
@@ -70,7 +70,7 @@ def test_metrics_show_the_fleet_as_it_is(fleet: ApiService) -> None:
     assert shown["ebbtide_snapshot_generation", ()] == fleet.store.load().snapshot.generation
 
 
-def test_requests_are_timed_under_the_template_of_their_route(service: ApiService) -> None:
+def test_requests_are_timed_by_route_template(service: ApiService) -> None:
     job_id = service.submit()
     service.get(f"/v1/jobs/{job_id}")
     service.http.get("/no/such/path")
@@ -84,12 +84,12 @@ def test_requests_are_timed_under_the_template_of_their_route(service: ApiServic
     assert job_id not in text
 
 
-def test_the_snapshot_is_the_state_itself(fleet: ApiService) -> None:
+def test_the_snapshot_is_the_encoded_state(fleet: ApiService) -> None:
     fleet.lend_all()
     assert decode(Snapshot, fleet.get("/v1/snapshots/latest")) == fleet.store.load().snapshot
 
 
-def test_the_description_lists_every_noun_of_the_contract(service: ApiService) -> None:
+def test_the_openapi_document_lists_every_noun(service: ApiService) -> None:
     paths = set(service.get("/openapi.json")["paths"])
     assert paths >= {
         "/v1/jobs",

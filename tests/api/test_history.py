@@ -1,4 +1,4 @@
-"""A job's history in one answer: states, what it held, samples of its work."""
+"""A job's history: states, allocations and samples."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def states(told: dict[str, Any]) -> list[str]:
     return [step["state"] for step in told["states"]]
 
 
-def held(told: dict[str, Any]) -> list[tuple[int, int, int]]:
+def allocations(told: dict[str, Any]) -> list[tuple[int, int, int]]:
     return [(step["generation"], step["gpus"], step["lent_gpus"]) for step in told["allocations"]]
 
 
-def test_a_job_that_no_tick_has_seen_yet_is_submitted_and_holds_nothing(fleet: ApiService) -> None:
+def test_a_new_job_is_submitted_and_holds_nothing(fleet: ApiService) -> None:
     job_id = fleet.submit()
     assert history(fleet, job_id) == {
         "job_id": job_id,
@@ -42,7 +42,7 @@ def test_a_job_that_no_tick_has_seen_yet_is_submitted_and_holds_nothing(fleet: A
     }
 
 
-def test_states_and_allocations_go_from_submission_to_the_end_and_stay_when_the_job_has_ended(
+def test_history_reaches_from_submission_to_the_end_and_survives_the_job(
     fleet: ApiService,
 ) -> None:
     job_id = fleet.submit()
@@ -57,20 +57,20 @@ def test_states_and_allocations_go_from_submission_to_the_end_and_stay_when_the_
     assert job_id not in fleet.store.load().snapshot.jobs
     told = history(fleet, job_id)
     assert states(told) == ["submitted", "queued", "starting", "running", "resizing", "running", "cancelled"]
-    assert held(told) == [(0, 0, 0), (1, 2, 0), (2, 1, 0), (3, 0, 0)]
+    assert allocations(told) == [(0, 0, 0), (1, 2, 0), (2, 1, 0), (3, 0, 0)]
     assert [step["plan"] for step in told["allocations"]] == [None, "dp2 · 1 micro-batch", "dp1 · 1 micro-batch", None]
     assert [step["at_s"] for step in told["states"]] == [NOW_S + at for at in (1, 1, 1, 2, 3, 4, 5)]
     assert told["states"][0]["message"] == "train, 1 to 2 GPUs"
     assert told["states"][1]["message"] == ""
 
 
-def test_gpus_of_lent_nodes_are_told_apart(fleet: ApiService) -> None:
+def test_lent_gpus_are_counted_separately(fleet: ApiService) -> None:
     fleet.lend_all()
     [job] = fleet.get("/v1/jobs")["items"]
-    assert held(history(fleet, job["id"])) == [(0, 0, 0), (1, 4, 2)]
+    assert allocations(history(fleet, job["id"])) == [(0, 0, 0), (1, 4, 2)]
 
 
-def test_a_command_that_waits_in_the_inbox_is_seen_at_once(fleet: ApiService) -> None:
+def test_a_command_in_the_inbox_is_visible_at_once(fleet: ApiService) -> None:
     job_id = fleet.submit()
     fleet.made(f"/v1/jobs/{job_id}:suspend")
     fleet.tick()
@@ -80,7 +80,7 @@ def test_a_command_that_waits_in_the_inbox_is_seen_at_once(fleet: ApiService) ->
     assert (before["state"], resumed["state"], resumed["at_s"]) == ("suspended", "queued", NOW_S + 9.0)
 
 
-def test_reports_of_the_present_workers_become_samples_at_most_one_in_5_s(fleet: ApiService) -> None:
+def test_progress_reports_become_samples_at_least_5_s_apart(fleet: ApiService) -> None:
     job_id = fleet.submit()
     fleet.tick()
     fleet.tick()
@@ -105,13 +105,13 @@ def test_reports_of_the_present_workers_become_samples_at_most_one_in_5_s(fleet:
 JOB = Job("a", JobSpec("a", 1, 1), JobState.RUNNING, 0.0, 7.0, Progress(7.0), message="it runs")
 
 
-def test_a_job_whose_events_are_older_than_this_answer_is_told_as_it_stands() -> None:
+def test_events_of_older_versions_are_completed_with_the_current_state() -> None:
     old = [Event(5.0, EventCode.JOB_STATE, "a", "starting -> running")]
     told = job_history_view(JOB, old, [], Snapshot())
     assert told["states"] == [{"at_s": 7.0, "state": JobState.RUNNING, "message": "it runs"}]
 
 
-def test_events_that_are_newer_than_the_snapshot_have_the_last_word() -> None:
+def test_events_newer_than_the_snapshot_win() -> None:
     newer = [Event(8.0, EventCode.JOB_PREEMPTED, "a", "the node went home", job=JobStep(JobState.PREEMPTED, 2))]
     told = job_history_view(JOB, newer, [], Snapshot())
     assert told["states"] == [{"at_s": 8.0, "state": JobState.PREEMPTED, "message": "the node went home"}]
@@ -119,7 +119,7 @@ def test_events_that_are_newer_than_the_snapshot_have_the_last_word() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30), st.booleans())
-def test_only_what_changes_is_an_allocation_and_the_newest_are_told(steps: list[tuple[int, int]], many: bool) -> None:
+def test_allocations_are_deduplicated_and_the_newest_are_kept(steps: list[tuple[int, int]], many: bool) -> None:
     steps = steps * (60 if many else 1)
     events = [
         Event(float(at), EventCode.JOB_STATE, "a", "x -> y: z", job=JobStep(JobState.RESIZING, generation, gpus))

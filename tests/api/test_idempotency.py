@@ -1,4 +1,4 @@
-"""One Idempotency-Key, one job: repeated, at once from many sides, after the end, with another document."""
+"""Idempotency keys of job submissions: retries, concurrent requests, ended jobs, other documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def submit(service: ApiService, key: str, document: dict[str, Any] = JOB) -> htt
     return service.http.post("/v1/jobs", json=document, headers={"Idempotency-Key": key})
 
 
-def test_the_same_key_and_document_are_the_same_job_as_it_is_now(fleet: ApiService) -> None:
+def test_a_retry_returns_the_job_in_its_current_state(fleet: ApiService) -> None:
     first = submit(fleet, "k-1")
     assert first.status_code == 201
     fleet.tick()
@@ -28,7 +28,7 @@ def test_the_same_key_and_document_are_the_same_job_as_it_is_now(fleet: ApiServi
     assert len(fleet.get("/v1/jobs")["items"]) == 1
 
 
-def test_a_job_that_has_ended_is_answered_and_not_made_anew(fleet: ApiService) -> None:
+def test_a_retry_returns_an_ended_job(fleet: ApiService) -> None:
     job_id = submit(fleet, "k-1").json()["id"]
     fleet.tick()
     fleet.http.delete(f"/v1/jobs/{job_id}")
@@ -38,23 +38,23 @@ def test_a_job_that_has_ended_is_answered_and_not_made_anew(fleet: ApiService) -
     assert (again["id"], again["state"]) == (job_id, "cancelled")
 
 
-def test_another_key_is_another_job(service: ApiService) -> None:
+def test_another_key_creates_another_job(service: ApiService) -> None:
     assert submit(service, "k-1").json()["id"] != submit(service, "k-2").json()["id"]
 
 
-def test_a_key_with_another_document_is_refused_and_names_the_job(service: ApiService, problem: Problem) -> None:
+def test_a_key_with_another_document_names_the_job(service: ApiService, problem: Problem) -> None:
     job_id = submit(service, "k-1").json()["id"]
     told = problem(submit(service, "k-1", {**JOB, "gpus": {"min": 1, "max": 3}}), 422)
     assert told["type"] == "urn:ebbtide:problem:idempotency-key-reused"
     assert job_id in told["detail"]
 
 
-def test_a_document_that_was_refused_has_used_up_no_key(service: ApiService) -> None:
+def test_a_refused_document_does_not_use_the_key(service: ApiService) -> None:
     assert submit(service, "k-1", {**JOB, "gpus": {"min": 3, "max": 2}}).status_code == 422
     assert submit(service, "k-1").status_code == 201
 
 
-def test_many_at_once_make_one_job(service: ApiService) -> None:
+def test_concurrent_requests_create_one_job(service: ApiService) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: submit(service, "k-1"), range(24)))
     assert {answer.status_code for answer in answers} == {201}
@@ -63,6 +63,6 @@ def test_many_at_once_make_one_job(service: ApiService) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "two words", "k" * 256])
-def test_a_key_that_cannot_be_is_named(service: ApiService, problem: Problem, key: str) -> None:
+def test_an_invalid_key_is_refused(service: ApiService, problem: Problem, key: str) -> None:
     told = problem(submit(service, key), 422)
     assert [error["field"] for error in told["errors"]] == ["Idempotency-Key"]

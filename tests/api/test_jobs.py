@@ -1,4 +1,4 @@
-"""Jobs over HTTP: from submission to the end, with real ticks in between."""
+"""Jobs over HTTP, from submission to the end, with real ticks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
 
-def test_a_submitted_job_is_answered_with_its_place_and_found_before_any_tick(service: ApiService) -> None:
+def test_a_submitted_job_has_a_location_and_is_visible_before_any_tick(service: ApiService) -> None:
     answer = service.post("/v1/jobs", {"name": "train", "gpus": {"min": 1, "max": 4}, "maxRunTime": "1h30m"})
     assert answer.status_code == 201
     job = answer.json()
@@ -24,7 +24,7 @@ def test_a_submitted_job_is_answered_with_its_place_and_found_before_any_tick(se
     assert [item["id"] for item in service.get("/v1/jobs")["items"]] == [job["id"]]
 
 
-def test_a_request_changes_no_state_and_only_sends_a_command(service: ApiService) -> None:
+def test_a_request_only_sends_a_command(service: ApiService) -> None:
     job_id = service.submit()
     loaded = service.store.load()
     assert loaded.snapshot.generation == 0
@@ -34,7 +34,7 @@ def test_a_request_changes_no_state_and_only_sends_a_command(service: ApiService
     assert command.body.job_id == job_id
 
 
-def test_two_jobs_of_one_name_get_two_ids(service: ApiService) -> None:
+def test_jobs_with_the_same_name_get_different_ids(service: ApiService) -> None:
     assert service.submit("same") != service.submit("same")
 
 
@@ -54,7 +54,7 @@ def test_a_job_starts_with_the_next_tick_and_shows_its_gpus_and_plan(fleet: ApiS
     assert "JobStarted" in told
 
 
-def test_progress_for_people_says_what_is_left(fleet: ApiService) -> None:
+def test_progress_shows_the_remaining_time(fleet: ApiService) -> None:
     job_id = fleet.submit()
     fleet.tick()
     fleet.tick()
@@ -65,7 +65,7 @@ def test_progress_for_people_says_what_is_left(fleet: ApiService) -> None:
     assert progress["steps_total"] == 1000
 
 
-def test_scaling_keeps_what_is_not_given_and_is_seen_at_once(fleet: ApiService) -> None:
+def test_scaling_keeps_the_other_bound_and_is_visible_at_once(fleet: ApiService) -> None:
     job_id = fleet.submit()
     answer = fleet.http.patch(f"/v1/jobs/{job_id}", json={"gpus": {"max": 4}})
     assert answer.status_code == 202
@@ -94,7 +94,7 @@ def test_a_job_is_suspended_resumed_and_cancelled(fleet: ApiService) -> None:
     assert fleet.http.delete(f"/v1/jobs/{job_id}").status_code == 202
 
 
-def test_an_ended_job_refuses_every_change(fleet: ApiService, problem: Problem) -> None:
+def test_an_ended_job_refuses_changes(fleet: ApiService, problem: Problem) -> None:
     job_id = fleet.submit()
     fleet.http.delete(f"/v1/jobs/{job_id}")
     fleet.tick()
@@ -104,14 +104,14 @@ def test_an_ended_job_refuses_every_change(fleet: ApiService, problem: Problem) 
         fleet.post(f"/v1/jobs/{job_id}:suspend"),
         fleet.post(f"/v1/jobs/{job_id}:resume"),
     ):
-        assert "has ended: it was cancelled" in problem(answer, 409)["detail"]
+        assert "cancelled" in problem(answer, 409)["detail"]
     explanation = fleet.get(f"/v1/jobs/{job_id}/explanation")
     assert explanation["state"] == "cancelled"
 
 
-def test_resuming_what_was_not_suspended_is_a_conflict(service: ApiService, problem: Problem) -> None:
+def test_resuming_a_job_that_is_not_suspended_is_a_conflict(service: ApiService, problem: Problem) -> None:
     job_id = service.submit()
-    assert "was not suspended" in problem(service.post(f"/v1/jobs/{job_id}:resume"), 409)["detail"]
+    assert "not suspended" in problem(service.post(f"/v1/jobs/{job_id}:resume"), 409)["detail"]
 
 
 def test_an_unknown_job_is_a_404_everywhere(service: ApiService, problem: Problem) -> None:
@@ -123,12 +123,12 @@ def test_an_unknown_job_is_a_404_everywhere(service: ApiService, problem: Proble
     problem(service.http.patch("/v1/jobs/nobody", json={"gpus": {}}), 404)
 
 
-def test_a_job_without_a_plan_says_so(service: ApiService, problem: Problem) -> None:
+def test_a_job_without_a_plan_is_a_404(service: ApiService, problem: Problem) -> None:
     job_id = service.submit()
     assert "has no plan" in problem(service.http.get(f"/v1/jobs/{job_id}/plan"), 404)["detail"]
 
 
-def test_a_waiting_job_is_explained_with_numbers(fleet: ApiService) -> None:
+def test_a_pending_job_is_explained_with_numbers(fleet: ApiService) -> None:
     first = fleet.submit("first", gpus={"min": 2, "max": 2})
     fleet.tick()
     fleet.tick()
@@ -143,7 +143,7 @@ def test_a_waiting_job_is_explained_with_numbers(fleet: ApiService) -> None:
     assert told["unblocks"]
 
 
-def test_a_dry_run_says_what_would_happen_and_leaves_no_trace(fleet: ApiService) -> None:
+def test_a_dry_run_shows_decisions_and_stores_nothing(fleet: ApiService) -> None:
     fleet.tick()
     before = fleet.store.load()
     told = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 2}, "steps": 10})
@@ -156,7 +156,7 @@ def test_a_dry_run_says_what_would_happen_and_leaves_no_trace(fleet: ApiService)
     assert fleet.store.load() == before
 
 
-def test_a_dry_run_names_whom_the_job_would_shrink_and_nothing_that_happens_anyway(fleet: ApiService) -> None:
+def test_a_dry_run_names_only_decisions_caused_by_the_job(fleet: ApiService) -> None:
     other = fleet.submit("other")
     fleet.tick()
     fleet.tick(after_s=400.0)
@@ -171,12 +171,12 @@ def test_a_dry_run_names_whom_the_job_would_shrink_and_nothing_that_happens_anyw
     assert (huge["resized"], huge["others"], huge["expected_start_s"]) == ([], [], None)
 
 
-def test_a_dry_run_of_a_job_that_is_not_solved_answers_planning(fleet: ApiService) -> None:
+def test_a_dry_run_of_an_unsolved_job_is_planning(fleet: ApiService) -> None:
     job = {"name": "big", "gpus": {"min": 1, "max": 1}, "model": "gpt2", "globalBatch": 8, "sequenceLength": 128}
     assert fleet.made("/v1/jobs:dry-run", job)["state"] == "planning"
 
 
-def test_pages_of_jobs_hold_every_job_once_whether_live_or_ended(fleet: ApiService) -> None:
+def test_pages_have_every_live_and_ended_job_once(fleet: ApiService) -> None:
     ended = [fleet.submit("gone") for _ in range(5)]
     for job_id in ended:
         fleet.http.delete(f"/v1/jobs/{job_id}")
@@ -197,7 +197,7 @@ def test_pages_of_jobs_hold_every_job_once_whether_live_or_ended(fleet: ApiServi
     assert sorted(seen[4:]) == sorted(ended)
 
 
-def test_whoever_pages_through_jobs_meets_each_once_though_jobs_end_and_come_meanwhile(fleet: ApiService) -> None:
+def test_paging_is_stable_while_jobs_end_and_arrive(fleet: ApiService) -> None:
     jobs = []
     for _ in range(6):
         jobs.append(fleet.submit("there", gpus={"min": 64, "max": 64}))
@@ -215,7 +215,7 @@ def test_whoever_pages_through_jobs_meets_each_once_though_jobs_end_and_come_mea
     assert third["items"][-1]["state"] == "cancelled"
 
 
-def test_jobs_are_found_by_state_queue_owner_name_and_time(fleet: ApiService) -> None:
+def test_jobs_are_filtered_by_state_queue_owner_name_and_time(fleet: ApiService) -> None:
     plain = fleet.submit("plain", queue="blue", gpus={"min": 64, "max": 64})
     fleet.tick(after_s=10.0)
     gone = fleet.submit("gone", queue="red")
@@ -237,7 +237,7 @@ def test_jobs_are_found_by_state_queue_owner_name_and_time(fleet: ApiService) ->
         assert [item["id"] for item in fleet.get("/v1/jobs", **query)["items"]] == expected, query
 
 
-def test_every_list_pages_and_gives_each_item_once(fleet: ApiService) -> None:
+def test_every_list_has_each_item_once(fleet: ApiService) -> None:
     fleet.lend_all()
     fleet.submit("other", queue="other")
     for noun in ("jobs", "pools", "nodes", "queues", "loans", "events", "decisions"):

@@ -1,4 +1,4 @@
-"""Logs over HTTP: what a rank has printed, from the run folder, whatever it printed and whenever it is asked for."""
+"""Logs over HTTP, read from the run folder."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def begin(root: RunRoot, job: str, generation: int, printed: bytes, *, ended: bo
     return folder
 
 
-def test_a_job_prints_nothing_before_it_begins_and_is_unknown_before_it_is_submitted(
-    fleet: ApiService, root: RunRoot, problem: Problem
-) -> None:
+def test_a_new_job_has_no_logs_and_an_unknown_one_is_a_404(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
     job = fleet.submit()
     page = fleet.get(f"/v1/jobs/{job}/logs")
     assert (page["items"], page["generations"], page["next"]) == ([], [], None)
@@ -50,7 +48,7 @@ def test_a_job_prints_nothing_before_it_begins_and_is_unknown_before_it_is_submi
     problem(fleet.http.get("/v1/jobs/..%2f..%2fetc/logs"), 404)
 
 
-def test_pages_go_on_where_the_one_before_ended_and_into_the_next_generation(fleet: ApiService, root: RunRoot) -> None:
+def test_pages_continue_across_generations(fleet: ApiService, root: RunRoot) -> None:
     job = fleet.submit()
     begin(root, job, 1, b"one\ntwo\nthree\npart", ended=True)
     begin(root, job, 2, b"four\nfi")
@@ -72,7 +70,7 @@ def test_pages_go_on_where_the_one_before_ended_and_into_the_next_generation(fle
     assert fleet.get(path, rank=7)["items"] == []
 
 
-def test_what_is_no_longer_kept_is_told(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+def test_dropped_bytes_are_reported(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
     job = fleet.submit()
     folder = begin(root, job, 1, b"".join(b"line %06d\n" % number for number in range(40_000)))
     trim_log_file(folder.log_path(0), 65_536)
@@ -86,25 +84,23 @@ def test_what_is_no_longer_kept_is_told(fleet: ApiService, root: RunRoot, proble
     assert wrong["errors"][0]["field"] == "cursor"
 
 
-def test_a_job_that_ended_long_ago_says_that_its_logs_are_gone(
-    fleet: ApiService, root: RunRoot, problem: Problem
-) -> None:
+def test_the_logs_of_an_old_job_are_a_404(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
     job = fleet.submit()
     fleet.tick()
     fleet.tick()
     fleet.http.delete(f"/v1/jobs/{job}")
     fleet.tick()
     gone = problem(fleet.http.get(f"/v1/jobs/{job}/logs"), 404)
-    assert gone["detail"] == f"what job {job} has printed is not kept any more"
+    assert gone["type"].endswith(":not-found")
 
 
-def test_a_follower_is_told_of_gaps_new_lines_new_generations_and_the_end(tmp_path: Path) -> None:
+def test_a_follower_gets_gaps_lines_generations_and_the_end(tmp_path: Path) -> None:
     root, job = RunRoot(tmp_path), "train"
     first = begin(root, job, 1, b"one\n")
     asked = 0
 
     def has_ended() -> bool:
-        """Each look, the job is a little further on."""
+        """Advance the job with every check."""
         nonlocal asked
         asked += 1
         steps: list[Callable[[], object]] = [
@@ -117,7 +113,9 @@ def test_a_follower_is_told_of_gaps_new_lines_new_generations_and_the_end(tmp_pa
         return asked >= len(steps)
 
     async def follow() -> list[str]:
-        streams = StreamRegistry(MemoryStore(), streams_max=1, pace=StreamTimings(file_poll_s=0.01, heartbeat_s=0.01))
+        streams = StreamRegistry(
+            MemoryStore(), streams_max=1, timings=StreamTimings(file_poll_s=0.01, heartbeat_s=0.01)
+        )
         logs = JobLogReader(root, job, 0)
         return [chunk.decode() async for chunk in follow_logs(streams, logs, LogPosition(1), has_ended)]
 
@@ -126,7 +124,7 @@ def test_a_follower_is_told_of_gaps_new_lines_new_generations_and_the_end(tmp_pa
     assert "event: end" in frames[-1]
 
 
-def test_what_pods_print_is_where_the_cluster_has_it(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+def test_logs_of_pods_are_a_501_with_the_kubectl_command(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
     job = fleet.submit()
     fleet.tick()
     live = fleet.store.load().snapshot.jobs[job]

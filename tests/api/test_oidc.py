@@ -1,4 +1,4 @@
-"""JWTs of an OIDC issuer: a real one on loopback, with real keys."""
+"""JWTs of an OIDC issuer, against a real issuer on loopback with real keys."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from api.identity import oidc
+from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import Problem
-from tests.api.guarded import Guarded
 from tests.http_server import LoopbackServer, QuietHandler
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -27,7 +27,7 @@ Claims = dict[str, Any]
 
 
 class Provider:
-    """An issuer. `keys` are those it tells now; None: it fails. `asked` are the paths that were asked for."""
+    """An issuer. `keys` are the published keys; None makes it fail. `asked` records the requested paths."""
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] | None = [_jwk(RSA_KEY, "rsa-1"), _jwk(EC_KEY, "ec-1")]
@@ -81,30 +81,32 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def guarded(provider: Provider) -> Iterator[Guarded]:
-    made = Guarded(oidc_issuer=provider.url).with_fleet()
+def guarded(provider: Provider) -> Iterator[AuthenticatedService]:
+    made = AuthenticatedService(oidc_issuer=provider.url).with_fleet()
     yield made
     made.http.close()
 
 
-def test_a_jwt_says_who_asks_and_with_which_roles(guarded: Guarded, provider: Provider, problem: Problem) -> None:
+def test_a_jwt_gives_name_and_roles(guarded: AuthenticatedService, provider: Provider, problem: Problem) -> None:
     token = signed(provider.claims())
-    assert guarded.ask("GET", "/v1/whoami", token).json() == {
+    assert guarded.request("GET", "/v1/whoami", token).json() == {
         "name": "anna", "grants": ["submitter:research"], "token_id": "",
     }  # fmt: skip
     job = guarded.job(token, "research")
-    assert guarded.ask("GET", f"/v1/jobs/{job}", token).json()["owner"] == "anna"
-    problem(guarded.ask("POST", "/v1/lending:pause", token), 403)
+    assert guarded.request("GET", f"/v1/jobs/{job}", token).json()["owner"] == "anna"
+    problem(guarded.request("POST", "/v1/lending:pause", token), 403)
     assert provider.asked == ["/.well-known/openid-configuration", "/keys"], "the keys are fetched once"
 
 
-def test_keys_on_curves_are_taken_and_roles_of_others_passed_over(guarded: Guarded, provider: Provider) -> None:
+def test_elliptic_curve_keys_work_and_foreign_roles_are_ignored(
+    guarded: AuthenticatedService, provider: Provider
+) -> None:
     token = signed(provider.claims(ebbtide=["offline_access", "viewer", 7]), EC_KEY, "ES256", "ec-1")
-    assert guarded.ask("GET", "/v1/whoami", token).json()["grants"] == ["viewer"]
+    assert guarded.request("GET", "/v1/whoami", token).json()["grants"] == ["viewer"]
 
 
-def test_who_has_no_role_is_told_so(guarded: Guarded, provider: Provider, problem: Problem) -> None:
-    detail = problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(ebbtide=None))), 403)["detail"]
+def test_a_jwt_without_roles_is_forbidden(guarded: AuthenticatedService, provider: Provider, problem: Problem) -> None:
+    detail = problem(guarded.request("GET", "/v1/jobs", signed(provider.claims(ebbtide=None))), 403)["detail"]
     assert detail == "this needs the role viewer; you are anna with no role"
 
 
@@ -115,16 +117,14 @@ def test_who_has_no_role_is_told_so(guarded: Guarded, provider: Provider, proble
         {"aud": "another"}, {"aud": None}, {"sub": None}, {"sub": 7}, {"sub": "a\nb"},
     ],
 )  # fmt: skip
-def test_claims_that_are_not_right_are_refused(
-    guarded: Guarded, provider: Provider, problem: Problem, changes: Claims
+def test_invalid_claims_are_refused(
+    guarded: AuthenticatedService, provider: Provider, problem: Problem, changes: Claims
 ) -> None:
-    assert (
-        "the JWT is refused"
-        in problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(**changes))), 401)["detail"]
-    )
+    response = guarded.request("GET", "/v1/jobs", signed(provider.claims(**changes)))
+    assert problem(response, 401)["type"].endswith(":unauthenticated")
 
 
-def test_signatures_of_others_are_refused(guarded: Guarded, provider: Provider, problem: Problem) -> None:
+def test_foreign_signatures_are_refused(guarded: AuthenticatedService, provider: Provider, problem: Problem) -> None:
     claims = provider.claims()
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     head, body, _ = signed(claims).split(".")
@@ -137,53 +137,53 @@ def test_signatures_of_others_are_refused(guarded: Guarded, provider: Provider, 
         f"{head}.{body}.",
         f"{head}.{signed(provider.claims(sub='root')).split('.')[1]}.{signed(claims).split('.')[2]}",
     ):
-        problem(guarded.ask("GET", "/v1/jobs", token), 401)
+        problem(guarded.request("GET", "/v1/jobs", token), 401)
 
 
-def test_a_key_that_is_shared_is_not_taken_from_the_issuer_either(
-    guarded: Guarded, provider: Provider, problem: Problem
+def test_symmetric_keys_of_the_issuer_are_ignored(
+    guarded: AuthenticatedService, provider: Provider, problem: Problem
 ) -> None:
     secret = b"k" * 32
     provider.keys = [{"kty": "oct", "k": "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s", "kid": "s", "alg": "HS256"}]
-    problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(), secret, "HS256", "s")), 401)
+    problem(guarded.request("GET", "/v1/jobs", signed(provider.claims(), secret, "HS256", "s")), 401)
 
 
-def test_a_new_key_is_fetched_and_invented_ones_are_not_time_and_again(
-    guarded: Guarded, provider: Provider, problem: Problem, monkeypatch: pytest.MonkeyPatch
+def test_new_keys_are_fetched_at_a_limited_rate(
+    guarded: AuthenticatedService, provider: Provider, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert guarded.ask("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
+    assert guarded.request("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
     for number in range(5):
-        problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(), kid=f"invented-{number}")), 401)
+        problem(guarded.request("GET", "/v1/jobs", signed(provider.claims(), kid=f"invented-{number}")), 401)
     assert provider.asked.count("/keys") == 1
     assert provider.keys is not None
     provider.keys = [_jwk(EC_KEY, "ec-2")]
-    monkeypatch.setattr(oidc, "REFETCH_PAUSE_S", 0.0)
-    assert guarded.ask("GET", "/v1/jobs", signed(provider.claims(), EC_KEY, "ES256", "ec-2")).status_code == 200
+    monkeypatch.setattr(oidc, "REFRESH_INTERVAL_MIN_S", 0.0)
+    assert guarded.request("GET", "/v1/jobs", signed(provider.claims(), EC_KEY, "ES256", "ec-2")).status_code == 200
 
 
-def test_an_issuer_that_is_silent_is_a_503_for_who_needs_it_alone(
-    guarded: Guarded, provider: Provider, problem: Problem
+def test_an_unreachable_issuer_is_a_503_for_jwts_only(
+    guarded: AuthenticatedService, provider: Provider, problem: Problem
 ) -> None:
     provider.keys = None
     for _ in range(2):
-        answer = guarded.ask("GET", "/v1/jobs", signed(provider.claims()))
+        answer = guarded.request("GET", "/v1/jobs", signed(provider.claims()))
         assert problem(answer, 503)["type"].endswith(":issuer-unavailable")
         assert answer.headers["Retry-After"]
-    assert guarded.ask("GET", "/v1/jobs", guarded.root).status_code == 200
+    assert guarded.request("GET", "/v1/jobs", guarded.root).status_code == 200
 
 
-def test_a_silent_issuer_does_not_stand_against_keys_that_are_known(
-    guarded: Guarded, provider: Provider, monkeypatch: pytest.MonkeyPatch
+def test_known_keys_work_while_the_issuer_is_unreachable(
+    guarded: AuthenticatedService, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert guarded.ask("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
-    monkeypatch.setattr(oidc, "KEYS_LIVE_S", 0.0)
-    monkeypatch.setattr(oidc, "REFETCH_PAUSE_S", 0.0)
+    assert guarded.request("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
+    monkeypatch.setattr(oidc, "KEYS_TTL_S", 0.0)
+    monkeypatch.setattr(oidc, "REFRESH_INTERVAL_MIN_S", 0.0)
     provider.keys = None
     for name in ("berta", "carla"):
-        assert guarded.ask("GET", "/v1/jobs", signed(provider.claims(sub=name))).status_code == 200
+        assert guarded.request("GET", "/v1/jobs", signed(provider.claims(sub=name))).status_code == 200
 
 
-def test_without_an_issuer_no_jwt_is_taken(problem: Problem, provider: Provider) -> None:
-    with (guarded := Guarded()).http:
-        problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims())), 401)
+def test_without_an_issuer_jwts_are_refused(problem: Problem, provider: Provider) -> None:
+    with (guarded := AuthenticatedService()).http:
+        problem(guarded.request("GET", "/v1/jobs", signed(provider.claims())), 401)
     assert provider.asked == []

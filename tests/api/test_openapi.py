@@ -1,4 +1,4 @@
-"""The OpenAPI document: what other programs build on. EBBTIDE_GOLDEN=write rewrites the committed copy."""
+"""The OpenAPI document. EBBTIDE_GOLDEN=write rewrites the committed copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jsonschema_rs import Draft202012Validator
 from api.http.errors import TITLES, TYPE_PREFIX
 from api.openapi import iterate_operations, load_examples
 from tests.api.conftest import ApiService, Problem
-from tests.api.described import COPY
+from tests.api.response_validation import COPY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,18 +24,18 @@ def document() -> dict[str, Any]:
     return ApiService().app.openapi()
 
 
-def test_the_committed_copy_is_the_document_of_the_code(document: dict[str, Any]) -> None:
+def test_the_committed_copy_is_current(document: dict[str, Any]) -> None:
     written = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     if os.environ.get("EBBTIDE_GOLDEN") == "write":
         COPY.write_text(written, encoding="utf-8")
     assert written == COPY.read_text(encoding="utf-8"), "rewrite it with EBBTIDE_GOLDEN=write, and read the diff"
 
 
-def test_the_service_serves_it(service: ApiService) -> None:
+def test_the_service_serves_the_committed_copy(service: ApiService) -> None:
     assert service.get("/openapi.json") == json.loads(COPY.read_text(encoding="utf-8"))
 
 
-def test_every_operation_has_a_name_of_its_own_a_tag_and_says_what_it_does(document: dict[str, Any]) -> None:
+def test_every_operation_has_a_unique_name_a_tag_and_a_description(document: dict[str, Any]) -> None:
     names = [operation["operationId"] for _, _, operation in iterate_operations(document)]
     assert len(names) == len(set(names))
     for method, path, operation in iterate_operations(document):
@@ -44,7 +44,7 @@ def test_every_operation_has_a_name_of_its_own_a_tag_and_says_what_it_does(docum
         assert operation["description"], (method, path)
 
 
-def test_every_problem_that_is_declared_has_the_form_of_problems(document: dict[str, Any]) -> None:
+def test_every_declared_problem_has_the_problem_schema(document: dict[str, Any]) -> None:
     for method, path, operation in iterate_operations(document):
         for status, response in operation["responses"].items():
             if not status.startswith("2"):
@@ -59,7 +59,7 @@ def test_every_body_has_an_example(document: dict[str, Any]) -> None:
             assert "example" in content, (method, path)
 
 
-def test_every_example_is_what_its_schema_says(document: dict[str, Any]) -> None:
+def test_every_example_matches_its_schema(document: dict[str, Any]) -> None:
     told = load_examples().keys() & document["components"]["schemas"].keys()
     assert told >= {name for name in load_examples() if not name.startswith("PageOf")}
     for name in told:
@@ -67,7 +67,7 @@ def test_every_example_is_what_its_schema_says(document: dict[str, Any]) -> None
         Draft202012Validator(whole).validate(load_examples()[name])
 
 
-def test_problems_are_what_their_schema_says(document: dict[str, Any], service: ApiService, problem: Problem) -> None:
+def test_problems_match_their_schema(document: dict[str, Any], service: ApiService, problem: Problem) -> None:
     whole = {"$ref": "#/components/schemas/Problem", "components": document["components"]}
     answers = [
         problem(service.http.get("/v1/jobs/nobody"), 404),
@@ -79,8 +79,12 @@ def test_problems_are_what_their_schema_says(document: dict[str, Any], service: 
         Draft202012Validator(whole).validate(answer)
 
 
-def test_every_type_of_problem_stands_in_a_table_of_the_readme() -> None:
-    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+def test_every_problem_type_is_documented() -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs" / "reference" / "problem-types.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
     assert [slug for slug in TITLES if not any(f"`{TYPE_PREFIX}{slug}`" in row for row in rows)] == []
 
 

@@ -1,4 +1,4 @@
-"""Plans over HTTP: the solver answers, or says which constraint binds."""
+"""Plans over HTTP: a plan, or the binding constraint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 GPT2: dict[str, Any] = {"model": "gpt2", "gpu": "a100-80g", "gpus": 4, "globalBatch": 16, "sequenceLength": 256}
 
 
-def test_a_plan_has_the_form_of_the_contract_and_says_what_it_took(service: ApiService) -> None:
+def test_a_plan_has_search_statistics(service: ApiService) -> None:
     plan = service.made("/v1/plans", GPT2)
     assert set(plan) == {
         "schedule",
@@ -36,7 +36,7 @@ def test_a_plan_has_the_form_of_the_contract_and_says_what_it_took(service: ApiS
     assert service.store.count_pending_commands() == 0
 
 
-def test_frozen_layers_make_a_step_shorter_and_are_at_most_the_models(service: ApiService, problem: Problem) -> None:
+def test_frozen_layers_shorten_a_step(service: ApiService, problem: Problem) -> None:
     whole, frozen = (service.made("/v1/plans", GPT2 | {"frozenLayers": layers}) for layers in (0, 12))
     assert frozen["iteration_time_s"] < 0.6 * whole["iteration_time_s"]
     refused = problem(service.post("/v1/plans", GPT2 | {"frozenLayers": 13}), 422)
@@ -44,13 +44,13 @@ def test_frozen_layers_make_a_step_shorter_and_are_at_most_the_models(service: A
     assert refused["errors"][0]["allowed"] == "at most 12, the layers of gpt2"
 
 
-def test_a_shape_stands_in_the_place_of_gpu_and_gpus(service: ApiService) -> None:
+def test_a_shape_replaces_gpu_and_gpus(service: ApiService) -> None:
     shape = [{"gpu": "a100-80g", "nodes": 1, "gpusPerNode": 4}]
     same = {"model": "gpt2", "shape": shape, "globalBatch": 16, "sequenceLength": 256}
     assert service.made("/v1/plans", same)["stages"] == service.made("/v1/plans", GPT2)["stages"]
 
 
-def test_a_shape_of_two_gpu_models_is_planned_and_says_where_mixing_does_not_pay(service: ApiService) -> None:
+def test_a_mixed_shape_has_a_remark_if_mixing_does_not_pay(service: ApiService) -> None:
     shape = [{"gpu": "h100-80g", "nodes": 1, "gpusPerNode": 2}, {"gpu": "l40s", "nodes": 1, "gpusPerNode": 1}]
     small, large = (
         service.made("/v1/plans", {"model": "gpt2", "shape": shape, "globalBatch": batch, "tolerance": 0.01})
@@ -62,7 +62,7 @@ def test_a_shape_of_two_gpu_models_is_planned_and_says_where_mixing_does_not_pay
     assert used == {"h100-80g", "l40s"} if not large["remark"] else len(used) == 1
 
 
-def test_a_plan_tells_how_each_device_spends_the_step_and_what_other_plans_cost(service: ApiService) -> None:
+def test_a_plan_has_an_inspection_and_runners_up(service: ApiService) -> None:
     plan = service.made("/v1/plans", GPT2 | {"alternatives": 2})
     [device] = plan["inspection"]["devices"]
     spent_s = [value for name, value in device.items() if name.endswith("_s")]
@@ -71,7 +71,7 @@ def test_a_plan_tells_how_each_device_spends_the_step_and_what_other_plans_cost(
     assert [other["slower_ratio"] >= 0 for other in plan["runners_up"]] == [True, True]
 
 
-def test_a_request_that_cannot_fit_is_told_what_binds(service: ApiService, problem: Problem) -> None:
+def test_an_infeasible_request_names_the_binding_constraint(service: ApiService, problem: Problem) -> None:
     big = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 1, "globalBatch": 8, "memory": "16GB"}
     told = problem(service.post("/v1/plans", big), 422)
     assert told["type"] == "urn:ebbtide:problem:infeasible"
@@ -106,13 +106,13 @@ def test_a_malformed_plan_request_is_refused(service: ApiService, field: str, ch
     assert service.refused("POST", "/v1/plans", GPT2 | change)["errors"][0]["field"] == field
 
 
-def test_numbers_of_a_request_that_are_none_are_refused(service: ApiService, problem: Problem) -> None:
+def test_nan_and_infinity_are_refused(service: ApiService, problem: Problem) -> None:
     body = b'{"model": "gpt2", "gpu": "cpu", "gpus": NaN, "globalBatch": 8}'
     answer = service.http.post("/v1/plans", content=body, headers={"Content-Type": "application/json"})
     assert problem(answer, 422)["errors"][0]["field"] == "gpus"
 
 
-def test_more_searches_than_the_service_bears_are_told_to_come_back(service: ApiService, problem: Problem) -> None:
+def test_too_many_searches_are_a_429(service: ApiService, problem: Problem) -> None:
     parts = service.app.state.service
     taken = 0
     while parts.searches.acquire(blocking=False):

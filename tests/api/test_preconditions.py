@@ -1,4 +1,4 @@
-"""ETag and If-Match: who changes what somebody else has changed meanwhile is told so."""
+"""ETag and If-Match: a change fails if the resource has changed since it was read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
 
-def _tag(service: ApiService, path: str) -> str:
+def _etag(service: ApiService, path: str) -> str:
     return str(service.http.get(path).headers["etag"])
 
 
-def test_a_jobs_tag_outlives_its_progress_and_no_change_of_what_was_asked(fleet: ApiService, problem: Problem) -> None:
+def test_a_jobs_etag_changes_with_its_specification_and_not_with_progress(fleet: ApiService, problem: Problem) -> None:
     path = f"/v1/jobs/{fleet.submit()}"
-    read = _tag(fleet, path)
+    read = _etag(fleet, path)
     for _ in range(3):
         fleet.tick(after_s=60.0)
     assert fleet.get(path)["progress"]["steps"] > 0
-    assert _tag(fleet, path) == read
+    assert _etag(fleet, path) == read
     changed = fleet.http.patch(path, json={"gpus": {"max": 4}}, headers={"If-Match": read})
     assert (changed.status_code, changed.headers["etag"] != read) == (202, True)
     waiting = fleet.store.count_pending_commands()
@@ -47,18 +47,18 @@ def test_a_jobs_tag_outlives_its_progress_and_no_change_of_what_was_asked(fleet:
         ("/v1/queues/blue", {"weight": 2.0}),
     ],
 )
-def test_pools_and_queues_are_changed_and_deleted_only_as_they_were_read(
+def test_pools_and_queues_are_changed_and_deleted_conditionally(
     fleet: ApiService, problem: Problem, path: str, change: dict[str, object]
 ) -> None:
     fleet.made("/v1/queues", {"name": "blue"})
-    read = _tag(fleet, path)
-    assert fleet.http.patch(path, json=change, headers={"If-Match": read}).headers["etag"] == _tag(fleet, path) != read
+    read = _etag(fleet, path)
+    assert fleet.http.patch(path, json=change, headers={"If-Match": read}).headers["etag"] == _etag(fleet, path) != read
     problem(fleet.http.patch(path, json=change, headers={"If-Match": read}), 412)
     problem(fleet.http.delete(path, headers={"If-Match": read}), 412)
 
 
-def test_a_node_is_drained_only_as_it_was_read(fleet: ApiService, problem: Problem) -> None:
-    read = _tag(fleet, "/v1/nodes/t0")
+def test_a_node_is_drained_conditionally(fleet: ApiService, problem: Problem) -> None:
+    read = _etag(fleet, "/v1/nodes/t0")
     assert fleet.http.post("/v1/nodes/t0:cordon", headers={"If-Match": read}).status_code == 202
     problem(fleet.http.post("/v1/nodes/t0:drain", headers={"If-Match": read}), 412)
 

@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document permits, or does not: no 5xx, and nothing answered that it does not tell."""
+"""Generated requests against the OpenAPI document: no 5xx, and no response that the document does not describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import ignored_auth
 
-from tests.api.seeded import SeededService
+from tests.api.seeded_service import SeededService
 
 CASES = 200
 CASES_FULL = 2000
@@ -43,7 +43,7 @@ class Trial:
 
 
 @pytest.mark.parametrize(("cases", "seed"), [(CASES, 1), pytest.param(CASES_FULL, 2, marks=pytest.mark.full)])
-def test_every_operation_keeps_to_the_document(cases: int, seed: int, tmp_path: Path) -> None:
+def test_every_operation_matches_the_document(cases: int, seed: int, tmp_path: Path) -> None:
     trial = Trial(SeededService(tmp_path), seed)
     schema = schemathesis.openapi.from_dict(_document(trial.seeded))
     schema.config.checks.positive_data_acceptance.expected_statuses = WELL_FORMED_BUT_REFUSED
@@ -59,7 +59,7 @@ def test_every_operation_keeps_to_the_document(cases: int, seed: int, tmp_path: 
 
 
 def _document(seeded: SeededService) -> dict[str, Any]:
-    """Without what it says of tokens: the test sends the right one, so that a request is not wrong for want of one."""
+    """Return the document without its security schemes; the test sends the right token itself."""
     document = deepcopy(seeded.service.app.openapi())
     for secured in (document, *(each for path in document["paths"].values() for each in path.values())):
         secured.pop("security", None)
@@ -85,7 +85,7 @@ def _try(trial: Trial, operation: Any, mode: GenerationMode, cases: int) -> None
         if isinstance(case.body, dict) and mode is GenerationMode.POSITIVE and data.draw(st.booleans()):
             content = operation.definition.raw["requestBody"]["content"]
             case.body = content["application/json"]["example"]
-        seeded.put_back()
+        seeded.reset()
         answer = _send(seeded, case, seeded.headers(name))
         trial.tried[name] += 1
         if answer.is_success:

@@ -1,4 +1,4 @@
-"""GET /v1/usage: it adds up at any moment, by what was asked for, and its CSV runs no formulas."""
+"""GET /v1/usage: sums by every dimension, time ranges, and CSV without formulas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_S = 3600
 THIS_HOUR_S = int(NOW_S // HOUR_S) * HOUR_S
 
 
-def test_what_runs_now_counts_up_to_now_and_the_same_once_it_has_ended(fleet: ApiService) -> None:
+def test_running_jobs_are_counted_up_to_now(fleet: ApiService) -> None:
     job = fleet.submit(gpus={"min": 2, "max": 2}, queue="vision")
     fleet.tick()
     begun_s = fleet.clock.now_s()
@@ -33,7 +33,7 @@ def test_what_runs_now_counts_up_to_now_and_the_same_once_it_has_ended(fleet: Ap
     assert sum(entry.gpu_s for entry in check_usage(fleet.store)) == 300.0
 
 
-def test_lent_gpus_are_told_apart_from_own_ones(fleet: ApiService) -> None:
+def test_lent_gpus_are_counted_separately(fleet: ApiService) -> None:
     fleet.lend_all()
     fleet.clock.move_to(fleet.clock.now_s() + 7200.0)
     report = fleet.get("/v1/usage", by="queue,owner,gpu")
@@ -47,7 +47,7 @@ def test_lent_gpus_are_told_apart_from_own_ones(fleet: ApiService) -> None:
     assert by_hour["total"] == report["total"]
 
 
-def test_a_time_span_is_taken_to_whole_hours(fleet: ApiService) -> None:
+def test_a_time_range_is_rounded_to_whole_hours(fleet: ApiService) -> None:
     fleet.submit(gpus={"min": 1, "max": 1})
     fleet.tick()
     fleet.clock.move_to(THIS_HOUR_S + 3 * HOUR_S + 60.0)
@@ -68,19 +68,17 @@ def test_a_time_span_is_taken_to_whole_hours(fleet: ApiService) -> None:
         ("from=nan", "from", "seconds since 1970"),
         ("from=-5", "from", "seconds since 1970"),
         ("to=10000-01-01", "to", "seconds since 1970"),
-        ("from=2026-11-22&to=2026-11-20", "from", "not after `to`"),
+        ("from=2026-11-22&to=2026-11-20", "from", "at or before `to`"),
         ("from=2020-01-01&to=2026-01-01", "from", "at most 366 days"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused_by_field(
-    query: str, field: str, allowed: str, fleet: ApiService
-) -> None:
+def test_an_invalid_query_names_its_field(query: str, field: str, allowed: str, fleet: ApiService) -> None:
     (error,) = fleet.refused("GET", f"/v1/usage?{query}")["errors"]
     assert error["field"] == field
     assert allowed in error["allowed"]
 
 
-def test_csv_comes_by_accept_or_by_format(fleet: ApiService, problem: Problem) -> None:
+def test_csv_is_selected_by_accept_or_format(fleet: ApiService, problem: Problem) -> None:
     fleet.submit(gpus={"min": 2, "max": 2}, queue="vision")
     fleet.tick()
     fleet.clock.move_to(fleet.clock.now_s() + 1.5)
@@ -97,7 +95,7 @@ def test_csv_comes_by_accept_or_by_format(fleet: ApiService, problem: Problem) -
 
 
 @pytest.mark.parametrize("owner", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", '=HYPERLINK("http://evil","x")', "a,b"])
-def test_no_cell_is_taken_for_a_formula(owner: str) -> None:
+def test_csv_cells_are_not_formulas(owner: str) -> None:
     entries = [UsageEntry(UsageKey(0, "q", owner, "cpu", False), 1.0)]
     rows, sums = usage_rows(entries, ["owner"]), usage_sums(entries)
     text = usage_csv({"from_s": 0, "to_s": 3600, "as_of_s": 1.0, "by": ["owner"], "items": rows, "total": sums})

@@ -18,7 +18,7 @@ import psutil
 from scheduler.domain.events import Event, EventCode
 from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
-from tests.api.stream_play import StreamPlay, stream_play
+from tests.api.stream_process import StreamProcess, run_stream_process
 
 STREAMS, EVENTS = 500, 100
 PAUSE_S = 0.2
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    with tempfile.TemporaryDirectory() as folder, stream_play(Path(folder)) as play:
+    with tempfile.TemporaryDirectory() as folder, run_stream_process(Path(folder)) as play:
         before, after, delays_s, cpu_share, cpu_s = asyncio.run(_measured(play))
     slow_s = statistics.quantiles(delays_s, n=100)[98]
     yield f"{STREAMS} idle event streams: memory of the API process", "under 300 MiB", f"{after / MIB:.0f} MiB"
@@ -38,7 +38,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
     yield "the same, slowest", "", f"{1e3 * max(delays_s):.0f} ms"
 
 
-async def _measured(play: StreamPlay) -> tuple[int, int, list[float], float, float]:
+async def _measured(play: StreamProcess) -> tuple[int, int, list[float], float, float]:
     """Bytes without and with streams, seconds from commit to reader, the share of a core that idle streams take, and
     seconds of the API's processor while events came."""
     api = psutil.Process(play.api.pid)

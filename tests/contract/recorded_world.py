@@ -32,7 +32,7 @@ from scheduler.settings import Settings
 from scheduler.solver.curve import build_curve_solved, solve_point
 from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import SECRET, ApiService, AppTransport
-from tests.api.seeded import SeededService
+from tests.api.seeded_service import SeededService
 
 FOLDER = Path(__file__).parent / "recorded"
 ROOT = Path(__file__).resolve().parents[2]

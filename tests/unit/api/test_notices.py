@@ -1,4 +1,4 @@
-"""Who has nothing to give back trains on while agents come up on its new nodes."""
+"""Notices of a job that is resized while its new agents start."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HELD: Gpus = {"t0": (0, 1)}
 NOW_S = 100.0
 
 
-def told(
+def notice_for_target(
     target: Gpus, *, agents_on: tuple[str, ...] = ("t0",), at_s: float = NOW_S, told_s: float = NOW_S
 ) -> str | None:
-    """The notice to generation 1, which runs on t0, once generation 2 is to run on `target`."""
+    """Return the notice for generation 1, which runs on t0, when generation 2 is to run on `target`."""
     job = resized(target)
     log = MemoryRunLog()
     plan = a_job("a", on=HELD).allocation.plan
     assert plan is not None
     log.begin_run(BegunRun("a", 1, HELD, (("t0", 0), ("t0", 1)), 0.0, {"t0": "p"}, plan), epoch=1)
     log.record_reports(*(AgentReport("a", node, "p", told_s) for node in agents_on))
-    desk = AgentStateCache(MemoryStore(Snapshot(jobs={"a": job})), log)
-    notice = select_notice(job, 1, at_s, desk)
+    agent_state = AgentStateCache(MemoryStore(Snapshot(jobs={"a": job})), log)
+    notice = select_notice(job, 1, at_s, agent_state)
     return None if notice is None else str(notice["action"])
 
 
@@ -39,30 +39,30 @@ def resized(target: Gpus) -> Job:
     return replace(job, allocation=replace(job.allocation, generation=2, leave_by_s=NOW_S + 60))
 
 
-def test_a_job_that_grows_goes_on_until_all_its_agents_are_there() -> None:
+def test_a_growing_job_continues_until_all_new_agents_report() -> None:
     grown: Gpus = {**HELD, "t1": (0, 1)}
-    assert told(grown) is None
-    assert told(grown, agents_on=("t0", "t1")) == "replan"
+    assert notice_for_target(grown) is None
+    assert notice_for_target(grown, agents_on=("t0", "t1")) == "replan"
 
 
-def test_an_agent_that_was_there_once_is_waited_for_as_well() -> None:
+def test_an_agent_that_has_timed_out_is_waited_for() -> None:
     grown: Gpus = {**HELD, "t1": (0, 1)}
-    assert told(grown, agents_on=("t0", "t1"), told_s=NOW_S - AGENT_TIMEOUT_S) is None
+    assert notice_for_target(grown, agents_on=("t0", "t1"), told_s=NOW_S - AGENT_TIMEOUT_S) is None
 
 
-def test_it_waits_for_half_of_its_time_and_no_longer() -> None:
-    assert told({**HELD, "t1": (0,)}, at_s=NOW_S + 29) is None
-    assert told({**HELD, "t1": (0,)}, at_s=NOW_S + 30) == "replan"
+def test_the_wait_ends_at_half_of_the_time_to_leave() -> None:
+    assert notice_for_target({**HELD, "t1": (0,)}, at_s=NOW_S + 29) is None
+    assert notice_for_target({**HELD, "t1": (0,)}, at_s=NOW_S + 30) == "replan"
     assert NEW_AGENTS_WAIT_S_MAX > 30
 
 
-def test_a_job_that_gives_a_gpu_back_stops_at_once() -> None:
-    assert told({"t0": (0,), "t1": (0,)}) == "replan"
-    assert told({"t1": (0, 1)}) == "replan"
+def test_a_job_that_releases_a_gpu_stops_at_once() -> None:
+    assert notice_for_target({"t0": (0,), "t1": (0,)}) == "replan"
+    assert notice_for_target({"t1": (0, 1)}) == "replan"
 
 
 def test_a_job_without_a_place_leaves() -> None:
-    assert told({}) == "leave"
+    assert notice_for_target({}) == "leave"
 
 
 class CountingRunLog(MemoryRunLog):
@@ -73,11 +73,11 @@ class CountingRunLog(MemoryRunLog):
         return super().get_report(job_id, node)
 
 
-def test_all_agents_of_a_job_share_one_look_at_who_has_reported() -> None:
+def test_agents_of_a_job_share_one_read_of_the_reports() -> None:
     log = CountingRunLog()
     log.record_reports(AgentReport("a", "t0", "p", NOW_S))
-    desk = AgentStateCache(MemoryStore(Snapshot(jobs={"a": resized(HELD)})), log)
-    assert [desk.have_all_reported("a", ["t0", "t1"], NOW_S) for _ in range(16)] == [False] * 16
+    agent_state = AgentStateCache(MemoryStore(Snapshot(jobs={"a": resized(HELD)})), log)
+    assert [agent_state.have_all_reported("a", ["t0", "t1"], NOW_S) for _ in range(16)] == [False] * 16
     assert log.asked == 2
     log.record_reports(AgentReport("a", "t1", "p", NOW_S))
-    assert desk.have_all_reported("a", ["t0", "t1"], NOW_S + CACHE_TTL_S)
+    assert agent_state.have_all_reported("a", ["t0", "t1"], NOW_S + CACHE_TTL_S)

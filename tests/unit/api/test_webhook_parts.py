@@ -1,4 +1,4 @@
-"""The parts of webhooks that need no network: signatures, addresses, pauses, and which events pass."""
+"""Webhooks without a network: signatures, addresses, backoff, and event filters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_JOBS: dict[str, Job] = {}
 FAILED = DeliveryOutcome(500, "HTTP 500")
 
 
-def test_a_signature_is_what_the_specification_says() -> None:
+def test_a_signature_follows_the_specification() -> None:
     headers = sign_message("msg_1", b'{"a":1}', [SECRET], now_s=1_760_000_000.9)
     key = base64.b64decode(SECRET.removeprefix("whsec_"))
     expected = hmac.new(key, b'msg_1.1760000000.{"a":1}', hashlib.sha256).digest()
@@ -86,16 +86,16 @@ def test_a_receiver_rejects_messages_that_were_not_signed_now_with_its_secret() 
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "64:ff9b::7f00:1", "no address"),
     ],
 )
-def test_an_address_of_ones_own_network_is_not_public_in_whatever_clothes(address: str) -> None:
+def test_private_addresses_are_not_public_in_any_notation(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"])
-def test_an_address_of_the_internet_is_public(address: str) -> None:
+def test_internet_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
-def test_a_host_is_refused_by_any_of_its_addresses_unless_it_is_named() -> None:
+def test_a_host_with_a_private_address_is_refused_unless_allowed() -> None:
     async def mixed(host: str, port: int) -> list[str]:
         return ["93.184.216.34", "10.0.0.7"]
 
@@ -112,7 +112,7 @@ def test_a_host_is_refused_by_any_of_its_addresses_unless_it_is_named() -> None:
 
 
 @given(attempts=st.integers(1, 30), drawn=st.floats(0, 1, exclude_max=True), asked_s=st.floats(0, 1e7))
-def test_pauses_grow_within_bounds_and_heed_the_receiver(attempts: int, drawn: float, asked_s: float) -> None:
+def test_delays_grow_within_bounds_and_respect_retry_after(attempts: int, drawn: float, asked_s: float) -> None:
     backoff = Backoff()
     pause_s = backoff.compute_delay_s(attempts, random_fraction=drawn)
     assert 5.0 <= pause_s <= 3600.0 * 1.25
@@ -129,7 +129,7 @@ def test_ten_attempts_take_hours() -> None:
     assert 3.5 * 3600.0 <= least_s < most_s <= 4.4 * 3600.0
 
 
-def test_a_delivery_dies_after_its_last_attempt_and_a_webhook_after_so_many_dead() -> None:
+def test_a_delivery_dies_after_its_last_attempt_and_disables_a_failing_webhook() -> None:
     webhook = WEBHOOK
     for dead in range(1, DEAD_IN_A_ROW_MAX + 1):
         tried = replace(DELIVERY, attempts=9)
@@ -139,20 +139,20 @@ def test_a_delivery_dies_after_its_last_attempt_and_a_webhook_after_so_many_dead
     assert webhook.disabled_reason == "5 consecutive deliveries failed for good; last attempt: HTTP 500"
 
 
-def test_a_delivery_that_arrives_ends_the_row_of_dead_ones() -> None:
+def test_a_delivered_message_resets_the_dead_count() -> None:
     webhook, tried = apply_outcome(
         replace(WEBHOOK, dead_in_a_row=4), DELIVERY, DeliveryOutcome(204), Backoff(), now_s=5.0, random_fraction=0.5
     )
     assert (webhook.dead_in_a_row, tried.state, tried.attempts) == (0, DeliveryState.DELIVERED, 1)
 
 
-def test_an_early_failure_is_tried_again_after_what_the_receiver_asks_for() -> None:
+def test_retry_after_delays_the_next_attempt() -> None:
     outcome = replace(FAILED, status=429, retry_after_s=120.0)
     webhook, tried = apply_outcome(WEBHOOK, DELIVERY, outcome, Backoff(), now_s=5.0, random_fraction=0.0)
     assert (webhook, tried.state, tried.next_at_s) == (WEBHOOK, DeliveryState.PENDING, 125.0)
 
 
-def test_a_receiver_that_is_gone_disables_its_webhook_at_once() -> None:
+def test_410_disables_the_webhook_at_once() -> None:
     webhook, tried = apply_outcome(
         WEBHOOK, DELIVERY, DeliveryOutcome(410, "HTTP 410"), Backoff(), now_s=5.0, random_fraction=0.0
     )
@@ -160,7 +160,7 @@ def test_a_receiver_that_is_gone_disables_its_webhook_at_once() -> None:
     assert tried.state is DeliveryState.DEAD
 
 
-def test_a_webhook_is_told_what_its_codes_subject_and_queue_let_pass() -> None:
+def test_events_are_filtered_by_code_subject_and_queue() -> None:
     job = a_job("job-1", 1, 2, queue="vision")
     started = StoredEvent(7, 1, Event(3.0, EventCode.JOB_STARTED, "job-1", "it started", {"gpus": 2.0}))
     of_queue = StoredEvent(8, 1, Event(3.0, EventCode.QUEUE_CHANGED, "vision", "it is new"))
@@ -190,7 +190,7 @@ def test_a_webhook_is_told_what_its_codes_subject_and_queue_let_pass() -> None:
     assert '"job":{"id":"job-1","name":"job-1","queue":"vision"' in made.body
 
 
-def test_a_webhook_of_a_queue_is_told_no_job_of_another_by_name() -> None:
+def test_job_ids_of_other_queues_are_redacted() -> None:
     jobs = {name: a_job(name, 1, 2, queue=queue) for name, queue in (("own-1", "vision"), ("secret-1", "text"))}
     ended = {"secret-2": a_job("secret-2", 1, 2, queue="text")}
     numbers = {"gpus": 1.0, "secret-1": 2.0}

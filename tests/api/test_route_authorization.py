@@ -1,4 +1,4 @@
-"""Every route refuses whoever may not call it, and whatever is no request, before it looks at anything else."""
+"""Authorization of every route: each rejects callers without permission and malformed requests before anything else."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.settings import Settings
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
+from tests.api.authenticated_service import MADE as _ENTRY
+from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import SECRET, ApiService, Problem
-from tests.api.guarded import MADE as _ENTRY
-from tests.api.guarded import Guarded
 
 ROUTE_RULES = list_route_rules(ApiService().app.routes)
 ROUTES = sorted(ROUTE_RULES)
-GUARDED = [route for route in ROUTES if ROUTE_RULES[route].caller is not Caller.PUBLIC]
-PEOPLE = [route for route in ROUTES if ROUTE_RULES[route].caller is Caller.USERS]
-CHANGES = [route for route in ROUTES if not route.startswith("GET ")]
+PROTECTED_ROUTES = [route for route in ROUTES if ROUTE_RULES[route].caller is not Caller.PUBLIC]
+USER_ROUTES = [route for route in ROUTES if ROUTE_RULES[route].caller is Caller.USERS]
+WRITE_ROUTES = [route for route in ROUTES if not route.startswith("GET ")]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
 
 
 @pytest.fixture(scope="module")
-def guarded(store: SqlStore) -> Iterator[Guarded]:
-    made = Guarded(store, simulation_body_bytes=1 << 20).with_fleet()
+def guarded(store: SqlStore) -> Iterator[AuthenticatedService]:
+    made = AuthenticatedService(store, simulation_body_bytes=1 << 20).with_fleet()
     yield made
     made.http.close()
 
@@ -70,21 +70,25 @@ def test_only_probes_the_console_and_the_openapi_document_are_public() -> None:
 
 
 def test_an_endpoint_without_a_rule_is_rejected() -> None:
-    routes = APIRouter()
-    routes.get("/v1/secrets")(lambda: {})
+    router = APIRouter()
+
+    @router.get("/v1/secrets")
+    def get_secrets() -> None:
+        raise NotImplementedError
+
     with pytest.raises(ValueError, match=r"GET /v1/secrets has no rule"):
-        list_route_rules(routes.routes)
+        list_route_rules(router.routes)
 
 
-@pytest.mark.parametrize("route", GUARDED)
-def test_nobody_passes_without_a_token(guarded: Guarded, problem: Problem, route: str) -> None:
+@pytest.mark.parametrize("route", PROTECTED_ROUTES)
+def test_a_token_is_required(guarded: AuthenticatedService, problem: Problem, route: str) -> None:
     answer = call(guarded, route)
     assert problem(answer, 401)["type"].endswith(":unauthenticated")
     assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("route", PEOPLE)
-def test_nobody_passes_with_a_malformed_token(guarded: Guarded, problem: Problem, route: str) -> None:
+@pytest.mark.parametrize("route", USER_ROUTES)
+def test_a_malformed_token_is_refused(guarded: AuthenticatedService, problem: Problem, route: str) -> None:
     for given in (
         b"Bearer ebk_invented",
         b"Bearer a.b.c",
@@ -95,18 +99,20 @@ def test_nobody_passes_with_a_malformed_token(guarded: Guarded, problem: Problem
         problem(call(guarded, route, headers={"Authorization": given}), 401)
 
 
-@pytest.mark.parametrize("route", PEOPLE)
-def test_nobody_passes_with_a_token_that_is_over(guarded: Guarded, problem: Problem, route: str) -> None:
+@pytest.mark.parametrize("route", USER_ROUTES)
+def test_a_revoked_or_expired_token_is_refused(guarded: AuthenticatedService, problem: Problem, route: str) -> None:
     for grant in ("admin", "viewer"):
-        token, secret = guarded.made_token("gone", grant)
+        token, secret = guarded.create_token("gone", grant)
         guarded.store.tokens.revoke(token.id, guarded.clock.now_s(), _ENTRY)
         assert "was revoked" in problem(call(guarded, route, headers=bearer(secret)), 401)["detail"]
         expired = guarded.token("late", grant, life_s=0.0)
         assert "has expired" in problem(call(guarded, route, headers=bearer(expired)), 401)["detail"]
 
 
-@pytest.mark.parametrize("route", PEOPLE)
-def test_tokens_of_workers_and_agents_open_no_route_of_people(guarded: Guarded, problem: Problem, route: str) -> None:
+@pytest.mark.parametrize("route", USER_ROUTES)
+def test_worker_and_agent_tokens_are_refused_on_user_routes(
+    guarded: AuthenticatedService, problem: Problem, route: str
+) -> None:
     for token in (issue_worker_token(SECRET, "any", 1), issue_agent_token(SECRET, "any")):
         assert "can only report on its own job" in problem(call(guarded, route, headers=bearer(token)), 403)["detail"]
 
@@ -114,53 +120,57 @@ def test_tokens_of_workers_and_agents_open_no_route_of_people(guarded: Guarded, 
 @pytest.mark.parametrize(
     "route", [route for route in ROUTES if ROUTE_RULES[route].caller in (Caller.WORKERS, Caller.AGENTS)]
 )
-def test_an_admin_is_no_worker(guarded: Guarded, problem: Problem, route: str) -> None:
+def test_an_admin_token_is_refused_on_worker_routes(
+    guarded: AuthenticatedService, problem: Problem, route: str
+) -> None:
     problem(call(guarded, route, headers=bearer(guarded.root), json={}), 403)
 
 
-@pytest.mark.parametrize("route", [route for route in PEOPLE if ROUTE_RULES[route] != RouteRule()])
-def test_a_viewer_of_one_queue_is_told_what_is_missing(guarded: Guarded, problem: Problem, route: str) -> None:
+@pytest.mark.parametrize("route", [route for route in USER_ROUTES if ROUTE_RULES[route] != RouteRule()])
+def test_a_viewer_of_one_queue_learns_the_missing_role(
+    guarded: AuthenticatedService, problem: Problem, route: str
+) -> None:
     viewer = guarded.token("vera", "viewer:research")
     detail = problem(call(guarded, route, headers=bearer(viewer)), 403)["detail"]
     assert detail.startswith(f"this needs the role {ROUTE_RULES[route].role.label}")
     assert detail.endswith("you are vera with viewer:research")
 
 
-@pytest.mark.parametrize("route", CHANGES)
-@pytest.mark.parametrize("says_its_length", [True, False], ids=["with its length", "in chunks"])
+@pytest.mark.parametrize("route", WRITE_ROUTES)
+@pytest.mark.parametrize("has_content_length", [True, False], ids=["with its length", "in chunks"])
 def test_a_body_of_ten_megabytes_is_refused(
-    guarded: Guarded, problem: Problem, route: str, says_its_length: bool
+    guarded: AuthenticatedService, problem: Problem, route: str, has_content_length: bool
 ) -> None:
     rule = ROUTE_RULES[route]
     token = {Caller.WORKERS: "ebt_x", Caller.AGENTS: "eba_x"}.get(rule.caller, guarded.root)
     body = b'{"a": "' + b"x" * 10_000_000 + b'"}'
-    content = body if says_its_length else iter([body[:5_000_000], body[5_000_000:]])
+    content = body if has_content_length else iter([body[:5_000_000], body[5_000_000:]])
     answer = call(guarded, route, headers={**bearer(token), "Content-Type": "application/json"}, content=content)
-    if not says_its_length and answer.status_code in (202, 404, 409):
-        return  # it takes no body and did not read this one
+    if not has_content_length and answer.status_code in (202, 404, 409):
+        return  # the route takes no body and did not read it
     assert problem(answer, 413)["type"].endswith(":body-too-large")
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route])
-def test_no_name_makes_a_mistake_of_the_service(guarded: Guarded, route: str) -> None:
+def test_hostile_path_parameters_cause_no_internal_error(guarded: AuthenticatedService, route: str) -> None:
     for names in ("%ff%fe", "no%00body", "'; DROP TABLE jobs; --", "..%2f..%2fetc%2fpasswd", "a" * 3000, "1 OR 1=1"):
         answer = call(guarded, route, names, headers=bearer(guarded.root))
         assert 400 <= answer.status_code < 500, answer.text
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("route", CHANGES)
-def test_a_body_that_is_no_text_is_refused(guarded: Guarded, route: str) -> None:
+@pytest.mark.parametrize("route", WRITE_ROUTES)
+def test_a_body_that_is_not_utf8_is_refused(guarded: AuthenticatedService, route: str) -> None:
     token = {Caller.WORKERS: "ebt_x", Caller.AGENTS: "eba_x"}.get(ROUTE_RULES[route].caller, guarded.root)
     headers = {**bearer(token), "Content-Type": "application/json"}
     answer = call(guarded, route, headers=headers, content=b'{"name": "\xff\xfe"}')
     assert answer.status_code == 202 or 400 <= answer.status_code < 500, answer.text
 
 
-@pytest.mark.parametrize("route", [route for route in PEOPLE if route.startswith("GET ") and "{" not in route])
-def test_no_query_makes_a_mistake_of_the_service(guarded: Guarded, route: str) -> None:
+@pytest.mark.parametrize("route", [route for route in USER_ROUTES if route.startswith("GET ") and "{" not in route])
+def test_hostile_queries_cause_no_internal_error(guarded: AuthenticatedService, route: str) -> None:
     for query in ("cursor=%ff", "state=%00", "limit='", "cursor=1%20OR%201=1", "after=-1"):
-        answer = guarded.ask("GET", f"{route.partition(' ')[2]}?{query}", guarded.root)
+        answer = guarded.request("GET", f"{route.partition(' ')[2]}?{query}", guarded.root)
         assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
 
 
@@ -173,15 +183,13 @@ def test_while_auth_is_off_a_foreign_host_is_refused_on_loopback(
         assert problem(answer, 421)["type"].endswith(":misdirected")
 
 
-def test_while_auth_is_off_names_of_this_machine_are_taken(unguarded: ApiService) -> None:
+def test_while_auth_is_off_local_host_names_are_accepted(unguarded: ApiService) -> None:
     for host in ("127.0.0.1:8787", "localhost", "[::1]:8787", "gpu-box:1", "LOCALHOST:9"):
         assert unguarded.http.get("/v1/jobs", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_while_auth_is_off_no_page_of_another_site_is_served(
-    unguarded: ApiService, problem: Problem, route: str
-) -> None:
+def test_while_auth_is_off_foreign_origins_are_refused(unguarded: ApiService, problem: Problem, route: str) -> None:
     waiting = unguarded.store.count_pending_commands()
     for origin in ("http://evil.example", "null", "http://127.0.0.1:3000", "https://gpu-box.evil.example"):
         answer = call(unguarded, route, headers={"Host": "127.0.0.1:8787", "Origin": origin})
@@ -189,7 +197,7 @@ def test_while_auth_is_off_no_page_of_another_site_is_served(
     assert unguarded.store.count_pending_commands() == waiting
 
 
-def test_while_auth_is_off_ones_own_pages_are_served(unguarded: ApiService) -> None:
+def test_while_auth_is_off_own_origins_are_accepted(unguarded: ApiService) -> None:
     for host, origin in (
         ("127.0.0.1:9", "http://127.0.0.1:9"),
         ("[::1]:9", "http://[::1]:9"),
@@ -199,24 +207,26 @@ def test_while_auth_is_off_ones_own_pages_are_served(unguarded: ApiService) -> N
         assert unguarded.http.post("/v1/lending:pause", headers=headers).status_code == 202
 
 
-def test_who_has_to_say_who_asks_may_do_so_from_any_page(guarded: Guarded) -> None:
+def test_with_authentication_any_origin_is_accepted(guarded: AuthenticatedService) -> None:
     headers = {**bearer(guarded.root), "Origin": "https://ours.example"}
     assert guarded.http.post("/v1/lending:pause", headers=headers).status_code == 202
 
 
-def test_open_routes_ask_nobody(guarded: Guarded) -> None:
+def test_public_routes_need_no_token(guarded: AuthenticatedService) -> None:
     for path in ("/healthz", "/openapi.json", "/"):
         assert guarded.http.get(path).status_code == 200
 
 
-def test_metrics_are_for_viewers_of_everything_or_for_all(guarded: Guarded, problem: Problem) -> None:
+def test_metrics_need_a_viewer_of_all_queues_or_the_open_setting(
+    guarded: AuthenticatedService, problem: Problem
+) -> None:
     viewer, of_one = guarded.token("v", "viewer"), guarded.token("w", "viewer:research")
-    assert guarded.ask("GET", "/metrics", viewer).status_code == 200
-    problem(guarded.ask("GET", "/metrics", of_one), 403)
-    with (open_to_all := Guarded(metrics_open=True)).http:
+    assert guarded.request("GET", "/metrics", viewer).status_code == 200
+    problem(guarded.request("GET", "/metrics", of_one), 403)
+    with (open_to_all := AuthenticatedService(metrics_open=True)).http:
         assert open_to_all.http.get("/metrics").status_code == 200
 
 
-def test_an_unknown_path_is_a_404_for_everybody(guarded: Guarded, problem: Problem) -> None:
+def test_an_unknown_path_is_a_404_for_every_caller(guarded: AuthenticatedService, problem: Problem) -> None:
     problem(guarded.http.get("/v1/secrets"), 404)
     problem(guarded.http.put("/v1/jobs"), 405)

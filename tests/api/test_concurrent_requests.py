@@ -1,4 +1,4 @@
-"""Requests at the same time that were made for the same state: one of them has its way, the others are told."""
+"""Concurrent requests that were made against the same state: one succeeds, the others get a problem."""
 
 from __future__ import annotations
 
@@ -27,80 +27,81 @@ if TYPE_CHECKING:
 TOGETHER = 16
 
 
-def at_once(ask: Callable[[int], httpx.Response]) -> list[httpx.Response]:
+def run_concurrently(ask: Callable[[int], httpx.Response]) -> list[httpx.Response]:
     with ThreadPoolExecutor(TOGETHER) as pool:
         return list(pool.map(ask, range(TOGETHER)))
 
 
-def world(service: ApiService) -> RequestContext:
-    """As another process sees it."""
+def load_context(service: ApiService) -> RequestContext:
+    """Return the state as another process reads it."""
     return load_request_context(StateReader(service.store), service.store, service.clock.now_s(), ANONYMOUS)
 
 
-def test_of_many_changes_of_what_was_read_one_is_made(fleet: ApiService) -> None:
+def test_one_of_many_conditional_changes_succeeds(fleet: ApiService) -> None:
     path = f"/v1/jobs/{fleet.submit(gpus={'min': 1, 'max': 1})}"
     read = fleet.http.get(path).headers["etag"]
 
     def scale(at: int) -> httpx.Response:
         return fleet.http.patch(path, json={"gpus": {"max": at + 2}}, headers={"If-Match": read})
 
-    answers = at_once(scale)
+    answers = run_concurrently(scale)
     assert Counter(answer.status_code for answer in answers) == {202: 1, 412: TOGETHER - 1}
     (made,) = (at for at, answer in enumerate(answers) if answer.is_success)
     fleet.tick()
     assert fleet.get(path)["gpus"]["max"] == made + 2
 
 
-def test_of_many_jobs_a_queue_takes_as_many_of_one_user_as_it_allows(fleet: ApiService) -> None:
+def test_concurrent_submissions_respect_the_job_limit_per_user(fleet: ApiService) -> None:
     fleet.made("/v1/queues", {"name": "vision", "limit_gpus": 0, "user_jobs_max": 3})
     document = {"name": "train", "queue": "vision", "gpus": {"min": 1, "max": 1}}
-    answers = at_once(lambda _: fleet.post("/v1/jobs", document))
+    answers = run_concurrently(lambda _: fleet.post("/v1/jobs", document))
     assert Counter(answer.status_code for answer in answers) == {201: 3, 409: TOGETHER - 3}
     fleet.tick()
     assert len(fleet.get("/v1/jobs", queue="vision")["items"]) == 3
 
 
 @pytest.mark.parametrize("ticks", ["none", "between", "at once"])
-def test_who_saw_what_another_process_changed_meanwhile_is_told(
+def test_a_change_by_another_process_makes_a_conditional_change_fail(
     fleet: ApiService, monkeypatch: pytest.MonkeyPatch, ticks: str
 ) -> None:
     job_id = fleet.submit()
     fleet.tick()
-    first, second = world(fleet), world(fleet)
+    first, second = load_context(fleet), load_context(fleet)
     basis = job_etag(first.job(job_id))
     first.send(ScaleJob(job_id, 1, 3), basis=basis)
     if ticks == "between":
         fleet.tick()
-    if ticks == "at once":  # the tick takes the command in before whoever sent it has looked again
-        monkeypatch.setattr(fleet.store, "send", _ticking(fleet))
-    with pytest.raises(ProblemError) as told:
+    if ticks == "at once":  # the tick consumes the command before its sender checks the inbox again
+        monkeypatch.setattr(fleet.store, "send", _send_and_tick(fleet))
+    with pytest.raises(ProblemError) as raised:
         second.send(ScaleJob(job_id, 1, 4), basis=basis)
-    assert (told.value.status, told.value.slug) == (412, "changed")
-    assert f"{job_id} has changed since it was read: its ETag was {basis}" in told.value.detail
+    assert (raised.value.status, raised.value.slug) == (412, "changed")
+    assert basis in raised.value.detail
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}")["gpus"]["max"] == 3
     events = [row.event for row in fleet.store.list_events(Page(limit=100), subject=job_id)]
     assert sum(event.code is EventCode.COMMAND_REFUSED for event in events) == 1
 
 
-def test_a_key_whose_job_was_refused_for_one_that_was_faster_stays_refused(fleet: ApiService) -> None:
+def test_the_key_of_a_refused_job_stays_refused(fleet: ApiService) -> None:
     fleet.made("/v1/queues", {"name": "vision", "limit_gpus": 0, "user_jobs_max": 1})
     spec = JobSpec("train", 1, 1, queue="vision")
-    late = world(fleet)
-    faster = fleet.submit(queue="vision")
-    with pytest.raises(ProblemError, match="somebody was faster: use a new key") as told:
-        submit_once(late, spec, "k-1", lambda: "slower")
-    assert told.value.status == 409
-    fleet.http.delete(f"/v1/jobs/{faster}")
+    stale_context = load_context(fleet)
+    first_job = fleet.submit(queue="vision")
+    with pytest.raises(ProblemError) as raised:
+        submit_once(stale_context, spec, "k-1", lambda: "slower")
+    assert raised.value.status == 409
+    fleet.http.delete(f"/v1/jobs/{first_job}")
     for _ in range(3):
-        with pytest.raises(ProblemError, match="somebody was faster: use a new key"):
-            submit_once(world(fleet), spec, "k-1", lambda: "another")
+        with pytest.raises(ProblemError) as raised:
+            submit_once(load_context(fleet), spec, "k-1", lambda: "another")
+        assert raised.value.status == 409
         fleet.tick()
-    assert submit_once(world(fleet), spec, "k-2", lambda: "another")[1] == "another"
+    assert submit_once(load_context(fleet), spec, "k-2", lambda: "another")[1] == "another"
 
 
-def _ticking(service: ApiService) -> Callable[..., bool]:
-    """The store's `send`, and a tick behind it."""
+def _send_and_tick(service: ApiService) -> Callable[..., bool]:
+    """Return the store's `send` followed by a tick."""
     send = service.store.send
 
     def sent(command: Command, *, audit: AuditEntry | None = None) -> bool:

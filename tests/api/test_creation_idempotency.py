@@ -1,4 +1,4 @@
-"""Webhooks and simulations that are asked for again with their Idempotency-Key, on a real store."""
+"""Idempotency keys of webhooks and simulations, on a real store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOUNS = ("webhooks", "simulations")
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[ApiService]:
+def sql_service(tmp_path: Path) -> Iterator[ApiService]:
     url = f"sqlite:///{tmp_path}/keys.sqlite"
     migrate(url)
     store = SqlStore(url)
@@ -51,61 +51,58 @@ def ask(service: ApiService, noun: str, asked: dict[str, Any], key: str = "k-1")
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_the_same_key_and_document_are_the_same_thing(kept: ApiService, noun: str) -> None:
-    first, again = (ask(kept, noun, document(noun)) for _ in range(2))
+def test_a_retry_returns_what_the_first_request_created(sql_service: ApiService, noun: str) -> None:
+    first, again = (ask(sql_service, noun, document(noun)) for _ in range(2))
     assert (again.status_code, again.json()) == (first.status_code, first.json())
     assert again.headers["location"] == first.headers["location"] == f"/v1/{noun}/{first.json()['id']}"
-    assert ask(kept, noun, document(noun), "k-2").json()["id"] != first.json()["id"]
-    assert len(kept.get(f"/v1/{noun}")["items"]) == 2
+    assert ask(sql_service, noun, document(noun), "k-2").json()["id"] != first.json()["id"]
+    assert len(sql_service.get(f"/v1/{noun}")["items"]) == 2
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_a_key_with_another_document_is_refused_and_names_what_it_made(
-    kept: ApiService, problem: Problem, noun: str
+def test_a_key_with_another_document_names_what_it_created(
+    sql_service: ApiService, problem: Problem, noun: str
 ) -> None:
-    made = ask(kept, noun, document(noun)).json()["id"]
-    told = problem(ask(kept, noun, other(noun)), 422)
+    made = ask(sql_service, noun, document(noun)).json()["id"]
+    told = problem(ask(sql_service, noun, other(noun)), 422)
     assert told["type"] == "urn:ebbtide:problem:idempotency-key-reused"
     assert made in told["detail"]
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_a_document_that_was_refused_has_used_up_no_key(kept: ApiService, noun: str) -> None:
-    assert ask(kept, noun, {}).status_code == 422
-    assert ask(kept, noun, document(noun)).is_success
+def test_a_refused_document_does_not_use_the_key(sql_service: ApiService, noun: str) -> None:
+    assert ask(sql_service, noun, {}).status_code == 422
+    assert ask(sql_service, noun, document(noun)).is_success
 
 
-def test_a_webhook_that_was_deleted_is_not_made_anew(kept: ApiService, problem: Problem) -> None:
-    made = ask(kept, "webhooks", document("webhooks")).json()["id"]
-    kept.http.delete(f"/v1/webhooks/{made}")
-    assert (
-        f"{made}, which this key made, was deleted"
-        in problem(ask(kept, "webhooks", document("webhooks")), 409)["detail"]
-    )
+def test_the_key_of_a_deleted_webhook_creates_nothing(sql_service: ApiService, problem: Problem) -> None:
+    made = ask(sql_service, "webhooks", document("webhooks")).json()["id"]
+    sql_service.http.delete(f"/v1/webhooks/{made}")
+    assert made in problem(ask(sql_service, "webhooks", document("webhooks")), 409)["detail"]
 
 
-def test_one_who_has_as_many_simulations_as_may_be_still_finds_an_old_one(
-    kept: ApiService, problem: Problem, monkeypatch: pytest.MonkeyPatch
+def test_a_retry_works_at_the_limit_of_simulations(
+    sql_service: ApiService, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.simulations.LIVE_MAX", 1)
-    made = ask(kept, "simulations", document("simulations")).json()
-    assert ask(kept, "simulations", document("simulations")).json() == made
-    problem(ask(kept, "simulations", document("simulations"), "k-2"), 409)
+    monkeypatch.setattr("api.simulations.LIVE_SIMULATIONS_MAX", 1)
+    made = ask(sql_service, "simulations", document("simulations")).json()
+    assert ask(sql_service, "simulations", document("simulations")).json() == made
+    problem(ask(sql_service, "simulations", document("simulations"), "k-2"), 409)
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_many_at_once_make_one(kept: ApiService, noun: str) -> None:
+def test_concurrent_requests_create_one(sql_service: ApiService, noun: str) -> None:
     made = json.dumps(document(noun))
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: ask(kept, noun, json.loads(made)), range(8)))
+        answers = list(pool.map(lambda _: ask(sql_service, noun, json.loads(made)), range(8)))
     done = [answer for answer in answers if answer.status_code != 429]  # so many are read at a time, not more
     assert len({answer.json()["id"] for answer in done if answer.is_success}) == 1
     assert all(answer.is_success for answer in done)
-    assert len(kept.get(f"/v1/{noun}")["items"]) == 1
+    assert len(sql_service.get(f"/v1/{noun}")["items"]) == 1
 
 
-class Lossy(httpx.BaseTransport):
-    """Loses the first answer to a POST."""
+class LossyTransport(httpx.BaseTransport):
+    """Loses the first response to a POST."""
 
     def __init__(self, through: httpx.BaseTransport) -> None:
         self._through = through
@@ -120,8 +117,8 @@ class Lossy(httpx.BaseTransport):
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_the_client_asks_again_where_an_answer_is_lost(kept: ApiService, noun: str) -> None:
-    transport = Lossy(kept.transport)
+def test_the_client_retries_after_a_lost_response(sql_service: ApiService, noun: str) -> None:
+    transport = LossyTransport(sql_service.transport)
     with Client("http://service", transport=transport, retries=RetryPolicy(sleep=lambda _: None)) as client:
         if noun == "webhooks":
             made = dict(client.create_webhook(document(noun)))
@@ -129,4 +126,4 @@ def test_the_client_asks_again_where_an_answer_is_lost(kept: ApiService, noun: s
             asked = document(noun)
             made = dict(client.create_simulation(asked["jobs"], asked["cluster"], policies=["fifo"]))
     assert transport.lost == 1
-    assert [item["id"] for item in kept.get(f"/v1/{noun}")["items"]] == [made["id"]]
+    assert [item["id"] for item in sql_service.get(f"/v1/{noun}")["items"]] == [made["id"]]

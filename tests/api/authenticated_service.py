@@ -1,4 +1,4 @@
-"""A service on which everybody has to say who asks, and tokens for it."""
+"""A service with authentication, and tokens for it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.api.conftest import NOW_S, ApiService
 MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
 
 
-class Guarded(ApiService):
-    """Its fleet and queues are made by an admin, named root."""
+class AuthenticatedService(ApiService):
+    """A service with authentication whose fleet and queues are created by an admin named root."""
 
     def __init__(self, store: ApiStore | None = None, **settings: Any) -> None:
         super().__init__(Settings(**{"auth": "on", "rate_burst": 10_000, **settings}), store)
         self.root = self.token("root", "admin")
 
     def token(self, name: str, *grants: str, life_s: float | None = None) -> str:
-        return self.made_token(name, *grants, life_s=life_s)[1]
+        return self.create_token(name, *grants, life_s=life_s)[1]
 
-    def made_token(self, name: str, *grants: str, life_s: float | None = None) -> tuple[ApiToken, str]:
+    def create_token(self, name: str, *grants: str, life_s: float | None = None) -> tuple[ApiToken, str]:
         now_s = self.clock.now_s()
         token, secret = generate_token(
             name,
@@ -36,22 +36,22 @@ class Guarded(ApiService):
         self.store.tokens.add(token, MADE)
         return token, secret
 
-    def ask(self, method: str, path: str, token: str, document: object = None) -> httpx.Response:
+    def request(self, method: str, path: str, token: str, document: object = None) -> httpx.Response:
         return self.http.request(method, path, json=document, headers={"Authorization": f"Bearer {token}"})
 
     def job(self, token: str, queue: str, name: str = "train") -> str:
         document = {"name": name, "queue": queue, "gpus": {"min": 1, "max": 2}, "steps": 1000}
-        answer = self.ask("POST", "/v1/jobs", token, document)
+        answer = self.request("POST", "/v1/jobs", token, document)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
-    def with_fleet(self) -> Guarded:
+    def with_fleet(self) -> AuthenticatedService:
         for path, document in (
             ("/v1/pools", {"name": "training", "kind": "training"}),
             ("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 2}),
             ("/v1/queues", {"name": "research"}),
             ("/v1/queues", {"name": "vision"}),
         ):
-            answer = self.ask("POST", path, self.root, document)
+            answer = self.request("POST", path, self.root, document)
             assert answer.status_code == 201, answer.text
         return self

@@ -1,4 +1,4 @@
-"""A service that holds some of everything, and can be put back to that state as often as wanted."""
+"""A service with some of everything, which can be reset to that state."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from api.state import StateReader
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
+from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import SECRET
-from tests.api.guarded import Guarded
 
 
 class SeededService:
@@ -24,7 +24,9 @@ class SeededService:
         self._folder, self._seed, self._number = folder, folder / "seed.sqlite", 0
         migrate(f"sqlite:///{self._seed}")
         store = SqlStore(f"sqlite:///{self._seed}")
-        self.service = made = Guarded(store, rate_per_s=1e6, rate_burst=1_000_000, webhook_hosts="hooks.example.com")
+        self.service = made = AuthenticatedService(
+            store, rate_per_s=1e6, rate_burst=1_000_000, webhook_hosts="hooks.example.com"
+        )
         self.authorization = {"Authorization": f"Bearer {made.root}"}
         made.http.headers.update(self.authorization)
         made.made("/v1/pools", {"name": "training", "kind": "training"})
@@ -62,8 +64,8 @@ class SeededService:
         simulation = made.made("/v1/simulations", load_examples()["SimulationDocument"])["id"]
         return {"webhook_id": [webhook], "delivery_id": [delivery], "simulation_id": [simulation]}
 
-    def put_back(self) -> None:
-        """Give the application a store as it was first."""
+    def reset(self) -> None:
+        """Give the application a copy of the original store."""
         self._store.close()
         self._number += 1
         path = self._folder / f"{self._number}.sqlite"
@@ -78,7 +80,7 @@ class SeededService:
         (self._folder / f"{self._number - 1}.sqlite").unlink(missing_ok=True)
 
     def headers(self, operation_id: str) -> dict[str, str]:
-        """What lets the one pass who is meant to ask this."""
+        """Return the credentials that the operation needs."""
         match operation_id:
             case "report_job_progress":
                 token = issue_worker_token(SECRET, self.running, self.generation)

@@ -1,4 +1,4 @@
-"""What all requests of a process share of the state: never older than the request, and the same as if made anew."""
+"""StateReader: never older than the request, and equal to a state computed from scratch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _command(number: int, body: CommandBody) -> Command:
     return Command(f"c{number}", NOW_S, body)
 
 
-def test_what_another_process_sent_or_committed_is_seen_at_once(postgres: PostgresServer) -> None:
+def test_writes_of_other_processes_are_visible_at_once(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     ours, theirs = SqlStore(url), SqlStore(url)
     present = StateReader(ours)
@@ -42,7 +42,7 @@ def test_what_another_process_sent_or_committed_is_seen_at_once(postgres: Postgr
     theirs.close()
 
 
-def test_step_by_step_it_becomes_what_it_would_be_at_once() -> None:
+def test_incremental_reads_equal_a_full_read() -> None:
     store = MemoryStore()
     stepwise = StateReader(store)
     for number in range(40):
@@ -53,14 +53,14 @@ def test_step_by_step_it_becomes_what_it_would_be_at_once() -> None:
             taken = tuple(command.id for command in shown.applied[: number // 2])
             before, after = (
                 shown.committed,
-                StateReader(_Fixed(shown.committed, shown.applied[: number // 2])).read(NOW_S),
+                StateReader(_FixedStore(shown.committed, shown.applied[: number // 2])).read(NOW_S),
             )
             snapshot = replace(after.snapshot, generation=before.generation + 1)
             store.commit(Commit(before, snapshot, epoch=0, consumed_command_ids=taken))
         assert stepwise.read(NOW_S) == StateReader(store).read(NOW_S)
 
 
-class _Fixed(MemoryStore):
+class _FixedStore(MemoryStore):
     def __init__(self, snapshot: Snapshot, inbox: tuple[Command, ...]) -> None:
         super().__init__(snapshot)
         self._loaded = LoadedState(snapshot, inbox)
@@ -69,8 +69,8 @@ class _Fixed(MemoryStore):
         return self._loaded
 
 
-def test_requests_that_come_while_one_looks_share_the_next_look_and_see_what_came_before_them() -> None:
-    store = _Slow()
+def test_concurrent_requests_share_the_next_read() -> None:
+    store = _SlowStore()
     present, seen = StateReader(store), list[set[str]]()
     first = _in_thread(lambda: present.read(NOW_S))
     store.has_begun.wait()
@@ -84,8 +84,8 @@ def test_requests_that_come_while_one_looks_share_the_next_look_and_see_what_cam
     assert 2 <= store.loads < 9
 
 
-class _Slow(MemoryStore):
-    """Its first answer is old when it comes."""
+class _SlowStore(MemoryStore):
+    """Its first read returns an outdated state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An API in a process of its own, whose event streams a test reads from bare sockets; the test commits what happens."""
+"""An API process whose event streams a test reads from plain sockets, while the test commits events to the database."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PATIENCE_S = 60.0
 Message = dict[str, Any]
 
 
-class StreamPlay:
-    """`api` may be ended and started again, on the same port and database."""
+class StreamProcess:
+    """An API process with its database. It can be stopped and started again on the same port."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
@@ -69,20 +69,20 @@ class StreamPlay:
                 return
 
     def stop(self) -> int:
-        """The exit code, once it has ended as asked."""
+        """Stop the process with SIGTERM and return its exit code."""
         self.api.send_signal(signal.SIGTERM)
         self.api.communicate(timeout=PATIENCE_S)
         return self.api.returncode
 
     def commit(self, snapshot: Snapshot | None = None, *subjects: str, message: str = "it happened") -> None:
-        """One tick that tells of these subjects."""
+        """Commit one tick with an event for each subject."""
         previous = self.store.load().snapshot
         after = replace(snapshot or previous, generation=previous.generation + 1)
         events = tuple(Event(time.time(), EventCode.JOB_STATE, subject, message) for subject in subjects)
         self.store.commit(Commit(previous, after, epoch=self._epoch, events=events))
 
     def end_job(self, job: Job) -> None:
-        """One tick in which it leaves the snapshot."""
+        """Commit one tick in which the job leaves the snapshot."""
         previous = self.store.load().snapshot
         jobs = {name: each for name, each in previous.jobs.items() if name != job.id}
         after = replace(previous, generation=previous.generation + 1, jobs=jobs)
@@ -111,7 +111,7 @@ class StreamPlay:
 
 
 class Reader:
-    """Messages of one stream, as they come in chunks."""
+    """The events of one stream."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -123,7 +123,7 @@ class Reader:
         self._unread = b""
 
     def lines(self) -> Iterator[str]:
-        """Until the stream ends."""
+        """Yield lines until the stream ends."""
         while size := int(self._file.readline().strip() or b"0", 16):
             self._unread += self._file.read(size)
             self._file.readline()
@@ -131,7 +131,7 @@ class Reader:
             yield from (line.decode() for line in whole)
 
     def messages(self) -> Iterator[Message]:
-        """`id`, `event` and `data` of each, heartbeats left out."""
+        """Yield `id`, `event` and `data` of each event, without heartbeats."""
         fields: Message = {}
         for line in self.lines():
             name, _, value = line.partition(": ")
@@ -147,8 +147,8 @@ class Reader:
 
 
 @contextmanager
-def stream_play(folder: Path, **settings: str) -> Iterator[StreamPlay]:
-    play = StreamPlay(folder, **settings)
+def run_stream_process(folder: Path, **settings: str) -> Iterator[StreamProcess]:
+    play = StreamProcess(folder, **settings)
     try:
         yield play
     finally:

@@ -1,4 +1,4 @@
-"""Answers held against the OpenAPI document: every one that a test of the API gets, to the last field."""
+"""Validation of JSON responses against the OpenAPI document, applied to every response that an API test gets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.routing import compile_path
 COPY = Path(__file__).resolve().parents[2] / "api" / "openapi.json"
 
 
-def hold_to_description(method: str, path: str, status: int, document: object) -> None:
-    """Raises jsonschema_rs.ValidationError where a JSON answer is not what the document says of its operation."""
+def validate_response(method: str, path: str, status: int, document: object) -> None:
+    """Raise jsonschema_rs.ValidationError if a response does not match the schema of its operation."""
     operation = next((each for pattern, each in _operations(method.lower()) if pattern.fullmatch(path)), None)
     validator = _validator(*operation, str(status)) if operation else None
     if validator is not None:
@@ -24,7 +24,7 @@ def hold_to_description(method: str, path: str, status: int, document: object) -
 
 @cache
 def _document() -> dict[str, Any]:
-    """The committed one, in which objects have no other fields than those that it names."""
+    """Return the committed document with all object schemas closed to unknown fields."""
     document: dict[str, Any] = json.loads(COPY.read_text(encoding="utf-8"))
     for schema in document["components"]["schemas"].values():
         if "properties" in schema:

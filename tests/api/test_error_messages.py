@@ -1,4 +1,4 @@
-"""What people read when they are wrong: the field, the value, and what to do about it."""
+"""Problem details name the field, the value and the next step, and suggest similar names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS: list[tuple[str, str, dict[str, object] | None, str]] = [
     ("POST", "/v1/jobs", {**JOB, "model": "gpt2"}, "globalBatch: got nothing; allowed: at least 1: a job with a model"),
     ("POST", "/v1/jobs", {**JOB, "deadline": "soon"}, 'deadline: got "soon"'),
     ("PATCH", "/v1/jobs/{job}", {"gpus": {"max": 0}}, "gpus.max: got 0; allowed: greater than or equal to 1"),
-    ("PATCH", "/v1/jobs/{job}", {}, "give gpus, queue, priority or several of them"),
+    ("PATCH", "/v1/jobs/{job}", {}, "at least one of gpus, queue and priority"),
     ("GET", "/v1/jobs?state=runing", None, 'state: got "runing"; allowed: one or more of submitted, planning,'),
     ("GET", "/v1/jobs?state=runing", None, "did you mean 'running'?"),
     ("GET", "/v1/loans?state=recaled", None, "did you mean 'recalled'?"),
@@ -27,16 +27,16 @@ WORDS: list[tuple[str, str, dict[str, object] | None, str]] = [
     ("GET", "/v1/jobs?cursor=x", None, "the value of `next` in an earlier list of jobs"),
     ("POST", "/v1/pools", {"name": "more", "kind": "inferense"}, "or 'inference'; did you mean 'inference'?"),
     ("POST", "/v1/nodes", {"name": "n", "pool": "trainig", "gpu": "cpu", "gpus": 1}, "did you mean 'training'?"),
-    ("GET", "/v1/pools/inferense", None, "there is no pool inferense; did you mean 'inference'?"),
-    ("POST", "/v1/nodes/t00:drain", None, "there is no node t00; did you mean 't0'?"),
-    ("PATCH", "/v1/queues/resarch", {"weight": 2.0}, "there is no declared queue resarch; did you mean 'research'?"),
-    ("GET", "/v1/queues/resarch", None, "there is no queue resarch; did you mean 'research'?"),
-    ("DELETE", "/v1/pools/training", None, "pool training still has 1 node: t0; remove them first"),
-    ("POST", "/v1/jobs/{job}:resume", None, "is submitted, it was not suspended"),
+    ("GET", "/v1/pools/inferense", None, "pool inferense does not exist; did you mean 'inference'?"),
+    ("POST", "/v1/nodes/t00:drain", None, "node t00 does not exist; did you mean 't0'?"),
+    ("PATCH", "/v1/queues/resarch", {"weight": 2.0}, "declared queue resarch does not exist; did you mean 'research'?"),
+    ("GET", "/v1/queues/resarch", None, "queue resarch does not exist; did you mean 'research'?"),
+    ("DELETE", "/v1/pools/training", None, "pool training still has 1 node: t0"),
+    ("POST", "/v1/jobs/{job}:resume", None, "is submitted and not suspended"),
 ]  # fmt: skip
 
 
-def test_mistakes_read_well(fleet: ApiService) -> None:
+def test_details_name_field_value_and_suggestion(fleet: ApiService) -> None:
     fleet.made("/v1/queues", {"name": "research"})
     job_id = fleet.submit()
     for method, path, document, words in WORDS:
@@ -46,5 +46,5 @@ def test_mistakes_read_well(fleet: ApiService) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing-like-it", "x"])
-def test_nothing_is_suggested_where_nothing_is_near(fleet: ApiService, name: str) -> None:
-    assert fleet.http.get(f"/v1/pools/{name}").json()["detail"] == f"there is no pool {name}"
+def test_no_suggestion_without_a_similar_name(fleet: ApiService, name: str) -> None:
+    assert fleet.http.get(f"/v1/pools/{name}").json()["detail"] == f"pool {name} does not exist"

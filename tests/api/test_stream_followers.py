@@ -1,4 +1,4 @@
-"""Followers of a real API process, the SDK's and the command line's: a service that is restarted loses them nothing."""
+"""Followers of a real API process, in the SDK and the command line: a restart of the service loses no event."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from scheduler.domain.observation import Run, RunPhase
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.local_records import RunRoot, StartedRecord
-from tests.api.stream_play import StreamPlay, stream_play
+from tests.api.stream_process import StreamProcess, run_stream_process
 from tests.builders import GPU, a_job
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamPlay]:
-    with stream_play(tmp_path_factory.mktemp("following")) as made:
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamProcess]:
+    with run_stream_process(tmp_path_factory.mktemp("following")) as made:
         made.commit(Snapshot(jobs={"train": a_job("train", 1, 1, state=JobState.RUNNING)}), "train")
         yield made
 
 
 @pytest.fixture
-def client(play: StreamPlay) -> Iterator[Client]:
+def client(play: StreamProcess) -> Iterator[Client]:
     with Client(f"http://127.0.0.1:{play.port}") as made:
         yield made
 
 
-def test_the_client_follows_events_over_a_restart(play: StreamPlay, client: Client) -> None:
+def test_the_client_follows_events_across_a_restart(play: StreamProcess, client: Client) -> None:
     events = client.follow_events(after=play.store.get_last_event_number())
     play.commit(None, "a")
     assert next(events)["subject"] == "a"
@@ -55,8 +55,8 @@ def test_the_client_follows_events_over_a_restart(play: StreamPlay, client: Clie
     assert [event["subject"] for event in islice(client.follow_events(job_id="train"), 2)] == ["train", "train"]
 
 
-def test_the_client_gives_up_on_a_service_that_is_gone_and_at_once_on_a_refusal(client: Client) -> None:
-    with pytest.raises(ProblemError, match="there is no job"):
+def test_following_fails_after_repeated_failures_and_at_once_on_a_refusal(client: Client) -> None:
+    with pytest.raises(ProblemError, match="nobody"):
         next(client.follow_events(job_id="nobody"))
     with (
         Client("http://127.0.0.1:9", retries=RetryPolicy(sleep=lambda _: None)) as nobody,
@@ -65,7 +65,7 @@ def test_the_client_gives_up_on_a_service_that_is_gone_and_at_once_on_a_refusal(
         next(nobody.follow_events())
 
 
-def test_logs_are_followed_to_the_end_of_the_job(play: StreamPlay, client: Client) -> None:
+def test_logs_are_followed_to_the_end_of_the_job(play: StreamProcess, client: Client) -> None:
     root = RunRoot(play.folder)
     folder = root.begin(StartedRecord("train", 1, {"t0": (0,)}, 1, 1, 0.0), build_data_parallel_plan(GPU, 1))
     folder.log_path(0).write_bytes(b"zero\none\ntwo\n")
@@ -85,7 +85,7 @@ def test_logs_are_followed_to_the_end_of_the_job(play: StreamPlay, client: Clien
 
 
 @pytest.mark.parametrize("words", [["events", "-f", "-o", "json"], ["ps", "-w"], ["top", "-w"]])
-def test_who_watches_ends_well_at_ctrl_c(play: StreamPlay, words: Sequence[str]) -> None:
+def test_watching_exits_cleanly_on_ctrl_c(play: StreamProcess, words: Sequence[str]) -> None:
     with _cli(play, *words) as command:
         assert command.stdout is not None
         first = command.stdout.readline()
@@ -97,7 +97,7 @@ def test_who_watches_ends_well_at_ctrl_c(play: StreamPlay, words: Sequence[str])
 
 
 @contextmanager
-def _cli(play: StreamPlay, *words: str) -> Iterator[subprocess.Popen[str]]:
+def _cli(play: StreamProcess, *words: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "EBBTIDE_URL": f"http://127.0.0.1:{play.port}"}
     command = [sys.executable, "-m", "cli", *words]
     pipe = subprocess.PIPE

@@ -1,4 +1,5 @@
-"""How a stream behaves while nothing happens, nobody reads, or the database is away: without a socket."""
+"""The life of a stream without a socket: idle streams, slow readers, an unavailable database, limits, expired
+tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from scheduler.domain.events import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, Page, StoredEvent, UnavailableError
-from tests.api.guarded import Guarded
+from tests.api.authenticated_service import AuthenticatedService
 from tests.builders import a_job
 
 QUICK = StreamTimings(heartbeat_s=0.02, write_timeout_s=0.05, lifetime_s=0.5, poll_s=0.005)
 SCOPE = {"type": "http", "path": "/v1/events"}
 
 
-class AwayStore(MemoryStore):
-    """Does not answer while it is `away`."""
+class FlakyStore(MemoryStore):
+    """A store that is unavailable while `away` is set."""
 
     away = False
 
@@ -45,7 +46,7 @@ def tell(store: MemoryStore, *subjects: str, code: EventCode = EventCode.JOB_STA
 async def sent_by(
     streams: StreamRegistry, store: MemoryStore, wish: EventSubscription, *, stalls: bool = False
 ) -> list[dict[str, Any]]:
-    """All ASGI messages of one stream, to its end."""
+    """Return all ASGI messages of one stream."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:
@@ -60,20 +61,20 @@ async def sent_by(
     return sent
 
 
-def test_an_idle_stream_says_that_it_is_there_and_ends_when_it_is_old() -> None:
+def test_an_idle_stream_sends_heartbeats_and_ends_after_its_lifetime() -> None:
     store = MemoryStore()
     sent = asyncio.run(
-        sent_by(StreamRegistry(store, streams_max=1, pace=QUICK), store, EventSubscription(ANONYMOUS, 0))
+        sent_by(StreamRegistry(store, streams_max=1, timings=QUICK), store, EventSubscription(ANONYMOUS, 0))
     )
     assert sent[1]["body"] == b"retry: 1000\n\n"
     assert {message["body"] for message in sent[2:-1]} == {b": still here\n\n"}
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-def test_a_reader_that_takes_nothing_is_given_up_and_its_place_is_free() -> None:
+def test_a_stalled_reader_is_dropped_and_frees_its_slot() -> None:
     async def play() -> list[dict[str, Any]]:
         store = MemoryStore()
-        streams = StreamRegistry(store, streams_max=1, pace=QUICK)
+        streams = StreamRegistry(store, streams_max=1, timings=QUICK)
         sent = await sent_by(streams, store, EventSubscription(ANONYMOUS, 0), stalls=True)
         streams.require_capacity("")
         return sent
@@ -81,14 +82,14 @@ def test_a_reader_that_takes_nothing_is_given_up_and_its_place_is_free() -> None
     assert len(asyncio.run(play())) == 2
 
 
-def test_a_stream_outlasts_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.streams.server_sent_events.RETRY_S", 0.01)
-    monkeypatch.setattr("api.streams.sources.RETRY_S", 0.01)
+def test_a_stream_survives_an_unavailable_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.streams.server_sent_events.RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr("api.streams.sources.RETRY_INTERVAL_S", 0.01)
 
     async def play() -> bytes:
-        store = AwayStore()
+        store = FlakyStore()
         store.away = True
-        streams = StreamRegistry(store, streams_max=1, pace=QUICK)
+        streams = StreamRegistry(store, streams_max=1, timings=QUICK)
         chunks = follow_events(streams, store, EventSubscription(ANONYMOUS, 0))
         told = [await anext(chunks) for _ in range(3)]
         assert told[1:] == [b": still here\n\n"] * 2
@@ -103,10 +104,10 @@ def test_a_stream_outlasts_the_database(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{job}/events", "/v1/jobs/{job}/logs"])
-def test_a_stream_ends_with_the_token_that_it_was_asked_with(path: str) -> None:
-    guarded = Guarded()
+def test_a_stream_ends_when_its_token_becomes_invalid(path: str) -> None:
+    guarded = AuthenticatedService()
     pace = replace(QUICK, lifetime_s=60.0, token_check_s=0.01)
-    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=1, pace=pace)
+    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=1, timings=pace)
     job_id, secret = guarded.job(guarded.root, "research"), guarded.token("ann", "viewer", life_s=60.0)
 
     async def play() -> httpx.Response:
@@ -121,9 +122,9 @@ def test_a_stream_ends_with_the_token_that_it_was_asked_with(path: str) -> None:
     assert asyncio.run(play()).status_code == 200
 
 
-def test_one_token_holds_half_of_the_streams_at_most() -> None:
-    guarded = Guarded()
-    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=4, pace=replace(QUICK, lifetime_s=60.0))
+def test_one_token_may_hold_half_of_the_streams() -> None:
+    guarded = AuthenticatedService()
+    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=4, timings=replace(QUICK, lifetime_s=60.0))
     greedy, other = (guarded.token(name, "viewer") for name in ("greedy", "other"))
 
     async def play() -> list[int]:
@@ -146,14 +147,14 @@ def test_one_token_holds_half_of_the_streams_at_most() -> None:
     assert asyncio.run(play()) == [429, 429], "the third of each"
 
 
-def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
+def test_a_viewer_of_a_queue_gets_events_of_its_jobs_only() -> None:
     async def play() -> list[bytes]:
         store = MemoryStore()
         tell(store, "a", "b", "t0")
         tell(store, "b", code=EventCode.QUEUE_CHANGED)
         tell(store, "a", code=EventCode.QUEUE_CHANGED)
         viewer = Principal("ann", (Grant(Role.VIEWER, "a"),))
-        streams = StreamRegistry(store, streams_max=1, pace=QUICK)
+        streams = StreamRegistry(store, streams_max=1, timings=QUICK)
         chunks = follow_events(streams, store, EventSubscription(viewer, 0))
         first = [await anext(chunks) for _ in range(2)][1]
         tell(store, "b", "a")
@@ -165,7 +166,7 @@ def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
     assert asyncio.run(play()) == [b"id: 1", b"id: 5", b"id: 7"]
 
 
-def test_what_has_fallen_out_of_memory_is_read_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_outside_the_ring_are_read_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.streams.server_sent_events.RING_EVENTS", 3)
 
     async def play() -> tuple[list[int] | None, ...]:
