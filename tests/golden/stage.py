@@ -1,4 +1,4 @@
-"""A stage for golden scenarios: a few words in, the events of real ticks on a simulated world out."""
+"""Run golden scenarios: lines of words in, the events of ticks with a simulated executor out."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _LENDING = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0
 
 
 class Stage:
-    """Plays a scenario line by line. `run N` lets N seconds pass; every other line happens now."""
+    """Plays a scenario line by line. `run N` advances the time by N seconds; other lines take effect now."""
 
     def __init__(self, on_report: Callable[[TickReport], None] = lambda report: None) -> None:
         self._on_report = on_report
-        self.told: list[str] = []
+        self.output: list[str] = []
         self._clock = ManualClock()
         self._store = MemoryStore()
         lease = self._store.acquire_lease("golden", now_s=0.0, ttl_s=float("inf"))
@@ -61,7 +61,7 @@ class Stage:
         self._epoch = lease.epoch
         self._policies = load_policy_set("ebbtide")
         self._executor = SimulatedExecutor(())
-        self._standing: tuple[Breach, ...] = ()
+        self._breaches: tuple[Breach, ...] = ()
         self._ticks = 0
         self._sent = 0
 
@@ -88,11 +88,11 @@ class Stage:
             "recall-all": lambda w: self._send(RecallAll()),
             "node-down": lambda w: self._executor.fail_node(w[0]),
             "node-up": lambda w: self._executor.restore_node(w[0]),
-            "die-of-memory": self._die_of_memory,
+            "die-of-memory": self._run_out_of_memory,
             "crash": lambda w: self._expect(self._executor.crash_job(w[0])),
             "slow-save": lambda w: self._expect(self._executor.delay_save(w[0], float(w[1]))),
             "freeze": self._freeze,
-            "ranks": self._tell_ranks,
+            "ranks": self._show_ranks,
             "run": self._run,
         }
         verbs[verb](words)
@@ -150,7 +150,7 @@ class Stage:
             self._submit([f"burst-{number:03d}", *words[1:]])
 
     def _solve(self, words: Words) -> None:
-        """`solve KEY GPUS [too-big | FIGURE=...]`: one point of a curve arrives from the solver; figures as `_plan`."""
+        """`solve KEY GPUS [too-big | FIGURE=...]`: the solver returns a curve point. For the figures see `_plan`."""
         gpus = int(words[1])
         shape = GpuShape.packed(GPU, gpus, 4)
         if words[2:] == ["too-big"]:
@@ -159,8 +159,10 @@ class Stage:
             self._send(CurveSolved(words[0], shape, _plan(gpus, dict(word.split("=") for word in words[2:]))))
 
     def _solve_tensor(self, words: Words) -> None:
-        """`solve-tensor KEY GPUS DEGREE`: a plan of 8 layers, tensor parallel to a degree and else data parallel; GPUs
-        of several nodes are `3+1`."""
+        """`solve-tensor KEY GPUS DEGREE`: the solver returns a plan of 8 layers with this tensor-parallel degree.
+
+        GPUs of several nodes are written `3+1`.
+        """
         parts, degree = [int(part) for part in words[1].split("+")], int(words[2])
         shape, plan = (
             GpuShape.from_node_counts((GPU, part) for part in parts),
@@ -169,24 +171,24 @@ class Stage:
         runs = (LayerStrategy(8, tp=degree, dp=shape.gpus // degree),)
         self._send(CurveSolved(words[0], shape, replace(plan, stages=(PipelineStage(0, 7, GPU, shape.gpus, runs),))))
 
-    def _tell_ranks(self, words: Words) -> None:
+    def _show_ranks(self, words: Words) -> None:
         snapshot = self._store.load().snapshot
         seats = snapshot.rank_placement(snapshot.jobs[words[0]].allocation)
-        told = ", ".join(f"{rank} on {node}[{gpu}]" for rank, (node, gpu) in enumerate(seats))
-        self.told.append(f"{self._clock.now_s():6.0f}  {'(ranks)':<20} {words[0]:<10} {told}")
+        placement = ", ".join(f"{rank} on {node}[{gpu}]" for rank, (node, gpu) in enumerate(seats))
+        self.output.append(f"{self._clock.now_s():6.0f}  {'(ranks)':<20} {words[0]:<10} {placement}")
 
-    def _die_of_memory(self, words: Words) -> None:
-        """`die-of-memory JOB GB`: its workers had so much when they asked for more."""
+    def _run_out_of_memory(self, words: Words) -> None:
+        """`die-of-memory JOB GB`: the workers run out of memory at this peak use."""
         self._expect(self._executor.run_out_of_memory(words[0], peak_bytes=round(float(words[1]) * 1e9)))
 
     def _freeze(self, words: Words) -> None:
-        """`freeze JOB LAYERS`: the job's workers tell that so many of its first layers are frozen."""
+        """`freeze JOB LAYERS`: the workers report that the first layers are frozen."""
         job = self._store.load().snapshot.jobs[words[0]]
         steps = job.steps_at(self._clock.now_s())
         self._send(ReportProgress(job.id, job.allocation.generation, steps, frozen_layers=int(words[1])))
 
     def _expect(self, happened: bool) -> None:
-        assert happened, "the scenario asks for a fault of a run that does not exist"
+        assert happened, "the scenario injects a fault into a run that does not exist"
 
     def _send(self, body: CommandBody, *, actor: str = "") -> None:
         self._sent += 1
@@ -204,22 +206,25 @@ class Stage:
 
     def _tick(self) -> float:
         report = tick(
-            self._store, self._executor, self._clock, self._policies, epoch=self._epoch, active_breaches=self._standing
+            self._store, self._executor, self._clock, self._policies, epoch=self._epoch, active_breaches=self._breaches
         )
         self._on_report(report)
-        self._standing = report.breaches
+        self._breaches = report.breaches
         self._ticks += 1
-        assert self._ticks < 5_000, "the scenario does not come to rest"
+        assert self._ticks < 5_000, "the scenario does not become stable"
         assert not report.violations, report.violations
-        self.told.extend(_line(event) for event in report.events)
+        self.output.extend(_line(event) for event in report.events)
         if self._store.count_pending_commands():
             return self._clock.now_s()
         return min(report.next_wake_s, self._executor.next_event_s())
 
 
 def _plan(gpus: int, given: Mapping[str, str]) -> ParallelPlan:
-    """Plain data parallelism, with what is given: `peak=GB` of a GPU that it is predicted to take, `zero=STAGE`,
-    `step=SECONDS`, and 12 layers on `pp=STAGES` equal stages."""
+    """Return a data-parallel plan with optional figures.
+
+    `peak=GB` is the predicted memory per GPU, `step=SECONDS` the step time and `zero=STAGE` the ZeRO stage. `pp=STAGES`
+    splits 12 layers into equal stages.
+    """
     plan = build_data_parallel_plan(GPU, gpus)
     step_s, peak_bytes = float(given.get("step", plan.iteration_time_s)), round(float(given.get("peak", "0")) * 1e9)
     plan = replace(plan, iteration_time_s=step_s, peak_bytes_per_gpu=peak_bytes)

@@ -1,6 +1,6 @@
-"""Golden scenarios: each file holds a story in words and the events that it must lead to.
+"""Golden scenarios: each file has a scenario in words and the events that it must produce.
 
-Rewrite the expectations after an intended change with EBBTIDE_GOLDEN=write, and read the diff.
+After an intended change, rewrite the expected events with EBBTIDE_GOLDEN=write, and review the diff.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ RULE = "=" * 40
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
-    story, _, expected = path.read_text().partition(RULE + "\n")
+    scenario, _, expected = path.read_text().partition(RULE + "\n")
     stage = Stage()
-    for line in story.splitlines():
+    for line in scenario.splitlines():
         if line.strip() and not line.startswith("#"):
             stage.play(line)
-    told = "\n".join(stage.told) + "\n"
+    events = "\n".join(stage.output) + "\n"
     if os.environ.get("EBBTIDE_GOLDEN") == "write":
-        path.write_text(story + RULE + "\n" + told)
+        path.write_text(scenario + RULE + "\n" + events)
     else:
-        assert told == expected
+        assert events == expected
 
 
-def test_every_scenario_of_the_list_exists() -> None:
-    wanted = {
+def test_required_scenarios_exist() -> None:
+    required = {
         "lend", "grow", "recall", "shrink", "preempt", "cancel_recall",
         "node_loss", "late_save", "infeasible_job", "api_burst",
     }  # fmt: skip
-    assert wanted <= {path.stem for path in SCENARIOS}
+    assert required <= {path.stem for path in SCENARIOS}

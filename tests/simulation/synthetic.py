@@ -15,7 +15,7 @@ DAY_S = 86_400.0
 def synthetic_jobs(
     seed: int, count: int, *, gap_s: float, mean_s: float, sizes: tuple[int, ...] = (1, 1, 1, 2, 4, 8)
 ) -> tuple[JobRow, ...]:
-    """Poisson arrivals, log-normal lengths, sizes drawn evenly from `sizes`."""
+    """Return jobs with Poisson arrivals, log-normal durations and evenly drawn sizes."""
     random = Random(f"jobs/{seed}")
     rows, at_s = [], 0.0
     for number in range(count):
@@ -26,7 +26,7 @@ def synthetic_jobs(
 
 
 def synthetic_demand(seed: int, days: int, *, peak_gpus: float, pool: str = "inference") -> tuple[DemandRow, ...]:
-    """A daily wave between a fifth of the peak and the peak, with some noise, every ten minutes."""
+    """Return demand every ten minutes: a daily wave between a fifth of the peak and the peak, with noise."""
     random = Random(f"demand/{seed}")
     rows = []
     for number in range(days * 144):
@@ -45,7 +45,7 @@ def small_cluster(
     peak_gpus: float | None = None,
     checkpoint_interval_s: float = 900.0,
 ) -> ClusterDocument:
-    """Pools `training` and `inference`; jobs of 2 GPUs and more are elastic between half and twice their GPUs."""
+    """Return pools `training` and `inference`. Jobs of 2 GPUs or more scale between half and twice their GPUs."""
     hardware = {"gpus_per_node": gpus_per_node, "gpu": "a100-80g"}
     lending = {"quantile": 0.99, "return_deadline_s": 300, "cold_start_s": 300}
     pools = [

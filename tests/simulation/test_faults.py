@@ -1,6 +1,6 @@
-"""Seeded simulations in which nodes vanish, workers crash, saves drag, observations are old and commits get lost.
+"""Seeded simulations with lost nodes, crashed workers, slow checkpoints, stale observations and lost commits.
 
-Safety is checked at every tick. Once the faults are over every job has to finish and every node to be home.
+Safety is checked at every tick. After the faults end, every job must finish and every recalled node must be returned.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ _ROUNDING_S = 1e-6
 
 
 class Safety:
-    """Stands between the control loop and the world, and between two ticks, and notes every broken promise that no
-    fault excuses."""
+    """Wraps the simulated executor and records every problem that no fault excuses."""
 
     def __init__(self, world: SimulatedExecutor) -> None:
         self._world = world
@@ -56,7 +55,7 @@ class Safety:
         self.ticks = 0
         self.loans: set[str] = set()
         self.recalled: dict[str, float] = {}
-        self.homecomings = 0
+        self.returns = 0
 
     def observe(self) -> Observation:
         seen = self._world.observe()
@@ -73,7 +72,7 @@ class Safety:
         self._world.close()
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Nothing to check."""
+        """Not checked."""
 
     def on_tick(self, tick: TickRecord) -> None:
         self.ticks += 1
@@ -84,7 +83,7 @@ class Safety:
         self.broken += [f"{now_s}: breach {breach}" for breach in tick.report.breaches if breach.kind in _NEVER_EXCUSED]
         self.loans.update(loan.id for loan in tick.after.loans.values())
         due = {loan.id: loan.return_by_s for loan in tick.after.loans.values() if loan.return_by_s is not None}
-        self.homecomings += len(self.recalled.keys() - due.keys())
+        self.returns += len(self.recalled.keys() - due.keys())
         self.recalled = due
 
 
@@ -118,7 +117,7 @@ def _held_twice(desired: Snapshot) -> Iterator[str]:
 
 
 def _on_foreign_nodes(desired: Snapshot, seen: Observation) -> Iterator[str]:
-    """Workers on an inference node that is not on loan, or on one whose time is up."""
+    """Yield workers on inference nodes that are not lent, or that are past their return deadline."""
     for run in seen.runs:
         for name in run.gpus:
             node, loan = desired.nodes[name], desired.loans.get(name)
@@ -127,11 +126,11 @@ def _on_foreign_nodes(desired: Snapshot, seen: Observation) -> Iterator[str]:
             if loan is None:
                 yield f"{run.job_id} runs on {name}, which is not lent"
             elif loan.return_by_s is not None and desired.now_s > loan.return_by_s + _ROUNDING_S:
-                yield f"{run.job_id} is still on {name}, which was due at {loan.return_by_s}"
+                yield f"{run.job_id} is still on {name}, due at {loan.return_by_s}"
 
 
 class CheckedFaults(SeededFaultInjector):
-    """The same faults, with the safety checks between the world and what the control loop is shown of it."""
+    """Seeded faults, with the safety checks around the simulated executor."""
 
     safety: Safety
 
@@ -148,59 +147,59 @@ def world(seed: int) -> Scenario:
     return build_scenario(jobs, demand, cluster, POLICIES, seed=seed, curves=CurveCache())
 
 
-def endure(seed: int) -> str:
-    """One seed from its first fault to its last job; says what struck."""
+def simulate_seed(seed: int) -> str:
+    """Simulate one seed with faults to its last job, check the end state, and return a summary."""
     whole = world(seed)
-    generous = [replace(submission, spec=replace(submission.spec, retries=1000)) for submission in whole.submissions]
-    whole = replace(whole, submissions=tuple(generous))
+    submissions = [replace(submission, spec=replace(submission.spec, retries=1000)) for submission in whole.submissions]
+    whole = replace(whole, submissions=tuple(submissions))
     faults = CheckedFaults(seed, tuple(node.name for node in whole.nodes), RATES)
     simulation = Simulation(whole, POLICIES, faults=faults)
     simulation.add_observer(faults.safety)
     last = simulation.run()
     safety = faults.safety
-    struck = faults.count_faults()
-    counts = ", ".join(f"{kind} {count}" for kind, count in struck.items())
-    told = (
-        f"seed {seed}: {counts}; {len(safety.loans)} loans, {safety.homecomings} homecomings, "
+    injected = faults.count_faults()
+    counts = ", ".join(f"{kind} {count}" for kind, count in injected.items())
+    summary = (
+        f"seed {seed}: {counts}; {len(safety.loans)} loans, {safety.returns} returns, "
         f"{len(safety.killed)} killed at their deadline, {safety.ticks} ticks"
     )
-    print(told)
+    print(summary)
     assert not safety.broken, safety.broken[:5]
-    assert not last.jobs, f"jobs that never ended: {sorted(last.jobs)}"
-    ended = simulation.memory_store.list_ended_jobs(limit=len(generous) + 1)
-    assert len(ended) == len(generous)
+    assert not last.jobs, f"jobs that did not end: {sorted(last.jobs)}"
+    ended = simulation.memory_store.list_ended_jobs(limit=len(submissions) + 1)
+    assert len(ended) == len(submissions)
     assert {job.state for job in ended} == {JobState.SUCCEEDED}
-    assert all(loan.return_by_s is None for loan in last.loans.values()), "a recalled node is not home"
+    assert all(loan.return_by_s is None for loan in last.loans.values()), "a recalled node was not returned"
     assert all(node.state is NodeState.UP for node in last.nodes.values())
-    assert all(struck.values()), "every kind of fault has to have struck"
-    assert safety.homecomings, "nodes have to have been recalled"
-    assert safety.killed, "some save has to have been too slow"
-    assert safety.jobs_when_faults_end, "there has to be something left to do when the faults are over"
-    return told
+    assert all(injected.values()), "every kind of fault must occur"
+    assert safety.returns, "some node must be recalled and returned"
+    assert safety.killed, "some checkpoint must be too slow"
+    assert safety.jobs_when_faults_end, "some jobs must be left when the faults end"
+    return summary
 
 
-def told_how_to_repeat(seed: int, request: pytest.FixtureRequest) -> None:
+def simulate_with_faults(seed: int, request: pytest.FixtureRequest) -> None:
     try:
-        request.node.user_properties.append(("faults", endure(seed)))
-    except AssertionError as broken:
-        raise AssertionError(f"{broken}\nrepeat with: python -m pytest --full '{request.node.nodeid}'") from broken
+        request.node.user_properties.append(("faults", simulate_seed(seed)))
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nrepeat with: python -m pytest --full '{request.node.nodeid}'") from error
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_faults_break_no_promise_and_leave_nothing_behind(seed: int, request: pytest.FixtureRequest) -> None:
-    told_how_to_repeat(seed, request)
+def test_faults_violate_no_invariant_and_every_job_ends(seed: int, request: pytest.FixtureRequest) -> None:
+    simulate_with_faults(seed, request)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", MORE_SEEDS)
-def test_faults_of_more_seeds(seed: int, request: pytest.FixtureRequest) -> None:
-    told_how_to_repeat(seed, request)
+def test_faults_with_more_seeds(seed: int, request: pytest.FixtureRequest) -> None:
+    simulate_with_faults(seed, request)
 
 
-def test_the_checks_notice_workers_that_will_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_find_workers_that_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     def stay(run: SimulatedRun, now_s: float, *, by_s: float, save_s: float) -> None:
-        """A planted fault: the order to leave is ignored."""
+        """Ignore the notice to leave."""
 
     monkeypatch.setattr(SimulatedRun, "leave", stay)
     with pytest.raises(AssertionError, match=r"is still on|breach"):
-        endure(1)
+        simulate_seed(1)

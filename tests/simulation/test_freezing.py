@@ -1,4 +1,4 @@
-"""A training that freezes its layers by PipeTransformer's schedule, planned by the real solver all along."""
+"""A job that freezes its layers by PipeTransformer's schedule, with plans of the real solver."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SPEC = JobSpec(
 )
 
 
-class _AtOnce(Executor):
-    """A pool that has solved what it was asked for when it answers."""
+class _InlineExecutor(Executor):
+    """A process pool that runs each call at once."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -50,7 +50,7 @@ class _AtOnce(Executor):
 
 
 class _Service:
-    """Two nodes of four T4, their controller's loop and its curve builder."""
+    """Two nodes of four T4 GPUs with a control loop and a curve builder."""
 
     def __init__(self) -> None:
         nodes = {name: replace(a_node(name, gpus=4), gpu="t4") for name in ("t0", "t1")}
@@ -60,7 +60,7 @@ class _Service:
         lease = self._store.acquire_lease("test", now_s=0.0, ttl_s=float("inf"))
         assert lease is not None
         self._epoch, self._executor = lease.epoch, SimulatedExecutor(nodes.values())
-        self._builder = CurveBuilder(_AtOnce(), in_flight_max=4)
+        self._builder = CurveBuilder(_InlineExecutor(), in_flight_max=4)
         self._policies = load_policy_set("ebbtide")
 
     @property
@@ -71,21 +71,21 @@ class _Service:
         self._store.send(Command(f"{self.clock.now_s()}", self.clock.now_s(), body))
 
     def run(self, seconds: float) -> None:
-        """A tick every ten seconds."""
+        """Run a tick every ten seconds."""
         for _ in range(round(seconds / 10)):
             now_s = self.clock.now_s() + 10.0
             self.clock.move_to(now_s)
             self._executor.advance_to(now_s)
-            learned = self._builder.collect_finished(now_s)
+            inputs = self._builder.collect_finished(now_s)
             report = tick(
-                self._store, self._executor, self.clock, self._policies, epoch=self._epoch, planning_inputs=learned
+                self._store, self._executor, self.clock, self._policies, epoch=self._epoch, planning_inputs=inputs
             )
             assert not report.violations
             self.codes += [event.code for event in report.events]
             self._builder.request_shapes(self._store.load().snapshot, report.wanted_shapes)
 
 
-def test_each_freeze_is_solved_for_and_planned_for_and_steps_get_shorter() -> None:
+def test_each_freeze_is_replanned_and_steps_get_shorter() -> None:
     service = _Service()
     service.send(SubmitJob("train", SPEC))
     service.run(300)

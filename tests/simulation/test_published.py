@@ -1,4 +1,4 @@
-"""Published schedulers in our simulator: small traces done by hand, and what others printed for whole ones."""
+"""Published schedulers in the simulator: small traces worked out by hand, and published results for whole ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = (JobRow(2, "a", 0, 2000, 4), JobRow(3, "b", 100, 500, 4), JobRow(4, "c", 
 
 
 def ends_s(jobs: tuple[JobRow, ...], name: str) -> dict[str, float]:
-    """When each job ended on four GPUs."""
+    """Return when each job ends on four GPUs."""
     (policies,), curves = resolve_policy_sets(name, FOUR_GPUS), CurveCache()
     simulation = Simulation(
         build_scenario(jobs, (), FOUR_GPUS, policies, seed=0, curves=curves), policies, curves=curves
@@ -35,24 +35,26 @@ def ends_s(jobs: tuple[JobRow, ...], name: str) -> dict[str, float]:
 
 
 BY_HAND = [
-    (SHORT, "sjf", {"a": 100.0, "b": 120.0, "c": 150.0, "d": 320.0}),  # nobody is stopped; d fits beside c, at 120
-    # At 10 b and c stop a, which has 90 s to go. At 30 b is done, a does not fit beside c, d does. At 60 a stops d.
+    (SHORT, "sjf", {"a": 100.0, "b": 120.0, "c": 150.0, "d": 320.0}),  # no preemption; d fits beside c at 120 s
+    # b and c preempt a at 10 s, with 90 s left. b ends at 30 s; d fits beside c, a does not. a preempts d at 60 s.
     (SHORT, "srtf", {"a": 150.0, "b": 30.0, "c": 60.0, "d": 320.0}),
-    # At 60 d has 170 GPU-s to go and a 360, so that d runs on and a does not fit beside it.
+    # At 60 s, d has 170 GPU-s left and a has 360, so d runs on and a does not fit beside it.
     (SHORT, "srsf", {"a": 320.0, "b": 30.0, "c": 60.0, "d": 230.0}),
-    # a falls into the second queue at 3,250 GPU-s, which is at 812.5 s; b stays in the first, c after it.
+    # a moves to the second queue at 3,250 GPU-s, at 812.5 s; b stays in the first, and c comes after it.
     (LONG, "las", {"a": 2510.0, "b": 1312.5, "c": 1322.5}),
 ]
 
 
 @pytest.mark.parametrize(("jobs", "name", "expected"), BY_HAND, ids=[name for _, name, _ in BY_HAND])
-def test_a_small_trace_ends_as_it_does_by_hand(jobs: tuple[JobRow, ...], name: str, expected: dict[str, float]) -> None:
+def test_small_trace_ends_as_worked_out_by_hand(
+    jobs: tuple[JobRow, ...], name: str, expected: dict[str, float]
+) -> None:
     assert ends_s(jobs, name) == pytest.approx(expected)
     assert not load_policy_set(name).scales
 
 
 @pytest.mark.parametrize("published", MURI, ids=lambda published: published.policy)
-def test_the_muri_trace_takes_as_long_as_in_muris_own_simulator(published: Published) -> None:
+def test_muri_trace_matches_muris_simulator(published: Published) -> None:
     try:
         traces(MURI_JOBS)
     except FileNotFoundError as missing:

@@ -1,4 +1,4 @@
-"""ElasticFlow's figure 8a in our simulator, and a small trace with deadlines done by hand."""
+"""ElasticFlow's figure 8a in the simulator, and a small trace with deadlines worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ FOUR_GPUS = parse_document(
         "reconfiguration_s": 0,
     },
 )
-HOPELESS = (JobRow(2, "a", 0.0, 400.0, 1, deadline_s=99.0), JobRow(3, "b", 0.0, 400.0, 1, deadline_s=110.0))
-"""400 GPU-seconds each. EDF gives `a` all four GPUs until 100 s, when it is late, and then `b` comes too late as well.
-The deadline of `a` cannot be met, so that it is not admitted, and `b` is done at 100 s."""
+INFEASIBLE = (JobRow(2, "a", 0.0, 400.0, 1, deadline_s=99.0), JobRow(3, "b", 0.0, 400.0, 1, deadline_s=110.0))
+"""Two jobs of 400 GPU-seconds. EDF gives `a` all four GPUs until 100 s, so both are late. ElasticFlow does not admit
+`a`, whose deadline cannot be met, and `b` ends at 100 s."""
 
 
 @pytest.mark.parametrize(("policy", "met"), [("edf", 0.0), ("elastic-deadline", 0.5)])
-def test_a_deadline_that_cannot_be_met_costs_others_theirs_only_under_edf(policy: str, met: float) -> None:
-    report = simulate(HOPELESS, (), FOUR_GPUS, policy, seed=0).policies[0]
+def test_infeasible_deadline_delays_other_jobs_under_edf_only(policy: str, met: float) -> None:
+    report = simulate(INFEASIBLE, (), FOUR_GPUS, policy, seed=0).policies[0]
     assert report.completed == 2
     assert met_ratio(report) == pytest.approx(met)
 
 
 @pytest.mark.parametrize("published", FIGURE_8A, ids=lambda published: published.policy)
-def test_as_many_deadlines_are_met_as_in_the_paper(published: Published) -> None:
+def test_met_deadlines_match_the_paper(published: Published) -> None:
     try:
         traces(JOBS, PROFILE)
     except FileNotFoundError as missing:

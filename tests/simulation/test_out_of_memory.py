@@ -1,4 +1,4 @@
-"""A simulated job whose workers die of memory is planned anew by the real solver, under what was learned."""
+"""A simulated job that runs out of memory gets a plan of the real solver with corrected memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROW = JobRow(2, "train", 0.0, 6000.0, 4, min_gpus=4, max_gpus=4, model="llama-2-
 BUSY = DemandRow(2, 0.0, "inference", 8.0, is_load=False)
 
 
-class OneDeath(NoFaults):
-    """The job's workers die of memory once."""
+class OneOutOfMemoryFailure(NoFaults):
+    """The job runs out of memory once."""
 
     def __init__(self) -> None:
         self._at_s = 3000.0
@@ -36,10 +36,10 @@ class OneDeath(NoFaults):
             self._at_s = math.inf
 
 
-def test_a_simulated_job_that_died_of_memory_goes_on_under_a_thriftier_plan() -> None:
+def test_job_continues_with_a_plan_that_needs_less_memory() -> None:
     curves = CurveCache()
     world = build_scenario([ROW], [BUSY], small_cluster(training=1, inference=1), FIFO, seed=0, curves=curves)
-    simulation = Simulation(world, FIFO, faults=OneDeath(), curves=curves)
+    simulation = Simulation(world, FIFO, faults=OneOutOfMemoryFailure(), curves=curves)
     simulation.run()
     (job,) = simulation.memory_store.list_ended_jobs(limit=2)
     assert (job.state, len(job.memory.deaths)) == (JobState.SUCCEEDED, 1)
