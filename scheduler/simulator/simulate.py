@@ -188,10 +188,10 @@ def simulate(
     >>> from scheduler.documents.simulation import ClusterDocument
     >>> from scheduler.documents.trace_files import JobRow
     >>> from scheduler.scheduling.policies.job_order import first_come
-    >>> from scheduler.scheduling.policies.policy_set import policy_set
+    >>> from scheduler.scheduling.policies.policy_set import load_policy_set
     >>> def last_come(snapshot, settings):
     ...     return first_come(snapshot, settings)[::-1]
-    >>> mine = replace(policy_set("fifo"), name="lifo", order=last_come)
+    >>> mine = replace(load_policy_set("fifo"), name="lifo", order=last_come)
     >>> pool = {"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 8, "gpu": "a100-80g"}
     >>> jobs = [JobRow(line=n, job_id=f"job-{n}", submit_time_s=0.0, duration_s=600.0 / n, gpus=n) for n in (3, 8)]
     >>> report = simulate(jobs, [], ClusterDocument.model_validate({"pools": [pool]}), ["fifo", mine], seed=0)

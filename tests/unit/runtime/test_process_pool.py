@@ -34,7 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.seed_sweep import simulate_seeds
-from tests.unit.simulator.test_sweep import INPUTS
+from tests.unit.simulator.test_seed_sweep import INPUTS
 
 def never(snapshot, settings):
     (Path(sys.argv[1]) / str(os.getpid())).touch()

@@ -1,4 +1,4 @@
-"""The engine: when it ticks, when it stops, and what it survives."""
+"""The simulation engine: when it ticks and when it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIFO = load_policy_set("fifo")
 
 
 class Times:
-    """Notes when ticks happened."""
+    """Records the times of ticks."""
 
     def __init__(self) -> None:
         self.at_s: list[float] = []
@@ -33,54 +33,54 @@ class Times:
         self.at_s.append(tick.report.now_s)
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Not of interest."""
+        """Ignore demand."""
 
 
-def a_world(*jobs: JobRow) -> Scenario:
+def make_scenario(*jobs: JobRow) -> Scenario:
     demand = [DemandRow(2, 0.0, "inference", 8.0, is_load=False)]
     return build_scenario(jobs, demand, small_cluster(training=1, inference=1), FIFO, seed=0, curves=CurveCache())
 
 
-def test_everything_that_falls_on_one_instant_costs_one_tick() -> None:
+def test_events_at_one_instant_share_a_tick() -> None:
     times = Times()
     jobs = [JobRow(at, f"job-{at}", 1000.0, 50.0, 1) for at in range(5)]
-    Simulation(a_world(*jobs), FIFO, observers=[times]).run()
+    Simulation(make_scenario(*jobs), FIFO, observers=[times]).run()
     assert times.at_s.count(1000.0) <= 2
     assert times.at_s.count(1050.0) <= 3, "ended, and seen free"
     assert set(times.at_s) == {1000.0, 1050.0}, "and nothing happens in between"
 
 
-def test_queues_of_the_cluster_are_declared_before_the_first_job() -> None:
+def test_queues_are_created_before_the_first_job() -> None:
     cluster = small_cluster(training=1, inference=1).model_copy(
         update={"queues": [ClusterQueueDocument(name="q", limit_gpus=4)]}
     )
     demand = [DemandRow(2, 0.0, "inference", 8.0, is_load=False)]
     job = JobRow(2, "a", 0.0, 50.0, 1, queue="q")
-    world = build_scenario([job], demand, cluster, FIFO, seed=0, curves=CurveCache())
-    assert Simulation(world, FIFO).run().queues == {"q": JobQueue("q", limit_gpus=4)}
+    scenario = build_scenario([job], demand, cluster, FIFO, seed=0, curves=CurveCache())
+    assert Simulation(scenario, FIFO).run().queues == {"q": JobQueue("q", limit_gpus=4)}
 
 
-def test_a_simulation_begins_with_the_first_submission_and_the_demand_of_that_time() -> None:
+def test_simulation_starts_at_the_first_submission_with_its_demand() -> None:
     times = Times()
-    simulation = Simulation(a_world(JobRow(2, "a", 90_000.0, 50.0, 1)), FIFO, observers=[times])
+    simulation = Simulation(make_scenario(JobRow(2, "a", 90_000.0, 50.0, 1)), FIFO, observers=[times])
     last = simulation.run()
     assert times.at_s[0] == 90_000.0
     assert last.demand["inference"].gpus > 0.0
 
 
-def test_a_job_that_can_never_run_does_not_keep_the_simulation_going(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "GIVEN_UP_AFTER_S", 7200.0)
-    world = a_world(JobRow(2, "a", 0.0, 50.0, 8))
-    (submission,) = world.submissions
+def test_simulation_ends_although_a_job_can_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "STALL_LIMIT_S", 7200.0)
+    scenario = make_scenario(JobRow(2, "a", 0.0, 50.0, 8))
+    (submission,) = scenario.submissions
     spec = replace(submission.spec, min_gpus=99, max_gpus=99)
-    simulation = Simulation(replace(world, submissions=(replace(submission, spec=spec),)), FIFO)
+    simulation = Simulation(replace(scenario, submissions=(replace(submission, spec=spec),)), FIFO)
     last = simulation.run()
     assert [job.state for job in last.jobs.values()] == [JobState.QUEUED]
     assert 7200.0 < last.now_s < 9000.0
 
 
-class EverConflicting(NoFaults):
-    """A rival that always commits first."""
+class AlwaysConflicting(NoFaults):
+    """Another controller always commits first."""
 
     def wrap_store(self, store: Store) -> Store:
         lossy = LossyStore(store)
@@ -88,14 +88,14 @@ class EverConflicting(NoFaults):
         return lossy
 
 
-def test_a_loop_that_never_gets_on_is_a_bug_and_said_to_be_one() -> None:
+def test_endless_ticks_at_one_instant_raise_an_error() -> None:
     with pytest.raises(LivelockError, match=r"ticks at 0\.0 s"):
-        Simulation(a_world(JobRow(2, "a", 0.0, 50.0, 1)), FIFO, faults=EverConflicting()).run()
+        Simulation(make_scenario(JobRow(2, "a", 0.0, 50.0, 1)), FIFO, faults=AlwaysConflicting()).run()
 
 
-def test_pending_items_are_taken_in_order_and_then_there_are_none() -> None:
-    pending = LookaheadIterator(iter([1.0, 2.0]), lambda item: item)
-    assert (pending.next_at_s, pending.take(), pending.next_at_s, pending.take()) == (1.0, 1.0, 2.0, 2.0)
-    assert (pending.next_at_s, pending.taken_count) == (float("inf"), 2)
-    with pytest.raises(IndexError, match="nothing is left"):
-        pending.take()
+def test_lookahead_iterator_returns_items_in_order() -> None:
+    items = LookaheadIterator(iter([1.0, 2.0]), lambda item: item)
+    assert (items.next_at_s, items.take(), items.next_at_s, items.take()) == (1.0, 1.0, 2.0, 2.0)
+    assert (items.next_at_s, items.taken_count) == (float("inf"), 2)
+    with pytest.raises(IndexError, match="no items are left"):
+        items.take()

@@ -1,4 +1,4 @@
-"""Forecasts: for pools that lend and whose demand is known, from what was seen so far."""
+"""Forecasts of a simulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEEPS = Pool("code", PoolKind.INFERENCE, LendingPolicy(enabled=False))
 UNKNOWN = Pool("vision", PoolKind.INFERENCE)
 
 
-def test_only_a_lending_pool_with_a_trace_gets_a_forecast_over_its_horizon() -> None:
+def test_only_lending_pools_with_a_trace_get_forecasts() -> None:
     traces = [DemandTrace(name, (0.0,), (4.0,)) for name in ("chat", "code")]
     forecasts = ForecastSource([Pool("training", PoolKind.TRAINING), LENDS, KEEPS, UNKNOWN], traces)
     for name in ("chat", "code"):
@@ -20,14 +20,14 @@ def test_only_a_lending_pool_with_a_trace_gets_a_forecast_over_its_horizon() -> 
     assert made.forecast.demand_at(0.999) >= 4.0
 
 
-def test_a_pool_that_nothing_was_heard_of_yet_gets_none() -> None:
+def test_pool_without_observed_demand_gets_no_forecast() -> None:
     forecasts = ForecastSource([LENDS], [DemandTrace("chat", (600.0,), (4.0,))])
     assert forecasts.make_forecasts(300.0) == ()
     forecasts.observe(DemandChange(600.0, "chat", 4.0))
     assert len(forecasts.make_forecasts(600.0)) == 1
 
 
-def test_an_oracle_knows_the_most_to_come_over_the_horizon_and_the_period_behind_it() -> None:
+def test_oracle_returns_the_maximum_over_horizon_and_period() -> None:
     oracle = OracleForecaster(DemandTrace("chat", (0.0, 600.0, 1200.0), (4.0, 9.0, 2.0)), seed=1, period_s=300.0)
     assert [oracle.forecast(now_s, 200.0).demand_at(0.5) for now_s in (0.0, 99.0, 100.0, 1199.0, 1200.0)] == [
         4,
@@ -38,14 +38,14 @@ def test_an_oracle_knows_the_most_to_come_over_the_horizon_and_the_period_behind
     ]
 
 
-def test_an_oracle_knows_the_repetitions_of_the_seed() -> None:
+def test_oracle_knows_the_repetitions_of_the_trace() -> None:
     trace = DemandTrace("chat", (0.0, 600.0), (4.0, 9.0))
     seen = [change for change, _ in zip(trace.iter_changes(7), range(20), strict=False)]
     oracle = OracleForecaster(trace, seed=7, period_s=0.0)
     assert [oracle.forecast(change.at_s, 1.0).demand_at(0.999) for change in seen] == [change.gpus for change in seen]
 
 
-def test_an_oracle_that_looked_far_ahead_for_a_long_loan_still_tells_what_comes_soon() -> None:
+def test_oracle_answers_a_short_horizon_after_a_long_one() -> None:
     rules = LendingPolicy(return_deadline_s=100.0, cold_start_s=0.0, loan_s_min=1000.0)
     lends = Pool("chat", PoolKind.INFERENCE, rules)
     trace = DemandTrace("chat", (0.0, 600.0, 5000.0), (4.0, 9.0, 2.0))

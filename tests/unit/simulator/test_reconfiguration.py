@@ -1,4 +1,4 @@
-"""What a start and a restart cost: by model, for the simulated world and for the policies alike."""
+"""Durations of starts and restarts by model, for the executor and the policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cluster(**more: object) -> ClusterDocument:
     return parse_document(ClusterDocument, {"pools": [POOL], "reconfiguration_s": TABLE, **more})
 
 
-def test_the_world_and_the_policies_take_a_models_cost_from_the_same_table() -> None:
+def test_executor_and_policies_use_the_same_reconfiguration_times() -> None:
     (policies,) = resolve_policy_sets("sjf", cluster())
     bert, other = a_job("a", model="bert", global_batch=64), a_job("b")
     assert (policies.settings.reconfiguration_s_for(bert), policies.settings.reconfiguration_s_for(other)) == (
@@ -35,22 +35,22 @@ def test_the_world_and_the_policies_take_a_models_cost_from_the_same_table() -> 
         assert delays.save_s(model) + delays.restart_s(model) == pytest.approx(cost_s)
 
 
-def test_without_a_table_every_model_costs_the_same() -> None:
+def test_default_reconfiguration_time_applies_to_all_models() -> None:
     settings = PolicySettings(reconfiguration_s=45.0)
     assert settings.reconfiguration_s_for(a_job("a", model="bert", global_batch=64)) == 45.0
 
 
 @pytest.mark.parametrize(("start_s", "jct_s"), [(0, 100.0), (260, 360.0)])
-def test_a_first_start_takes_what_the_cluster_says(start_s: int, jct_s: float) -> None:
+def test_first_start_takes_the_time_of_the_cluster_document(start_s: int, jct_s: float) -> None:
     options = SimulationOptions(profiles=(PROFILE,))
     (report,) = simulate([ROW], (), cluster(start_s=start_s), "sjf", seed=0, options=options).policies
     assert report.jct_s.mean == jct_s
 
 
-def test_a_gpu_that_measurements_alone_know_needs_no_profile_of_the_solver() -> None:
+def test_gpu_with_measurements_needs_no_solver_profile() -> None:
     unheard = parse_document(ClusterDocument, {"pools": [{**POOL, "gpu": "abacus"}]})
     options = SimulationOptions(profiles=((StepByGpuCount("abacus", "bert", 64, 4, 2.0),),))
     (report,) = simulate([ROW], (), unheard, "sjf", seed=0, options=options).policies
     assert (report.completed, report.jct_s.mean) == (1, 100.0)
-    with pytest.raises(ValueError, match="gpu is 'abacus'; allowed are"):
+    with pytest.raises(ValueError, match="'abacus'"):
         simulate([ROW], (), unheard, "sjf", seed=0)

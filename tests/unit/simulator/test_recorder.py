@@ -1,4 +1,4 @@
-"""What the recorder adds up tick by tick, on states written by hand."""
+"""ReportRecorder on hand-written ticks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ FORECAST = Forecast(100.0, 600.0, (0.5, 0.999), (2.0, 3.5), "seasonal")
 RECALL = Reason(ReasonCode.NODE_RECALLED, "inference needs i0 back")
 
 
-def state(*jobs: Job, now_s: float = 0.0) -> Snapshot:
+def make_snapshot(*jobs: Job, now_s: float = 0.0) -> Snapshot:
     loan = a_loan("i0", LoanState.RECALLED, return_by_s=300.0)
     return replace(a_snapshot(FLEET, jobs, [loan]), now_s=now_s)
 
 
-def ticked(before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str = "", occupied: int = 0) -> TickRecord:
+def make_tick(
+    before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str = "", occupied: int = 0
+) -> TickRecord:
     report = TickReport(
         generation=1,
         now_s=after.now_s,
@@ -59,7 +61,7 @@ def ticked(before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str
     return TickRecord(before, after, report, occupied, wall_s=0.001)
 
 
-def reported(*ticks: TickRecord, work: tuple[RunWork, ...] = (), ended: tuple[Job, ...] = ()) -> PolicyReport:
+def build_report(*ticks: TickRecord, work: tuple[RunWork, ...] = (), ended: tuple[Job, ...] = ()) -> PolicyReport:
     recorder = ReportRecorder(SCENARIO)
     for tick in ticks:
         recorder.on_tick(tick)
@@ -68,26 +70,31 @@ def reported(*ticks: TickRecord, work: tuple[RunWork, ...] = (), ended: tuple[Jo
     return report
 
 
-def test_collateral_are_gpus_given_up_beside_the_recalled_node() -> None:
-    before = state(a_job("a", 4, 8, state=JobState.RUNNING, on=SPREAD))
-    preempted = ticked(before, before, PreemptJob("a", 300.0, RECALL))
-    shrunk = ticked(before, before, ResizeJob("a", {"t0": (0, 1)}, build_data_parallel_plan(GPU, 2), 300.0, RECALL))
-    assert reported(preempted).collateral_gpus == 2
-    assert reported(shrunk).collateral_gpus == 0
+def test_collateral_gpus_are_given_up_on_other_nodes() -> None:
+    before = make_snapshot(a_job("a", 4, 8, state=JobState.RUNNING, on=SPREAD))
+    preempted = make_tick(before, before, PreemptJob("a", 300.0, RECALL))
+    shrunk = make_tick(before, before, ResizeJob("a", {"t0": (0, 1)}, build_data_parallel_plan(GPU, 2), 300.0, RECALL))
+    assert build_report(preempted).collateral_gpus == 2
+    assert build_report(shrunk).collateral_gpus == 0
     for_room = Reason(ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, "somebody waits")
-    assert reported(ticked(before, before, PreemptJob("a", 300.0, for_room))).collateral_gpus == 0
+    assert build_report(make_tick(before, before, PreemptJob("a", 300.0, for_room))).collateral_gpus == 0
 
 
 def test_idle_gpus_count_only_while_a_job_waits() -> None:
-    waiting, nobody = state(a_job("b", 4)), state(now_s=50.0)
-    first = ticked(waiting, waiting, waiting="b", occupied=1)
-    assert reported(first, ticked(waiting, nobody)).idle_while_waiting_gpu_hours == pytest.approx(3 * 50 / 3600)
-    assert reported(ticked(waiting, nobody), ticked(nobody, state(now_s=90.0))).idle_while_waiting_gpu_hours == 0.0
+    waiting, nobody = make_snapshot(a_job("b", 4)), make_snapshot(now_s=50.0)
+    first = make_tick(waiting, waiting, waiting="b", occupied=1)
+    assert build_report(first, make_tick(waiting, nobody)).idle_while_waiting_gpu_hours == pytest.approx(3 * 50 / 3600)
+    assert (
+        build_report(
+            make_tick(waiting, nobody), make_tick(nobody, make_snapshot(now_s=90.0))
+        ).idle_while_waiting_gpu_hours
+        == 0.0
+    )
 
 
-def test_lost_and_useful_work_are_split_at_what_was_kept() -> None:
+def test_work_is_split_into_kept_and_lost() -> None:
     work = (RunWork("a", SPREAD, since_s=0.0, until_s=80.0, kept_until_s=60.0),)
-    report = reported(work=work)
+    report = build_report(work=work)
     assert report.lost_gpu_hours == pytest.approx(5 * 20 / 3600)
     assert report.lost_ratio == pytest.approx(20 / 80)
     assert report.usage_ratio.training == pytest.approx(2 * 60 / (4 * 100))
@@ -95,42 +102,42 @@ def test_lost_and_useful_work_are_split_at_what_was_kept() -> None:
     assert report.usage_ratio.overall == pytest.approx(5 * 60 / (8 * 100))
 
 
-def test_work_after_the_last_submission_is_outside_the_window() -> None:
+def test_work_after_the_last_submission_does_not_count_as_usage() -> None:
     work = (RunWork("a", {"t0": (0,)}, since_s=90.0, until_s=500.0, kept_until_s=500.0),)
-    assert reported(work=work).usage_ratio.training == pytest.approx(10 / 400)
+    assert build_report(work=work).usage_ratio.training == pytest.approx(10 / 400)
 
 
-def test_jobs_that_did_not_complete_count_as_jobs_alone() -> None:
+def test_incomplete_jobs_have_no_completion_time() -> None:
     done = replace(a_job("a", 2, state=JobState.SUCCEEDED), state_since_s=70.0)
     failed = replace(a_job("b", 2, state=JobState.FAILED), state_since_s=30.0)
-    report = reported(ended=(done, failed))
+    report = build_report(ended=(done, failed))
     assert (report.jobs, report.completed, report.makespan_s, report.jct_s.mean) == (2, 1, 70.0, 70.0)
 
 
-def test_deadlines_are_met_by_jobs_that_completed_in_time_and_by_no_others() -> None:
+def test_only_jobs_completed_in_time_meet_their_deadline() -> None:
     done = [
         replace(a_job(name, 2, state=JobState.SUCCEEDED, deadline_s=60.0), state_since_s=at_s)
         for name, at_s in (("a", 60.0), ("b", 61.0))
     ]
     failed = replace(a_job("c", 2, state=JobState.FAILED, deadline_s=60.0), state_since_s=5.0)
     free = replace(a_job("d", 2, state=JobState.SUCCEEDED), state_since_s=900.0)
-    assert reported(ended=(*done, failed, free)).deadlines_met_ratio == pytest.approx(1 / 3)
-    assert reported(ended=(free,)).deadlines_met_ratio is None
+    assert build_report(ended=(*done, failed, free)).deadlines_met_ratio == pytest.approx(1 / 3)
+    assert build_report(ended=(free,)).deadlines_met_ratio is None
 
 
-def test_jobs_that_were_turned_away_are_counted() -> None:
+def test_rejected_jobs_are_counted() -> None:
     late = Reason(ReasonCode.DEADLINE_UNREACHABLE, "no share of the cluster meets it")
-    before = state(a_job("a", 2))
-    assert reported(ticked(before, before, RejectJob("a", late))).rejected == 1
+    before = make_snapshot(a_job("a", 2))
+    assert build_report(make_tick(before, before, RejectJob("a", late))).rejected == 1
 
 
 def test_series_follow_queue_loans_demand_and_forecast() -> None:
     recorder = ReportRecorder(SCENARIO)
     recorder.on_demand_change(DemandChange(0.0, "inference", 3.0))
     alone = replace(a_snapshot(FLEET, [], []), now_s=0.0)
-    waiting = replace(state(a_job("a", 2), a_job("b", 2), now_s=100.0), forecasts={"inference": FORECAST})
-    recorder.on_tick(ticked(alone, alone))
-    recorder.on_tick(ticked(alone, waiting))
+    waiting = replace(make_snapshot(a_job("a", 2), a_job("b", 2), now_s=100.0), forecasts={"inference": FORECAST})
+    recorder.on_tick(make_tick(alone, alone))
+    recorder.on_tick(make_tick(alone, waiting))
     recorder.on_demand_change(DemandChange(150.0, "inference", 9.0))
     _, series = recorder.build_report("fifo", replace(waiting, now_s=200.0), (), ())
     halves = [np.reshape(values, (2, -1)).mean(axis=1).tolist() for values in (series.queued_jobs, series.lent_nodes)]

@@ -1,4 +1,4 @@
-"""Whole simulations of a few jobs: exact times, determinism, the report's contract."""
+"""Whole simulations of a few jobs: exact times, determinism and report fields."""
 
 from __future__ import annotations
 
@@ -50,47 +50,47 @@ CONTRACT = {
     "violations": None,
     "violated": None,
 }
-"""DESIGN section 7: other people's programs rely on these names."""
+"""Names of the report that other programs use."""
 
 
-def played(*jobs: JobRow, policy: str = "fifo") -> PolicyReport:
+def simulate_jobs(*jobs: JobRow, policy: str = "fifo") -> PolicyReport:
     (report,) = simulate(jobs, QUIET, CLUSTER, policy, seed=0).policies
     return report
 
 
-def timeless(report: PolicyReport) -> PolicyReport:
-    """The report without what the machine had to do with it."""
+def without_durations(report: PolicyReport) -> PolicyReport:
+    """Return the report without real durations."""
     return replace(report, wall_s=0.0, tick_s=TickTimes(0.0, 0.0, 0.0))
 
 
-def test_jobs_run_as_long_as_in_the_trace_and_wait_for_each_other() -> None:
-    report = played(JobRow(2, "a", 0.0, 100.0, 8), JobRow(3, "b", 10.0, 50.0, 4), JobRow(4, "c", 10.0, 60.0, 4))
+def test_jobs_run_as_long_as_in_the_trace_and_queue() -> None:
+    report = simulate_jobs(JobRow(2, "a", 0.0, 100.0, 8), JobRow(3, "b", 10.0, 50.0, 4), JobRow(4, "c", 10.0, 60.0, 4))
     assert (report.jobs, report.completed, report.makespan_s) == (3, 3, 160.0)
     assert report.queueing_s.mean == 60.0
     assert report.jct_s.mean == pytest.approx((100 + 140 + 150) / 3)
     assert (report.lost_gpu_hours, report.preemptions, report.resizes, report.loans) == (0.0, 0, 0, 0)
 
 
-def test_usage_and_idle_gpus_are_those_of_the_hand_calculation() -> None:
-    report = played(JobRow(2, "a", 0.0, 100.0, 6), JobRow(3, "b", 50.0, 50.0, 4), JobRow(4, "c", 200.0, 1.0, 1))
+def test_usage_and_idle_gpus_match_a_manual_calculation() -> None:
+    report = simulate_jobs(JobRow(2, "a", 0.0, 100.0, 6), JobRow(3, "b", 50.0, 50.0, 4), JobRow(4, "c", 200.0, 1.0, 1))
     assert report.usage_ratio.training == pytest.approx((600 + 200) / (8 * 200))
     assert report.usage_ratio.inference == 1.0
     assert report.usage_ratio.overall == pytest.approx((800 + 1600) / (16 * 200))
     assert report.idle_while_waiting_gpu_hours == pytest.approx(2 * 50 / 3600)
 
 
-def test_a_policy_that_scales_widens_a_lonely_job() -> None:
-    report = played(JobRow(2, "a", 0.0, 1000.0, 4), policy="ebbtide")
+def test_elastic_policy_grows_a_single_job() -> None:
+    report = simulate_jobs(JobRow(2, "a", 0.0, 1000.0, 4), policy="ebbtide")
     assert report.jct_s.mean == pytest.approx(500.0)
     assert report.jct_bound_s == 500.0
 
 
-def test_equal_seeds_give_equal_reports_and_the_seed_changes_repeated_demand() -> None:
+def test_report_is_determined_by_the_seed() -> None:
     jobs = synthetic_jobs(3, 60, gap_s=2500.0, mean_s=8000.0)
     cluster = small_cluster(training=2, inference=3)
     demand = synthetic_demand(3, 1, peak_gpus=20.0)
     first, again, other = (
-        timeless(simulate(jobs, demand, cluster, "ebbtide", seed=seed).policies[0]) for seed in (1, 1, 2)
+        without_durations(simulate(jobs, demand, cluster, "ebbtide", seed=seed).policies[0]) for seed in (1, 1, 2)
     )
     assert first == again
     assert first != other
@@ -99,7 +99,7 @@ def test_equal_seeds_give_equal_reports_and_the_seed_changes_repeated_demand() -
     assert first.recalls_late == 0
 
 
-def test_the_report_keeps_its_contract() -> None:
+def test_report_has_the_documented_fields() -> None:
     report = simulate([JobRow(2, "a", 0.0, 10.0, 1)], QUIET, CLUSTER, "fifo, ebbtide", seed=5).to_json()
     assert (report["seed"], [entry["policy"] for entry in report["policies"]]) == (5, ["fifo", "ebbtide"])
     for entry in report["policies"]:
@@ -110,19 +110,19 @@ def test_the_report_keeps_its_contract() -> None:
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
-def test_progress_counts_ended_jobs_over_all_policies() -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_counts_ended_jobs_of_all_policies() -> None:
+    calls: list[tuple[int, int]] = []
     jobs = [JobRow(2, "a", 0.0, 10.0, 1), JobRow(3, "b", 0.0, 20.0, 1)]
-    simulate(jobs, QUIET, CLUSTER, "fifo,ebbtide", seed=0, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    simulate(jobs, QUIET, CLUSTER, "fifo,ebbtide", seed=0, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"policy set 'lifo' is not known; allowed: .*fifo"):
-        played(JobRow(2, "a", 0.0, 10.0, 1), policy="fifo,lifo")
+def test_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'lifo'.*fifo"):
+        simulate_jobs(JobRow(2, "a", 0.0, 10.0, 1), policy="fifo,lifo")
 
 
-def test_files_are_read_together_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+def test_error_names_the_invalid_file_line_and_field(tmp_path: Path) -> None:
     jobs, demand, cluster = tmp_path / "jobs.csv", tmp_path / "demand.csv", tmp_path / "cluster.yaml"
     jobs.write_text("job_id,submit_time_s,duration_s,gpus\na,0,10,1\n")
     demand.write_text("time_s,pool,gpus\n0,inference,3\n")
@@ -130,29 +130,29 @@ def test_files_are_read_together_and_a_wrong_one_is_named(tmp_path: Path) -> Non
     cluster.write_text(f"pools: [{{{pool}, gpu: a100-80g}}]")
     assert len(load_inputs(jobs, demand, cluster).jobs) == 1
     cluster.write_text(f"pools: [{{{pool}, gpu: abacus}}]")
-    with pytest.raises(ClusterError, match=r"cluster\.yaml line 1: pools\.0\.gpu: got 'abacus'; allowed: .*a100-80g"):
+    with pytest.raises(ClusterError, match=r"cluster\.yaml line 1: pools\.0\.gpu: .*'abacus'.*a100-80g"):
         load_inputs(jobs, demand, cluster)
     jobs.write_text("job_id,submit_time_s,duration_s,gpus\na,0,10,0\n")
-    with pytest.raises(TraceError, match=r"jobs\.csv line 2: gpus: got '0'"):
+    with pytest.raises(TraceError, match=r"jobs\.csv line 2: gpus: .*'0'"):
         load_inputs(jobs, demand, cluster)
 
 
-def test_the_example_in_the_documentation_runs() -> None:
+def test_docstring_example_runs() -> None:
     assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=11)
 
 
-def test_a_cluster_that_serves_nobody_needs_no_demand_and_one_that_serves_does() -> None:
+def test_demand_is_required_with_inference_pools_only() -> None:
     alone = CLUSTER.model_copy(update={"pools": CLUSTER.pools[:1]})
     jobs = (JobRow(2, "a", 0.0, 100.0, 8),)
     (report,) = simulate(jobs, (), alone, "ebbtide", seed=0).policies
     assert (report.completed, report.usage_ratio.inference, report.loans) == (1, 0.0, 0)
-    with pytest.raises(DemandError, match=r"demand: none is given; needed, because .* inference pools: inference"):
+    with pytest.raises(DemandError, match=r"demand: .*inference"):
         simulate(jobs, (), CLUSTER, "fifo", seed=0)
-    with pytest.raises(DemandError, match="allowed: none: the cluster has no inference pool"):
+    with pytest.raises(DemandError, match="no inference pool"):
         simulate(jobs, QUIET, alone, "fifo", seed=0)
 
 
-def test_an_oracle_lends_without_ever_leaving_inference_short() -> None:
+def test_oracle_lends_without_a_shortage() -> None:
     jobs = synthetic_jobs(3, 30, gap_s=2500.0, mean_s=8000.0)
     demand, cluster = synthetic_demand(3, 1, peak_gpus=22.0), small_cluster(training=1, inference=3)
     (report,) = simulate(
@@ -160,5 +160,5 @@ def test_an_oracle_lends_without_ever_leaving_inference_short() -> None:
     ).policies
     assert report.loans > 0
     assert (report.inference_short_intervals_ratio.all, report.recalls_late) == (0.0, 0)
-    with pytest.raises(ValueError, match=r"forecast: 'tarot' is not known; allowed: seasonal, oracle"):
+    with pytest.raises(ValueError, match=r"forecast: .*'tarot'.*seasonal, oracle"):
         SimulationOptions(forecast="tarot")

@@ -1,4 +1,4 @@
-"""Means over intervals of step functions, and the round lengths of the intervals."""
+"""Means of step functions over intervals of round lengths."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from scheduler.simulator.report import (
 AT_S = st.floats(0.0, 1e7)
 
 
-def test_a_step_line_has_exact_means() -> None:
+def test_step_function_has_exact_means() -> None:
     line = StepFunction()
     for at_s, value in ((5.0, 2.0), (10.0, 2.0), (25.0, 6.0)):
         line.set_value(at_s, value)
     assert line.compute_means(np.array([0.0, 10.0, 20.0, 30.0])).tolist() == [1.0, 2.0, 4.0]
 
 
-def test_a_line_without_a_step_is_nothing_everywhere() -> None:
+def test_empty_step_function_is_zero() -> None:
     assert StepFunction().compute_means(np.array([0.0, 10.0, 20.0])).tolist() == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(AT_S, AT_S, st.integers(1, 64)), max_size=30), AT_S, st.floats(1.0, 1e6))
-def test_means_of_runs_are_those_of_a_sum_run_by_run(
+def test_interval_means_match_a_sum_over_runs(
     runs: list[tuple[float, float, int]], begin_s: float, length_s: float
 ) -> None:
     edges_s = begin_s + length_s * np.arange(4)
@@ -48,7 +48,7 @@ def test_means_of_runs_are_those_of_a_sum_run_by_run(
 
 
 @given(AT_S, st.floats(0.0, 1e9))
-def test_edges_cover_the_time_in_few_equal_and_round_steps(start_s: float, length_s: float) -> None:
+def test_intervals_are_equal_round_and_few(start_s: float, length_s: float) -> None:
     edges_s = compute_interval_edges(start_s, start_s + length_s)
     assert edges_s[0] == start_s
     assert edges_s[-1] >= start_s + length_s - 1e-6 * length_s
@@ -56,12 +56,12 @@ def test_edges_cover_the_time_in_few_equal_and_round_steps(start_s: float, lengt
     assert round_up_length(round(edges_s[1] - edges_s[0])) == pytest.approx(edges_s[1] - edges_s[0])
 
 
-def test_round_lengths_divide_each_other_so_that_series_can_be_brought_to_one_step() -> None:
+def test_round_lengths_divide_each_other() -> None:
     lengths_s = sorted({round_up_length(least_s) for least_s in range(1, 90_000, 7)})
     assert all(longer % shorter == 0.0 for shorter, longer in pairwise(lengths_s[:-1]))
     assert (round_up_length(86_401.0), math.fmod(86_400.0, lengths_s[-2])) == (172_800.0, 0.0)
 
 
-def test_few_values_are_kept_and_many_become_quantiles() -> None:
+def test_many_values_become_quantiles() -> None:
     assert compute_quantiles([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
     assert compute_quantiles([float(value) for value in range(5_001)]) == pytest.approx(range(0, 5_001, 5))

@@ -1,4 +1,4 @@
-"""A world that hides something: jobs end when their own work is done, whatever was believed of it."""
+"""Simulations with a ground truth: jobs end when their true work is done."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lone_jobs(count: int = 12) -> tuple[JobRow, ...]:
 
 
 class Beliefs:
-    """Watches what policies believe of running jobs."""
+    """Records what policies see of running jobs."""
 
     def __init__(self) -> None:
         self.remaining_steps: list[float] = []
@@ -45,18 +45,18 @@ class Beliefs:
                 self.remaining_steps.append(job.remaining_steps(tick.report.now_s) or 0.0)
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Of no interest."""
+        """Ignore demand."""
 
 
-def test_jobs_run_as_long_as_in_the_trace_on_its_gpus_whatever_is_hidden() -> None:
+def test_jobs_run_as_long_as_in_the_trace() -> None:
     jobs = lone_jobs()
-    (told,) = simulate(jobs, DEMAND, CLUSTER, "fifo", seed=1).policies
+    (declared,) = simulate(jobs, DEMAND, CLUSTER, "fifo", seed=1).policies
     (true,) = simulate(jobs, DEMAND, CLUSTER, "fifo", seed=1, options=SimulationOptions(truth=TRUTH)).policies
-    assert true.completed == told.completed == len(jobs)
-    assert true.jct_s.mean == pytest.approx(told.jct_s.mean, rel=0.005), "steps are whole, so lengths are rounded"
+    assert true.completed == declared.completed == len(jobs)
+    assert true.jct_s.mean == pytest.approx(declared.jct_s.mean, rel=0.005), "steps are whole, so lengths are rounded"
 
 
-def test_a_job_past_its_declared_length_runs_on_and_is_believed_to_have_some_way_to_go() -> None:
+def test_job_past_its_declared_length_continues_with_an_estimated_rest() -> None:
     policies = load_policy_set("fifo")
     options = SimulationOptions(truth=GroundTruth(duration=0.5))
     world = build_scenario(lone_jobs(), DEMAND, CLUSTER, policies, seed=1, curves=CurveCache(), options=options)
@@ -69,12 +69,12 @@ def test_a_job_past_its_declared_length_runs_on_and_is_believed_to_have_some_way
     assert min(beliefs.remaining_steps) > 0.0
 
 
-def test_no_policy_sees_the_true_length_or_speed() -> None:
+def test_policies_do_not_see_true_length_or_speed() -> None:
     curves = CurveCache()
     rows = lone_jobs()
-    told = build_submissions([replace(row, model="") for row in rows], CLUSTER, curves, elastic=True)
+    declared = build_submissions([replace(row, model="") for row in rows], CLUSTER, curves, elastic=True)
     hidden = build_true_submissions(rows, CLUSTER, curves, GroundTruth(error=0.15, duration=0.5, seed=2), elastic=True)
-    for plain, one in zip(told, hidden, strict=True):
+    for plain, one in zip(declared, hidden, strict=True):
         assert one.spec.steps != one.steps_true
         assert 0.5 <= one.spec.steps / plain.spec.steps <= 1.5
         assert one.spec.duration_estimate_s is not None
@@ -83,7 +83,7 @@ def test_no_policy_sees_the_true_length_or_speed() -> None:
         assert ratio == pytest.approx(one.spec.steps / plain.spec.steps, rel=0.01)
 
 
-def test_the_bound_is_the_shortest_true_run_time_and_the_same_for_every_policy() -> None:
+def test_bound_is_the_shortest_true_run_time_for_all_policies() -> None:
     curves, rows = CurveCache(), lone_jobs()
     rigid = build_true_submissions(rows, CLUSTER, curves, TRUTH, elastic=False)
     elastic = build_true_submissions(rows, CLUSTER, curves, TRUTH, elastic=True)
@@ -93,7 +93,7 @@ def test_the_bound_is_the_shortest_true_run_time_and_the_same_for_every_policy()
         assert bool(one.spec.model) == (row.gpus >= 2)
 
 
-def test_a_world_as_told_is_the_trace_itself() -> None:
+def test_default_ground_truth_is_the_trace() -> None:
     curves, rows = CurveCache(), lone_jobs()
     assert build_true_submissions(rows, CLUSTER, curves, NOTHING_HIDDEN, elastic=True) == build_submissions(
         rows, CLUSTER, curves, elastic=True

@@ -1,4 +1,4 @@
-"""Measured curves: what was measured, what lies between, and what nobody knows."""
+"""Measured curves: measured points, interpolation and shapes without a plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def time_s(
     return found.iteration_time_s
 
 
-def test_only_measured_counts_have_a_plan_however_the_gpus_lie() -> None:
+def test_only_measured_counts_have_a_plan_in_any_placement() -> None:
     steps = [StepByGpuCount("t4", "gpt2", 16, gpus, 8.0 / gpus) for gpus in (1, 2, 4)]
     assert time_s(steps, shape(4, gpu="t4")) == time_s(steps, shape(3, 1, gpu="t4")) == 2.0
     assert point(steps, shape(3, gpu="t4")) == "gpt2 at batch 16 was measured on 1 t4, 2 t4, 4 t4"
@@ -48,14 +48,14 @@ def test_only_measured_counts_have_a_plan_however_the_gpus_lie() -> None:
     assert [curves.covers("gpt2", 16), curves.covers("gpt2", 32), curves.covers("bert", 16)] == [True, False, False]
 
 
-def test_the_best_plan_of_a_placement_counts() -> None:
+def test_best_plan_of_a_placement_is_used() -> None:
     steps = (*placed({(8,): 1.0}), *placed({(8,): 0.75}, ONLY_TENSOR), *placed({(8,): 0.9}, ExecPlan(recompute=True)))
     best = point(steps, shape(8))
     assert isinstance(best, ParallelPlan)
     assert (best.iteration_time_s, best.stages[0].strategies[0].tp) == (0.75, 8)
 
 
-def test_the_text_of_a_plan_becomes_a_parallel_plan() -> None:
+def test_measured_plan_becomes_a_parallel_plan() -> None:
     whole = point(placed({(8, 8, 8, 8, 8, 8): 2.0}, ExecPlan(3, 4, 4)), shape(*[8] * 6), batch=4)
     assert isinstance(whole, ParallelPlan)
     first = whole.stages[0].strategies[0]
@@ -67,14 +67,14 @@ def test_the_text_of_a_plan_becomes_a_parallel_plan() -> None:
     assert (offloaded.samples_per_s, offloaded.peak_bytes_per_gpu) == (8.0, 0)
 
 
-def test_laying_nodes_together_makes_no_plan_slower() -> None:
+def test_fewer_nodes_are_no_slower() -> None:
     steps = placed({(6, 6, 6, 6): 5.0, (4, 4, 4, 4, 4, 4): 6.0}, ExecPlan(6, 4, 1))
     assert time_s(steps, shape(8, 8, 8)) == 6.0
     assert time_s(steps, shape(6, 6, 6, 6)) == 5.0
     assert isinstance(point(steps, shape(8, 8, 7, 1)), str), "a part of four does not fit on one"
 
 
-def test_between_two_placements_the_time_is_on_the_straight_line() -> None:
+def test_time_between_two_placements_is_interpolated() -> None:
     steps = placed({(2,): 1.8, (4,): 1.0, (8,): 0.6, (1, 1): 2.6, (5, 3): 0.8})
     assert time_s(steps, shape(3)) == pytest.approx(1.4)
     assert time_s(steps, shape(6)) == pytest.approx(0.8)
@@ -84,13 +84,13 @@ def test_between_two_placements_the_time_is_on_the_straight_line() -> None:
     ), "more GPUs are not slower where the measured ones are not"
 
 
-def test_a_line_is_never_below_a_convex_curve() -> None:
+def test_interpolation_is_an_upper_bound_of_a_convex_curve() -> None:
     measured: dict[tuple[int, ...], float] = {(gpus,): 4.0 / gpus + 0.1 for gpus in (1, 2, 4, 8)}
     for gpus in range(1, 9):
         assert time_s(placed(measured), shape(gpus)) >= 4.0 / gpus + 0.1 - 1e-12
 
 
-def test_beyond_what_was_measured_and_between_other_plans_there_is_nothing() -> None:
+def test_no_extrapolation_and_no_interpolation_of_other_plans() -> None:
     assert isinstance(point(placed({(2,): 1.8, (4,): 1.0}), shape(8)), str)
     assert isinstance(point(placed({(4,): 1.8, (8,): 1.0}, ExecPlan(1, 4, 1)), shape(6)), str)
     assert isinstance(point(placed({(4,): 1.8}), shape(2)), str)
@@ -102,7 +102,7 @@ def shared(at: tuple[int, ...], samples: dict[int, tuple[float, float]]) -> list
     return [StepByLocalBatch("t4", "gpt2", len(at), sum(at), at, local, *times) for local, times in samples.items()]
 
 
-def test_each_gpu_takes_its_share_of_the_batch_in_micro_batches_that_were_measured() -> None:
+def test_local_batch_is_split_into_measured_micro_batches() -> None:
     steps = shared((2, 1), {4: (1.0, 0.25), 8: (1.5, 0.25)})
     at = shape(2, 1, gpu="t4")
     assert time_s(steps, at, batch=24) == 1.5
@@ -112,7 +112,7 @@ def test_each_gpu_takes_its_share_of_the_batch_in_micro_batches_that_were_measur
     assert isinstance(point(steps, shape(3, gpu="t4")), str)
 
 
-def test_of_several_orders_of_nodes_the_slowest_counts_and_large_shapes_go_by_their_counts() -> None:
+def test_slowest_measurement_wins_and_large_shapes_use_counts() -> None:
     steps = [*shared((2, 1), {8: (1.5, 0.25)}), *shared((2, 1), {8: (2.0, 0.25)}), *shared((2, 1), {8: (1.0, 0.5)})]
     assert time_s(steps, shape(2, 1, gpu="t4"), batch=24) == 2.0
     many = [StepByLocalBatch("t4", "gpt2", 6, 24, (), 8, 3.0, 1.0)]
@@ -120,7 +120,7 @@ def test_of_several_orders_of_nodes_the_slowest_counts_and_large_shapes_go_by_th
     assert isinstance(point(many, shape(*[4] * 5, gpu="t4"), batch=160), str)
 
 
-def test_measured_curves_go_before_the_solvers() -> None:
+def test_measured_curves_take_precedence_over_the_solver() -> None:
     book = CurveCache([placed({(8,): 123.0}, ONLY_TENSOR)])
     spec = JobSpec("a", 8, 8, model="gpt2", global_batch=16)
     plan = book.get_job_point(spec, shape(8)).plan

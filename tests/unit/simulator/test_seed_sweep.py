@@ -1,4 +1,4 @@
-"""Sweeps over seeds: intervals, paired differences, and that processes change nothing."""
+"""Simulations under several seeds: intervals, paired differences and parallel processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INPUTS = SimulationInputs(
 )
 
 
-def timeless(report: PolicyReport) -> PolicyReport:
+def without_durations(report: PolicyReport) -> PolicyReport:
     return replace(report, wall_s=0.0, tick_s=TickTimes(0.0, 0.0, 0.0))
 
 
@@ -37,34 +37,34 @@ def timeless(report: PolicyReport) -> PolicyReport:
     ("freedom", "bound"),
     [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (5, 2.57058), (9, 2.26216), (30, 2.04227), (999, 1.96234)],
 )
-def test_students_bounds_are_those_of_the_printed_tables(freedom: int, bound: float) -> None:
+def test_student_t_bounds_match_published_tables(freedom: int, bound: float) -> None:
     assert compute_student_t_bound(0.95, freedom) == pytest.approx(bound, rel=1e-5)
 
 
-def test_an_interval_is_that_of_the_hand_calculation() -> None:
+def test_confidence_interval_matches_a_manual_calculation() -> None:
     half = 4.30265 * 2.0 / 3**0.5
     assert compute_confidence_interval([8.0, 10.0, 12.0]) == pytest.approx(
         {"mean": 10.0, "low": 10.0 - half, "high": 10.0 + half}
     )
 
 
-def test_processes_give_the_reports_of_simulate_and_count_every_job() -> None:
-    told: list[tuple[int, int]] = []
-    runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2), processes=2, progress=lambda *done: told.append(done))
+def test_parallel_reports_equal_those_of_simulate() -> None:
+    calls: list[tuple[int, int]] = []
+    runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2), processes=2, progress=lambda *done: calls.append(done))
     alone = [simulate(INPUTS.jobs, INPUTS.demand, INPUTS.cluster, "fifo,ebbtide", seed=seed) for seed in (1, 2)]
     for run, expected in zip(runs, alone, strict=True):
         assert run.seed == expected.seed
-        assert list(map(timeless, run.policies)) == list(map(timeless, expected.policies))
+        assert list(map(without_durations, run.policies)) == list(map(without_durations, expected.policies))
         assert run.series == expected.series
-    assert told[-1] == (48, 48)
+    assert calls[-1] == (48, 48)
 
 
-def test_a_sweep_tells_means_intervals_and_differences_to_the_first_policy() -> None:
+def test_report_has_means_intervals_and_differences_to_the_first_policy() -> None:
     runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2, 3))
-    told = SweepReport(runs).to_json()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert (told["seeds"], told["runs"]) == ([1, 2, 3], [run.to_json() for run in runs])
-    fifo, ebbtide = told["policies"]
+    document = SweepReport(runs).to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert (document["seeds"], document["runs"]) == ([1, 2, 3], [run.to_json() for run in runs])
+    fifo, ebbtide = document["policies"]
     assert (fifo["policy"], fifo["differences"], ebbtide["policy"]) == ("fifo", {}, "ebbtide")
     lent = [[policy.loaned_gpu_hours for policy in run.policies] for run in runs]
     assert ebbtide["figures"]["loaned_gpu_hours"] == compute_confidence_interval([mine for _, mine in lent])
@@ -73,16 +73,16 @@ def test_a_sweep_tells_means_intervals_and_differences_to_the_first_policy() -> 
     )
     assert ebbtide["figures"]["loaned_gpu_hours"]["low"] < ebbtide["figures"]["loaned_gpu_hours"]["high"]
     assert fifo["figures"]["jobs"] == {"mean": 12.0, "low": 12.0, "high": 12.0}
-    assert set(fifo["figures"]) == set(flatten_figures(told["runs"][0]["policies"][0]))
+    assert set(fifo["figures"]) == set(flatten_figures(document["runs"][0]["policies"][0]))
 
 
-def test_what_another_process_refuses_is_refused_here() -> None:
+def test_error_of_another_process_is_raised() -> None:
     jobs = (JobRow(2, "a", 0.0, 10.0, 9),)
     with pytest.raises(WorkloadError, match="jobs line 2"):
         simulate_seeds(replace(INPUTS, jobs=jobs), "fifo,ebbtide", (1, 2), processes=2)
 
 
-def test_a_policy_that_cannot_go_to_another_process_is_refused_by_name() -> None:
+def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
     mine = replace(load_policy_set("fifo"), name="mine", order=lambda snapshot, settings: ())
-    with pytest.raises(ValueError, match=r"policy mine cannot go to another process: .*; allowed: functions that a"):
+    with pytest.raises(ValueError, match=r"policy mine .*process"):
         simulate_seeds(INPUTS, [mine], (0, 1), processes=2)

@@ -1,4 +1,4 @@
-"""Seeded faults: the same seed strikes the same, and at the end nothing is left broken."""
+"""Seeded faults are reproducible, and all their effects end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NAMES = tuple(node.name for node in NODES)
 RATES = FaultRates(until_s=100_000.0, mean_gap_s=dict.fromkeys(FaultKind, 3_000.0))
 
 
-def struck(seed: int) -> list[tuple[float, int]]:
-    """When something happened, and how many nodes were up afterwards; then all faults are over."""
+def run_faults(seed: int) -> list[tuple[float, int]]:
+    """Return the times of faults and how many nodes were up after each, until all faults have ended."""
     world = SimulatedExecutor(NODES)
     faults = SeededFaultInjector(seed, NAMES, RATES)
     faults.wrap_store(MemoryStore())
@@ -44,19 +44,19 @@ def struck(seed: int) -> list[tuple[float, int]]:
     return story
 
 
-def test_the_same_seed_strikes_the_same_and_another_one_differently() -> None:
-    assert struck(1) == struck(1)
-    assert struck(1) != struck(2)
+def test_faults_are_determined_by_the_seed() -> None:
+    assert run_faults(1) == run_faults(1)
+    assert run_faults(1) != run_faults(2)
 
 
-def test_when_the_faults_are_over_every_node_is_back() -> None:
-    story = struck(3)
+def test_all_nodes_are_up_after_the_faults() -> None:
+    story = run_faults(3)
     assert min(up for _, up in story) < len(NODES)
     assert story[-1][1] == len(NODES)
     assert story[-1][0] <= RATES.until_s
 
 
-def test_a_stale_executor_shows_the_last_observation_again() -> None:
+def test_stale_executor_repeats_its_last_observation() -> None:
     world = RecordingExecutor()
     stale = StaleExecutor(world)
     first = stale.observe()
@@ -67,7 +67,7 @@ def test_a_stale_executor_shows_the_last_observation_again() -> None:
     assert stale.stale_observations == 1
 
 
-def test_a_lossy_store_refuses_or_writes_and_dies() -> None:
+def test_lossy_store_refuses_commits_or_crashes_after_them() -> None:
     memory = MemoryStore()
     lease = memory.acquire_lease("test", now_s=0.0, ttl_s=math.inf)
     assert lease is not None
@@ -85,7 +85,7 @@ def test_a_lossy_store_refuses_or_writes_and_dies() -> None:
     assert lossy.count_pending_commands() == 1
 
 
-def test_a_world_without_faults_is_left_as_it_is() -> None:
+def test_no_faults_changes_nothing() -> None:
     store, world = MemoryStore(), SimulatedExecutor(NODES)
     faults = NoFaults()
     assert faults.wrap_store(store) is store

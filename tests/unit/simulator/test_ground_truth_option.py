@@ -1,4 +1,4 @@
-"""Truth: what is drawn is seeded, spreads as documented, and is named by a readable option."""
+"""GroundTruth: distributions of its draws, and parsing of the option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def row(gpus: int, job_id: str = "a", model: str = "") -> JobRow:
     return JobRow(2, job_id, 0.0, 600.0, gpus, model=model, global_batch=8 if model else 0)
 
 
-def test_the_option_reads_as_it_is_written() -> None:
+def test_option_is_parsed() -> None:
     assert parse_ground_truth("models, error=0.15,duration=0.5") == GroundTruth(models=True, error=0.15, duration=0.5)
     assert parse_ground_truth("") == NOTHING_HIDDEN
 
@@ -30,12 +30,12 @@ def test_the_option_reads_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     "text", ["model", "models=1", "error", "error=", "error=x", "error=1", "duration=-0.1", "error=0.1,error=0.2"]
 )
-def test_what_the_option_does_not_know_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(ValueError, match=r"got .*allowed: models, error=S and duration=S"):
+def test_invalid_option_is_refused_with_accepted_values(text: str) -> None:
+    with pytest.raises(ValueError, match=r"models, error=S and duration=S"):
         parse_ground_truth(text)
 
 
-def test_errors_are_drawn_for_each_job_and_count_with_mean_1() -> None:
+def test_step_time_errors_have_mean_1() -> None:
     truth = GroundTruth(error=0.15, seed=3)
     factors = [truth.draw_step_time_factor(f"job-{number}", gpus) for number in range(1000) for gpus in (4, 8)]
     assert len(set(factors)) == len(factors)
@@ -48,20 +48,20 @@ def test_errors_are_drawn_for_each_job_and_count_with_mean_1() -> None:
     )
 
 
-def test_declared_lengths_lie_evenly_within_the_share_of_the_true_ones() -> None:
+def test_declared_lengths_are_uniform_around_the_true_ones() -> None:
     ratios = [GroundTruth(duration=0.5).draw_declared_ratio(f"job-{number}") for number in range(1000)]
     assert min(ratios) == pytest.approx(0.5, abs=0.01)
     assert max(ratios) == pytest.approx(1.5, abs=0.01)
     assert mean(ratios) == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_world_as_told_hides_nothing() -> None:
+def test_default_has_no_errors() -> None:
     assert NOTHING_HIDDEN.matches_declaration
     assert NOTHING_HIDDEN.draw_step_time_factor("a", 4) == NOTHING_HIDDEN.draw_declared_ratio("a") == 1.0
     assert not list(NOTHING_HIDDEN.draw_models(row(8)))
 
 
-def test_jobs_from_2_gpus_on_without_a_model_are_offered_each_model_of_their_size_once() -> None:
+def test_each_model_of_the_size_is_drawn_once() -> None:
     truth = GroundTruth(models=True)
     assert not list(truth.draw_models(row(1)))
     assert not list(truth.draw_models(row(8, model="gpt2")))
@@ -73,7 +73,7 @@ def test_jobs_from_2_gpus_on_without_a_model_are_offered_each_model_of_their_siz
 
 
 @pytest.mark.parametrize("gpus", SIZES)
-def test_every_model_of_a_size_has_a_plan_there(gpus: int) -> None:
+def test_every_model_has_a_plan_at_its_size(gpus: int) -> None:
     shape = GpuShape.packed("a100-80g", gpus, 8)
     for one in GroundTruth(models=True).draw_models(row(gpus)):
         request = CurveRequest(one.model, "", one.global_batch, one.sequence_length)

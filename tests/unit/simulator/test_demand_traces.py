@@ -26,22 +26,22 @@ def rows(*amounts: float, is_load: bool = True, pool: str = "inference") -> list
     return [DemandRow(at + 2, at * 600.0, pool, amount, is_load) for at, amount in enumerate(amounts)]
 
 
-def test_the_largest_load_needs_peak_gpus_and_the_rest_is_in_proportion() -> None:
+def test_loads_are_scaled_to_peak_gpus() -> None:
     (trace,) = build_demand_traces(rows(50.0, 200.0, 100.0), CLUSTER)
     assert trace == DemandTrace("inference", (0.0, 600.0, 1200.0), (3.0, 12.0, 6.0))
 
 
-def test_gpus_are_taken_as_they_are() -> None:
+def test_gpus_are_not_scaled() -> None:
     (trace,) = build_demand_traces(rows(0.0, 99.0, is_load=False), FLAT)
     assert trace.gpus == (0.0, 99.0)
 
 
-def test_near_zero_loads_are_gaps_and_hold_the_value_before() -> None:
+def test_near_zero_loads_take_the_previous_value() -> None:
     assert fill_gaps([0.0, 100.0, 0.0, 0.9, 120.0, 99.0, 98.0]) == [*[100.0] * 4, 120.0, 99.0, 98.0]
     assert fill_gaps([100.0, 2.0, 100.0]) == [100.0, 2.0, 100.0], "quiet is not missing"
 
 
-def test_after_the_first_pass_the_trace_repeats_with_seeded_changes() -> None:
+def test_trace_repeats_with_seeded_changes() -> None:
     trace = DemandTrace("inference", (0.0, 600.0), (10.0, 20.0))
     first, second, again, last = islice(trace.iter_changes(7), 4)
     assert (first, second) == (DemandChange(0.0, "inference", 10.0), DemandChange(600.0, "inference", 20.0))
@@ -52,7 +52,7 @@ def test_after_the_first_pass_the_trace_repeats_with_seeded_changes() -> None:
     assert list(islice(trace.iter_changes(7), 40)) != list(islice(trace.iter_changes(8), 40))
 
 
-def test_changes_of_several_pools_come_in_order_of_time() -> None:
+def test_changes_of_several_pools_are_in_order_of_time() -> None:
     traces = [DemandTrace("a", (0.0, 600.0), (1.0, 2.0)), DemandTrace("b", (300.0, 400.0), (1.0, 2.0))]
     times_s = [change.at_s for change in islice(merge_demand_changes(traces, 1), 20)]
     assert times_s == sorted(times_s)
@@ -68,7 +68,7 @@ def test_changes_of_several_pools_come_in_order_of_time() -> None:
         ([*rows(1.0, is_load=False), *rows(1.0, 2.0)[1:]], "line 3: pool inference mixes gpus and load"),
     ],
 )
-def test_a_demand_that_does_not_fit_the_cluster_is_refused(trace: list[DemandRow], message: str) -> None:
+def test_demand_that_does_not_fit_the_cluster_is_refused(trace: list[DemandRow], message: str) -> None:
     with pytest.raises(DemandError, match=message):
         build_demand_traces(trace, FLAT)
 
@@ -81,13 +81,13 @@ def shared(**series: list[float]) -> list[DemandRow]:
     ]
 
 
-def test_a_pool_takes_the_series_of_its_name_or_the_one_that_it_names() -> None:
+def test_pool_uses_its_own_series_or_the_one_it_names() -> None:
     pools = [*CLUSTER.pools, CLUSTER.pools[1].model_copy(update={"name": "chat", "demand": "fn1", "peak_gpus": 6.0})]
     cluster = CLUSTER.model_copy(update={"pools": pools})
     first, second = build_demand_traces(shared(fn0=[9.0, 9.0], fn1=[0.0, 2.0], inference=[1.0, 2.0]), cluster)
     assert (first.pool, first.gpus) == ("inference", (6.0, 12.0))
     assert (second.pool, second.gpus) == ("chat", (0.0, 6.0)), "a zero of a file of many series is a quiet time"
-    with pytest.raises(DemandError, match="line 1: no demand of pool inference: got fn0, fn1; allowed: a series"):
+    with pytest.raises(DemandError, match="line 1: .* pool inference: got fn0, fn1"):
         build_demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
-    with pytest.raises(DemandError, match="line 1: no demand of pool chat: got inference; allowed: rows of every"):
+    with pytest.raises(DemandError, match="line 1: .* pool chat: got inference"):
         build_demand_traces(rows(1.0), cluster)

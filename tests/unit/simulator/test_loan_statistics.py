@@ -1,4 +1,4 @@
-"""Loans, recalls and shortages, counted from the states around each tick."""
+"""LoanStatistics counts loans, recalls and shortages from the snapshots around each tick."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.builders import a_fleet, a_loan
 POOLS, NODES = a_fleet(training=1, inference=2, gpus_per_node=4, lending=LendingPolicy(cold_start_s=100.0))
 
 
-class Story:
-    """States of one loan book, told in order of time."""
+class Timeline:
+    """Snapshots of one simulation in order of time."""
 
     def __init__(self) -> None:
         self.book = LoanStatistics(POOLS.values(), NODES.values())
@@ -34,8 +34,8 @@ LENT = a_loan("i1")
 RECALLED = a_loan("i1", LoanState.RECALLED, return_by_s=1000.0)
 
 
-def test_a_loan_is_counted_once_with_its_time_and_its_recall() -> None:
-    story = Story()
+def test_loan_counts_once_with_duration_and_recall() -> None:
+    story = Timeline()
     story.at(0.0, a_loan("i1", LoanState.OFFERED))
     story.at(60.0, LENT)
     story.at(700.0, RECALLED)
@@ -45,22 +45,22 @@ def test_a_loan_is_counted_once_with_its_time_and_its_recall() -> None:
     assert (book.loans, book.recalls, book.recalls_late, book.loaned_gpu_s) == (1, 1, 0, 4000.0)
 
 
-def test_a_node_that_comes_home_after_its_deadline_is_late() -> None:
-    story = Story()
+def test_node_returned_after_its_deadline_is_late() -> None:
+    story = Timeline()
     story.at(700.0, RECALLED)
     story.at(1000.5)
     assert story.book.recalls_late == 1
 
 
-def test_a_loan_that_is_still_out_at_the_end_counts_up_to_then() -> None:
-    story = Story()
+def test_open_loan_counts_until_the_end() -> None:
+    story = Timeline()
     story.at(100.0, LENT)
     story.book.finish(replace(story.state, now_s=600.0))
     assert story.book.loaned_gpu_s == 2400.0
 
 
-def test_an_interval_is_short_when_loans_leave_fewer_gpus_than_needed() -> None:
-    story = Story()
+def test_interval_is_short_when_loans_leave_too_few_gpus() -> None:
+    story = Timeline()
     story.demand(0.0, 3.0)
     story.at(10.0, LENT)
     story.demand(600.0, 5.0)
@@ -69,8 +69,8 @@ def test_an_interval_is_short_when_loans_leave_fewer_gpus_than_needed() -> None:
     assert story.book.compute_short_ratio() == ShortageRatio(1 / 3, 1 / 3)
 
 
-def test_a_returned_node_serves_only_after_its_cold_start() -> None:
-    story = Story()
+def test_returned_node_serves_after_its_cold_start() -> None:
+    story = Timeline()
     story.at(0.0, LENT)
     story.at(950.0)
     story.demand(1000.0, 8.0, first_pass=False)
@@ -79,8 +79,8 @@ def test_a_returned_node_serves_only_after_its_cold_start() -> None:
     assert story.book.compute_short_ratio() == ShortageRatio(0.0, 0.5)
 
 
-def test_demand_above_the_capacity_is_not_the_loans_fault() -> None:
-    story = Story()
+def test_demand_above_the_capacity_is_no_shortage() -> None:
+    story = Timeline()
     story.demand(0.0, 50.0)
     story.book.finish(replace(story.state, now_s=600.0))
     assert story.book.compute_short_ratio() == ShortageRatio(0.0, 0.0)
