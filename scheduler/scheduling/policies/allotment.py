@@ -1,7 +1,4 @@
-"""Allotment: what each job that wants to run should hold now. Policy sets that preempt by an order decide by one.
-
-Jobs that want GPUs of one model, each with the counts that it may have and its speed on them.
-"""
+"""Allotment: the GPUs that each job should hold now. Policy sets that preempt by an order decide by an allotment."""
 
 from __future__ import annotations
 
@@ -27,8 +24,12 @@ from scheduler.scheduling.policies.speed import gpu_model, linear_step_times_s, 
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """`gpus`: what each job that wants to run should hold now, in order of precedence; absent or 0: it waits, with the
-    reason in `waiting`. `valid_until_s`: when time alone will change it; infinite where only an event does."""
+    """The GPUs that each job should hold.
+
+    Attributes:
+        gpus: by job, in order of precedence; a job that is absent or at 0 waits, with the reason in `waiting`.
+        valid_until_s: when the allotment changes by time alone; infinite if only an event can change it.
+    """
 
     gpus: Mapping[str, int]
     waiting: Mapping[str, Reason]
@@ -36,13 +37,13 @@ class Allotment:
 
 
 Allot = Callable[[Snapshot, int, PolicySettings], Allotment]
-"""The allotment of so many GPUs: those on nodes that training may use now."""
+"""Return the allotment of this many GPUs, which are on nodes that training may use now."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedJob:
-    """Where a job stands in an order: the smaller `key`, the earlier. `ground` is the figure that put it there: its
-    name with the unit, its value, and the words that follow it."""
+    """A job's place in an order: smaller `sort_key` first. `measure` is the figure behind it: name with unit, value,
+    words for it."""
 
     job: Job
     sort_key: tuple[float, ...]
@@ -50,13 +51,14 @@ class RankedJob:
 
 
 def wants_gpus(job: Job) -> bool:
-    """The job runs or waits for GPUs. One that was preempted a moment ago counts: it keeps its place in the order."""
+    """Return whether the job runs or waits for GPUs. A job that was just preempted counts, so that it keeps its
+    place."""
     waits = job.state in (JobState.QUEUED, JobState.PREEMPTED)
     return (waits or job.is_placed) and job.intent is Intent.RUN
 
 
 def capacity_by_kind(snapshot: Snapshot) -> Counter[GpuKind]:
-    """GPUs of nodes that serve training, and those in use on nodes that take nothing new but need not be left."""
+    """Count the GPUs of nodes that serve training, and GPUs in use on closed nodes that need not be vacated."""
     found = Counter(snapshot.index.training_gpus)
     for job in snapshot.jobs.values():
         for name, indices in job.allocation.target.items():
@@ -67,7 +69,7 @@ def capacity_by_kind(snapshot: Snapshot) -> Counter[GpuKind]:
 
 
 def held_by_kind(snapshot: Snapshot, job: Job) -> Counter[GpuKind]:
-    """The GPUs that a job has to run on, those of nodes that training owns first."""
+    """Count the GPUs that a job holds by kind, those of nodes that training owns first."""
     found: Counter[GpuKind] = Counter()
     nodes = [snapshot.nodes[name] for name in job.allocation.target if name in snapshot.nodes]
     for node in sorted(nodes, key=snapshot.is_lent):
@@ -76,10 +78,10 @@ def held_by_kind(snapshot: Snapshot, job: Job) -> Counter[GpuKind]:
 
 
 def allot_in_order(snapshot: Snapshot, capacity: int, ranked_jobs: Iterable[RankedJob]) -> Allotment:
-    """Each job its smallest count or nothing, in order, passing over whoever does not fit into what is left.
+    """Give each job its smallest count or nothing, in order, passing over jobs that do not fit into the rest.
 
-    Priority comes first. Of equals a running job stays, then the one submitted first goes first. A running job is
-    counted where it runs, since it keeps its GPUs; one that waits may take any model that it could run on.
+    Priority comes first. Among equals, running jobs come first, then the earliest submission. A running job counts
+    where it runs, since it keeps its GPUs; a waiting job may take any model that it can run on.
     """
     every = capacity_by_kind(snapshot)
     left, sizes, choices = Counter(every), node_sizes(snapshot), _KindsByRequest(every)
@@ -102,7 +104,7 @@ def allot_in_order(snapshot: Snapshot, capacity: int, ranked_jobs: Iterable[Rank
 
 
 class _KindsByRequest:
-    """The kinds of GPU that a job may have, worked out once for all jobs with the same wishes."""
+    """The kinds of GPU that a job may have, computed once for all jobs with the same request."""
 
     def __init__(self, every: Iterable[GpuKind]) -> None:
         self._every = sorted(every)
@@ -121,7 +123,7 @@ def _precedence_key(ranked: RankedJob) -> tuple[float | str, ...]:
 
 
 def _sort_models(counts: Counter[GpuKind], kinds: Iterable[GpuKind]) -> list[str]:
-    """GPU models, the one with most GPUs first."""
+    """Return GPU models, the one with most GPUs first."""
     totals: dict[str, int] = {}
     for gpu, lent in kinds:
         totals[gpu] = totals.get(gpu, 0) + counts[gpu, lent]
@@ -144,9 +146,11 @@ def _waiting_reason(ranked: RankedJob, position: int, left: int, every: int) -> 
     need = ranked.job.spec.min_gpus
     numbers = {"needed_gpus": float(need), "free_gpus": float(left), "position": position + 1.0, name: figure}
     if need > every:
-        detail = f"needs {need} {ranked.job.spec.gpu or 'GPUs'}, more than all nodes have that it may use now"
+        model = f" {ranked.job.spec.gpu}" if ranked.job.spec.gpu else ""
+        detail = f"needs {need}{model} GPUs; only {every} are on nodes that this job can use"
         return Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
-    detail = f"{figure:,.0f} {words}, number {position + 1} in order; needs {gpu_sets.format_gpu_count(need)}, {left} left for it"
+    place = f"position {position + 1} with {figure:,.0f} {words}"
+    detail = f"{place}; needs {gpu_sets.format_gpu_count(need)}, {left} free for this job"
     return Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
 
 
@@ -156,8 +160,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`counts`: [1 + options] 0 for nothing, then GPUs, rising; `speeds`: [1 + options] steps/s on them. `steps`: to
-    go, for a job of unknown length as many again as it has done."""
+    """A job that wants GPUs of one model, with the counts that it may have and its speed on them.
+
+    `counts` [1 + options] is 0 for nothing, then GPUs, ascending; `speeds` [1 + options] is steps/s. `steps` is the
+    remaining work; a job of unknown length is assumed to need as many steps again as it has done.
+    """
 
     job: Job
     counts: Ints
@@ -166,7 +173,7 @@ class Candidate:
 
     @property
     def smallest_count(self) -> int:
-        """The smallest count; 0 where there is none at all."""
+        """The smallest count; 0 if there is none."""
         return int(self.counts[1]) if len(self.counts) > 1 else 0
 
     def missing_plan_reason(self) -> Reason:
@@ -175,13 +182,13 @@ class Candidate:
 
 
 Speeds = Callable[[Snapshot, Job, Mapping[str, int]], tuple[Ints, Floats]]
-"""Counts and speeds of a job, in a fleet of nodes of these sizes."""
+"""Return counts and speeds of a job in a fleet with nodes of these sizes."""
 
 
 def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> list[tuple[int, list[Candidate]]]:
-    """For each GPU model what training has of it, at most `capacity`, and the jobs whose speed is judged on it.
+    """Return, for each GPU model, the GPUs of training, at most `capacity`, and the jobs whose speed is measured on it.
 
-    The published policies know one GPU model: a job that may run on several contends for the one it is judged on.
+    The published policies know one GPU model, so a job that can run on several contends only for that one.
     """
     sizes, gpus = node_sizes(snapshot), Counter[str]()
     for (gpu, _), count in capacity_by_kind(snapshot).items():
@@ -196,8 +203,13 @@ def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> li
 
 
 def curve_speeds(*, requires_speedup: bool = True) -> Speeds:
-    """Counts with a plan, holes left out, at the speed of the job's curve; where `thrifty`, only those that are faster
-    than every smaller one. Equal curves and ranges are read once."""
+    """Return speeds by the jobs' curves, only for counts with a plan.
+
+    Equal curves and ranges are read once.
+
+    Args:
+        requires_speedup: keep only counts that are faster than every smaller one.
+    """
     seen: dict[tuple[str, str | None, int, int], tuple[Ints, Floats]] = {}
 
     def speeds(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> tuple[Ints, Floats]:
@@ -216,7 +228,7 @@ def curve_speeds(*, requires_speedup: bool = True) -> Speeds:
 
 
 def linear_speeds(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> tuple[Ints, Floats]:
-    """Every count of the range, each GPU worth as much as any other of the job's, whatever its curve says."""
+    """Return every count of the range, each GPU worth as much as any other, whatever the job's curve says."""
     step_s = linear_step_times_s(snapshot, job, sizes)(1)
     counts = np.append(0, np.arange(min_feasible_gpus(snapshot, job, sizes), job.spec.max_gpus + 1 if step_s else 0))
     return counts, counts / (step_s or 1.0)

@@ -1,10 +1,7 @@
 """Policies for jobs with deadlines: earliest deadline first, and ElasticFlow's minimum satisfactory shares.
 
 Sources: ElasticFlow, ASPLOS'23, sections 4.1 (admission) and 4.2 (allocation); its simulator, pkusys/ElasticFlow.
-
-Whose deadlines can be met together: ElasticFlow's admission control (ASPLOS'23, section 4.1), without a memory.
-
-GPUs that are left from now on, and what a job needs of them to meet its deadline: ElasticFlow's minimum share.
+Admission keeps no state here: it is computed anew at each tick.
 """
 
 from __future__ import annotations
@@ -32,10 +29,11 @@ from scheduler.scheduling.policies.settings import PolicySettings
 
 
 def earliest_deadline_first(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
-    """Earliest deadline first within priority, jobs without a deadline last; each takes the largest count that is left.
+    """Allot by earliest deadline within priority, jobs without a deadline last; each takes the largest remaining count.
 
-    The largest, even where the job is slower on it: so does the EDF that ElasticFlow is measured against (its
-    simulator, `edf_sim_allocation`), and so it meets few deadlines. An inelastic job takes its count or nothing.
+    The largest count is taken even if the job is slower on it, as in the EDF baseline of ElasticFlow
+    (`edf_sim_allocation` of its simulator), which therefore meets few deadlines. An inelastic job takes its count or
+    nothing.
     """
     gpus: dict[str, int] = {}
     waiting: dict[str, Reason] = {}
@@ -50,16 +48,16 @@ def earliest_deadline_first(snapshot: Snapshot, capacity: int, settings: PolicyS
 
 
 def elastic_deadline_shares(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
-    """ElasticFlow: each admitted job its minimum satisfactory share, the rest by marginal return.
+    """Allot by ElasticFlow: each admitted job gets its minimum satisfactory share, the rest goes by marginal return.
 
-    A job is admitted if it and all admitted before it meet their deadlines by progressive filling, earliest deadline
-    first (`deadline_admission`). Those that have GPUs are asked first, then those that wait, in order of submission.
-    What is left goes step by step to the job whose GPU-time to the end grows least for each GPU more; a job
-    without any comes first. Counts at which a job is no faster than on fewer are never used.
+    A job is admitted if it and all jobs admitted before it meet their deadlines by progressive filling, earliest
+    deadline first (`compute_minimum_shares`). Jobs that have GPUs are considered first, then waiting jobs, in order of
+    submission. The rest goes step by step to the job whose total GPU time grows least per additional GPU; a job without
+    any GPUs comes first. Counts at which a job is no faster than on fewer are never used.
 
-    The paper admits a job once, when it is submitted, and drops those that it does not admit. Here nothing is
-    remembered and nobody dropped: all are asked again at each tick, so a job may be admitted when room has come up,
-    runs as best effort on what is left until then, and a promise may break where others' progress shifts it.
+    The paper admits a job once, on submission, and drops jobs that are not admitted. Here no state is kept and no job
+    is dropped: all are considered anew at each tick. A job may be admitted later, runs as best effort until then, and
+    can lose its admission if the progress of others changes.
     """
     gpus: dict[str, int] = {}
     waiting: dict[str, Reason] = {}
@@ -89,7 +87,7 @@ def _deadline_key(candidate: Candidate) -> tuple[float, float, float, str]:
 
 
 def _distribute_rest(order: Sequence[Candidate], shares: Mapping[str, int], gpus: int) -> dict[str, int]:
-    """Everybody's count, once what the shares leave of `gpus` has been dealt by marginal return."""
+    """Return each job's count after the rest of `gpus` has been distributed by marginal return."""
     counts = {one.job.id: shares.get(one.job.id, 0) for one in order}
     left = gpus - sum(counts.values())
     steps = [step for rank, one in enumerate(order) if (step := _next_step(one, counts[one.job.id], rank))]
@@ -106,7 +104,7 @@ def _distribute_rest(order: Sequence[Candidate], shares: Mapping[str, int], gpus
 
 
 def _next_step(candidate: Candidate, count: int, rank: int) -> tuple[float, int, int] | None:
-    """(GPU-seconds that the job takes more for each GPU more, rank, the next larger count); None at its largest."""
+    """Return (extra GPU-seconds per additional GPU, rank, next larger count); None at the job's largest count."""
     at = int(candidate.counts.searchsorted(count, side="right"))
     if at == len(candidate.counts):
         return None
@@ -120,14 +118,14 @@ def _next_step(candidate: Candidate, count: int, rank: int) -> tuple[float, int,
 def _waiting_reason(candidate: Candidate, left: int, position: int) -> Reason:
     if not candidate.smallest_count:
         return candidate.missing_plan_reason()
-    before = "nobody" if not position else "1 job" if position == 1 else f"{position} jobs"
-    detail = f"needs {gpu_sets.format_gpu_count(candidate.smallest_count)}, {left} left with {before} before it"
+    before = "1 job" if position == 1 else f"{position} jobs"
+    detail = f"needs {gpu_sets.format_gpu_count(candidate.smallest_count)}, {left} left after {before} before it"
     numbers = {"needed_gpus": float(candidate.smallest_count), "free_gpus": float(left), "position": position + 1.0}
     return Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
 
 
 def _unreachable_reason(candidate: Candidate, left: int, position: int, now_s: float) -> Reason:
-    """Why a job that was not admitted waits: its deadline, unless it has none, no plan, or no length to judge it by."""
+    """Return why a job that was not admitted waits: its deadline, unless it has none, no plan, or no known length."""
     behind, left_s = _waiting_reason(candidate, left, position), candidate.job.deadline_at_s - now_s
     if left_s == inf or not candidate.smallest_count or not candidate.job.spec.steps:
         return behind
@@ -136,18 +134,18 @@ def _unreachable_reason(candidate: Candidate, left: int, position: int, now_s: f
     fastest = f"{least_s:,.0f} s on {gpu_sets.format_gpu_count(int(candidate.counts[-1]))}, its fastest"
     when = f"its deadline is in {left_s:,.0f} s" if left_s > 0 else f"its deadline passed {-left_s:,.0f} s ago"
     alone = left_s > least_s
-    why = "what others were promised leaves too little before it" if alone else "it cannot be met any more"
-    detail = f"{when} and {why} ({fastest}); waits for what is left: {behind.detail}"
+    why = "GPUs for other deadlines leave too few for it" if alone else "it can no longer be met"
+    detail = f"{when} and {why} ({fastest}); runs as best effort: {behind.detail}"
     return Reason(ReasonCode.DEADLINE_UNREACHABLE, detail, numbers)
 
 
 TOLERANCE_S = 1e-6
-"""Being late by less is rounding."""
+"""A delay below this is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A job that asks to be admitted, its deadline `left_s` seconds from now."""
+    """A job that requests admission, with its deadline `time_left_s` seconds from now."""
 
     candidate: Candidate
     time_left_s: float
@@ -159,25 +157,27 @@ class AdmissionRequest:
 
 
 def admission_key(candidate: Candidate) -> tuple[float, bool, float, str]:
-    """The order in which jobs are asked: those that have GPUs, then those that wait, in order of submission."""
+    """Return the order of admission: jobs that have GPUs, then waiting jobs, in order of submission."""
     job = candidate.job
     return (-job.spec.priority, not job.is_placed, job.submitted_at_s, job.id)
 
 
 def compute_minimum_shares(candidates: Iterable[Candidate], gpus: int, now_s: float) -> dict[str, int]:
-    """The jobs whose deadlines `gpus` GPUs can meet together, in order of their deadlines, each with its minimum
-    satisfactory share of now (0: it begins later)."""
-    book, asking = _AdmissionPlan(gpus), list[AdmissionRequest]()
+    """Return the jobs whose deadlines `gpus` GPUs can meet together, in order of deadlines.
+
+    Each comes with its present minimum satisfactory share, which is 0 if it starts later.
+    """
+    plan, requests = _AdmissionPlan(gpus), list[AdmissionRequest]()
     for one in sorted(candidates, key=admission_key):
         left_s = one.job.deadline_at_s - now_s + TOLERANCE_S
         if left_s < inf and one.job.spec.steps and 0.0 < one.steps <= one.speeds[-1] * left_s:
-            asking.append(AdmissionRequest(one, left_s))
-    book.admit(asking)
-    return book.shares()
+            requests.append(AdmissionRequest(one, left_s))
+    plan.admit(requests)
+    return plan.shares()
 
 
 class _AdmissionPlan:
-    """Who has been admitted to so many GPUs so far, in order of deadlines, and what each leaves of them."""
+    """The jobs admitted so far, in order of deadlines, and the GPUs that each leaves."""
 
     def __init__(self, gpus: int) -> None:
         self._entries: list[AdmissionRequest] = []
@@ -188,7 +188,8 @@ class _AdmissionPlan:
         return {entry.candidate.job.id: count for entry, count in zip(self._entries, self._counts, strict=True)}
 
     def admit(self, requests: Sequence[AdmissionRequest]) -> None:
-        """Whoever fits, in the order given. All at once where that goes, else one by one, then ever more at a time."""
+        """Admit each job that fits, in the order given: all at once if possible, else one by one with growing
+        batches."""
         at, many = 0, len(requests)
         while at < len(requests):
             if self._admit_all(requests[at : at + many]):
@@ -212,12 +213,12 @@ class _AdmissionPlan:
 
 
 ROUNDING = 1e-9
-"""Steps below this share of a job's are taken for rounding."""
+"""Steps below this share of a job's work are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvailabilityProfile:
-    """`free[i]` GPUs are left from `starts_s[i]` seconds from now until the next start, the last for ever."""
+    """`free[i]` GPUs are free from `starts_s[i]` seconds from now until the next start; the last entry has no end."""
 
     starts_s: Floats
     free: Ints
@@ -227,11 +228,11 @@ class AvailabilityProfile:
         return cls(np.zeros(1), np.array([gpus]))
 
     def reserve_share(self, candidate: Candidate, deadline_s: float) -> tuple[AvailabilityProfile, int] | None:
-        """What is left once the job has its minimum satisfactory share, and what it gets of it now.
+        """Return what is left after the job's minimum satisfactory share, and the job's present part of it.
 
-        The share is the smallest count with which the job is done `deadline_s` seconds from now if, whenever less is
-        left, it takes the largest of its counts that fits (progressive filling: ElasticFlow, ASPLOS'23, section 4.1).
-        None where even its largest count is too little. Larger counts must be faster.
+        The share is the smallest count with which the job finishes `deadline_s` seconds from now if it takes the
+        largest of its counts that fits whenever less is free (progressive filling: ElasticFlow, ASPLOS'23, section
+        4.1). None if even its largest count is too small. Larger counts must be faster.
         """
         within = int(self.starts_s.searchsorted(deadline_s))
         starts_s, spans_s = self.starts_s[:within], np.empty(within)
@@ -259,7 +260,7 @@ class AvailabilityProfile:
         return self._without(candidate.counts[taken[: last + 1]], float(end_s)), int(candidate.counts[taken[0]])
 
     def _without(self, used: Ints, end_s: float) -> AvailabilityProfile:
-        """Less `used` GPUs in the first segments, the last of which is cut at `end_s`."""
+        """Return the profile less `used` GPUs in the first segments, the last of which ends at `end_s`."""
         size, whole = len(used), len(self.starts_s)
         cut = size == whole or end_s < self.starts_s[size]
         starts_s, free = np.empty(whole + cut), np.empty(whole + cut, dtype=self.free.dtype)

@@ -1,4 +1,4 @@
-"""AFS-L: apathetic future shares, for jobs of known length (Hwang et al., NSDI'21, section 4)."""
+"""AFS-L: apathetic future shares for jobs of known length (Hwang et al., NSDI'21, section 4)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from scheduler.scheduling.policies.settings import PolicySettings
 def elastic_shares(
     snapshot: Snapshot, capacity: int, settings: PolicySettings, *, speeds: Speeds = linear_speeds
 ) -> Allotment:
-    """The base of every job that fits, shortest first, then GPU by GPU to the job that wins against all others.
+    """Allot the base of every job that fits, shortest first, then GPU by GPU to the job that wins against all others.
 
-    Of two jobs the one with less time to go wins unless the longer one gains more (`_wins`). Ours: a job's first item
-    is its whole minimum (the paper's is one GPU), and the pairs meet in a tournament, because the paper's rule is
-    no total order. Scaling is taken for linear; `speeds=by_curve()` believes the curves, and leaves out their holes.
+    Of two jobs, the one with less remaining time wins unless the longer one gains more (`_wins`). Two differences to
+    the paper: a job's first item is its whole minimum (in the paper it is one GPU), and pairs meet in a tournament,
+    because the paper's rule is no total order. Scaling is assumed to be linear; with `speeds=curve_speeds()` it follows
+    the curves, without counts that have no plan.
     """
     gpus: dict[str, int] = {}
     waiting: dict[str, Reason] = {}
@@ -39,8 +40,11 @@ def elastic_shares(
 
 @dataclass(frozen=True, slots=True)
 class GrowthStep:
-    """A job's next step up: `gpus` more. From speed p to p' it is worth (p' - p) / p a GPU to whoever ends first, and
-    (p' - p) / p' to whoever ends later."""
+    """A job's next step up by `gpus` GPUs.
+
+    From speed p to p', it is worth (p' - p) / p per GPU to the job that ends first, and (p' - p) / p' to one that ends
+    later.
+    """
 
     remaining_s: float
     gpus: int
@@ -49,11 +53,11 @@ class GrowthStep:
 
 
 def _wins(candidate: GrowthStep, other: GrowthStep) -> bool:
-    """The next GPU should be `one`'s rather than `other`'s.
+    """Return whether `candidate` rather than `other` should get the next GPU.
 
-    Let a end first of the two, W / p seconds from now, and b later. The GPU is worth
-    W / p - W / p' to a, and by waiting for it b loses W / p' x (p_b' - p_b) / p_b'. The second is more exactly if
-    (p_b' - p_b) / p_b' > (p_a' - p_a) / p_a.
+    Let a be the job of the two that ends first, W / p seconds from now, and b the other. The GPU is worth W / p - W /
+    p' to a. By waiting for it, b loses W / p' x (p_b' - p_b) / p_b'. The latter is larger exactly if (p_b' - p_b) /
+    p_b' > (p_a' - p_a) / p_a.
     """
     if candidate.remaining_s <= other.remaining_s:
         return candidate.gain_first >= other.gain_later
@@ -61,7 +65,7 @@ def _wins(candidate: GrowthStep, other: GrowthStep) -> bool:
 
 
 def _distribute_rest(based: Sequence[Candidate], left: int) -> list[int]:
-    """Counts of the jobs once `left` GPUs beyond their bases have been dealt."""
+    """Return the counts of the jobs after `left` GPUs beyond their bases have been distributed."""
     counts, most = [one.smallest_count for one in based], [int(one.counts[-1]) for one in based]
     if sum(most) - sum(counts) <= left:
         return most
@@ -73,7 +77,7 @@ def _distribute_rest(based: Sequence[Candidate], left: int) -> list[int]:
         winners[node] = _winner(steps, winners[2 * node], winners[2 * node + 1])
     while (at := winners[1]) is not None:
         step = steps[at]
-        assert step is not None, "a job without a next step is out of the tournament"
+        assert step is not None, "a job without a next step has left the tournament"
         if step.gpus <= left:
             left -= step.gpus
             counts[at] += step.gpus
@@ -95,7 +99,7 @@ def _winner(steps: Sequence[GrowthStep | None], first: int | None, second: int |
 
 
 def _list_growth_steps(candidate: Candidate) -> Iterator[GrowthStep]:
-    """The job's steps up from its base."""
+    """Yield the job's steps up from its base."""
     counts, speeds = candidate.counts[1:].tolist(), candidate.speeds[1:].tolist()
     for (low, slow), (high, fast) in pairwise(zip(counts, speeds, strict=True)):
         more, gain = high - low, fast - slow
@@ -113,6 +117,6 @@ def _waiting_reason(candidate: Candidate, left: int, position: int) -> Reason:
     need, run_s = candidate.smallest_count, candidate.steps / float(candidate.speeds[1])
     numbers = {"needed_gpus": float(need), "free_gpus": float(left), "position": position + 1.0, "remaining_s": run_s}
     detail = (
-        f"{run_s:,.0f} s to go; needs {gpu_sets.format_gpu_count(need)}, {left} left with {position} shorter before it"
+        f"{run_s:,.0f} s remaining; needs {gpu_sets.format_gpu_count(need)}, {left} left after {position} shorter jobs"
     )
     return Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)

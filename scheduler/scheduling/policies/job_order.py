@@ -1,8 +1,8 @@
-"""Who comes next: functions Snapshot -> ids of the waiting jobs, first come first.
+"""Orders of pending jobs, and allotments that preempt by an order.
 
-Orders that preempt: by the time or the service that a job still needs, or by the service that it has had.
-
-Each allots every job its smallest count or nothing (`allot_in_order`). Least attained service needs no job's length.
+An order returns the ids of pending jobs, first come first. An allotment gives every job its smallest count or nothing
+(`allot_in_order`), by remaining time, remaining service or attained service. Least attained service needs no job's
+length.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from scheduler.scheduling.policies.speed import efficient_gpus, node_sizes, rema
 
 
 def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
-    """Order of submission within priority."""
+    """Order by submission within priority."""
     queued = _pending_jobs(snapshot)
     return tuple(job.id for job in sorted(queued, key=lambda job: (-job.spec.priority, job.submitted_at_s, job.id)))
 
 
 def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
-    """Least remaining time at the job's minimum first, within priority, with ageing.
+    """Order by least remaining time at the job's minimum, within priority, with ageing.
 
-    Remaining time is divided by 1 + waited / ageing_s, so that a long job comes nearer to the front while it waits
-    (Lyra, EuroSys'23, section 5: shortest job first for base demand; the ageing is ours). That alone lets an endless
-    stream of short jobs pass, so overdue ones come first, in order of submission.
+    Remaining time is divided by 1 + waited / ageing_s, so that a long job moves forward while it waits (Lyra,
+    EuroSys'23, section 5: shortest job first for base demand; ageing is our addition). An endless stream of short jobs
+    could still pass it, so overdue jobs come first, in order of submission.
     """
     sizes = node_sizes(snapshot)
 
@@ -46,11 +46,11 @@ def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[st
 
 
 def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
-    """As `shortest_remaining`, by remaining time x GPUs: of jobs that want the same GPUs more can start with those that
-    want little of them (smallest service first, Tiresias, NSDI'19, section 3).
+    """Order as `shortest_remaining`, by remaining time x GPUs: more jobs can start if those that need few GPUs go first
+    (smallest service first, Tiresias, NSDI'19, section 3).
 
-    Both are those on the fewest GPUs that are used well. A job with a deadline is taken for no longer than the time it
-    can still wait and meet it on those.
+    Both refer to the fewest GPUs that the job uses efficiently. A job with a deadline counts at most the time that it
+    can still wait and meet the deadline on those GPUs.
     """
     sizes, now_s, patience_s = node_sizes(snapshot), snapshot.now_s, _patience_s(settings)
 
@@ -69,13 +69,13 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
 
 
 def remaining_service_gpu_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> float:
-    """GPU-seconds that the job has to go, on the fewest GPUs that are used well."""
+    """Return the remaining GPU-seconds of a job on the fewest GPUs that it uses efficiently."""
     gpus = efficient_gpus(snapshot, job, sizes)
     return remaining_s(snapshot, job, gpus, sizes) * gpus
 
 
 def shortest_job_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
-    """Least run time in all at the job's smallest count first, within priority; last come those of unknown length."""
+    """Order by least total run time at the job's smallest count, within priority; jobs of unknown length come last."""
     sizes = node_sizes(snapshot)
 
     def key(job: Job) -> tuple[float, float, float, str]:
@@ -87,7 +87,7 @@ def shortest_job_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[st
 
 
 def is_overdue(job: Job, now_s: float, settings: PolicySettings) -> bool:
-    """The job has waited so long that nobody behind it may take GPUs that it could use."""
+    """Return whether the job has waited so long that no job behind it may take GPUs that it could use."""
     return _waited_s(job, now_s) > _patience_s(settings)
 
 
@@ -105,43 +105,43 @@ def _pending_jobs(snapshot: Snapshot) -> list[Job]:
 
 
 LAS_LIMITS_GPU_S = (3250.0, 7200.0)
-"""Attained service at which a job falls into the second and into the third queue: with these limits Muri's simulator
-(github.com/Rivendile/Muri, simulator/jobs.py) runs Tiresias."""
+"""Attained service at which a job moves to the second and to the third queue; Muri's simulator
+(github.com/Rivendile/Muri, simulator/jobs.py) runs Tiresias with these limits."""
 _ROUNDING_GPU_S = 1e-3
 
 
 def shortest_remaining_time(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
-    """Least run time to go at a job's smallest count first."""
+    """Allot by least remaining run time at a job's smallest count."""
 
     def rank(job: Job, left_s: float) -> RankedJob:
-        return RankedJob(job, (left_s,), ("remaining_s", left_s, "s to go"))
+        return RankedJob(job, (left_s,), ("remaining_s", left_s, "s remaining"))
 
     return _allot_by_remaining(snapshot, capacity, rank)
 
 
 def shortest_remaining_service(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
-    """Least run time to go times GPUs first (Tiresias, NSDI'19, section 3)."""
+    """Allot by least remaining run time x GPUs (Tiresias, NSDI'19, section 3)."""
 
     def rank(job: Job, left_s: float) -> RankedJob:
         left_gpu_s = left_s * job.spec.min_gpus
-        return RankedJob(job, (left_gpu_s,), ("remaining_gpu_s", left_gpu_s, "GPU-s to go"))
+        return RankedJob(job, (left_gpu_s,), ("remaining_gpu_s", left_gpu_s, "GPU-s remaining"))
 
     return _allot_by_remaining(snapshot, capacity, rank)
 
 
 def least_attained_service(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
-    """Discretised two-dimensional least attained service (Tiresias-L, NSDI'19, section 3.2).
+    """Allot by discretised two-dimensional least attained service (Tiresias-L, NSDI'19, section 3.2).
 
-    A job falls into a lower queue each time its GPU-seconds pass a limit. A higher queue goes first and may preempt;
-    within a queue nobody who runs is preempted, and those who wait come in order of submission. Where
-    `las_promote_ratio` is above 0, a job that waits that many times as long as it has run begins anew in the first
-    queue (the paper's knob against starvation).
+    A job moves to a lower queue each time its GPU-seconds pass a limit. A higher queue goes first and may preempt.
+    Within a queue no running job is preempted, and pending jobs come in order of submission. If `las_promote_ratio` is
+    above 0, a job that waits that many times as long as it has run returns to the first queue (the paper's protection
+    against starvation).
     """
     now_s, ranks, until_s = snapshot.now_s, [], inf
     for job in filter(wants_gpus, snapshot.jobs.values()):
         service_gpu_s, promoted_s = _attained_service(job, now_s, settings.las_promote_ratio)
         queue = bisect_right(LAS_LIMITS_GPU_S, service_gpu_s + _ROUNDING_GPU_S)
-        ranks.append(RankedJob(job, (queue,), ("attained_gpu_s", service_gpu_s, f"GPU-s had, queue {queue + 1}")))
+        ranks.append(RankedJob(job, (queue,), ("attained_gpu_s", service_gpu_s, f"GPU-s used, queue {queue + 1}")))
         if job.is_placed and queue < len(LAS_LIMITS_GPU_S):
             until_s = min(until_s, now_s + (LAS_LIMITS_GPU_S[queue] - service_gpu_s) / job.allocation.held_gpus)
         elif not job.is_placed and queue:
@@ -157,10 +157,11 @@ def _allot_by_remaining(snapshot: Snapshot, capacity: int, rank: Callable[[Job, 
 
 
 def _attained_service(job: Job, now_s: float, promote_ratio: float) -> tuple[float, float]:
-    """GPU-seconds had, of a promoted job only those of its present run; and when a waiting job will be promoted.
+    """Return the GPU-seconds used (of a promoted job only those of its present run), and when a pending job is
+    promoted.
 
-    Nothing has to be remembered: all that a job had waited when it started, and had had, stand still while it runs.
-    Half the ratio holds for one that runs, so that the time of its start does not undo its promotion.
+    No state is kept: waiting time and usage at a job's start stay constant while it runs. For a running job half the
+    ratio applies, so that the time of its start does not undo its promotion.
     """
     account, allocation = job.account, job.allocation
     total_gpu_s = account.gpu_s + max(0.0, now_s - account.settled_at_s) * allocation.held_gpus

@@ -1,9 +1,10 @@
-"""The multiple-choice knapsack, exactly: one item of each group, so that the values are most and the budget holds.
+"""Exact solution of the multiple-choice knapsack: one item of each group, with the largest total value within the
+budget.
 
 The relaxation climbs the groups' concave hulls by falling slope (Sinha and Zoltners, Operations Research 27, 1979). Its
-break slope prices a unit of budget; every other item then loses a known amount against its group's best, and a choice
-that loses more in all than the best one found so far is out. What is left, few items as a rule, goes through a dynamic
-programme over the budget, the groups with least to lose first (Pisinger, EJOR 83, 1995).
+break slope is the price of a unit of budget. Every other item then loses a known amount against its group's best, and a
+choice that loses more in total than the best one found so far is ruled out. The few remaining items go through a
+dynamic programme over the budget, the groups with least to lose first (Pisinger, EJOR 83, 1995).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 CELLS_MAX = 1 << 22
-"""Cells of the dynamic programme that one call may fill. It takes 2,000 groups made to be hard to come near, and then
-0.2 s; without the bounds, 60 groups of 8 items over 300 GPUs would be 144,000 cells."""
+"""Cells of the dynamic programme that one call may fill. It takes 2,000 deliberately hard groups to approach it, and
+then 0.2 s. Without the bounds, 60 groups of 8 items over 300 GPUs would be 144,000 cells."""
 ROUNDING = 1e-12
-"""Differences below this share of all values are taken for rounding."""
+"""Differences below this share of all values are rounding errors."""
 
 
 class Item(NamedTuple):
-    """Having `gpus` GPUs, with the job's remaining run time then."""
+    """A count of GPUs with the job's remaining run time on it."""
 
     gpus: int
     remaining_s: float
@@ -36,17 +37,18 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`items`: [groups] positions of the chosen items. `gap`: the best choice is worth at most this much more; 0 where
-    this one is proven to be the best."""
+    """Positions of the chosen items, [groups]. The best choice is worth at most `gap` more; 0 if this one is proven
+    optimal."""
 
     items: Ints
     gap: float
 
 
 def solve_knapsack(groups: Mapping[str, list[Item]], budget: int) -> Mapping[str, int]:
-    """Counts that cut the sum of remaining times most, at most `budget` GPUs above the first item of each group.
+    """Return counts that reduce the sum of remaining times most, with at most `budget` GPUs above the first item of
+    each group.
 
-    The items of a group stand in order of their GPUs. Holes and gains in any order are allowed.
+    The items of a group are in order of their GPUs. Gaps, and gains in any order, are allowed.
     """
     if not groups:
         return {}
@@ -60,11 +62,14 @@ def solve_knapsack(groups: Mapping[str, list[Item]], budget: int) -> Mapping[str
 def solve_multiple_choice(
     weights: Ints, values: Floats, starts: Ints, budget: int, *, cells_max: int = CELLS_MAX
 ) -> Selection:
-    """The choice of most value whose weight is at most `budget` above that of the first items together.
+    """Return the choice of largest value whose weight is at most `budget` above that of the first items together.
 
-    `weights`, `values`: [items], group after group, weights rising within each; `starts`: [groups] first positions.
-    Values are finite. Proven to be the best, unless more than `cells_max` cells of the dynamic programme are called
-    for: then the best choice so far is returned with its gap.
+    The result is proven optimal, unless more than `cells_max` cells of the dynamic programme are needed. The best
+    choice found is then returned with its gap.
+
+    Args:
+        weights, values: [items], group after group, with rising weights within each; values are finite.
+        starts: [groups], first positions.
     """
     owner = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(weights)))
     weights, values = weights - weights[starts][owner], values - values[starts][owner]
@@ -86,7 +91,8 @@ def solve_multiple_choice(
 
 
 def _solve_relaxation(weights: Ints, values: Floats, owner: Ints, starts: Ints, budget: int) -> tuple[Ints, int, float]:
-    """The items that the relaxation takes whole, the budget that it then splits, and the slope at which it does."""
+    """Return the items that the relaxation takes whole, the budget that it then splits, and the slope at which it
+    does."""
     hull = _upper_hull(weights, values)
     inside = owner[hull[1:]] == owner[hull[:-1]]
     low, high = hull[:-1][inside], hull[1:][inside]
@@ -102,11 +108,11 @@ def _solve_relaxation(weights: Ints, values: Floats, owner: Ints, starts: Ints, 
 
 
 def _upper_hull(weights: Ints, values: Floats) -> Ints:
-    """Positions on the upper concave hulls: a point below the line between any two others is on none."""
+    """Return positions on the upper concave hulls; a point below the line between two others is on none."""
     kept = np.arange(len(weights))
     while True:
         low, high = kept[:-1], kept[1:]
-        width = weights[high] - weights[low]  # not above 0 from one group to the next, which starts anew at 0
+        width = weights[high] - weights[low]  # not above 0 between groups, because each starts at 0
         slope = (values[high] - values[low]) / np.maximum(width, 1)
         below = (width[:-1] > 0) & (width[1:] > 0) & (slope[:-1] < slope[1:])
         if not below.any():
@@ -125,7 +131,7 @@ class _Layer:
 
 
 class _CoreSearch:
-    """Dynamic programme over how far the weight deviates from the relaxed choice: [deviations] -> least loss.
+    """Dynamic programme over the deviation of the weight from the relaxed choice: [deviations] -> least loss.
 
     A choice with loss l and deviation d <= room misses the relaxation's bound by l + price x (room - d).
     """
@@ -134,14 +140,14 @@ class _CoreSearch:
         self._step, self._loss, self._owner, self._room, self._price = step, loss, owner, room, price
 
     def search(self, miss: float, least: float, cells_max: int) -> tuple[list[int] | None, float]:
-        """The items that differ from the relaxed choice (None: nothing misses less than `miss`), and the gap."""
+        """Return the items that differ from the relaxed choice (None: nothing misses less than `miss`), and the gap."""
         groups, up, down = self._groups(miss)
         layers: list[_Layer] = []
         found: tuple[int, int] | None = None
         low, losses, cells = 0, np.zeros(1), 0
         for at, group in enumerate(groups):
             items = group[self._loss[group] < miss]
-            if miss <= least or not len(items):  # the groups behind have more to lose than this one
+            if miss <= least or not len(items):  # all later groups have more to lose
                 break
             cells += len(losses) * len(items)
             if cells > cells_max:
@@ -162,8 +168,10 @@ class _CoreSearch:
         return self._backtrack(layers, found), 0.0
 
     def _groups(self, miss: float) -> tuple[list[Ints], Floats, Floats]:
-        """Items that may pay, by group, those with least to lose first, and for what follows each group: the least
-        loss at which a unit of weight can be put on and taken off."""
+        """Return useful items by group, those with least to lose first, and the cheapest rates of the later groups.
+
+        The rates, for what follows each group, are the least losses at which a unit of weight can be added and removed.
+        """
         items = np.flatnonzero((self._loss < miss) & (self._step != 0))
         if not len(items):
             return [], np.zeros(1), np.zeros(1)

@@ -1,4 +1,4 @@
-"""How many of a pool's nodes may be on loan now."""
+"""Policies for the number of a pool's nodes that may be on loan now."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from scheduler.scheduling.policies.settings import PolicySettings
 
 @dataclass(frozen=True, slots=True)
 class LendingTarget:
-    """`nodes`: how many loans the pool can bear. `may_grow`: new ones are allowed, not only the ones that run, up to
-    `lasting_nodes`: what it can bear for as long as a loan has to last at least."""
+    """The number of loans that a pool can bear.
+
+    `allows_new_loans` permits new loans up to `lasting_nodes`, which the pool can bear for the shortest duration of a
+    loan.
+    """
 
     nodes: int
     allows_new_loans: bool
@@ -23,25 +26,27 @@ class LendingTarget:
 
 
 def lend_nothing(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
-    """For policy sets that do not lend: whatever is still lent goes home."""
+    """Lend nothing: nodes that are still on loan are returned."""
     return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "this policy set does not lend"))
 
 
 def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
-    """Whole nodes that inference will not need within the time it takes to get them back and serving again.
+    """Lend whole nodes that inference will not need within the time it takes to recall them and serve again.
 
-    floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does
-    with its LSTM; the quantile and the bounds of the pool's owner are ours. Of a cordoned node only what inference has
-    there counts, because it can put nothing new on it. Without a demand reading nothing is lent; while the reading is
-    stale or the forecast missing, nothing new is. A new loan has to fit beside the demand of the shortest loan that is
-    worth making too; one that runs is not recalled for that.
+    floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does with
+    its LSTM; the quantile and the bounds of the pool's owner are additions. A cordoned node counts only with what
+    inference has on it, because inference can add nothing there. Without a demand reading nothing is lent; with a stale
+    reading or without a forecast, there are no new loans. A new loan must also fit the forecast demand over the
+    shortest worthwhile loan; running loans are not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
     if snapshot.switches.loans_recalled or not rules.enabled:
         return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "lending is switched off"))
     if reading is None:
-        return LendingTarget(0, False, Reason(ReasonCode.INFERENCE_NEEDS_NODE, f"no demand of {pool.name} is known"))
+        return LendingTarget(
+            0, False, Reason(ReasonCode.INFERENCE_NEEDS_NODE, f"pool {pool.name} has no demand reading")
+        )
     forecast = snapshot.forecasts.get(pool.name)
     needed = max(reading.gpus, forecast.demand_at(rules.quantile)) if forecast else reading.gpus
     stale_s = settings.demand_stale_s if rules.demand_stale_s is None else rules.demand_stale_s
@@ -57,16 +62,16 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     )
     if closed := _closed_gpus(snapshot, pool):
         numbers["cordoned_gpus"] = float(sum(closed))
-        detail = f"{detail}, for {sum(closed)} GPUs of cordoned nodes are no use to it"
+        detail = f"{detail}; {sum(closed)} GPUs are on cordoned nodes"
     reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
     return LendingTarget(nodes, may_grow, reason, lasting_nodes=_spare_nodes(snapshot, pool, lasting))
 
 
 def training_demand_gpus(snapshot: Snapshot, settings: PolicySettings, *, scales: bool) -> float:
-    """GPUs that training would use beyond those that it has or is offered: for waiting jobs, for running ones below
-    their maximum where the set `grows` jobs, and a reserve for jobs to come.
+    """Return the GPUs that training would use beyond those that it has or is offered.
 
-    A node that nobody would use is not lent: inference would drain it for nothing, and want it back.
+    This is the demand of pending jobs, of running jobs below their maximum if the policy set `scales`, and a reserve
+    for future jobs. Unneeded nodes are not lent, because inference would drain them for nothing and want them back.
     """
     ledger = snapshot.index
     wanting = [snapshot.jobs[job_id] for job_id in (*ledger.waiting, *(ledger.below_maximum if scales else ()))]
@@ -87,8 +92,8 @@ def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
 
 
 def _closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
-    """The GPUs on each of the pool's cordoned nodes that are no use to inference, where there are some. A lent node is
-    left out: cordoned, it would be no use at home either."""
+    """Return the GPUs that inference cannot use on each of the pool's cordoned nodes, if any. Lent nodes are left
+    out."""
     nodes, loans, closed = snapshot.nodes, snapshot.loans, list[int]()
     for name in sorted(snapshot.index.cordoned):
         node, loan = nodes[name], loans.get(name)

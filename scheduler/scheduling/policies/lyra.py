@@ -1,7 +1,6 @@
-"""Lyra as published (EuroSys'23): scaling is linear, a reconfiguration has no price, and a node costs what part of its
-jobs it holds.
+"""Lyra as published (EuroSys'23), for comparison with our own policies in `scaling` and `recall_selection`.
 
-To compare our own choices with (`scaling`, `reclaiming`), which follow the curves and count GPU-seconds.
+Scaling is linear, a reconfiguration is free, and a node costs the fraction of its jobs that it holds.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from scheduler.scheduling.policies.speed import linear_step_times_s, min_feasibl
 def linear_counts(
     snapshot: Snapshot, starting: Iterable[str], spare: int, settings: PolicySettings
 ) -> Mapping[str, int]:
-    """GPUs for each elastic job: its second phase, a multiple-choice knapsack (section 5.2).
+    """Return GPUs for each elastic job by Lyra's second phase, a multiple-choice knapsack (section 5.2).
 
-    A group is a job, an item a count of its range, its value the run time that it saves. `spare` free GPUs are dealt
-    together with all that running jobs hold above their base, so that at each full pass every job may change.
+    A group is a job, an item is a count of its range, and its value is the run time that it saves. `spare` free GPUs
+    are distributed together with all that running jobs hold above their base, so that every job may change at each full
+    pass.
     """
     sizes, ledger, budget = node_sizes(snapshot), snapshot.index, spare
     groups: dict[str, list[Item]] = {}
@@ -38,10 +38,10 @@ def linear_counts(
 
 
 def least_linear_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings) -> Mapping[str, int]:
-    """Smaller counts for running jobs that free `missing` flexible GPUs, or as many as there are.
+    """Return smaller counts for running jobs that free `missing` flexible GPUs, or as many as there are.
 
-    Base demand comes before flexible demand (section 5.2): whole flexible parts go, those first that save least for
-    each GPU; only the last job gives up a part.
+    Base demand comes before flexible demand (section 5.2). Whole flexible parts are taken, first those that save least
+    per GPU; only the last job gives up a part.
     """
     sizes = node_sizes(snapshot)
     offers: list[tuple[float, str, int, int]] = []
@@ -60,11 +60,11 @@ def least_linear_gain_first(snapshot: Snapshot, missing: int, settings: PolicySe
 
 
 def least_node_fraction(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
-    """The `count` lent nodes of `pool` to give back: greedily by server preemption cost (section 4.2).
+    """Return the `count` lent nodes of `pool` to give back, chosen greedily by server preemption cost (section 4.2).
 
-    Flexible workers leave first: a job that keeps its minimum elsewhere costs nothing. Any other is preempted and
-    costs 1 / the nodes that it spans; it has then left its other nodes too. Costs are counted anew after each
-    choice. Of equals those go first that training does not use yet.
+    Flexible workers leave first: a job that keeps its minimum elsewhere costs nothing. Any other job is preempted and
+    costs 1 / the nodes that it spans; it has then left its other nodes too. Costs are recomputed after each choice.
+    Among equals, nodes that training does not use yet go first.
     """
     lent = {loan.node: loan.state for loan in snapshot.loans.values() if loan.pool == pool}
     open_nodes = {node for node, state in lent.items() if state in (LoanState.OFFERED, LoanState.ACTIVE)}
@@ -88,14 +88,15 @@ def least_node_fraction(snapshot: Snapshot, pool: str, count: int, settings: Pol
 
 
 def _fraction(job: Job, node: str, leaving: Iterable[str]) -> float:
-    """What of the job is lost with `node` once it has left `leaving`: nothing where it keeps its minimum."""
+    """Return the fraction of the job that is lost with `node` after it has left `leaving`; 0 if it keeps its
+    minimum."""
     present = gpu_sets.without_nodes(job.allocation.target, leaving)
     kept = gpu_sets.count(present) - len(present.get(node, ()))
     return 0.0 if kept >= job.spec.min_gpus or not present else 1.0 / len(present)
 
 
 def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[Item]:
-    """All counts from the job's base on, with its run time then by linear law."""
+    """Return all counts from the job's base on, with its run time under linear scaling."""
     steps, step_s = job.remaining_steps(snapshot.now_s), linear_step_times_s(snapshot, job, sizes)(1)
     if step_s is None:
         return []

@@ -1,4 +1,4 @@
-"""Which exact GPUs: best-fit decreasing over nodes, one GPU model a job."""
+"""Placement policies: best-fit decreasing over nodes, with one GPU model per job."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from scheduler.domain.snapshot import Snapshot
 
 
 def filter_usable(job: Job, rooms: Iterable[FreeGpus]) -> list[FreeGpus]:
-    """The rooms in which `job` may take something: of its GPU model, and lent only if it may be moved about."""
+    """Return the free GPUs that `job` may take: of its GPU model, and lent ones only if it is fungible."""
     gpu, fungible = job.spec.gpu, job.spec.fungible
     return [room for room in rooms if (fungible or not room.is_lent) and (not gpu or room.gpu == gpu)]
 
 
 def best_fit(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
-    """`count` more GPUs for `job`, or None where the free ones do not suffice.
+    """Return `count` more GPUs for `job`, or None if there are not enough.
 
-    A job's base prefers nodes that training owns, what it gets above its minimum prefers lent ones, so that a
-    recall takes flexible workers first (Lyra, EuroSys'23, section 5.3). Within a class: the one node that fits
-    most tightly, else the emptiest nodes first, so that whole NVLink domains are used.
+    A job's base prefers nodes that training owns; GPUs above its minimum prefer lent nodes, so that a recall takes
+    flexible workers first (Lyra, EuroSys'23, section 5.3). Within a class, the tightest single node is taken, else the
+    emptiest nodes first, so that whole NVLink domains are used.
     """
     grows = gpu_sets.count(job.allocation.target) >= job.spec.min_gpus
     return _best_fit(snapshot, rooms, job, count, prefer_lent=grows)
 
 
 def owned_first(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
-    """As `best_fit`, but everything prefers nodes that training owns: what is not on a lent node no recall disturbs.
+    """Place as `best_fit`, but always prefer nodes that training owns, because no recall disturbs them.
 
-    A recall finds lent nodes that nobody uses more often then.
+    A recall then finds unused lent nodes more often.
     """
     return _best_fit(snapshot, rooms, job, count, prefer_lent=False)
 
@@ -44,7 +44,7 @@ def _best_fit(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: in
 
 
 def group_by_model(snapshot: Snapshot, rooms: Iterable[FreeGpus], present: Gpus) -> list[list[FreeGpus]]:
-    """The rooms of each GPU model, the model with most room first; only the present model for a job that has one."""
+    """Return the free GPUs by GPU model, the model with most first; only the present model for a job that has one."""
     models = {snapshot.nodes[node].gpu for node in present if node in snapshot.nodes}
     groups: dict[str, list[FreeGpus]] = {}
     for room in rooms:
@@ -63,12 +63,12 @@ def _pack(candidates: list[FreeGpus], count: int, *, prefer_lent: bool, beside: 
             return taken
         if wanted:
             taken.update({room.node: room.indices for room in group})
-    assert gpu_sets.count(taken) == count, "the caller checked that there is room"
+    assert gpu_sets.count(taken) == count, "the caller checked that there are enough GPUs"
     return taken
 
 
 def _fit(group: list[FreeGpus], count: int, beside: Gpus) -> Gpus:
-    """`count` GPUs out of a group that has them: tightest single node, else emptiest nodes first."""
+    """Return `count` GPUs of a group that has them: the tightest single node, else the emptiest nodes first."""
     taken: dict[str, tuple[int, ...]] = {}
     emptiest_first = sorted(group, key=lambda room: (-len(room.indices), room.node not in beside, room.node))
     for room in emptiest_first:

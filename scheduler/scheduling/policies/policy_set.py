@@ -1,7 +1,7 @@
-"""Policy sets: whole compositions of choices, by name. None of them has a memory between ticks.
+"""Policy sets: complete scheduling disciplines by name. They keep no state between ticks.
 
-A set of one's own needs no change here: an entry point of the group `ebbtide.policies` names a function that takes
-PolicySettings and returns a PolicySet, under the entry point's name.
+You can add a policy set without changing this file: an entry point of the group `ebbtide.policies` names a function
+that takes PolicySettings and returns a PolicySet. The name of the entry point is the name of the set.
 """
 
 from __future__ import annotations
@@ -59,15 +59,21 @@ ENTRY_POINTS = "ebbtide.policies"
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """The policies of one scheduling discipline, one for each question. `paper` is where it was published.
+    """The policies of one scheduling discipline, one for each question.
 
-    `starting_gpus`: how many GPUs of a model a job starts on and keeps. `expected_arrivals`: free GPUs into which
-    running jobs do not grow. `scale`: GPUs for elastic jobs; None leaves jobs at their minimum. `strict_order`: no job
-    passes the head of the queue. `backfill`: reserves the start of the first job that waits, and other jobs pass it
-    only if they do not delay it; None lets them pass. `find_eviction_victims`: jobs elsewhere that are preempted in
-    place of jobs on recalled nodes; None preempts those at once. `allot`: the GPUs of every job, running ones too, in
-    place of `order`, `scale` and `shrink`; with `elastic_allotment` above minimums as well. `requires_speedup`: leave
-    out GPUs on which a job would be no faster.
+    Attributes:
+        paper: where the discipline was published.
+        starting_gpus: how many GPUs of a model a job starts on and keeps.
+        expected_arrivals: free GPUs into which running jobs do not grow.
+        scale: GPUs for elastic jobs; None leaves jobs at their minimum.
+        strict_order: no job passes the head of the queue.
+        backfill: reserves the start of the first pending job; other jobs may pass it only if they do not delay it. None
+            lets them pass.
+        find_eviction_victims: jobs elsewhere that are preempted in place of jobs on recalled nodes; None preempts the
+            latter at once.
+        allot: the GPUs of every job, including running ones, in place of `order`, `scale` and `shrink`; with
+            `elastic_allotment` also above minimums.
+        requires_speedup: leave out GPUs on which a job would not be faster.
     """
 
     name: str
@@ -100,7 +106,7 @@ class PolicySet:
 
 _DEFAULT = PolicySet(
     name="ebbtide",
-    summary="least service first, then GPUs to where the curves end jobs soonest",
+    summary="least service first, then GPUs where scaling curves end jobs soonest",
     paper="ours, ARCHITECTURE.md",
     order=least_service,
     starting_gpus=efficient_gpus,
@@ -160,7 +166,7 @@ _POLICY_SETS = (
     ),
     PolicySet(
         name="opportunistic",
-        summary="first come first, passing who does not fit",
+        summary="first come first served, passing jobs that do not fit",
         paper="baseline of Lyra, EuroSys'23",
         lend=lend_forecast_idle,
     ),
@@ -190,10 +196,10 @@ _BY_NAME = {policies.name: policies for policies in _POLICY_SETS}
 
 
 def load_policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
-    """The named set: one of ours, or one that an entry point adds.
+    """Return the named set: a built-in one, or one from an entry point.
 
     Raises:
-        ValueError: there is no set of this name (the message lists those there are), or its entry point is no good.
+        ValueError: there is no set of this name (the message lists all names), or its entry point fails.
     """
     settings, added = settings or PolicySettings(), [point for point in find_entry_points() if point.name == name]
     if name in _BY_NAME and not added:
@@ -204,31 +210,31 @@ def load_policy_set(name: str, settings: PolicySettings | None = None) -> Policy
     if name in _BY_NAME or len(added) > 1:
         values = " and ".join(point.value for point in added)
         raise ValueError(
-            f"{_describe_entry_point(added[0])}: the name is taken; allowed: a name that no other policy set has ({values})"
+            f"{_describe_entry_point(added[0])}: the name is taken ({values}); choose one that no other policy set has"
         )
     return _load_entry_point(added[0], settings)
 
 
 def list_policy_sets() -> tuple[str, ...]:
-    """Ours, then those that entry points add."""
+    """Return the names of the built-in sets, then of those from entry points."""
     return (*_BY_NAME, *sorted({point.name for point in find_entry_points()} - _BY_NAME.keys()))
 
 
 @cache
 def find_entry_points() -> tuple[EntryPoint, ...]:
-    """Looked for once: that opens a file of every package that is installed."""
+    """Return the entry points. Cached, because the search opens a file of every installed package."""
     return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def _load_entry_point(point: EntryPoint, settings: PolicySettings) -> PolicySet:
-    """What a foreign function makes. Whatever goes wrong in it is told as its fault, under its name."""
+    """Call the function of an entry point. Any exception in it becomes a ValueError that names the entry point."""
     try:
-        made = point.load()(settings)
-    except Exception as wrong:
-        raise ValueError(f"{_describe_entry_point(point)}: {type(wrong).__name__}: {wrong}") from wrong
-    if not isinstance(made, PolicySet):
-        raise ValueError(f"{_describe_entry_point(point)}: returned {type(made).__name__}; allowed: a PolicySet")
-    return replace(made, name=point.name)
+        policies = point.load()(settings)
+    except Exception as error:
+        raise ValueError(f"{_describe_entry_point(point)}: {type(error).__name__}: {error}") from error
+    if not isinstance(policies, PolicySet):
+        raise ValueError(f"{_describe_entry_point(point)}: returned {type(policies).__name__}; allowed: a PolicySet")
+    return replace(policies, name=point.name)
 
 
 def _describe_entry_point(point: EntryPoint) -> str:

@@ -1,14 +1,10 @@
-"""Who gives way where a recall leaves jobs without room: those with most to do, not whoever sat on the node.
+"""Preemption: by a recall that leaves jobs without GPUs, and by a queue that reclaims its guarantee.
 
-A node comes home and its jobs have nowhere to go. To stop a few that have long to run on many GPUs keeps fewer people
-waiting than to stop many that are nearly done: least service first (Tiresias, NSDI'19, section 3), applied at the one
-moment at which somebody has to stop anyway.
+If a recalled node's jobs have nowhere to go, preempting a few jobs with much remaining work on many GPUs delays fewer
+jobs than preempting many that are nearly done: least service first (Tiresias, NSDI'19, section 3).
 
-Who gives way when a queue claims what it is guaranteed: its own flexible GPUs, then whole jobs of borrowers.
-
-Flexible GPUs that a queue has borrowed are no part of this: every waiting job may have those, of whatever queue.
-
-Minimum run time: how long a job that has started is left alone.
+A queue reclaims first its own flexible GPUs, then whole jobs of borrowing queues. Flexible GPUs that a queue has
+borrowed are not part of this, because every pending job of any queue may have them.
 """
 
 from __future__ import annotations
@@ -27,15 +23,16 @@ from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import gpu_model, min_feasible_gpus, node_sizes
 
 PREEMPTION_SERVICE_RATIO = 2.0
-"""How many times as much service a job must have to go as each of those that get its GPUs."""
+"""A victim must have at least this many times the remaining service of each job that gets its GPUs."""
 
 
 def find_preemption_victims(
     snapshot: Snapshot, stranded: Iterable[Job], exempt: Collection[str], settings: PolicySettings
 ) -> Mapping[str, tuple[str, ...]]:
-    """Running jobs that give way, each with the stranded jobs that get its GPUs, those with least to do first.
+    """Return running jobs to preempt, each with the stranded jobs that get its GPUs, those with least remaining service
+    first.
 
-    None of `exempt`, none that has just begun or must not be moved about, none of a higher priority, of another queue
+    Victims are never in `exempt`, within their minimum run time, not fungible, of a higher priority, of another queue,
     or on another GPU model.
     """
     sizes = node_sizes(snapshot)
@@ -52,9 +49,8 @@ def find_preemption_victims(
     waiting = deque(sorted(stranded, key=lambda job: (service[job.id], job.id)))
     ways: dict[str, tuple[str, ...]] = {}
     for job in sorted(running, key=lambda job: (-service[job.id], job.id)):
-        if (
-            not waiting or PREEMPTION_SERVICE_RATIO * service[waiting[0].id] > service[job.id]
-        ):  # nor has any that comes after it
+        # Running jobs come in falling order of service, so no later one is a victim either.
+        if not waiting or PREEMPTION_SERVICE_RATIO * service[waiting[0].id] > service[job.id]:
             break
         room, takers = job.allocation.target_gpus, list[str]()
         while waiting and (taker := waiting[0]).spec.min_gpus <= room:
@@ -77,13 +73,15 @@ def _can_preempt(snapshot: Snapshot, taker: Job, job: Job) -> bool:
 
 
 _GpuRequest = tuple[str, bool]
-"""A GPU model, and whether lent nodes will do."""
+"""A GPU model, and whether lent nodes are acceptable."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaReclaim:
-    """`counts`: what running jobs keep, 0 for one that is preempted; in all they free as many GPUs as are missing, or
-    more. Empty where minimum run times stand against that until `held_until_s`."""
+    """The GPUs that running jobs keep, 0 for a preempted one; together they free at least as many GPUs as are missing.
+
+    `counts` is empty if minimum run times prevent that until `protected_until_s`.
+    """
 
     counts: Mapping[str, int]
     protected_until_s: float | None = None
@@ -91,7 +89,7 @@ class QuotaReclaim:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """GPUs that one running job could free from `at_s` on, at a cost in GPU-seconds for each that is missing."""
+    """GPUs that one running job could free from `available_at_s` on, at a cost in GPU-seconds per missing GPU."""
 
     job: Job
     preempts: bool
@@ -105,10 +103,10 @@ class _Offer:
 
 
 class QuotaReclaimer:
-    """The placed jobs that could give way, while one tick deals out GPUs. Whoever gives way does so once.
+    """The placed jobs that can be preempted or shrunk while one tick distributes GPUs; each at most once.
 
-    Costs are those of `scheduler.scheduling.policies.recall_selection`: GPU-seconds since the last checkpoint and for the restart.
-    `excluded` are jobs that the tick decided on already.
+    Costs are those of `recall_selection`: GPU-seconds since the last checkpoint and for the restart. `excluded` are
+    jobs that the tick has already decided on.
     """
 
     def __init__(self, snapshot: Snapshot, quota: QuotaState, settings: PolicySettings, excluded: Set[str]) -> None:
@@ -122,13 +120,13 @@ class QuotaReclaimer:
                 self._jobs_by_queue.setdefault(job.spec.queue, []).append(job)
 
     def find_reclaim(self, job: Job, gpu: str, missing: int) -> QuotaReclaim | None:
-        """What frees `missing` GPUs of model `gpu` for a waiting job, beyond all that is free or borrowed and
-        flexible, least cost first; None where nothing can.
+        """Return how to free `missing` GPUs of model `gpu` for a pending job at the least cost, or None if that is
+        impossible.
 
-        Flexible GPUs that the job's own queue holds of its guarantee give way first. Whole jobs are preempted only
-        for a minimum that the job's queue is guaranteed, only of queues that would borrow even at their minimums,
-        and never of a higher priority. A preempted job cannot claim its GPUs back in turn: with it, its queue was
-        beyond its guarantee.
+        These GPUs are in addition to all that are free, or borrowed and flexible. Flexible GPUs within the guarantee of
+        the job's own queue are freed first. Whole jobs are preempted only for a minimum that the job's queue is
+        guaranteed, only in queues that would borrow even at their minimums, and never if of a higher priority. A
+        preempted job cannot reclaim its GPUs in turn, because its queue was beyond its guarantee.
         """
         kind, now_s = (gpu, job.spec.fungible), self._snapshot.now_s
         known = (job.spec.queue, kind, job.spec.priority, self.quota.is_guaranteed(job))
@@ -143,9 +141,11 @@ class QuotaReclaimer:
         return None
 
     def find_shrinks_within_limit(self, job: Job, gpus: int) -> Mapping[str, int]:
-        """What running jobs of a waiting job's queue keep, so that `gpus` more fit under the queue's limits; empty
-        where they fit already, or even without their flexible GPUs would not. Under the limit of a user only jobs of
-        the same owner can make room."""
+        """Return what running jobs of a pending job's queue keep, so that `gpus` more fit the queue's limits.
+
+        Empty if they fit already, or would not fit even without flexible GPUs. If the limit per user is exceeded, only
+        jobs of the same owner can shrink.
+        """
         flexible = self.quota.flexible(job.spec.queue)
         if not flexible or not 0 < (missing := self.quota.excess(job, gpus)) <= flexible:
             return {}
@@ -179,13 +179,13 @@ class QuotaReclaimer:
                     yield _Offer(job, True, gpus, cost_s, self._preemptible_at_s(job))
 
     def _preemptible_at_s(self, job: Job) -> float:
-        """A job that is being moved about is left to settle first."""
+        """Return when the job can be preempted. A job that is being reconfigured must settle first."""
         settles_s = max(1.0, self._settings.reconfiguration_s_for(job))
         settled_s = -inf if job.state is JobState.RUNNING else self._snapshot.now_s + settles_s
         return max(settled_s, protected_until_s(job, self._settings))
 
     def _flexible_gpus(self, job: Job) -> int:
-        """Flexible GPUs that the job may be asked for."""
+        """Return the flexible GPUs that the job can give up."""
         if job.state is not JobState.RUNNING or self._snapshot.switches.resizes_frozen:
             return 0
         return max(0, job.allocation.target_gpus - min_feasible_gpus(self._snapshot, job, self._sizes))
@@ -196,7 +196,7 @@ class QuotaReclaimer:
         return _Offer(job, False, gpus, self._settings.reconfiguration_s_for(job) * left / gpus)
 
     def _usable_gpus(self, job: Job, kind: _GpuRequest) -> int:
-        """How many of a job's GPUs a waiting one that wants this kind could use once they are free."""
+        """Return how many of a job's GPUs a pending job with this request could use once they are free."""
         if (usable := self._usable.get((job.id, kind))) is None:
             snapshot, (gpu, lent_is_fine), usable = self._snapshot, kind, 0
             for name, indices in job.allocation.target.items():
@@ -207,10 +207,11 @@ class QuotaReclaimer:
         return usable
 
     def _select(self, offers: Iterable[_Offer], missing: int, flexible_max: int) -> dict[str, int] | None:
-        """What the jobs keep whose offers, cheapest first, free what is missing; None where all offers do not.
+        """Return what jobs keep if the cheapest offers free the missing GPUs; None if all offers together do not.
 
-        Flexible GPUs give up `flexible_max` in all, and a queue no more whole jobs than it takes to borrow none:
-        where a cheap small job would stand in the way of the large one that is needed, the largest go first.
+        At most `flexible_max` flexible GPUs are freed in total, and a queue loses no more whole jobs than needed to
+        stop borrowing. If a cheap small job would prevent the large one that is needed, the largest offers are taken
+        first.
         """
         cheapest = sorted(offers, key=lambda offer: offer.sort_key)
         largest = sorted(cheapest, key=lambda offer: (offer.preempts, -offer.gpus))
@@ -219,7 +220,7 @@ class QuotaReclaimer:
         )
 
     def _select_in_order(self, offers: Iterable[_Offer], missing: int, flexible_max: int) -> dict[str, int] | None:
-        """As `_chosen`, in this order."""
+        """Select as `_select`, in this order."""
         chosen: list[_Offer] = []
         borrowed: dict[str, int] = {}
         freed = 0
@@ -241,7 +242,8 @@ class QuotaReclaimer:
 
 
 def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
-    """What the jobs keep, once those that cost most keep what nobody needs: a whole job, or some flexible GPUs."""
+    """Return what the jobs keep after the surplus goes back to those that cost most: a whole job, or some flexible
+    GPUs."""
     counts: dict[str, int] = {}
     for offer in sorted(chosen, key=lambda offer: offer.sort_key, reverse=True):
         if offer.gpus <= surplus:
@@ -255,10 +257,10 @@ def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
 
 
 def protected_until_s(job: Job, settings: PolicySettings) -> float:
-    """Until then only a recall, the loss of a node or its owner may preempt this placed job.
+    """Return until when this placed job can be preempted only by a recall, the loss of a node, or its owner.
 
-    Counted from its first start; for a job that was interrupted since, from its last change of state, because its
-    last start is not on record.
+    The time counts from its first start. For a job that was interrupted since, it counts from its last change of state,
+    because its last start is not recorded.
     """
     account = job.account
     untouched = account.preemptions == account.failures == 0

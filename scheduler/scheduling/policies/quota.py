@@ -1,11 +1,11 @@
-"""Quotas: what each queue uses of its own and what it borrows, who comes first by that, and what a queue may take.
+"""Quotas: GPUs that each queue uses and borrows, the resulting order of pending jobs, and limits.
 
-Own are the GPUs that a queue's placed jobs hold up to its guarantee, borrowed those above. An idle guarantee may be
-borrowed, and is reclaimed when its owner has a job for it (`scheduler.scheduling.policies.preemption`). What a waiting job is
-guaranteed is judged by base GPUs alone, because flexible ones give way first. The words own, borrowed, guarantee
-(nominal quota) and limit (nominal quota + borrowing limit) mean what they mean in Kueue; sharing what is borrowed by
-weight follows Dominant Resource Fairness (NSDI'11, section 4) with GPUs as the one resource. A queue's user limit
-bounds what the jobs of one owner in it hold together, counted like the queue's limit; it guarantees nobody anything.
+Own GPUs are those that a queue's placed jobs hold up to its guarantee; borrowed ones are above it. An idle guarantee
+may be borrowed, and is reclaimed when its queue has a job for it (`preemption`). Only base GPUs decide whether a
+pending job is within the guarantee, because flexible ones are freed first. Own, borrowed, guarantee (nominal quota) and
+limit (nominal quota + borrowing limit) mean the same as in Kueue. Borrowed GPUs are shared by weight as in Dominant
+Resource Fairness (NSDI'11, section 4), with GPUs as the only resource. A queue's user limit bounds what the jobs of one
+owner hold together, counted like the queue's limit; it guarantees nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OWN = frozenset({"_gpus", "_used", "_base", "_of_user", "_base_of_user", "_clai
 
 
 class QuotaState:
-    """The accounts of all queues, kept while one tick deals out GPUs. Without declared queues it keeps none."""
+    """Usage of all queues, updated while one tick distributes GPUs. It is empty if no queue is declared."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._queues = snapshot.queues
@@ -53,18 +53,18 @@ class QuotaState:
             self._count_jobs(snapshot)
 
     def __bool__(self) -> bool:
-        """Some queue is declared."""
+        """Whether any queue is declared."""
         return bool(self._queues)
 
     def copy(self) -> QuotaState:
-        """The same accounts, to be kept apart from these."""
+        """Return an independent copy."""
         twin = object.__new__(QuotaState)
         own = {name: value.copy() for name, value in self.__dict__.items() if name in _OWN}
         twin.__dict__.update(self.__dict__, **own, _verdicts={})
         return twin
 
     def _count_jobs(self, snapshot: Snapshot) -> None:
-        """As to `take` what each job holds, in a third of the time."""
+        """Count what each job holds, as `allocate` does, in a third of the time."""
         used, base, held = self._used, self._base, self._gpus
         for job in snapshot.jobs.values():
             if target := job.allocation.target:
@@ -84,37 +84,39 @@ class QuotaState:
         return found
 
     def used(self, name: str) -> int:
-        """GPUs that the queue's placed jobs are to hold."""
+        """Return the GPUs that the queue's placed jobs should hold."""
         return self._used[name]
 
     def borrowed(self, name: str) -> int:
         return max(0, self._used[name] - self.queue(name).guaranteed_gpus)
 
     def borrowed_base(self, name: str) -> int:
-        """What the queue would still borrow if all its jobs were at their minimum."""
+        """Return what the queue would still borrow if all its jobs were at their minimum."""
         return max(0, self._base[name] - self.queue(name).guaranteed_gpus)
 
     def flexible(self, name: str) -> int:
-        """What the queue's jobs hold above their minimums."""
+        """Return what the queue's jobs hold above their minimums."""
         return self._used[name] - self._base[name]
 
     def own_flexible(self, name: str) -> int:
-        """Flexible GPUs that the queue holds of its guarantee."""
+        """Return the flexible GPUs within the queue's guarantee."""
         return max(0, min(self._used[name], self.queue(name).guaranteed_gpus) - self._base[name])
 
     def is_guaranteed(self, job: Job) -> bool:
-        """By the last `order`, the minimum of this waiting job lies within what its queue is guaranteed."""
+        """Return whether this pending job's minimum is within its queue's guarantee, by the last `order_jobs`."""
         return job.id in self._claimants
 
     def reclaimable_gpus(self, job: Job) -> int:
-        """The most GPUs that `Givers.reclaim` could find for this job."""
+        """Return the most GPUs that `QuotaReclaimer.find_reclaim` could find for this job."""
         mine = job.spec.queue
         borrowers = (base for name, base in self._base.items() if name != mine and self.borrowed_base(name))
         return self.own_flexible(mine) + sum(borrowers)
 
     def check_limits(self, job: Job, gpus: int) -> Reason | None:
-        """Why the job may not have `gpus` more; None where its queue's limit permits it. Jobs that wait in one queue
-        for as many GPUs share one reason: hundreds may be asked for at every tick."""
+        """Return why the job may not have `gpus` more, or None if the limits permit it.
+
+        Jobs of one queue that need equally many GPUs share one reason, because a tick may ask for hundreds of jobs.
+        """
         known, asked = self._verdicts.setdefault(job.spec.queue, {}), (gpus, job.spec.min_gpus)
         if asked not in known:
             known[asked] = self._check_queue_limit(job, gpus)
@@ -135,7 +137,7 @@ class QuotaState:
             "borrowed_gpus": float(self.borrowed(queue.name)),
         }
         if least > limit:
-            detail = f"needs {format_gpu_count(least)}, more than the limit of queue {queue.name}, {limit}"
+            detail = f"needs {format_gpu_count(least)}; the limit of queue {queue.name} is {limit}"
             return Reason(ReasonCode.EXCEEDS_MAX_QUOTA, detail, numbers)
         detail = f"needs {format_gpu_count(gpus)}; queue {queue.name} uses {used} of its limit of {limit}"
         return Reason(ReasonCode.WAITING_FOR_QUOTA, detail, numbers)
@@ -149,7 +151,7 @@ class QuotaState:
             return None
         numbers = {"needed_gpus": float(gpus), "user_used_gpus": float(used), "user_limit_gpus": float(limit)}
         if least > limit:
-            detail = f"needs {format_gpu_count(least)}, more than one user may have in queue {queue.name}, {limit}"
+            detail = f"needs {format_gpu_count(least)}; the limit per user in queue {queue.name} is {limit}"
             return Reason(ReasonCode.EXCEEDS_USER_LIMIT, detail, numbers)
         detail = (
             f"needs {format_gpu_count(gpus)}; {owner} has {used} of {format_gpu_count(limit)} in queue {queue.name}"
@@ -157,11 +159,12 @@ class QuotaState:
         return Reason(ReasonCode.WAITING_FOR_USER_LIMIT, detail, numbers)
 
     def excess(self, job: Job, gpus: int) -> int:
-        """How far above their limits the job's queue or its owner would be with `gpus` more: the larger of the two."""
+        """Return by how much `gpus` more would exceed the limit of the job's queue or of its owner: the larger of
+        the two."""
         return max(self.queue_excess(job.spec.queue, gpus), self.user_excess(job, gpus))
 
     def user_excess(self, job: Job, gpus: int) -> int:
-        """How far above the limit of a user the job's owner would be in its queue with `gpus` more."""
+        """Return by how much `gpus` more would exceed the limit of the job's owner in its queue."""
         limit = self.queue(job.spec.queue).user_limit_gpus
         return 0 if limit is None else max(0, self._of_user[user_key(job)] + gpus - limit)
 
@@ -170,7 +173,7 @@ class QuotaState:
         return 0 if limit is None else max(0, self._used[name] + gpus - limit)
 
     def allocate(self, job: Job, gpus: int) -> None:
-        """The job gets `gpus` more than it has been given so far; negative ones it gives back."""
+        """Give the job `gpus` more; a negative number releases GPUs."""
         if self._queues:
             before, name, least = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
             self._gpus[job.id] = after = before + gpus
@@ -186,30 +189,30 @@ class QuotaState:
         self.allocate(job, -gpus)
 
     def headroom(self, job: Job) -> int:
-        """How many more GPUs the job may get, by its own range and the limits of its queue."""
+        """Return how many more GPUs the job may get by its own range and the limits of its queue."""
         if not self._queues:
             return max(0, job.spec.max_gpus - job.allocation.target_gpus)
         room = job.spec.max_gpus - self._gpus.get(job.id, 0)
         return max(0, room - self.excess(job, room)) if room > 0 else 0
 
     def available_to_others(self, job: Job, flexible: int) -> int:
-        """How many of a running job's `flexible` GPUs jobs of other queues may take: borrowed ones alone."""
+        """Return how many of a running job's `flexible` GPUs jobs of other queues may take: only borrowed ones."""
         return min(flexible, self.borrowed(job.spec.queue)) if job.spec.queue in self._queues else flexible
 
     def order_jobs(self, job_ids: Iterable[str]) -> tuple[str, ...]:
-        """Waiting jobs, given in the order of a policy, in the order in which queues may claim.
+        """Return pending jobs, given in the order of a policy, in the order in which queues may claim GPUs.
 
-        Highest priority first; then jobs within their queue's guarantee, and from here on these are the claimants;
-        then the queue that has borrowed least for its weight, counting those before it in this order. Apart from
-        that the given order stays. A job too large for what is left of its queue's guarantee keeps no smaller ones
-        behind it from that, and one that its owner's limit keeps from starting claims nothing and counts for nothing.
+        Highest priority comes first. Next come jobs within their queue's guarantee, which `is_guaranteed` refers to.
+        Then comes the queue that has borrowed least for its weight, counting the jobs before it in this order.
+        Otherwise the given order stays. A job too large for the rest of its queue's guarantee does not exclude smaller
+        ones behind it. A job that its owner's limit keeps from starting claims nothing and is not counted.
         """
         if not self._queues:
             return tuple(job_ids)
         jobs = sorted((self._jobs[job_id] for job_id in job_ids), key=lambda job: -job.spec.priority)
-        base, kept_back = Counter(self._base), self._over_user_limit(jobs)
+        base, over_limit = Counter(self._base), self._over_user_limit(jobs)
         for job in jobs:
-            if job.id in kept_back:
+            if job.id in over_limit:
                 continue
             name, gpus = job.spec.queue, job.spec.min_gpus
             if name in self._queues and base[name] + gpus <= self._queues[name].guaranteed_gpus:
@@ -223,27 +226,28 @@ class QuotaState:
                     ordered.append(job.id)
                 else:
                     lines.setdefault(job.spec.queue, deque()).append((position, job))
-            ordered += self._least_borrowed_first(lines, base, kept_back)
+            ordered += self._least_borrowed_first(lines, base, over_limit)
         return tuple(ordered)
 
     def _over_user_limit(self, jobs: Iterable[Job]) -> set[str]:
-        """Those of the jobs, given in order, whose minimum is more than their owners may have beside those before."""
-        kept_back: set[str] = set()
+        """Return the jobs, given in order, whose minimum exceeds their owner's limit together with the jobs before
+        them."""
+        over_limit: set[str] = set()
         base = Counter(self._base_of_user)
         for job in jobs if self._has_user_limits else ():
             limit, user = self.queue(job.spec.queue).user_limit_gpus, user_key(job)
             if limit is None:
                 continue
             if base[user] + job.spec.min_gpus > limit:
-                kept_back.add(job.id)
+                over_limit.add(job.id)
             else:
                 base[user] += job.spec.min_gpus
-        return kept_back
+        return over_limit
 
     def _least_borrowed_first(
-        self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str], kept_back: Set[str]
+        self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str], over_limit: Set[str]
     ) -> Iterator[str]:
-        """The jobs of several lines as one, added to `base` one by one."""
+        """Yield the jobs of several queues in one order, adding them to `base` one by one."""
 
         queues = {name: self.queue(name) for name in lines}
         terms = {name: (queue.guaranteed_gpus, queue.weight) for name, queue in queues.items()}
@@ -257,7 +261,7 @@ class QuotaState:
         while heads:
             name = heads[0][2]
             _, job = lines[name].popleft()
-            base[name] += 0 if job.id in kept_back else job.spec.min_gpus
+            base[name] += 0 if job.id in over_limit else job.spec.min_gpus
             yield job.id
             if lines[name]:
                 heapreplace(heads, place(name))
@@ -266,10 +270,10 @@ class QuotaState:
 
 
 def cap_to_quota(snapshot: Snapshot, quota: QuotaState, wanted: Mapping[str, int]) -> Mapping[str, int]:
-    """The counts that a scaling policy wants of running jobs, cut to what queues may have.
+    """Return the counts that a scaling policy wants for running jobs, limited to what queues may have.
 
-    No queue and no user grows above a limit, and no queue is shrunk below what it holds of its guarantee: flexible GPUs
-    that are its own gain others nothing. A queue that gives up too much keeps its last jobs, by id, as they are.
+    No queue and no user grows above a limit, and no queue shrinks below what it holds of its guarantee, because its own
+    flexible GPUs benefit no other queue. If a queue would give up too much, its last jobs by id keep their counts.
     """
     if not quota:
         return wanted
@@ -297,7 +301,7 @@ def cap_to_quota(snapshot: Snapshot, quota: QuotaState, wanted: Mapping[str, int
 
 @dataclass(frozen=True, slots=True)
 class QueueUsage:
-    """How a queue stands. `waiting_gpus` are the minimums of its waiting jobs."""
+    """Usage of a queue. `waiting_gpus` are the minimums of its pending jobs."""
 
     queue: JobQueue
     is_declared: bool
@@ -316,7 +320,7 @@ class QueueUsage:
 
 
 def compute_queue_usage(snapshot: Snapshot) -> Mapping[str, QueueUsage]:
-    """All declared queues, and those that live jobs name, by name."""
+    """Return the usage of all declared queues, and of those that live jobs name, by name."""
     used, running, needed, waiting = (Counter[str]() for _ in range(4))
     for job in snapshot.jobs.values():
         name = job.spec.queue

@@ -1,8 +1,8 @@
-"""What it costs to empty nodes: each set's price, and the cheapest of all sets of a few nodes.
+"""The cost of emptying nodes: the cost of any set of nodes, and the cheapest of all sets of a few nodes.
 
-The cost of a set is no sum over its nodes: a job that one node's loss preempts gives its other nodes for nothing, a job
-that shrinks pays once, and free GPUs elsewhere save only so many from being preempted. Lyra (EuroSys'23, section 4.2)
-calls it a knapsack with dependent values; it is NP-hard.
+The cost of a set is no sum over its nodes: a job that is preempted by the loss of one node frees its other nodes too, a
+job that shrinks pays once, and free GPUs elsewhere save only some jobs from preemption. Lyra (EuroSys'23, section 4.2)
+describes it as a knapsack with dependent values; it is NP-hard.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class AffectedJob:
-    """A job on nodes that may be emptied: its GPUs there by node, and how many it holds in all.
+    """A job on nodes that may be emptied: its GPUs there by node, and how many it holds in total.
 
-    It can lose `spare` GPUs and run on. If it loses more, it needs free GPUs of its `kind` (None: it may have none), or
-    is preempted, for `preempt_gpu_s`; any other change costs `restart_s` of the GPUs that it then has.
+    It can lose `spare_gpus` and continue. If it loses more, it needs free GPUs of its `kind` (None: it may have none),
+    or is preempted for `preempt_gpu_s`. Any other change costs `restart_s` of the GPUs that it then has.
     """
 
     gpus_by_node: Mapping[int, int]
@@ -36,17 +36,22 @@ class AffectedJob:
     kind: str | None = None
 
     def cost(self, lost: int, taken: int = 0) -> float:
-        """GPU-seconds that losing some GPUs costs, and taking free ones for them."""
+        """Return the GPU-seconds lost if the job loses `lost` GPUs and takes `taken` free ones."""
         if lost - taken > self.spare_gpus:
             return self.preempt_gpu_s
         return self.restart_s * (self.held_gpus - lost + taken) if lost else 0.0
 
 
 class RecallCost:
-    """`tenants`: in the order in which they look for room. `idle`: of each node, the kind and number of its free GPUs,
-    which are no room once it leaves. `free`: the free GPUs by kind on nodes that stay in any case. `refills`: tenants
-    take free GPUs for all that they lose, not only to keep their least number. `carried_gpu_s`: of each node, what it
-    costs besides to carry off what its tenants hold on it alone."""
+    """The cost of emptying sets of nodes, in GPU-seconds.
+
+    Args:
+        jobs: in the order in which they look for free GPUs.
+        idle: kind and number of each node's free GPUs, which are not available once the node leaves.
+        free: free GPUs by kind on nodes that stay in any case.
+        refills: jobs take free GPUs for everything that they lose, not only to keep their minimum.
+        transfer_gpu_s: by node, the additional cost of moving state that is only on it.
+    """
 
     def __init__(
         self,
@@ -66,17 +71,17 @@ class RecallCost:
         self.has_free_gpus = any(self._free.values())
         self._last: tuple[Set[int], Mapping[int, int]] | None = None
         self.jobs_on_node: list[list[tuple[int, int]]] = [[] for _ in idle]
-        for number, tenant in enumerate(jobs):
-            self._free[tenant.kind or ""] += 0
-            for node, gpus in tenant.gpus_by_node.items():
+        for number, job in enumerate(jobs):
+            self._free[job.kind or ""] += 0
+            for node, gpus in job.gpus_by_node.items():
                 self.jobs_on_node[node].append((number, gpus))
 
     def compute(self, leaving: Iterable[int]) -> float:
-        """GPU-seconds that are lost when exactly these nodes are emptied."""
+        """Return the GPU-seconds lost if exactly these nodes are emptied."""
         return self._outcome(leaving)[0]
 
     def count_losses(self, leaving: Iterable[int]) -> defaultdict[int, int]:
-        """GPUs that each tenant loses."""
+        """Return the GPUs that each job loses."""
         lost: defaultdict[int, int] = defaultdict(int)
         for node in leaving:
             for number, gpus in self.jobs_on_node[node]:
@@ -84,12 +89,15 @@ class RecallCost:
         return lost
 
     def transfer_cost(self, leaving: Iterable[int]) -> float:
-        """What it costs to carry off what these nodes alone hold, without any other loss."""
+        """Return the cost of moving state that is only on these nodes, without any other loss."""
         return sum([self.transfer_gpu_s[node] for node in leaving]) if self.has_transfers else 0.0
 
     def compute_for_job(self, job: AffectedJob, lost: int, free_gpu_price: float, *, minimal: bool = False) -> float:
-        """What a tenant costs, if it pays `room_gpu_s` for each free GPU that it cannot do without. `bare`: it takes no
-        others, which costs least."""
+        """Return the cost of a job that pays `free_gpu_price` for each free GPU that it needs.
+
+        Args:
+            minimal: the job takes no other free GPUs, which costs least.
+        """
         over = lost - job.spare_gpus
         if free_gpu_price == inf or job.kind is None:
             return job.cost(lost)
@@ -100,13 +108,13 @@ class RecallCost:
         return min(job.preempt_gpu_s, job.cost(lost, over) + free_gpu_price * over)
 
     def price_free_gpu(self, leaving: Iterable[int]) -> float:
-        """What the last free GPU saves if these nodes are emptied and room goes to whom it saves most; 0 where there
-        is enough for everybody."""
+        """Return what the last free GPU saves if these nodes are emptied and free GPUs go where they save most; 0 if
+        there are enough."""
         left, savings = self._free_without(leaving), list[tuple[float, int, str]]()
         for number, lost in self.count_losses(leaving).items():
-            tenant = self.jobs[number]
-            if tenant.kind is not None and (over := lost - tenant.spare_gpus) > 0:
-                savings.append(((tenant.preempt_gpu_s - tenant.cost(lost, over)) / over, over, tenant.kind))
+            job = self.jobs[number]
+            if job.kind is not None and (over := lost - job.spare_gpus) > 0:
+                savings.append(((job.preempt_gpu_s - job.cost(lost, over)) / over, over, job.kind))
         for saved_gpu_s, over, kind in sorted(savings, reverse=True):
             left[kind] -= over
             if left[kind] < 0:
@@ -114,8 +122,11 @@ class RecallCost:
         return 0.0
 
     def find_cheapest(self, nodes: Sequence[int], count: int, leaving: Set[int] = frozenset()) -> set[int]:
-        """The `count` of `nodes` that cost least to empty while the others of `leaving` are emptied too: every set is
-        priced. What tenants take that have nothing on `nodes` is what they take while `leaving` is emptied."""
+        """Return the `count` of `nodes` that cost least to empty while the others of `leaving` are emptied too. Every
+        set is priced.
+
+        Jobs without GPUs on `nodes` take what they take while `leaving` is emptied.
+        """
         sets, column = _subsets(len(nodes), count), dict[int, int]()
         for number in sorted({number for node in nodes for number, _ in self.jobs_on_node[node]}):
             column[number] = len(column)
@@ -124,9 +135,9 @@ class RecallCost:
             for number, gpus in self.jobs_on_node[node]:
                 here[at, column[number]] = gpus
         outside = leaving - set(nodes)
-        tenants = [self.jobs[number] for number in column]
-        gone = [sum([gpus for node, gpus in tenant.gpus_by_node.items() if node in outside]) for tenant in tenants]
-        rows = [(t.held_gpus, t.spare_gpus, t.restart_s, t.preempt_gpu_s) for t in tenants]
+        jobs = [self.jobs[number] for number in column]
+        gone = [sum([gpus for node, gpus in job.gpus_by_node.items() if node in outside]) for job in jobs]
+        rows = [(t.held_gpus, t.spare_gpus, t.restart_s, t.preempt_gpu_s) for t in jobs]
         held, spare, restart_s, preempt_gpu_s = np.array(rows, np.float64).reshape(-1, 4).T
         lost = sets @ here + np.array(gone, np.float64)
         costs = np.where(lost > spare, preempt_gpu_s, restart_s * np.where(lost > 0.0, held - lost, 0.0))
@@ -134,23 +145,23 @@ class RecallCost:
             left = self._free_without(outside)
             for number, gpus in self._gpus_taken(leaving).items():
                 left[self.jobs[number].kind or ""] -= 0 if number in column else gpus
-            self._apply_moves(costs, lost, tenants, self._free_by_set(left, nodes, sets))
+            self._apply_moves(costs, lost, jobs, self._free_by_set(left, nodes, sets))
         totals = costs.sum(axis=1) + sets @ np.array([self.transfer_gpu_s[node] for node in nodes], np.float64)
         return {nodes[at] for at in np.flatnonzero(sets[totals.argmin()]).tolist()}
 
     def _outcome(self, leaving: Iterable[int]) -> tuple[float, Mapping[int, int]]:
-        """The cost, and the free GPUs that each tenant takes."""
+        """Return the cost, and the free GPUs that each job takes."""
         left, cost, takes = self._free_without(leaving), self.transfer_cost(leaving), dict[int, int]()
         for number, lost in sorted(self.count_losses(leaving).items()):
-            tenant, taken = self.jobs[number], 0
-            if tenant.kind is not None and (over := lost - tenant.spare_gpus) <= left[tenant.kind]:
-                takes[number] = taken = min(self._wanted_gpus(lost, over), left[tenant.kind])
-                left[tenant.kind] -= taken
-            cost += tenant.cost(lost, taken)
+            job, taken = self.jobs[number], 0
+            if job.kind is not None and (over := lost - job.spare_gpus) <= left[job.kind]:
+                takes[number] = taken = min(self._wanted_gpus(lost, over), left[job.kind])
+                left[job.kind] -= taken
+            cost += job.cost(lost, taken)
         return cost, takes
 
     def _wanted_gpus(self, lost: int, over: int) -> int:
-        """Free GPUs that a tenant asks for which loses `over` more than it can spare."""
+        """Return the free GPUs that a job wants if it loses `over` more than it can spare."""
         return lost if self._refills else max(0, over)
 
     def _free_without(self, leaving: Iterable[int]) -> defaultdict[str, int]:
@@ -161,32 +172,32 @@ class RecallCost:
         return left
 
     def _gpus_taken(self, leaving: Set[int]) -> Mapping[int, int]:
-        """As `_outcome` says, which is kept for the next window beside the same nodes."""
+        """Return the GPUs that each job takes by `_outcome`, cached for the next window with the same nodes."""
         if self._last is None or self._last[0] is not leaving:
             self._last = leaving, self._outcome(leaving)[1]
         return self._last[1]
 
     def _free_by_set(self, left: Mapping[str, int], nodes: Sequence[int], sets: Floats) -> dict[str, Floats]:
-        """[sets] free GPUs by kind."""
+        """Return [sets]: free GPUs by kind."""
         idle = {kind: [self._idle[node][1] * (self._idle[node][0] == kind) for node in nodes] for kind in left}
         return {kind: np.maximum(0.0, left[kind] - sets @ np.array(idle[kind], np.float64)) for kind in left}
 
     def _apply_moves(self, costs: Floats, lost: Floats, jobs: Sequence[AffectedJob], left: dict[str, Floats]) -> None:
-        """Put right the `costs` [sets, tenants] of tenants that find free GPUs, each in its turn."""
-        for at, (tenant, most) in enumerate(zip(jobs, lost.max(axis=0).tolist(), strict=True)):
-            if tenant.kind is None or not (most > tenant.spare_gpus or (self._refills and most)):
+        """Correct the `costs` [sets, jobs] of jobs that find free GPUs, in their order."""
+        for at, (job, most) in enumerate(zip(jobs, lost.max(axis=0).tolist(), strict=True)):
+            if job.kind is None or not (most > job.spare_gpus or (self._refills and most)):
                 continue
-            gone, room = lost[:, at], left[tenant.kind]
-            over = gone - tenant.spare_gpus
+            gone, room = lost[:, at], left[job.kind]
+            over = gone - job.spare_gpus
             fits = (gone > 0.0) & (over <= room)
             taken = np.where(fits, np.minimum(gone if self._refills else np.maximum(over, 0.0), room), 0.0)
-            costs[fits, at] = tenant.restart_s * (tenant.held_gpus - gone + taken)[fits]
+            costs[fits, at] = job.restart_s * (job.held_gpus - gone + taken)[fits]
             room -= taken
 
 
 @lru_cache(maxsize=32)
 def _subsets(size: int, count: int) -> Floats:
-    """[subsets, size]: a row of ones and zeros for every choice of `count`."""
+    """Return [subsets, size]: a row of ones and zeros for every choice of `count`."""
     chosen = np.array(list(combinations(range(size), count)), np.intp).reshape(comb(size, count), count)
     sets = np.zeros((len(chosen), size))
     sets[np.arange(len(chosen))[:, None], chosen] = 1.0

@@ -1,10 +1,10 @@
-"""Which nodes to empty so that their jobs lose least.
+"""Search for the nodes whose emptying costs their jobs least.
 
-The nodes with the least shares of their tenants' costs come first: where that meets its bound nothing is cheaper. Else,
-up to `CELLS_MAX`, every set is priced, which is exact: 12 nodes of 8 GPUs always are. Beyond, greedy walks over a
-narrow and a broad part of that ranking spare the dearest nodes one by one; and exact search in small windows, of dear
-and cheap nodes or of nodes that share tenants, improves the better one. Work is bounded by counts alone, so that the
-same question has the same answer.
+The nodes with the least shares of their jobs' costs are tried first: if their cost meets its bound, nothing is cheaper.
+Otherwise, up to `CELLS_MAX`, every set is priced, which is exact: 12 nodes of 8 GPUs are always within it. Beyond that,
+greedy walks over a narrow and a broad part of that ranking spare the most expensive nodes one by one. Exact search in
+small windows, of expensive and cheap nodes or of nodes that share jobs, improves the better result. The work is bounded
+only by counts, so that equal questions have equal answers.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from scheduler.scheduling.policies.recall_cost import RecallCost
 Bundle = tuple[int, ...]
 
 CELLS_MAX = 1 << 17
-"""Sets times nodes and tenants up to which every set is priced, a few ms of work: any 12 nodes, any 2 of 40."""
+"""Sets times nodes and jobs up to which every set is priced, a few ms of work: any 12 nodes, any 2 of 40."""
 WINDOW, WINDOWS_MIN, WINDOWS_MAX = 10, 10, 50
-"""Nodes of a window; and windows that are searched: the fewer, the more nodes leave."""
+"""Nodes per window, and bounds of the number of windows, which falls with the number of leaving nodes."""
 RANKS, SKIPS = 48, (0, 3, 6, 9)
-"""Bundles at each end of the ranking that windows are made of, and how many of them a window passes over."""
+"""Bundles at each end of the ranking that windows are made of, and how many of them a window skips."""
 BREADTHS = (1.2, 3.0)
 """Nodes that the greedy walks start from, as multiples of those that must leave."""
 ROUNDING, CLOSE_ENOUGH = 1.0 + 1e-9, 1.01
-"""How near a bound counts as equal, and as near enough not to look further."""
+"""Ratios to a bound that count as equal, and as close enough to end the search."""
 
 
 def find_cheapest_nodes(cost: RecallCost, count: int) -> set[int]:
-    """`count` nodes that cost least to empty, as far as the budget of work allows to say."""
+    """Return `count` nodes that cost least to empty, as far as the budget of work allows."""
     nodes = cost.nodes
     if count >= len(nodes):
         return set(nodes)
@@ -47,69 +47,75 @@ def find_cheapest_nodes(cost: RecallCost, count: int) -> set[int]:
     if cost.compute(walked) <= search.bound_gpu_s * CLOSE_ENOUGH:
         return walked
     found = [search.improve(walked)]
-    if cost.has_free_gpus and cost.compute(walked) > search.estimate_cost(walked) * ROUNDING:  # somebody found no room
+    if (
+        cost.has_free_gpus and cost.compute(walked) > search.estimate_cost(walked) * ROUNDING
+    ):  # some job found no free GPUs
         dearer = _Search(cost, count, cost.price_free_gpu(walked) or inf)
         found.append(dearer.improve(dearer.run_greedy()))
     return min(found, key=cost.compute)
 
 
 class _Search:
-    """One search, in which a free GPU to move to costs `room_gpu_s`: 0 while there is enough for everybody, infinite
-    where there is none. Between them it is the Lagrange multiplier of the room, which no single tenant's cost knows."""
+    """One search, in which a free GPU to move to costs `free_gpu_price`.
+
+    It is 0 while there are enough for all, and infinite if there are none. In between it is the Lagrange multiplier of
+    the free GPUs, which no single job's cost contains.
+    """
 
     def __init__(self, cost: RecallCost, count: int, free_gpu_price: float) -> None:
         self._cost, self._count, self._free_gpu_price = cost, count, free_gpu_price
         shares = self._compute_shares()
         self.ranked = sorted(cost.nodes, key=shares.__getitem__)
         self.bound_gpu_s = sum(shares[node] for node in self.ranked[:count])
-        self._costs: dict[int, dict[int, float]] = {}  # by tenant: its cost by how many GPUs it loses
+        self._costs: dict[int, dict[int, float]] = {}  # by job: its cost by how many GPUs it loses
         self._bundles: list[Bundle] = []
         self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
-        self._considered: frozenset[int] = frozenset()  # the nodes that are looked at
+        self._considered: frozenset[int] = frozenset()  # the nodes of the present search
 
     def estimate_cost(self, leaving: Set[int]) -> float:
-        """The cost at this price of room."""
+        """Return the cost at this price of free GPUs."""
         of_tenants = sum(self._costs[number][lost] for number, lost in self._cost.count_losses(leaving).items())
         return self._cost.transfer_cost(leaving) + of_tenants
 
     def run_greedy(self) -> set[int]:
-        """The cheapest of what the greedy walks find."""
+        """Return the cheapest result of the greedy walks."""
         breadths = [int(breadth * self._count) + WINDOW for breadth in BREADTHS]
         self._build_bundles(self.ranked[: max(breadths)])
         return min((self._walk_greedily(self.ranked[:breadth]) for breadth in breadths), key=self._cost.compute)
 
     def _compute_shares(self) -> list[float]:
-        """By node, what is carried off it, and the least that emptying it may add for each of its tenants, whichever
-        other nodes of theirs leave: no set of nodes costs less than its shares together."""
+        """Return, by node, its transfer cost and the least that emptying it adds for each of its jobs, whichever other
+        nodes leave.
+
+        No set of nodes costs less than its shares together.
+        """
         shares, price = list(self._cost.transfer_gpu_s), partial(self._cost.compute_for_job, minimal=True)
         room_gpu_s = self._free_gpu_price
-        for tenant in self._cost.jobs:
-            even = price(tenant, sum(tenant.gpus_by_node.values()), room_gpu_s) / len(tenant.gpus_by_node)
-            if len(tenant.gpus_by_node) == 1:
-                shares[next(iter(tenant.gpus_by_node))] += even
+        for job in self._cost.jobs:
+            even = price(job, sum(job.gpus_by_node.values()), room_gpu_s) / len(job.gpus_by_node)
+            if len(job.gpus_by_node) == 1:
+                shares[next(iter(job.gpus_by_node))] += even
                 continue
-            sums = accumulate(sorted(tenant.gpus_by_node.values()))
-            fitting = sum(lost <= tenant.spare_gpus for lost in sums)
-            least = price(tenant, tenant.spare_gpus, room_gpu_s) / fitting if fitting else inf
-            for node, gpus in tenant.gpus_by_node.items():
-                shares[node] += min(even, least) if gpus <= tenant.spare_gpus else even
+            sums = accumulate(sorted(job.gpus_by_node.values()))
+            fitting = sum(lost <= job.spare_gpus for lost in sums)
+            least = price(job, job.spare_gpus, room_gpu_s) / fitting if fitting else inf
+            for node, gpus in job.gpus_by_node.items():
+                shares[node] += min(even, least) if gpus <= job.spare_gpus else even
         return shares
 
     def _build_bundles(self, nodes: Sequence[int]) -> None:
-        """Sets of nodes to weigh as one: each node, all of each tenant, and all that a tenant can spare."""
+        """Build sets of nodes to consider as one: each node, all nodes of each job, and all that a job can spare."""
         self._considered = frozenset(nodes)
         bundles: dict[Bundle, None] = {(node,): None for node in nodes}
         for number in sorted({number for node in nodes for number, _ in self._cost.jobs_on_node[node]}):
-            tenant = self._cost.jobs[number]
-            on = sorted([(gpus, node) for node, gpus in tenant.gpus_by_node.items() if node in self._considered])
+            job = self._cost.jobs[number]
+            on = sorted([(gpus, node) for node, gpus in job.gpus_by_node.items() if node in self._considered])
             losses = {0}
             for gpus, _ in on:
                 losses |= {lost + gpus for lost in losses}
-            self._costs[number] = {
-                lost: self._cost.compute_for_job(tenant, lost, self._free_gpu_price) for lost in losses
-            }
+            self._costs[number] = {lost: self._cost.compute_for_job(job, lost, self._free_gpu_price) for lost in losses}
             if len(on) > 1:
-                spared = sum(gpus <= tenant.spare_gpus for gpus in accumulate([gpus for gpus, _ in on]))
+                spared = sum(gpus <= job.spare_gpus for gpus in accumulate([gpus for gpus, _ in on]))
                 parts = [sorted(node for _, node in on[:count]) for count in (len(on), spared) if count > 1]
                 bundles |= dict.fromkeys(map(tuple, parts))
         self._bundles = list(bundles)
@@ -118,14 +124,14 @@ class _Search:
                 self._bundles_of[node].append(number)
 
     def _walk_greedily(self, nodes: Sequence[int]) -> set[int]:
-        """All of `nodes` leave at first; the bundle that saves most a node is spared, again and again."""
+        """Start with all of `nodes` leaving, and spare the bundle that saves most per node until `count` are left."""
         leaving, lost = set(nodes), self._cost.count_losses(nodes)
         rates = [self._rate(bundle, leaving, -1, lost)[0] for bundle in self._bundles]
         heap = [(rate, number) for number, rate in enumerate(rates) if rate < inf]
         heapq.heapify(heap)
         while len(leaving) > self._count:
             rate, number = heapq.heappop(heap)
-            if rate != rates[number]:  # it was weighed again since
+            if rate != rates[number]:  # outdated: the bundle has been rated again
                 continue
             rates[number] = inf
             spared = leaving.intersection(self._bundles[number])
@@ -144,7 +150,8 @@ class _Search:
         return leaving
 
     def _rate(self, bundle: Bundle, among: Set[int], sign: int, lost: Mapping[int, int]) -> tuple[float, Bundle]:
-        """What emptying (1) or sparing (-1) the bundle's nodes that are `among` these adds to the cost, a node."""
+        """Return the added cost per node of emptying (1) or sparing (-1) the bundle's nodes in `among`, and these
+        nodes."""
         part = tuple([node for node in bundle if node in among])
         if not part:
             return inf, part
@@ -158,7 +165,7 @@ class _Search:
         return added / len(part), part
 
     def improve(self, leaving: set[int]) -> set[int]:
-        """Exact search in windows until it gains nothing more, or there have been enough of them."""
+        """Search exactly in windows until nothing more is gained or enough windows were searched."""
         windows_max = max(WINDOWS_MIN, WINDOWS_MAX - self._count // 2)
         cost, tried, gained = self._cost.compute(leaving), set[frozenset[int]](), True
         while gained:
@@ -176,8 +183,8 @@ class _Search:
         return leaving
 
     def _windows(self, leaving: Set[int]) -> Iterator[frozenset[int]]:
-        """Bundles that leave and cost most beside bundles that stay and would cost least; then each of the dear ones
-        with the nodes that share its tenants."""
+        """Yield windows of the most expensive leaving and the cheapest staying bundles, then of each expensive one
+        with its neighbours."""
         lost, staying = self._cost.count_losses(leaving), self._considered - leaving
         gains = heapq.nsmallest(RANKS, (self._rate(bundle, leaving, -1, lost) for bundle in self._bundles))
         costs = heapq.nsmallest(RANKS, (self._rate(bundle, staying, 1, lost) for bundle in self._bundles))
@@ -188,14 +195,14 @@ class _Search:
             yield _window(([part, *self._neighbours(part)], WINDOW - 2), (cheap, WINDOW))
 
     def _neighbours(self, part: Bundle) -> list[Bundle]:
-        """Other nodes of its tenants, those with most of them first."""
+        """Return other nodes of the same jobs, those with most of them first."""
         shared = Counter(node for user in self._cost.count_losses(part) for node in self._cost.jobs[user].gpus_by_node)
         near = sorted(self._considered.intersection(shared).difference(part), key=lambda node: (-shared[node], node))
         return [(node,) for node in near]
 
 
 def _window(*ranked: tuple[Sequence[Bundle], int]) -> frozenset[int]:
-    """Bundles of each ranking in turn, as long as there are no more nodes than its limit says."""
+    """Return the bundles of each ranking in turn, up to its limit of nodes."""
     window: dict[int, None] = {}
     for bundles, limit in ranked:
         for bundle in bundles:

@@ -1,7 +1,4 @@
-"""Which lent nodes go home first: those whose return costs training least.
-
-How long it takes to carry off a job's state that lies on one node alone.
-"""
+"""Selection of the lent nodes to return first: those whose return costs training least."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from scheduler.scheduling.policies.speed import min_feasible_gpus, node_sizes
 
 
 def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
-    """The `count` lent nodes of `pool` whose return costs least; all of them where there are no more.
+    """Return the `count` lent nodes of `pool` whose return costs least, or all if there are no more.
 
-    Nodes that training does not use yet go first. The others are judged together, by `recall_cost`: a job that is
-    preempted loses GPU-seconds since its last checkpoint and restarts, one that shrinks or moves restarts only (Lyra,
-    EuroSys'23, section 4.2, counts 1 / servers a job spans instead).
+    Nodes that training does not use yet go first. The others are judged together by `recall_cost`: a preempted job
+    loses GPU-seconds since its last checkpoint and restarts; one that shrinks or moves only restarts (Lyra, EuroSys'23,
+    section 4.2, counts 1 / servers that a job spans instead).
     """
     loans = [loan for loan in snapshot.loans.values() if loan.pool == pool]
     unused = sorted(loan.node for loan in loans if loan.state is LoanState.OFFERED)
@@ -39,12 +36,11 @@ def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: P
 
 
 def build_recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings) -> RecallCost:
-    """What emptying each set of `nodes` costs, in GPU-seconds, by what evacuation then does with the jobs there.
+    """Return the cost of emptying each set of `nodes`, in GPU-seconds, as evacuation then treats the jobs there.
 
-    That a job may move to free GPUs counts, because evacuation does it: a fleet with room preempts nobody whom the
-    room can hold, and nodes whose jobs fit into it are the cheap ones. Jobs look for room in order of submission; while
-    others wait for GPUs they take only what keeps them at their minimum. Besides, all GPUs of a job stand still while
-    what only the leaving ones hold is carried off.
+    Moves to free GPUs count, because evacuation makes them: nodes whose jobs fit elsewhere are cheap. Jobs look for
+    free GPUs in order of submission; while other jobs wait for GPUs, they take only what keeps them at their minimum.
+    All GPUs of a job also stand still while state that only the leaving GPUs hold is moved.
     """
     ledger = snapshot.index
     idle = [
@@ -56,17 +52,19 @@ def build_recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: Policy
         free[gpu] += gpus
     for gpu, gpus in idle:
         free[gpu] -= gpus
-    tenants, carried_gpu_s = _list_affected_jobs(snapshot, nodes, settings)
-    return RecallCost(tenants, idle, free, refills=not ledger.waiting, transfer_gpu_s=carried_gpu_s)
+    affected, transfer_gpu_s = _list_affected_jobs(snapshot, nodes, settings)
+    return RecallCost(affected, idle, free, refills=not ledger.waiting, transfer_gpu_s=transfer_gpu_s)
 
 
 def _list_affected_jobs(
     snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings
 ) -> tuple[list[AffectedJob], Sequence[float]]:
-    """The jobs on these nodes, but for those that only release GPUs there or must go for other nodes' sake; and by node
-    the GPU-seconds that carrying off takes what they hold there alone."""
-    carried_gpu_s = [0.0] * len(nodes)
-    ledger, sizes, tenants = snapshot.index, node_sizes(snapshot), list[AffectedJob]()
+    """Return the jobs on these nodes, and by node the GPU-seconds of moving state that they hold only there.
+
+    Jobs that only release GPUs there, or must leave because of other nodes, are left out.
+    """
+    transfer_gpu_s = [0.0] * len(nodes)
+    ledger, sizes, affected = snapshot.index, node_sizes(snapshot), list[AffectedJob]()
     numbers, gone = {node: number for number, node in enumerate(nodes)}, ledger.must_vacate.difference(nodes)
     for job in ledger.sort_by_submission(
         {job_id for node in nodes for job_id in ledger.holders.get(node, {}).values()}
@@ -81,14 +79,14 @@ def _list_affected_jobs(
         if not here or held < least:
             continue
         restart_s = settings.reconfiguration_s_for(job)
-        # While others wait, evacuation tops a job up to its minimum alone: without a plan on that it finds no room.
+        # While others wait, evacuation only restores a job's minimum; without a plan for that, the job finds no GPUs.
         may_move = job.spec.fungible and (least == job.spec.min_gpus or not ledger.waiting)
         preempt_gpu_s = (restart_s + _unsaved_s(snapshot, job)) * held
-        tenants.append(AffectedJob(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
+        affected.append(AffectedJob(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
         for node, carrying_s in transfer_time_by_node_s(snapshot, job).items():
             if node in numbers:
-                carried_gpu_s[numbers[node]] += carrying_s * held
-    return tenants, carried_gpu_s
+                transfer_gpu_s[numbers[node]] += carrying_s * held
+    return affected, transfer_gpu_s
 
 
 def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
@@ -98,19 +96,20 @@ def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
 
 
 GPU_BYTES_PER_S = 10e9
-"""What one GPU's network port is taken to carry. The shipped GPU profiles have a port a GPU, of 3.5 (V100, L40S) to 40
-GB/s (H100); policies do not see them, and a choice between nodes of one GPU model needs the magnitude alone."""
+"""Assumed bandwidth of one GPU's network port. The shipped GPU profiles have one port per GPU, of 3.5 (V100, L40S)
+to 40 GB/s (H100). Policies do not see them, and the choice between nodes of one GPU model needs only the magnitude."""
 
 _NO_TRANSFERS: Mapping[str, float] = {}
 
 
 def transfer_time_by_node_s(snapshot: Snapshot, job: Job) -> Mapping[str, float]:
-    """Of each node, how long its GPUs of the job need to send what no GPU on another node holds: 0 for a replica.
+    """Return, by node, the time its GPUs need to send the job's state that no GPU on another node holds; 0 for a
+    replica.
 
-    That has to leave whether the job then shrinks, moves, or saves because it is preempted. Added up over several nodes
-    it is a lower bound: what two nodes hold only together is in neither figure. The fullest GPU's state counts as all
-    that its plan predicts it to take, activations too, because a plan tells no more. Empty where nothing is known: the
-    job does not run, or its plan has one layer (as those without a model have) or no figure of memory.
+    This state must leave whether the job then shrinks, moves, or saves because it is preempted. The sum over several
+    nodes is a lower bound, because what two nodes hold only together is in neither figure. The fullest GPU's state
+    counts as its predicted peak, activations included, because a plan contains no more detail. Empty if nothing is
+    known: the job does not run, or its plan has one layer (as plans without a model have) or no memory figure.
     """
     allocation, plan = job.allocation, job.allocation.plan
     if job.state is not JobState.RUNNING or plan is None:
@@ -126,13 +125,15 @@ def transfer_time_by_node_s(snapshot: Snapshot, job: Job) -> Mapping[str, float]
 
 @lru_cache(maxsize=1024)
 def _exclusive_fractions(plan: ParallelPlan, nodes: tuple[int, ...]) -> tuple[float, ...]:
-    """Of each node, given the node of each rank, what it holds alone, in units of what the fullest GPU holds; nothing
-    for a plan that contradicts itself, because a recall must not fail over it."""
-    seats = tuple(GpuSlot(f"{node}", rank) for rank, node in enumerate(nodes))
+    """Return, by node, what only it holds, in units of what the fullest GPU holds, given the node of each rank.
+
+    All 0 for an inconsistent plan, because a recall must not fail because of it.
+    """
+    slots = tuple(GpuSlot(f"{node}", rank) for rank, node in enumerate(nodes))
     tensors, count = build_equal_layer_tensors(plan.layers), max(nodes) + 1
-    by_node = [[seat for seat, on in zip(seats, nodes, strict=True) if on == node] for node in range(count)]
+    by_node = [[slot for slot, on in zip(slots, nodes, strict=True) if on == node] for node in range(count)]
     try:
         fullest = max(compute_held_bytes(plan, tensors))
-        return tuple(alone / fullest for alone in compute_release_costs(Placement(plan, seats), tensors, by_node))
+        return tuple(alone / fullest for alone in compute_release_costs(Placement(plan, slots), tensors, by_node))
     except ValueError:
         return (0.0,) * count

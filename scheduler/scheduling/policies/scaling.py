@@ -1,12 +1,11 @@
-"""How many GPUs each elastic job should have: a multiple-choice knapsack over the gains of the scaling curves.
+"""Scaling: how many GPUs each elastic job should have, by a multiple-choice knapsack over the gains of the scaling
+curves.
 
-Phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, item k has k GPUs. Lyra's value is the seconds by
-which k GPUs shorten the job, as if it scaled linearly. That favours long jobs, which keep the GPUs for long. Ours is
-the rate at which the job comes to its end, one over its remaining time: a GPU goes where it brings an end nearest, so
-that jobs with little left go first, as shortest remaining time first does for jobs of one size. Speeds follow the
-curve, and the remaining time of a running job has the price of its reconfiguration in it.
-
-Whether another plan on the same GPUs is worth a reconfiguration.
+This is phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, in which item k has k GPUs. Lyra's value is
+the seconds by which k GPUs shorten the job under linear scaling. That favours long jobs, which keep the GPUs for long.
+Our value is the rate at which the job approaches its end, one over its remaining time: a GPU goes where it brings an
+end nearest. Jobs with little remaining work therefore go first, like shortest remaining time first for jobs of one
+size. Speeds follow the curve, and the remaining time of a running job includes the price of its reconfiguration.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from scheduler.scheduling.policies.speed import (
 )
 
 DEADLINE_RATE = 1.0
-"""What meeting a deadline is worth beside the ends a second of any job, at most 1."""
+"""Value of meeting a deadline, in the unit of ends per second of a job, which is at most 1."""
 
 
 def flexible_counts(
     snapshot: Snapshot, starting: Iterable[str], spare: int, settings: PolicySettings
 ) -> Mapping[str, int]:
-    """GPUs for each elastic job whose number should change now, and for those that start.
+    """Return GPUs for each elastic job whose number should change now, and for those that start.
 
-    `spare` free GPUs are there beyond all base demand, that of the jobs in `starting` included. They are dealt out
-    together with all that the running jobs hold above their minimum. For a running job any other number than it has
-    takes `gain_factor` times its reconfiguration longer; jobs in `starting` pay nothing. A count that brings a job to
-    its end by its deadline is worth more than any that does not.
+    `spare` free GPUs are available beyond all base demand, including that of the jobs in `starting`. They are
+    distributed together with all that running jobs hold above their minimum. For a running job, any other number than
+    its present one takes `gain_factor` times its reconfiguration longer; jobs in `starting` pay nothing. A count that
+    meets a job's deadline is worth more than any count that does not.
     """
     sizes, starters = node_sizes(snapshot), frozenset(starting)
     if spare <= 0 and not snapshot.index.above_minimum:
@@ -52,7 +51,9 @@ def flexible_counts(
     if not starters and not any(_may_change(job) for job in running):
         return {}
     starting_jobs = [snapshot.jobs[job_id] for job_id in sorted(starters)]
-    if _count_wanted_gpus(snapshot, starting_jobs) <= spare:  # enough for all: who wants no more keeps what it has
+    if (
+        _count_wanted_gpus(snapshot, starting_jobs) <= spare
+    ):  # enough for all: jobs that want no more keep what they have
         running = [job for job in running if _may_change(job)]
     groups, budget = dict[str, list[Item]](), spare
     for job in (*starting_jobs, *running):
@@ -69,10 +70,10 @@ def flexible_counts(
 
 
 def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings) -> Mapping[str, int]:
-    """Smaller counts for running jobs that free `missing` flexible GPUs in all, or as many as there are.
+    """Return smaller counts for running jobs that free `missing` flexible GPUs, or as many as there are.
 
-    Whole flexible parts are taken, where a GPU gains its job least, so that few jobs are disturbed; only the last
-    job gives up a part.
+    Whole flexible parts are taken where a GPU gains its job least, so that few jobs are disturbed; only the last job
+    gives up a part.
     """
     sizes = node_sizes(snapshot)
     offers: list[tuple[float, str, int, int]] = []
@@ -94,10 +95,10 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
 
 
 def estimate_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
-    """GPUs that jobs are expected to start on until the next full pass: as many as in the last period.
+    """Return the GPUs that jobs are expected to start on until the next full pass: as many as in the last period.
 
-    Growing jobs leave them free, and where a job has to make room they are freed with it, so that arrivals one after
-    another do not disturb a job each.
+    Growing jobs leave them free, and a job that must shrink frees them too, so that a series of arrivals does not
+    disturb one job each.
     """
     since_s, jobs = snapshot.now_s - settings.full_pass_period_s, snapshot.jobs
     running = map(jobs.__getitem__, snapshot.index.running)
@@ -106,12 +107,13 @@ def estimate_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
 
 
 def expect_no_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
-    """Every free GPU is dealt out."""
+    """Return 0: every free GPU is distributed."""
     return 0
 
 
 def _list_resizable_jobs(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
-    """Elastic jobs that have run undisturbed for the resize pause; those at their minimum need not wait for it."""
+    """Return elastic jobs that have run undisturbed for the resize pause; jobs at their minimum need not wait for
+    it."""
     ledger, now_s = snapshot.index, snapshot.now_s
     return [
         job
@@ -125,27 +127,27 @@ def _list_resizable_jobs(snapshot: Snapshot, settings: PolicySettings) -> list[J
 
 
 def _count_wanted_gpus(snapshot: Snapshot, starters: Iterable[Job]) -> int:
-    """GPUs that all jobs together could take beyond what they have, or start on."""
+    """Return the GPUs that all jobs together could take beyond what they have or start on."""
     growable = map(snapshot.jobs.__getitem__, snapshot.index.below_maximum)
     more = sum(job.spec.max_gpus - job.allocation.target_gpus for job in growable)
     return more + sum(job.spec.max_gpus - job.spec.min_gpus for job in starters)
 
 
 def _may_change(job: Job) -> bool:
-    """More GPUs than it has, or fewer: some curve knows of fewer that are faster."""
+    """Return whether the job may want more GPUs, or fewer because its curve may be faster there."""
     return job.spec.has_profile or job.allocation.target_gpus < job.spec.max_gpus
 
 
 def remaining_work(snapshot: Snapshot, job: Job) -> float:
-    """Steps to go; for a job of unknown length as many again as it has done."""
+    """Return the remaining steps; a job of unknown length is assumed to need as many again as it has done."""
     steps = job.remaining_steps(snapshot.now_s)
     return steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
 
 
 def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: PolicySettings) -> list[Item]:
-    """The counts that the job can have with its remaining time then, ascending; only gains are kept.
+    """Return the job's useful counts with its remaining time, ascending; counts without a gain are left out.
 
-    What it has now is judged by its own plan: its GPUs may lie otherwise than a curve assumes.
+    The present count is judged by the present plan, because its GPUs may be placed differently than a curve assumes.
     """
     law = linear_step_times_s if settings.linear_scaling else step_times_s
     work, on_curve_s = remaining_work(snapshot, job), law(snapshot, job, sizes)
@@ -165,14 +167,17 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
 
 
 def _completion_rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
-    """Ends of the job a second, and `DEADLINE_RATE` more where it would end by its deadline."""
+    """Return the ends of the job per second, plus `DEADLINE_RATE` if it would end by its deadline."""
     in_time = job.spec.deadline_s is not None and snapshot.now_s + remaining_s <= job.deadline_at_s
     return 1.0 / (1.0 + remaining_s) + (DEADLINE_RATE if in_time else 0.0)
 
 
 def _candidate_counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]:
-    """The counts worth weighing: those that the curve has a plan for; of a linear one every count up to two nodes, half
-    nodes beyond, and the range's ends. And the present one."""
+    """Return the counts to consider, and the present one.
+
+    These are the counts for which the curve has a plan. A linear curve gives every count up to two nodes, half nodes
+    beyond, and the ends of the range.
+    """
     model, curve, present = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
     node = sizes[model] if model else 8
     least, most = efficient_gpus(snapshot, job, sizes), job.spec.max_gpus
@@ -190,19 +195,21 @@ def _linear_counts(least: int, most: int, node: int) -> frozenset[int]:
 
 
 def time_saved_s(job: Job, plan: ParallelPlan, work: float) -> float:
-    """Seconds by which `plan` shortens the `work` steps that are left, the reconfiguration not counted.
+    """Return the seconds by which `plan` shortens the remaining `work` steps, without the reconfiguration.
 
-    The present speed is the measured one: the present plan gains by frozen layers too.
+    The present speed is the measured one, because frozen layers speed up the present plan too.
     """
     return work * (job.step_time_s() - plan.iteration_time_s * job.curve_correction)
 
 
 def rearrangeable_at_s(job: Job, settings: PolicySettings) -> float:
-    """The time from which a job whose layers froze may be rearranged: once it has run undisturbed for the resize pause,
-    and so long since that its speed with the layers frozen counts as known."""
+    """Return when a job whose layers froze may be rearranged.
+
+    It must have run undisturbed for the resize pause, and long enough since the freeze that its new speed is known.
+    """
     return max(job.state_since_s + settings.resize_pause_s_for(job), job.freezing.at_s + SPEED_MEASUREMENT_S_MIN)
 
 
 def is_worthwhile(job: Job, plan: ParallelPlan, work: float, settings: PolicySettings) -> bool:
-    """As for any resize that nobody is forced into: `gain_factor` times the reconfiguration has to be saved."""
+    """Return whether `plan` saves `gain_factor` times the reconfiguration, as any voluntary resize must."""
     return time_saved_s(job, plan, work) > settings.gain_factor * settings.reconfiguration_s_for(job)

@@ -1,4 +1,4 @@
-"""The few numbers that all policies share."""
+"""The numbers that all policies share."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 
 RECONFIGURATION_S = 30.0
-"""What a start or resize is taken to cost where nobody says otherwise, and what the resize pause is meant for."""
+"""Assumed cost of a start or resize, unless configured otherwise; the resize pause is meant for jobs of this cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """`full_pass_period_s`: longest pause between ticks that consider lending and flexible GPUs.
-    `reconfiguration_s`: what a start or resize costs a job whose model is not in `reconfiguration_s_by_model`.
-    `leave_grace_s`: how long workers may at least take to save and leave where no return deadline says otherwise.
-    `ageing_s`: waiting this long halves a job's apparent length. `patience_ageings`: after so many `ageing_s` of
-    waiting a job is overdue, and nobody passes it any more. `resize_pause_s`: least time between two resizes that
-    nobody was forced into, of a job that a reconfiguration costs `RECONFIGURATION_S` or less; longer in proportion
-    for others. `demand_stale_s`: a demand reading older than this permits no new loan, where its pool
-    says nothing else. `run_time_min_s`: least time that a job runs before anything but a recall, the loss of a node or
-    its owner may preempt it.
-    `las_promote_ratio`: under `las`, a job that waits so many times as long as it has run begins anew in the first
-    queue; 0: never. `gain_factor`: how many times its reconfiguration a resize has to save, and a running job pays
-    when GPUs are dealt out anew. `linear_scaling`: take every job's scaling for linear, whatever its curve says, to
-    see what curves are worth.
-    `lending_reserve`: free GPUs that lending keeps ready for jobs to come, as a share of those that training has.
+    """Numbers that all policies share. Times are in seconds.
+
+    Attributes:
+        full_pass_period_s: longest pause between ticks that consider lending and flexible GPUs.
+        reconfiguration_s: cost of a start or resize for a job whose model is not in `reconfiguration_s_by_model`.
+        leave_grace_s: least time that workers have to save and exit if no return deadline applies.
+        ageing_s: waiting this long halves a job's apparent length.
+        patience_ageings: after this many `ageing_s` of waiting a job is overdue, and no other job may pass it.
+        resize_pause_s: least time between two voluntary resizes of a job whose reconfiguration costs
+            `RECONFIGURATION_S` or less; longer in proportion for others.
+        demand_stale_s: a demand reading older than this permits no new loan, unless its pool has its own value.
+        run_time_min_s: least time that a job runs before it can be preempted, except by a recall, the loss of a node or
+            its owner.
+        las_promote_ratio: under `las`, a job that waits this many times as long as it has run returns to the first
+            queue; 0: never.
+        gain_factor: a resize must save this many times its reconfiguration; also the price for running jobs when GPUs
+            are redistributed.
+        linear_scaling: assume linear scaling of every job, whatever its curve says, to measure what curves are worth.
+        lending_reserve: free GPUs that lending keeps for future jobs, as a share of the GPUs of training.
     """
 
     full_pass_period_s: float = 300.0
@@ -53,16 +58,18 @@ class PolicySettings:
                 raise ValueError(f"{item.name} must be a positive, finite number, got {value}")
 
     def reconfiguration_s_for(self, job: Job) -> float:
-        """Seconds that a start or resize costs this job."""
+        """Return the seconds that a start or resize costs this job."""
         return self.reconfiguration_s_by_model.get(job.spec.model, self.reconfiguration_s)
 
     def leave_grace_s_for(self, job: Job) -> float:
-        """Seconds that this job's workers have to save and leave: enough for the step that they are in, and for what
-        saving takes of a reconfiguration."""
+        """Return the seconds that this job's workers have to save and exit: enough for the current step and for
+        saving."""
         step_s = job.step_time_s() if job.state is JobState.RUNNING else 0.0
         return max(self.leave_grace_s, step_s + self.reconfiguration_s_for(job))
 
     def resize_pause_s_for(self, job: Job) -> float:
-        """Seconds that this job runs undisturbed between two resizes that nobody was forced into, so that it spends
-        the same share of its time on them however long one takes."""
+        """Return the least time between two voluntary resizes of this job.
+
+        It grows with the job's reconfiguration time, so that every job spends the same share of its time on resizes.
+        """
         return self.resize_pause_s * max(1.0, self.reconfiguration_s_for(job) / RECONFIGURATION_S)

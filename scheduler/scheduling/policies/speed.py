@@ -1,4 +1,4 @@
-"""What a number of GPUs is worth to a job, read from its scaling curve at canonical shapes."""
+"""Speed of a job on a number of GPUs, read from its scaling curve at canonical shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.domain.scaling_curve import LinearCurve, ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 
 EFFICIENCY_MIN = 0.75
-"""Least share of its best work a GPU-second at which a job starts."""
+"""Least work per GPU-second, as a share of its best, at which a job starts."""
 
 NO_PLANS: Mapping[int, ParallelPlan] = {}
 
@@ -21,12 +21,13 @@ packed = lru_cache(maxsize=65536)(GpuShape.packed)
 
 
 def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
-    """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
+    """Return the GPUs of the most common node of each GPU model; canonical shapes are packed into these."""
     return snapshot.typical_node_sizes
 
 
 def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
-    """The GPU model a job's speed is judged on: the one it has, the one it asks for, or the fleet's first by name."""
+    """Return the GPU model a job's speed refers to: the one it has, the one it requests, or the fleet's first by
+    name."""
     for node in job.allocation.target:
         if node in snapshot.nodes:
             return snapshot.nodes[node].gpu
@@ -38,15 +39,18 @@ def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | N
 def step_time_s(
     snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int], model: str | None = None
 ) -> float | None:
-    """Seconds a step on `gpus` packed GPUs of `model`, else of the one that the job's speed is judged on, corrected by
-    what was measured; None where the curve has no plan."""
+    """Return seconds per step on `gpus` packed GPUs of `model`, by default of the job's model; None if the curve has no
+    plan.
+
+    The time is corrected by measurements.
+    """
     return step_times_s(snapshot, job, sizes, model)(gpus)
 
 
 def step_times_s(
     snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None
 ) -> Callable[[int], float | None]:
-    """As `step_time_s`, for callers that ask for many counts of one job."""
+    """Return `step_time_s` as a function of the count, for callers that need many counts of one job."""
     curve, correction = snapshot.curve(job), job.curve_correction
     if isinstance(curve, LinearCurve):
         return _data_parallel_step_times(job)
@@ -61,9 +65,12 @@ def step_times_s(
 
 
 def _data_parallel_step_times(job: Job) -> Callable[[int], float]:
-    """The step times of a job without a model, learned from what it was measured at: a part that more GPUs share, and
-    one that they do not, such as the exchange of gradients (Amdahl, AFIPS'67). Until it has run on two different
-    numbers of GPUs, and where more GPUs were no less efficient, it is taken to scale linearly."""
+    """Return step times of a job without a model, fitted to its measurements.
+
+    They have a part that GPUs share and a part that they do not, such as the exchange of gradients (Amdahl, AFIPS'67).
+    Scaling is assumed to be linear until the job has run on two different numbers of GPUs, or if more GPUs were no less
+    efficient.
+    """
     correction = job.progress.correction
     if not job.progress.corrections:
         return lambda gpus: correction / gpus
@@ -82,8 +89,10 @@ def _data_parallel_step_times(job: Job) -> Callable[[int], float]:
 
 
 def linear_step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:
-    """As `step_times_s`, for policies that take every job's scaling for linear, whatever its curve says: from its
-    present speed where it runs, else from that on its fewest GPUs; None where that is unknown."""
+    """Return step times under linear scaling, whatever the job's curve says.
+
+    They start from its present speed if it runs, else from that on its fewest GPUs; None if that is unknown.
+    """
     base, step_s = job.allocation.target_gpus, job.step_time_s()
     if not base or step_s == float("inf"):
         base = min_feasible_gpus(snapshot, job, sizes)
@@ -92,10 +101,10 @@ def linear_step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) 
 
 
 def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float:
-    """Seconds of run time left on `gpus` GPUs.
+    """Return the remaining run time on `gpus` GPUs, in seconds.
 
-    A job without a known length is expected to need as much service again as it has had: least attained
-    service first (Tiresias, NSDI'19, section 3).
+    A job of unknown length is expected to need as much service again as it has had: least attained service first
+    (Tiresias, NSDI'19, section 3).
     """
     steps = job.remaining_steps(snapshot.now_s)
     if steps is None:
@@ -107,9 +116,9 @@ def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int
 
 
 def min_feasible_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
-    """The fewest GPUs that the job can start on: its minimum, or more where no plan fits on that few.
+    """Return the fewest GPUs that the job can start on: its minimum, or more if no plan fits on that few.
 
-    Judged on GPUs of `model`, else on those that the job's speed is judged on.
+    Plans are those for GPUs of `model`, by default of the job's model.
     """
     spec = job.spec
     if not spec.has_profile:
@@ -125,11 +134,11 @@ def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes:
 
 
 def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
-    """As `least_gpus`, without the counts on which a step takes more than 1 / `EFFICIENCY_MIN` times the GPU-seconds
-    that it takes where it takes least.
+    """Return as `min_feasible_gpus`, without counts on which a step takes more than 1 / `EFFICIENCY_MIN` times its
+    least GPU-seconds.
 
-    A large model on few GPUs spends most of its time on moving its state about; whoever waits would have more of those
-    GPUs than it has. Of what a queue's limit or the cluster rules out nothing is expected.
+    A large model on few GPUs spends most of its time on moving its state, and a pending job would make better use of
+    those GPUs. Counts that a queue's limit or the cluster rules out are not considered.
     """
     spec = job.spec
     if not spec.has_profile:
@@ -143,7 +152,7 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
 
 
 def _reachable_gpus(snapshot: Snapshot, spec: JobSpec, gpu: str) -> int:
-    """GPUs of a model that the job could have if it were alone."""
+    """Return the GPUs of a model that the job could have if it were alone."""
     serving, queue = snapshot.training_gpus, snapshot.queues.get(spec.queue)
     most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
     limits = (queue.limit_gpus, queue.user_limit_gpus) if queue else ()

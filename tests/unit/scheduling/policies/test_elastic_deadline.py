@@ -78,8 +78,8 @@ def test_an_unreachable_deadline_is_told_with_its_numbers() -> None:
     assert waiting["late"].code is waiting["b"].code is ReasonCode.DEADLINE_UNREACHABLE
     assert waiting["late"].numbers["least_run_time_s"] == 200.0
     assert waiting["late"].numbers["deadline_in_s"] == 150.0
-    assert "cannot be met any more (200 s on 4 GPUs, its fastest)" in waiting["late"].detail
-    assert "what others were promised leaves too little" in waiting["b"].detail
+    assert "(200 s on 4 GPUs, its fastest)" in waiting["late"].detail
+    assert waiting["b"].numbers["least_run_time_s"] < waiting["b"].numbers["deadline_in_s"]
 
 
 def test_an_admitted_job_that_begins_later_does_not_count_as_unreachable() -> None:

@@ -55,7 +55,7 @@ def test_of_a_cordoned_node_inference_has_what_runs_there_and_no_more() -> None:
     assert target(world(8, 8)).nodes == 3
     drained = target(cordoned(world(8, 8), "i0 i1 i2"))
     assert (drained.nodes, drained.reason.numbers["cordoned_gpus"]) == (0, 24.0)
-    assert drained.reason.detail.endswith("it can lend 0 nodes, for 24 GPUs of cordoned nodes are no use to it")
+    assert "24 GPUs" in drained.reason.detail
     assert target(cordoned(world(8, 8), "i0 i1 i2", inference_gpus=8)).nodes == 3
     assert target(cordoned(world(8, 8), "i0 i1 i2", inference_gpus=8, draining=True)).nodes == 0
     assert target(cordoned(world(0, 0, LendingPolicy(headroom=0.0, kept_nodes_min=3)), "i0")).nodes == 0

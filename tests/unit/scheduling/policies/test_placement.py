@@ -20,7 +20,7 @@ def world(*jobs: Job, training: int = 2, lent: int = 0) -> Snapshot:
 
 
 def placed(snapshot: Snapshot, job: Job, count: int) -> Gpus | None:
-    return best_fit(snapshot, MutableSnapshot(snapshot).rooms, job, count)
+    return best_fit(snapshot, MutableSnapshot(snapshot).free_gpus, job, count)
 
 
 def busy(on: Gpus) -> Job:
@@ -57,7 +57,7 @@ def test_a_base_spills_over_onto_lent_nodes() -> None:
 def test_a_job_that_must_not_be_moved_about_stays_off_lent_nodes() -> None:
     snapshot = world(training=1, lent=1)
     fixed = a_job("j", 12, fungible=False)
-    assert [room.node for room in filter_usable(fixed, MutableSnapshot(snapshot).rooms)] == ["t0"]
+    assert [room.node for room in filter_usable(fixed, MutableSnapshot(snapshot).free_gpus)] == ["t0"]
     assert placed(snapshot, fixed, 12) is None
 
 
@@ -68,6 +68,6 @@ def test_a_job_gets_gpus_of_one_model_only() -> None:
     assert placed(snapshot, a_job("any", 4), 4) == {"t0": FOUR}
     assert placed(snapshot, a_job("picky", 4, gpu="h100-80g"), 4) == {"h0": FOUR}
     grown = a_job("j", 2, 8, state=JobState.RUNNING, on={"h0": (0, 1)})
-    assert best_fit(snapshot, MutableSnapshot(a_snapshot((pools, snapshot.nodes), [grown])).rooms, grown, 2) == {
+    assert best_fit(snapshot, MutableSnapshot(a_snapshot((pools, snapshot.nodes), [grown])).free_gpus, grown, 2) == {
         "h0": (2, 3)
     }

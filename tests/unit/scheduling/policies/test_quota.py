@@ -72,7 +72,7 @@ def test_a_minimum_above_the_limit_can_never_run() -> None:
     assert verdict is not None
     assert (verdict.code, verdict.detail) == (
         ReasonCode.EXCEEDS_MAX_QUOTA,
-        "needs 9 GPUs, more than the limit of queue vision, 8",
+        "needs 9 GPUs; the limit of queue vision is 8",
     )
 
 
@@ -97,7 +97,7 @@ def test_a_user_at_the_limit_is_told_so_with_numbers_and_others_are_not_stopped(
     assert never is not None
     assert (never.code, never.detail) == (
         ReasonCode.EXCEEDS_USER_LIMIT,
-        "needs 9 GPUs, more than one user may have in queue lab, 8",
+        "needs 9 GPUs; the limit per user in queue lab is 8",
     )
     assert (book.check_limits(snapshot.jobs["b"], 2), book.check_limits(snapshot.jobs["c"], 8)) == (None, None)
     assert (book.excess(snapshot.jobs["b"], 3), book.headroom(of("ada", waits("f", "lab", 1, 8)))) == (1, 2)
