@@ -68,8 +68,8 @@ def plan_lending_steps(
         if loan.is_live and name in nodes:
             steps.extend(_steps_for_loan(loan, nodes[name], on_node.get(name, []), free_gpus[loan.pool], nodes))
     for name, node in sorted(nodes.items()):
-        loan = desired.loans.get(name)
-        is_on_loan = loan is not None and loan.is_live
+        current = desired.loans.get(name)
+        is_on_loan = current is not None and current.is_live
         if _is_lent(node) and not is_on_loan and not _has_own_pods(on_node.get(name, [])):
             steps.append(UntaintNode(node))
     return tuple(steps)

@@ -22,7 +22,7 @@ from tests.chart import dashboards, manifests
 from tests.chart.helm import CHART
 
 RULES = CHART / "rules.yaml"
-GUIDE = Path(__file__).parents[2] / "deploy" / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "runbook.md"
 ALERT_CASES = Path(__file__).parent / "alerts.yaml"
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 promtool = shutil.which("promtool")
@@ -75,8 +75,8 @@ def test_runbook_documents_every_alert() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
     for rule in alerts():
         path, _, anchor = rule["annotations"]["runbook"].partition("#")
-        assert (path, anchor) == ("deploy/README.md", rule["alert"])
-        assert guide.count(f'<a id="{anchor}"></a>`{anchor}`') == 1, anchor
+        assert (path, anchor) == ("docs/how-to/runbook.md", rule["alert"].lower())
+        assert guide.count(f"\n### {rule['alert']}\n") == 1, anchor
 
 
 def test_every_alert_has_a_firing_and_a_silent_case() -> None:

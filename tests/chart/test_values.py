@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from scheduler.settings import Settings
 from tests.chart import helm, manifests
 
 SCHEMA = helm.CHART / "values.schema.json"
-# API_PROCESSES is fixed: on Kubernetes the API scales by replicas.
+# API_PROCESSES is fixed because the API scales by replicas; PROFILES_DIR would need a volume.
 CHART_SETTINGS = {
     "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR", "STORE_HOST", "STORE_PORT",
     "TOKEN_SECRET_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR",
-    "KUBECONFIG",
+    "KUBECONFIG", "PROFILES_DIR",
 }  # fmt: skip
 
 
@@ -99,6 +100,24 @@ def test_every_setting_is_offered_or_set_by_the_chart() -> None:
     offered = set(json.loads(SCHEMA.read_text(encoding="utf-8"))["properties"]["settings"]["properties"])
     assert not offered & CHART_SETTINGS
     assert {name.upper() for name in Settings.model_fields} <= offered | CHART_SETTINGS
+
+
+def test_settings_have_the_descriptions_of_the_service() -> None:
+    offered = json.loads(SCHEMA.read_text(encoding="utf-8"))["properties"]["settings"]["properties"]
+    assert {name: value["description"] for name, value in offered.items()} == {
+        name: Settings.model_fields[name.lower()].description for name in offered
+    }
+
+
+def test_every_value_has_a_description() -> None:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    assert [path for path, value in _list_values(schema) if "description" not in value] == []
+
+
+def _list_values(part: dict[str, Any], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, value in part.get("properties", {}).items():
+        yield f"{above}{name}", value
+        yield from _list_values(value, f"{above}{name}.")
 
 
 def test_defaults_and_schema_have_the_same_values() -> None:

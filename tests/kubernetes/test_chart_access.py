@@ -53,7 +53,7 @@ from tests.kubernetes.operated import Operated
 from tests.kubernetes.site import Site
 from tests.kubernetes.test_told_story import RealServer
 from tests.kubernetes.waiting import eventually
-from tests.unit.kubernetes import operating
+from tests.unit.kubernetes import operator_rig
 from tests.unit.kubernetes.operator_rig import OperatorRig
 
 RBAC = "rbac.authorization.k8s.io"
@@ -151,7 +151,7 @@ class ByOperator(RealServer):
 def test_resources_are_read_told_and_let_go(
     cluster: KubernetesClient, operator: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operating, "NAMESPACE", namespace)
+    monkeypatch.setattr(operator_rig, "NAMESPACE", namespace)
     server = ByOperator(cluster, operator, namespace)
     server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
     server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})

@@ -33,7 +33,7 @@ from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job, a_loan
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
 from tests.kubernetes.custom_resources import carry_out, install
-from tests.unit.kubernetes import operating
+from tests.unit.kubernetes import operator_rig
 from tests.unit.kubernetes.operator_rig import OperatorRig
 
 PRODUCT = "NVIDIA-A100-SXM4-80GB"
@@ -70,7 +70,7 @@ class RealServer:
 def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> OperatorRig:
     """Two Pools of a node each, taken in."""
     install(cluster)
-    monkeypatch.setattr(operating, "NAMESPACE", namespace)
+    monkeypatch.setattr(operator_rig, "NAMESPACE", namespace)
     server = RealServer(cluster, namespace)
     server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
     server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})
@@ -127,7 +127,7 @@ def test_jobs_of_kubectl_and_of_http_are_told_alike(rig: OperatorRig, get: Any) 
     rig.server.add(ELASTIC_JOB, "mine", {"gpus": {"min": 4, "max": 4}, "command": ["x"]})
     rig.run_until_stable()
     (mine,) = (job for job in rig.snapshot.jobs.values() if job.spec.name == "mine")
-    assert mine.spec.namespace == operating.NAMESPACE
+    assert mine.spec.namespace == operator_rig.NAMESPACE
     waits = Reason(ReasonCode.INSUFFICIENT_GPUS, "needs 4 GPUs, 2 are free")
     rig.write(waiting={mine.id: waits})
     assert [row[0] for row in get("ej")] == ["NAME", "llama-abc123", "mine"]
