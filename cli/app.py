@@ -138,6 +138,10 @@ class EbbtideGroup(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run the command line. Every error ends the process with one message on stderr and an exit code."""
+        if COMPLETE_VARIABLE in os.environ:
+            from cli.completion import enable_completion
+
+            enable_completion()
         try:
             exit_code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
@@ -175,9 +179,3 @@ app = typer.Typer(
 def show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-if COMPLETE_VARIABLE in os.environ:
-    from cli.completion import enable_completion
-
-    enable_completion()

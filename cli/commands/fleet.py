@@ -169,7 +169,7 @@ def uncordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOpt
     print_document(response, output, lambda: render_facts({"node": f"{node} uncordoned"}))
 
 
-lending_app = typer.Typer(name="lending", help="Pause, resume or end the lending of inference nodes.")
+lending_app = typer.Typer(name="lending", help="Pause or resume lending, or recall loans.")
 
 LoanStateOption = Annotated[str, typer.Option("--state", help="Show only loans in this state.")]
 

@@ -163,7 +163,7 @@ def _describe_change(decision: Any) -> str:
 
     if hasattr(decision, "gpus"):
         count = format_gpus(gpu_sets.count(decision.gpus))
-        return f"{count} {gpu_sets.format_gpus(decision.gpus)}, {decision.plan.summary()}"
+        return f"{count} {gpu_sets.format_gpus(decision.gpus)}, {decision.plan.summarize()}"
     for deadline in ("leave_by_s", "return_by_s"):
         if hasattr(decision, deadline):
             return f"by {format_time(getattr(decision, deadline))}"

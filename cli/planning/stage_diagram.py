@@ -17,10 +17,10 @@ _TIME_COMPONENTS = {
     "compute": ("compute_s",),
     "communication": ("tensor_s", "sequence_s", "expert_s", "data_s"),
     "optimizer, host": ("other_s",),
-    "waiting (bubble)": ("idle_s",),
+    "idle (bubble)": ("idle_s",),
 }
-_GLYPHS = {"compute": "█", "communication": "▓", "optimizer, host": "▒", "waiting (bubble)": "·"}
-_STYLES = {"compute": "blue", "communication": "yellow", "optimizer, host": "magenta", "waiting (bubble)": "dim"}
+_GLYPHS = {"compute": "█", "communication": "▓", "optimizer, host": "▒", "idle (bubble)": "·"}
+_STYLES = {"compute": "blue", "communication": "yellow", "optimizer, host": "magenta", "idle (bubble)": "dim"}
 _FIGURES_WIDTH = 50
 """Terminal columns of the figures and gaps beside the bars."""
 _LEGEND_SHARE_MIN = 0.01

@@ -135,7 +135,7 @@ def describe_comparisons(document: Document) -> Iterator[str]:
     """Yield a sentence per policy set that compares its mean completion time with the first policy set's."""
     first, *others = document["policies"]
     base = get_metric_value(first, METRICS["completion time, mean"]) or 0.0
-    bound = get_metric_value(first, METRICS["lower bound (no queueing, all GPUs), mean"]) or 0.0
+    bound = get_metric_value(first, METRICS["completion time, lower bound"]) or 0.0
     for other in others:
         own = get_metric_value(other, METRICS["completion time, mean"]) or 0.0
         if own and base:

@@ -46,7 +46,7 @@ def test_older_loans_can_be_loaded(fleet: ConsoleSite, opened: Opener) -> None:
     )
     fleet.store.commit(Commit(before, after, fleet.lead().epoch, ended_loans=ended))
     page = opened(f"{fleet.url}/#/loans")
-    expect(page.get_by_text("500 loans read; ended ones offered before")).to_be_visible()
+    expect(page.get_by_text("500 loans loaded. Ended loans offered before")).to_be_visible()
     page.get_by_role("button", name="Load 500 more").click()
     expect(page.get_by_role("button", name="Load 500 more")).to_be_hidden()
     expect(page.get_by_text("600 loans in the last")).to_be_visible()

@@ -1,4 +1,4 @@
-"""How the tests of the command line run it: alone, or against the real API in this process."""
+"""Fixtures that run the command line, alone or against the real API in this process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Run = Callable[..., Result]
 START_S = 1_790_000_000.0
 
 
-class Town:
-    """A service whose controller ticks when it is told to. Its workers run as soon as they are asked for."""
+class InProcessService:
+    """A service in this process. Its controller ticks on demand, and workers start immediately."""
 
     def __init__(self, store: ApiStore | None = None) -> None:
         self.store: ApiStore = store or MemoryStore()
@@ -42,7 +42,7 @@ class Town:
         self.lease = self.store.acquire_lease("tests", now_s=START_S, ttl_s=1e9)
         self.app = create_app(
             self.store,
-            Settings(auth="off", allowed_hosts="town.test"),
+            Settings(auth="off", allowed_hosts="ebbtide.test"),
             clock=self.clock,
             policies=self.policies,
             lease=lambda: self.lease,
@@ -51,7 +51,7 @@ class Town:
         )
 
     def client(self) -> Client:
-        return Client("http://town.test", transport=AppTransport(self.app))
+        return Client("http://ebbtide.test", transport=AppTransport(self.app))
 
     def tick(self, after_s: float = 1.0, *, learned: tuple[Command, ...] = ()) -> TickReport:
         assert self.lease is not None
@@ -78,7 +78,7 @@ class AppTransport(httpx.BaseTransport):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """`run("ps", "-o", "json")` is what a user would type. Nobody listens at the URL."""
+    """Run a command line: `run("ps", "-o", "json")`. No service listens on the URL."""
     from cli.app import app
 
     def invoke(*words: str, stdin: str | None = None, **more: str | None) -> Result:
@@ -89,16 +89,16 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def town(monkeypatch: pytest.MonkeyPatch) -> Town:
-    """From here on every command talks to this service, whatever URL it is given."""
-    town = Town()
-    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(town.app)))
-    return town
+def service(monkeypatch: pytest.MonkeyPatch) -> InProcessService:
+    """A service that every command of the test talks to."""
+    service = InProcessService()
+    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(service.app)))
+    return service
 
 
 @pytest.fixture
-def ask(run: Run, town: Town) -> Callable[..., Any]:
-    """The JSON that a command prints; it has to succeed."""
+def ask(run: Run, service: InProcessService) -> Callable[..., Any]:
+    """Run a command that must succeed and return the JSON it prints."""
 
     def ask(*words: str) -> Any:
         result = run(*words, "-o", "json")
@@ -109,12 +109,12 @@ def ask(run: Run, town: Town) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def fleet(town: Town) -> Town:
-    """Four training GPUs and two inference nodes of one."""
-    with town.client() as client:
+def fleet(service: InProcessService) -> InProcessService:
+    """A service with four training GPUs and two inference nodes with one GPU each."""
+    with service.client() as client:
         client.create_pool({"name": "training", "kind": "training"})
         client.create_pool({"name": "serving", "kind": "inference"})
         for name, pool, gpus in (("t0", "training", 4), ("i0", "serving", 1), ("i1", "serving", 1)):
             client.add_node({"name": name, "pool": pool, "gpu": "a100-80g", "gpus": gpus})
-    town.tick()
-    return town
+    service.tick()
+    return service

@@ -1,4 +1,4 @@
-"""What a user got wrong: exit 2, nothing on stdout, one line that names the field, the value and what is allowed."""
+"""Invalid input: exit code 2, nothing on stdout, and one line that names the field, the value and what is accepted."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("ps", "--url", "localhost"), ("--url: url: 'localhost' must start with http:// or https://",)),
     (("describe",), ("Missing argument 'JOB'",)),
     (("lending",), ("Missing command",)),
-    (("scale", "a"), ("scale: nothing to change; give --max, --min or both",)),
+    (("scale", "a"), ("scale: nothing to change",)),
     (("scale", "a", "--max", "many"), ("'--max'", "'many'")),
     (("top", "-w", "-o", "json"), ("--watch",)),
-    (("pools", "-o", "json", "list"), ("--output: give options after the verb: ebbtide pools list",)),
+    (("pools", "-o", "json", "list"), ("--output must follow the subcommand: ebbtide pools list",)),
     (("submit",), ("job: nothing to submit",)),
     (("submit", "--name", "x"), ("job: gpus",)),
     (("submit", "--min", "1"), ("job: name",)),
@@ -60,48 +60,115 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("submit", "--name", "X y", "--min", "1"), ("job: name", '"X y"')),
     (("submit", "--name", "x", "--min", "1", "--model", "gpt2"), ("job: globalBatch",)),
     (("submit", "--name", "x", "--min", "1", "--steps", "-5"), ("job: steps", "-5")),
-    (("submit", "--name", "x", "--min", "1", "--env", "A"), ("--env: 'A' is not of the form NAME=VALUE",)),
+    (("submit", "--name", "x", "--min", "1", "--env", "A"), ("--env: 'A'",)),
     (("submit", "--name", "x", "--min", "1", "--env", "RANK=1"), ("job: env.RANK",)),
     (("submit", "--name", "x", "--min", "1", "--command", "echo 'a"), ("--command: No closing quotation",)),
     (("submit", "-f", "none.yaml"), ("none.yaml: cannot be read: No such file or directory",)),
     (("plan",), ("Missing option '--model'",)),
-    ((*PLAN, "--model", "gpt9"), ("--model: 'gpt9' is neither a file nor one of the models baichuan2-13b",)),
+    (
+        (*PLAN, "--model", "gpt9"),
+        (
+            "--model: 'gpt9'",
+            "baichuan2-13b",
+        ),
+    ),
     ((*PLAN, "--model", "profile.json"), ("--model profile.json: ",)),
-    ((*PLAN, "--gpu", "gtx"), ("--gpu: 'gtx' is neither a file nor one of the GPUs a100-40g, a100-80g",)),
+    (
+        (*PLAN, "--gpu", "gtx"),
+        (
+            "--gpu: 'gtx'",
+            "a100-40g, a100-80g",
+        ),
+    ),
     ((*PLAN, "--gpu", "profile.json"), ("--gpu profile.json: ",)),
-    ((*PLAN, "--gpu", "cpu", "--shape", "pool.yaml"), ("--gpus: 2 does not go with --shape",)),
+    ((*PLAN, "--gpu", "cpu", "--shape", "pool.yaml"), ("--gpus: 2 cannot be combined with --shape",)),
     ((*PLAN[:3], "--global-batch", "8"), ("Missing option '--gpus'",)),
     ((*PLAN[:5],), ("Missing option '--global-batch'",)),
     ((*PLAN[:3], "--global-batch", "8", "--shape", "none.yaml"), ("none.yaml: cannot be read",)),
     ((*PLAN, "--tolerance", "1"), ("'--tolerance'", "1")),
     ((*PLAN, "--alternatives", "-1"), ("'--alternatives'", "-1")),
-    ((*PLAN, "--plot", "curve.png"), ("--plot: curve.png needs a curve",)),
-    ((*PLAN, "--gpus", "1:4", "--plot", "curve.bmp"), ("--plot: curve.bmp is no picture's name",)),
-    ((*PLAN, "--gpus", "1:4", "--dump", "all.json"), ("--gpus: a range goes with neither --dump nor --solver milp",)),
+    ((*PLAN, "--plot", "curve.png"), ("--plot: curve.png",)),
+    (
+        (*PLAN, "--gpus", "1:4", "--plot", "curve.bmp"),
+        (
+            "--plot: curve.bmp",
+            ".png",
+        ),
+    ),
+    (
+        (*PLAN, "--gpus", "1:4", "--dump", "all.json"),
+        (
+            "--gpus: a range",
+            "--dump",
+        ),
+    ),
     ((*PLAN, "--dump", "no/where.json"), ("--dump no/where.json: cannot be written",)),
-    ((*PLAN, "--load", "dump.json"), ("--model: gpt2 does not go with --load",)),
+    ((*PLAN, "--load", "dump.json"), ("--model: gpt2 cannot be combined with --load",)),
     (("plan", "--load", "profile.json"), ("--load profile.json: ",)),
-    (("plan", "--galvatron", "nowhere"), ("--galvatron: nowhere is not a folder",)),
+    (("plan", "--galvatron", "nowhere"), ("--galvatron: nowhere",)),
     (("plan", "--galvatron-plan", "plan.json"), ("--galvatron-plan: plan.json needs --galvatron",)),
-    ((*PLAN, "--gpus", "0"), ("--gpus: 0 is out of range; allowed are 1 to 65536",)),
-    ((*PLAN, "--gpus", "two"), ("--gpus: 'two' is not a whole number",)),
-    ((*PLAN, "--gpus", "4:2"), ("--gpus: 4:2 is empty; allowed is A:B with A at most B",)),
-    ((*PLAN, "--gpus", "9:15"), ("--gpus: no curve point lies in 9:15",)),
-    ((*PLAN, "--gpus", "1:"), ("--gpus: '' is not a whole number",)),
-    ((*PLAN, "--gpus", "1:4", "--nodes", "2"), ("--nodes: 2 does not go with the range",)),
-    ((*PLAN, "--gpus", "6", "--nodes", "4"), ("--nodes: 4 nodes cannot hold 6 GPUs evenly",)),
+    (
+        (*PLAN, "--gpus", "0"),
+        (
+            "--gpus: 0",
+            "1 to 65536",
+        ),
+    ),
+    ((*PLAN, "--gpus", "two"), ("--gpus: 'two'",)),
+    ((*PLAN, "--gpus", "4:2"), ("--gpus: 4:2 is empty",)),
+    (
+        (*PLAN, "--gpus", "9:15"),
+        (
+            "--gpus: ",
+            "9:15",
+        ),
+    ),
+    ((*PLAN, "--gpus", "1:"), ("--gpus: ''",)),
+    (
+        (*PLAN, "--gpus", "1:4", "--nodes", "2"),
+        (
+            "--nodes: 2",
+            "1:4",
+        ),
+    ),
+    (
+        (*PLAN, "--gpus", "6", "--nodes", "4"),
+        (
+            "--nodes: 4",
+            "6 GPUs",
+        ),
+    ),
     ((*PLAN, "--global-batch", "0"), ("'--global-batch'", "0")),
     ((*PLAN, "--seq", "-1"), ("'--seq'", "-1")),
     ((*PLAN, "--frozen-layers", "-1"), ("'--frozen-layers'", "-1")),
-    ((*PLAN, "--frozen-layers", "99"), ("--frozen-layers: 99; allowed are 0 to ", ", the layers of ")),
+    ((*PLAN, "--frozen-layers", "99"), ("--frozen-layers: 99", "12 layers")),
     ((*PLAN, "--memory", "lots"), ("--memory: 'lots' is not a size above 0",)),
     ((*PLAN, "--memory", "0GB"), ("--memory: '0GB' is not a size above 0",)),
-    ((*PLAN, "--memory", "90GB"), ("--memory: 90GB is more than one a100-80g has; allowed are up to 80.0 GB",)),
-    (("simulate",), ("--jobs: a file is needed",)),
-    (SIMULATE[:3], ("--cluster: a file is needed",)),
-    ((*SIMULATE, "--policy", "lifo"), ("--policy: policy set 'lifo' is not known; allowed: fifo, sjf, srtf, ",)),
-    ((*SIMULATE, "--policy", "fifo,fifo"), ("--policy: 'fifo' is named 2 times; allowed is once",)),
-    ((*SIMULATE, "--policy", ""), ("--policy: policy set '' is not known",)),
+    (
+        (*PLAN, "--memory", "90GB"),
+        (
+            "--memory: 90GB",
+            "80.0 GB",
+            "a100-80g",
+        ),
+    ),
+    (("simulate",), ("--jobs: a file is required",)),
+    (SIMULATE[:3], ("--cluster: a file is required",)),
+    (
+        (*SIMULATE, "--policy", "lifo"),
+        (
+            "--policy: policy set 'lifo' ",
+            "fifo, sjf, srtf",
+        ),
+    ),
+    (
+        (*SIMULATE, "--policy", "fifo,fifo"),
+        (
+            "--policy: 'fifo'",
+            "2 times",
+        ),
+    ),
+    ((*SIMULATE, "--policy", ""), ("--policy: policy set ''",)),
     ((*SIMULATE, "--seed", "-1"), ("'--seed'", "-1")),
     ((*SIMULATE, "--limit", "0"), ("'--limit'", "0")),
     ((*SIMULATE, "--jobs", "none.csv"), ("none.csv", "cannot be read")),
@@ -109,14 +176,16 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("words", "messages"), WORDS, ids=[" ".join(words) for words, _ in WORDS])
-def test_wrong_words_are_refused(run: Run, files: Path, words: tuple[str, ...], messages: tuple[str, ...]) -> None:
+def test_invalid_command_line_is_rejected(
+    run: Run, files: Path, words: tuple[str, ...], messages: tuple[str, ...]
+) -> None:
     refused(run, words, *messages)
 
 
 HEAD = "job_id,submit_time_s,duration_s,gpus\n"
 FILES: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("job.yaml", "name: [", SUBMIT, ("job.yaml: is not YAML",)),
-    ("job.yaml", "just words", SUBMIT, ("job.yaml: should hold one object", "'just words'")),
+    ("job.yaml", "just words", SUBMIT, ("job.yaml: ", "'just words'")),
     ("job.yaml", "{name: x, gpus: {min: 2, max: 1}}", SUBMIT, ("job.yaml: gpus.max", "1", "2")),
     ("job.yaml", "{name: x, gpus: {min: 0, max: 1}}", SUBMIT, ("job.yaml: gpus.min", "0")),
     ("job.yaml", "{name: x, gpus: {min: 1, max: 1}, color: red}", SUBMIT, ("job.yaml: color", "red")),
@@ -142,14 +211,14 @@ FILES: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("name", "text", "words", "messages"), FILES, ids=[f"{case[0]}: {case[1]!r}" for case in FILES]
 )
-def test_wrong_files_are_refused_by_name(
+def test_invalid_file_is_rejected_by_name(
     run: Run, files: Path, name: str, text: str, words: tuple[str, ...], messages: tuple[str, ...]
 ) -> None:
     (files / name).write_text(text)
     refused(run, words, *messages)
 
 
-def test_bytes_that_are_no_text_are_refused(run: Run, files: Path) -> None:
+def test_file_with_invalid_utf8_is_rejected(run: Run, files: Path) -> None:
     (files / "job.yaml").write_bytes(b"name: \xff")
     refused(run, SUBMIT, "job.yaml: is not UTF-8 text")
 
@@ -164,7 +233,7 @@ SETTINGS: list[tuple[Mapping[str, str], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("settings", "messages"), SETTINGS, ids=[str(settings) for settings, _ in SETTINGS])
 @pytest.mark.parametrize("verb", ["migrate", "serve"])
-def test_wrong_settings_are_refused_by_name(
+def test_invalid_setting_is_rejected_by_name(
     run: Run,
     files: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -177,8 +246,6 @@ def test_wrong_settings_are_refused_by_name(
     refused(run, (verb,), *messages)
 
 
-def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(
-    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_policy_is_rejected_before_serving(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBBTIDE_POLICY", "lifo")
-    refused(run, ("serve",), "EBBTIDE_POLICY: policy set 'lifo' is not known; allowed: fifo, sjf, srtf, ")
+    refused(run, ("serve",), "EBBTIDE_POLICY: policy set 'lifo' ", "fifo, sjf, srtf")

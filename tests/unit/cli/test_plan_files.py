@@ -1,4 +1,4 @@
-"""`plan` with files: shapes, GPU profiles, dumped requests, pictures, Galvatron's profiles."""
+"""`ebbtide plan` with files: shapes, GPU profiles, dumped requests, charts, Galvatron profiles."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def answer(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def own_gpu(folder: Path, **changes: Any) -> str:
-    """A GPU profile of the user's own, like the shipped L40S; its file."""
+def write_gpu_profile(folder: Path, **changes: Any) -> str:
+    """Write a custom GPU profile based on the shipped L40S and return its file."""
     shipped = files("scheduler.solver.profiles").joinpath("data", "gpus", "l40s.json").read_text()
     file = folder / "mine.json"
     file.write_text(json.dumps({**json.loads(shipped), "gpu": "mine", **changes}))
     return str(file)
 
 
-def test_a_shape_file_gives_unlike_nodes_and_the_remark_is_shown(run: Run, tmp_path: Path) -> None:
+def test_shape_file_describes_heterogeneous_nodes(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "shape.yaml"
     file.write_text(MIXED)
     words = ("plan", "--model", "gpt2", "--global-batch", "2", "--shape", str(file))
@@ -47,18 +47,17 @@ def test_a_shape_file_gives_unlike_nodes_and_the_remark_is_shown(run: Run, tmp_p
     assert "(all GPUs)" in table
 
 
-def test_a_shape_of_three_gpu_models_is_told_how_many_a_plan_takes(run: Run, tmp_path: Path) -> None:
+def test_shape_with_three_gpu_models_is_infeasible(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "shape.json"
     gpus = ("h100-80g", "l40s", "a100-80g")
     file.write_text(json.dumps([{"gpu": gpu, "nodes": 1, "gpus_per_node": 1} for gpu in gpus]))
     result = run(*GPT2, "--shape", str(file))
     assert result.exit_code == 1
-    assert "a plan takes at most two of them" in result.stderr
     assert "\n  binding: shape" in result.stderr
 
 
-def test_a_gpu_profile_of_the_users_own_stands_where_a_name_may(run: Run, tmp_path: Path) -> None:
-    mine = own_gpu(tmp_path)
+def test_custom_gpu_profile_replaces_a_name(run: Run, tmp_path: Path) -> None:
+    mine = write_gpu_profile(tmp_path)
     told = answer(run(*GPT2, "--gpu", mine, "--gpus", "2", "-o", "json"))
     shipped = answer(run(*GPT2, "--gpu", "l40s", "--gpus", "2", "-o", "json"))
     assert told["stages"][0]["gpu"] == "mine"
@@ -68,15 +67,15 @@ def test_a_gpu_profile_of_the_users_own_stands_where_a_name_may(run: Run, tmp_pa
     assert answer(run(*GPT2, "--shape", str(shape), "-o", "json"))["stages"][0]["gpu"] == "mine"
 
 
-def test_a_gpu_profile_that_is_none_is_refused_by_field(run: Run, tmp_path: Path) -> None:
-    result = run(*GPT2, "--gpu", own_gpu(tmp_path, intra_bandwidth_bytes_per_s=0), "--gpus", "2")
+def test_invalid_gpu_profile_is_rejected_by_field(run: Run, tmp_path: Path) -> None:
+    result = run(*GPT2, "--gpu", write_gpu_profile(tmp_path, intra_bandwidth_bytes_per_s=0), "--gpus", "2")
     assert result.exit_code == 2
     assert "intra_bandwidth_bytes_per_s" in result.stderr
 
 
 @pytest.fixture
 def dumped(run: Run, tmp_path: Path) -> tuple[str, Any]:
-    """A dumped request, and the plan that was found for it."""
+    """The file of a dumped request, and the plan of the request."""
     file = str(tmp_path / "dump.json")
     result = run(*GPT2, "--gpus", "2", "--dump", file, "-o", "json")
     assert f"instances written to {file}" in result.stderr
@@ -84,7 +83,7 @@ def dumped(run: Run, tmp_path: Path) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("solver", ["exact", "milp"])
-def test_a_dumped_request_is_solved_again_by_either_solver(run: Run, dumped: tuple[str, Any], solver: str) -> None:
+def test_dumped_request_is_solved_by_both_solvers(run: Run, dumped: tuple[str, Any], solver: str) -> None:
     file, plan = dumped
     told = answer(run("plan", "--load", file, "--solver", solver, "--time-limit", "60", "-o", "json"))
     overhead_s = plan["iteration_time_s"] - told["objective_s"]
@@ -98,7 +97,7 @@ def test_a_dumped_request_is_solved_again_by_either_solver(run: Run, dumped: tup
     assert "proven bound" in table
 
 
-def test_the_milp_answers_a_request_with_the_same_plan_as_the_search(run: Run) -> None:
+def test_milp_finds_the_same_plan_as_the_search(run: Run) -> None:
     exact, milp = (answer(run(*GPT2, "--gpus", "2", "--solver", name, "-o", "json")) for name in ("exact", "milp"))
     assert milp["iteration_time_s"] == pytest.approx(exact["iteration_time_s"], rel=1e-6)
     assert milp["optimality_gap"] <= 1e-6
@@ -106,7 +105,7 @@ def test_the_milp_answers_a_request_with_the_same_plan_as_the_search(run: Run) -
     assert milp["inspection"]["devices"]
 
 
-def test_where_nothing_fits_both_solvers_say_so(run: Run, tmp_path: Path) -> None:
+def test_both_solvers_report_infeasible_memory(run: Run, tmp_path: Path) -> None:
     file = str(tmp_path / "dump.json")
     words = ("plan", "--model", "gpt2", "--global-batch", "2", "--gpus", "1", "--memory", "2GB")
     for solver in ("exact", "milp"):
@@ -118,7 +117,7 @@ def test_where_nothing_fits_both_solvers_say_so(run: Run, tmp_path: Path) -> Non
         assert "binding: memory" in result.stderr
 
 
-def test_without_highspy_the_milp_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_highspy_names_the_extra_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "highspy", None)
     result = run(*GPT2, "--gpus", "2", "--solver", "milp")
     assert result.exit_code == 1
@@ -126,24 +125,22 @@ def test_without_highspy_the_milp_says_what_to_install(run: Run, monkeypatch: py
 
 
 @pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_a_curve_is_drawn_with_its_plans_and_its_wasted_gpus(
-    run: Run, tmp_path: Path, form: str, begins: bytes
-) -> None:
+def test_curve_chart_is_saved(run: Run, tmp_path: Path, form: str, begins: bytes) -> None:
     file = tmp_path / f"curve.{form}"
     result = run(*GPT2, "--gpus", "4:6", "--gpu", "l40s", "--plot", str(file))
     assert result.exit_code == 0, result.output
-    assert f"the curve is drawn in {file}" in result.stderr
+    assert str(file) in result.stderr
     assert file.read_bytes().startswith(begins)
 
 
-def test_a_picture_is_the_same_each_time(run: Run, tmp_path: Path) -> None:
+def test_chart_is_reproducible(run: Run, tmp_path: Path) -> None:
     pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for picture in pictures:
         assert run(*GPT2, "--gpus", "1:2", "--plot", str(picture)).exit_code == 0
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
-def test_without_matplotlib_the_plot_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_names_the_extra_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.planning.curve_chart.find_spec", lambda _: None)
     result = run(*GPT2, "--gpus", "1:2", "--plot", "curve.png")
     assert result.exit_code == 1
@@ -153,14 +150,14 @@ def test_without_matplotlib_the_plot_says_what_to_install(run: Run, monkeypatch:
 
 @pytest.fixture(params=["kept-back", "nominal"])
 def judged(request: pytest.FixtureRequest, run: Run) -> tuple[str, Any, str]:
-    """Galvatron's plan beside ours under one reading of its memory cap: the reading, the JSON and the table."""
+    """Galvatron's plan and ours under one reading of its memory limit: the reading, the JSON and the table."""
     folder = next(folder for folder in SOLVED if "8gpu_24GB" in folder.name)
     plan_file, reading = str(folder / "result.json"), str(request.param)
     words = ("plan", "--galvatron", str(folder), "--galvatron-plan", plan_file, "--memory-reading", reading)
     return reading, answer(run(*words, "-o", "json")), run(*words).stdout
 
 
-def test_galvatrons_plan_and_ours_are_judged_by_one_yardstick(judged: tuple[str, Any, str]) -> None:
+def test_galvatron_plan_and_ours_use_one_cost_model(judged: tuple[str, Any, str]) -> None:
     reading, told, table = judged
     assert plan_from_json(told).world_size == told["galvatron"]["gpus"] == 8
     assert told["galvatron"]["memory_mb_max"] == {"kept-back": 19_661, "nominal": 24_576}[reading]
@@ -168,11 +165,10 @@ def test_galvatrons_plan_and_ours_are_judged_by_one_yardstick(judged: tuple[str,
     assert told["search_time_s"] > 0
     assert told["candidates"] > 0
     assert f"{100 * (told['given']['speed_up'] - 1):.2f}% faster than the given plan" in table
-    assert ("kept back" in table) is (reading == "kept-back")
+    assert ("reserves" in table) is (reading == "kept-back")
 
 
-def test_a_galvatron_profile_that_nothing_fits_is_a_failure_with_its_binding_constraint(run: Run) -> None:
+def test_infeasible_galvatron_profile_fails_with_the_binding_constraint(run: Run) -> None:
     result = run("plan", "--galvatron", str(INFEASIBLE), "-o", "json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["constraint"] == "memory"
-    assert "the leanest plan takes" in result.stderr

