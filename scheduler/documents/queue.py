@@ -5,7 +5,7 @@ The quota fields of all of them are generated from their declarations in `schedu
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, create_model, model_validator
 
@@ -25,13 +25,18 @@ class _Quota(Document):
         return self
 
 
-def _model_field(declared: QuotaField, *, alias: str | None = None) -> tuple[Any, Any]:
-    """The pydantic type and default of a declared field."""
-    lower = {"ge" if declared.includes_minimum else "gt": declared.minimum}
-    number = Annotated[declared.type, Field(strict=True, le=declared.maximum, **lower)]  # type: ignore[arg-type]
-    options = {} if alias is None else {"alias": alias}
-    default = Field(default=declared.default, description=declared.description, **options)
-    return (number | None if declared.is_optional else number), default
+def _model_field(declared: QuotaField, *, alias: str | None = None) -> Any:
+    """Return the type and the default of a declared field, as `create_model` expects them."""
+    field = Field(
+        default=declared.default,
+        alias=alias,
+        description=declared.description,
+        strict=True,
+        ge=declared.minimum if declared.includes_minimum else None,
+        gt=None if declared.includes_minimum else declared.minimum,
+        le=declared.maximum,
+    )
+    return (declared.type | None if declared.is_optional else declared.type), field
 
 
 class QuotaDocument(

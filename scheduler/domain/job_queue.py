@@ -135,8 +135,9 @@ def _declared_fields() -> dict[str, QuotaField]:
     declared = {}
     for item in fields(JobQueue):
         if quota := item.metadata.get("quota"):
-            number = float if isinstance(item.default, float) else int
-            declared[item.name] = QuotaField(item.name, number, item.default, **quota)
+            default: Any = item.default
+            number = float if isinstance(default, float) else int
+            declared[item.name] = QuotaField(item.name, number, default, **quota)
     return declared
 
 
