@@ -1,4 +1,4 @@
-"""Who gets which GPUs when jobs have deadlines."""
+"""Allotments for jobs with deadlines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def curved(steps_per_s: dict[int, float], *jobs: Job) -> Snapshot:
     return a_snapshot(FLEET, jobs, curves={jobs[0].spec.curve_key: a_curve(times)})
 
 
-def test_edf_goes_by_deadline_and_passes_over_who_does_not_fit() -> None:
+def test_edf_follows_deadlines_and_passes_over_jobs_that_do_not_fit() -> None:
     jobs = [job("late", 4, 4, 300.0), job("wide", 8, 8, 250.0), job("first", 4, 4, 200.0), job("never", 1, 1, None)]
     allotment = edf(*jobs)
     assert list(allotment.gpus.items()) == [("first", 4), ("late", 4)]
@@ -49,30 +49,31 @@ def test_edf_counts_a_deadline_from_submission_and_puts_priority_first() -> None
     assert dict(edf(*jobs, job("urgent", 8, 8, None, priority=1)).gpus) == {"urgent": 8}
 
 
-def test_edf_gives_an_elastic_job_the_largest_measured_count_that_is_left_even_a_slower_one() -> None:
+def test_edf_gives_the_largest_count_even_if_it_is_slower() -> None:
     jobs = [job(name, 1, 8, at_s, model="m", global_batch=8) for name, at_s in (("first", 100.0), ("then", 200.0))]
     allotment = earliest_deadline_first(curved({1: 1.0, 2: 1.5, 4: 1.2, 6: 1.1}, *jobs), 8, SETTINGS)
     assert dict(allotment.gpus) == {"first": 6, "then": 2}
 
 
-def test_everybody_gets_what_his_deadline_takes_and_the_rest_goes_to_the_earliest_of_equal_gain() -> None:
-    """800 steps in 200 s take 4 GPUs, 800 in 400 s then 2; linear scaling costs no GPU-time more, whoever has it."""
+def test_deadline_shares_come_first_and_the_rest_goes_to_the_earliest_of_equal_gain() -> None:
+    """800 steps in 200 s take 4 GPUs, 800 in 400 s then 2. Under linear scaling, no job takes more GPU time with
+    more GPUs."""
     assert dict(shares(job("a", 1, 8, 200.0, steps=800), job("b", 1, 8, 400.0, steps=800)).gpus) == {"a": 6, "b": 2}
 
 
-def test_who_asks_first_is_admitted_and_who_is_not_runs_on_what_is_left() -> None:
+def test_first_submission_is_admitted_and_others_run_as_best_effort() -> None:
     jobs = [job("a", 1, 8, 200.0, steps=800), job("b", 1, 8, 400.0, steps=800), job("c", 1, 8, 300.0, steps=2000)]
     allotment = shares(*jobs)
     assert dict(allotment.gpus) == {"a": 5, "b": 2, "c": 1}
     assert shares(jobs[2], replace(jobs[0], id="d")).gpus["c"] == 7, "c is asked first: 2000 steps in 300 s"
 
 
-def test_one_that_runs_is_asked_before_one_that_waits() -> None:
+def test_running_jobs_are_admitted_before_pending_ones() -> None:
     runs = job("z", 4, 8, 100.0, steps=800, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3)})
     assert dict(shares(job("a", 4, 8, 100.0, steps=800), runs).gpus) == {"z": 8}
 
 
-def test_an_unreachable_deadline_is_told_with_its_numbers() -> None:
+def test_unreachable_deadline_is_reported_with_numbers() -> None:
     jobs = [job("a", 8, 8, 100.0, steps=800), job("late", 1, 4, 150.0, steps=800), job("b", 8, 8, 110.0, steps=800)]
     waiting = shares(*jobs).waiting
     assert waiting["late"].code is waiting["b"].code is ReasonCode.DEADLINE_UNREACHABLE
@@ -82,20 +83,20 @@ def test_an_unreachable_deadline_is_told_with_its_numbers() -> None:
     assert waiting["b"].numbers["least_run_time_s"] < waiting["b"].numbers["deadline_in_s"]
 
 
-def test_an_admitted_job_that_begins_later_does_not_count_as_unreachable() -> None:
+def test_admitted_job_that_starts_later_is_not_unreachable() -> None:
     allotment = shares(job("a", 8, 8, 100.0, steps=800), job("b", 8, 8, 200.0, steps=800))
     assert dict(allotment.gpus) == {"a": 8}
     assert allotment.waiting["b"].code is ReasonCode.INSUFFICIENT_GPUS
 
 
-def test_holes_and_counts_that_do_not_pay_are_never_used() -> None:
-    """4 GPUs would do it by 200 s, 3 are not measured, and 8 are slower than 4."""
+def test_counts_without_a_plan_or_speedup_are_never_used() -> None:
+    """4 GPUs would be done by 200 s, 3 are not measured, and 8 are slower than 4."""
     one = job("a", 1, 8, 200.0, steps=500, model="m", global_batch=8)
     allotment = shares(snapshot=curved({1: 1.0, 2: 1.9, 4: 3.5, 8: 3.2}, one))
     assert dict(allotment.gpus) == {"a": 4}
 
 
-def test_the_rest_goes_where_gpu_time_grows_least() -> None:
+def test_rest_goes_where_gpu_time_grows_least() -> None:
     """Both need one GPU; the second GPU is worth 0.9 to `flat` and 1.0 to `steep`, and costs `flat` 53 GPU-s more."""
     flat = job("flat", 1, 4, 2000.0, steps=1000, model="m", global_batch=8)
     steep = job("steep", 1, 4, 3000.0, steps=1000)
@@ -107,13 +108,13 @@ def test_the_rest_goes_where_gpu_time_grows_least() -> None:
     assert dict(elastic_deadline_shares(snapshot, 4, SETTINGS).gpus) == {"flat": 1, "steep": 3}
 
 
-def test_a_job_without_a_plan_waits_for_one() -> None:
+def test_job_without_a_plan_waits_for_one() -> None:
     one = job("a", 1, 8, 200.0, model="m", global_batch=8)
     for allotment in (shares(one), edf(one)):
         assert allotment.waiting["a"].code is ReasonCode.WAITING_FOR_PLAN
 
 
-def test_gpus_of_another_model_are_counted_by_themselves() -> None:
+def test_gpu_models_are_allotted_separately() -> None:
     pools, nodes = FLEET
     mixed = (pools, {**nodes, "h0": a_node("h0", gpus=4, gpu="h100-80g")})
     jobs = [job("a", 1, 16, 100.0), job("h", 1, 16, 100.0, gpu="h100-80g")]

@@ -1,4 +1,4 @@
-"""AFS-L: who gets the next GPU."""
+"""AFS-L: which job gets the next GPU."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ FLEET = a_fleet(training=1, inference=0)
 shares = partial(elastic_shares, settings=PolicySettings())
 
 
-def test_the_shorter_job_keeps_ahead_by_two_gpus_at_most() -> None:
-    """By linear law the longer job wins once 1 / (its GPUs + 1) is above 1 / those of the shorter."""
+def test_shorter_job_leads_by_at_most_two_gpus() -> None:
+    """Under linear scaling the longer job wins once 1 / (its GPUs + 1) is above 1 / those of the shorter."""
     jobs = [a_job("long", 1, 8, steps=9000), a_job("short", 1, 8, steps=100)]
     for gpus, short in ((2, 1), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (8, 5)):
         assert dict(shares(a_snapshot(FLEET, jobs), gpus).gpus) == {"short": short, "long": gpus - short}
 
 
-def test_the_rule_is_that_of_the_two_completion_times() -> None:
-    """Two jobs of 200 and 1000 GPU-s, 3 GPUs each at most: the last of 5 GPUs to the short one ends them at 66.7 s and
-    (1000 - 2 x 66.7) / 3 + 66.7 = 355.6 s, to the long one at 100 s and 333.3 s: 422.2 s together against 433.3 s."""
+def test_next_gpu_minimises_the_two_completion_times() -> None:
+    """Two jobs of 200 and 1000 GPU-s have at most 3 GPUs each. The last of 5 GPUs ends them at 66.7 s and (1000 - 2
+    x 66.7) / 3 + 66.7 = 355.6 s if the short one gets it, and at 100 s and 333.3 s if the long one does: 422.2 s in
+    total, against 433.3 s."""
     jobs = [a_job("short", 2, 3, steps=200), a_job("long", 2, 3, steps=1000)]
     assert dict(shares(a_snapshot(FLEET, jobs), 5).gpus) == {"short": 3, "long": 2}
 
 
-def test_bases_come_first_shortest_first_and_who_does_not_fit_is_passed_over() -> None:
+def test_bases_come_first_by_length_and_jobs_that_do_not_fit_are_passed_over() -> None:
     jobs = [a_job("long", 4, 8, steps=9000), a_job("wide", 6, 8, steps=4000), a_job("short", 3, 8, steps=300)]
     allotment = shares(a_snapshot(FLEET, jobs), 8)
     assert list(allotment.gpus.items()) == [("short", 4), ("long", 4)]
@@ -40,20 +41,20 @@ def test_bases_come_first_shortest_first_and_who_does_not_fit_is_passed_over() -
     assert allotment.waiting["wide"].numbers["free_gpus"] == 5.0
 
 
-def test_a_longer_job_that_runs_loses_its_gpus_to_shorter_ones() -> None:
+def test_longer_running_job_loses_its_gpus_to_shorter_ones() -> None:
     runs = a_job("runs", 8, 8, state=JobState.RUNNING, on={"t0": tuple(range(8))}, steps=9000)
     allotment = shares(a_snapshot(FLEET, [runs, a_job("new", 1, 1, steps=60)]), 8)
     assert dict(allotment.gpus) == {"new": 1}
     assert list(allotment.waiting) == ["runs"]
 
 
-def test_with_gpus_for_all_everybody_gets_his_maximum() -> None:
+def test_enough_gpus_give_every_job_its_maximum() -> None:
     jobs = [a_job("a", 1, 3), a_job("b", 2, 5)]
     assert dict(shares(a_snapshot(FLEET, jobs), 8).gpus) == {"a": 3, "b": 5}
 
 
 @pytest.mark.parametrize(("law", "expected"), [("linear", {"a": 5, "b": 3}), ("curve", {"a": 2, "b": 6})])
-def test_a_curve_is_believed_only_when_asked(law: str, expected: dict[str, int]) -> None:
+def test_curve_is_used_only_with_curve_speeds(law: str, expected: dict[str, int]) -> None:
     """`a` is measured on 1, 2 and 8 GPUs and hardly faster on 8 than on 2."""
     a, b = a_job("a", 1, 8, steps=1000, model="m", global_batch=8), a_job("b", 1, 8, steps=1000)
     speeds = {GpuShape.packed(GPU, count, 8): 1 / speed for count, speed in ((1, 1.0), (2, 2.0), (8, 2.1))}
@@ -62,6 +63,6 @@ def test_a_curve_is_believed_only_when_asked(law: str, expected: dict[str, int])
     assert dict(chosen.gpus) == expected
 
 
-def test_a_job_without_a_plan_waits_for_one() -> None:
+def test_job_without_a_plan_waits_for_one() -> None:
     waiting = shares(a_snapshot(FLEET, [a_job("a", 1, 8, model="m", global_batch=8)]), 8).waiting
     assert waiting["a"].code is ReasonCode.WAITING_FOR_PLAN

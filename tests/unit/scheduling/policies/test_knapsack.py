@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack: what it takes, and what it says when its budget of work is spent."""
+"""The multiple-choice knapsack: its choices, and its gap when the budget of work runs out."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ def test_gpus_go_where_they_save_most() -> None:
     assert solve_knapsack(groups, 6) == {"short": 2, "long": 8}
 
 
-def test_an_item_that_does_not_fit_makes_room_for_the_best_of_those_that_do() -> None:
-    """By gain a GPU the wide step is first; it leaves one GPU that nobody can use, the narrow ones use all three."""
+def test_item_that_does_not_fit_yields_to_the_best_that_do() -> None:
+    """By gain per GPU the wide step is first, but it leaves one GPU unused; the narrow steps use all three."""
     groups = {"wide": [Item(1, 100.0), Item(3, 38.0)], "narrow": [Item(1, 100.0), Item(2, 75.0), Item(4, 30.0)]}
     assert solve_knapsack(groups, 3) == {"wide": 3, "narrow": 2}
     groups["narrow"] = [Item(1, 100.0), Item(4, 10.0)]
     assert solve_knapsack(groups, 3) == {"wide": 1, "narrow": 4}
 
 
-def test_counts_in_a_dent_of_the_curve_are_taken_where_nothing_else_fits() -> None:
+def test_count_below_the_hull_is_taken_if_nothing_else_fits() -> None:
     assert solve_knapsack({"j": [Item(1, 100.0), Item(2, 99.0), Item(8, 10.0)]}, 3) == {"j": 2}
 
 
-def test_nobody_is_given_what_slows_him_down() -> None:
+def test_no_group_gets_a_count_that_slows_it_down() -> None:
     assert solve_knapsack({"j": [Item(1, 100.0), Item(2, 50.0), Item(3, 60.0)]}, 9) == {"j": 2}
 
 
 @pytest.mark.parametrize("budget", [0, -5])
-def test_without_a_budget_everybody_has_his_first_item(budget: int) -> None:
+def test_zero_budget_gives_first_items(budget: int) -> None:
     assert solve_knapsack({"a": linear(2, 8, 100.0), "b": [Item(4, 9.0)]}, budget) == {"a": 2, "b": 4}
 
 
-def test_no_groups_fill_no_knapsack() -> None:
+def test_no_groups_give_an_empty_result() -> None:
     assert solve_knapsack({}, 8) == {}
 
 
 def hard(random: Random, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps of 6, 10 or 15 that gain nearly the same a GPU: few sums meet the budget, and many come close."""
+    """Return groups with steps of 6, 10 or 15 that gain nearly the same per GPU: few sums meet the budget, and many
+    come close."""
     weights, values = [], []
     for _ in range(groups):
         steps = [random.choice((6, 10, 15)) for _ in range(6)]
@@ -58,7 +59,7 @@ def worth(choice: Selection, values: np.ndarray) -> float:
     return float(values[choice.items].sum())
 
 
-def test_a_spent_budget_of_work_leaves_the_best_so_far_and_a_gap_that_holds() -> None:
+def test_exhausted_work_budget_gives_the_best_choice_and_a_valid_gap() -> None:
     random, open_gaps = Random(7), 0
     for _ in range(30):
         weights, values, starts = hard(random, 12)

@@ -1,4 +1,4 @@
-"""How many nodes may be out."""
+"""The number of nodes that can be on loan."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def target(snapshot: Snapshot) -> LendingTarget:
     ("observed", "expected", "nodes"),
     [(0, 0, 4), (1, 1, 3), (8, 8, 3), (8, 9, 2), (20, 3, 1), (32, 32, 0), (32, 40, 0)],
 )
-def test_whole_nodes_beyond_the_larger_of_observation_and_forecast_are_lent(
-    observed: float, expected: float, nodes: int
-) -> None:
+def test_nodes_beyond_observation_and_forecast_are_lent(observed: float, expected: float, nodes: int) -> None:
     assert target(world(observed, expected)).nodes == nodes
 
 
@@ -51,7 +49,7 @@ def cordoned(snapshot: Snapshot, names: str, *, inference_gpus: int = 0, drainin
     return replace(snapshot, nodes={**snapshot.nodes, **closed})
 
 
-def test_of_a_cordoned_node_inference_has_what_runs_there_and_no_more() -> None:
+def test_cordoned_node_counts_only_with_its_running_inference() -> None:
     assert target(world(8, 8)).nodes == 3
     drained = target(cordoned(world(8, 8), "i0 i1 i2"))
     assert (drained.nodes, drained.reason.numbers["cordoned_gpus"]) == (0, 24.0)
@@ -61,29 +59,29 @@ def test_of_a_cordoned_node_inference_has_what_runs_there_and_no_more() -> None:
     assert target(cordoned(world(0, 0, LendingPolicy(headroom=0.0, kept_nodes_min=3)), "i0")).nodes == 0
 
 
-def test_a_cordoned_node_that_is_lent_calls_no_other_home() -> None:
+def test_cordoned_lent_node_recalls_no_other() -> None:
     snapshot = replace(cordoned(world(8, 8), "i0"), loans={"i0": a_loan("i0")})
     assert target(snapshot).nodes == 3
     home_soon = {"i0": a_loan("i0", LoanState.RECALLED, return_by_s=9.0)}
     assert target(replace(snapshot, loans=home_soon)).nodes == 2
 
 
-def test_headroom_is_kept_on_top() -> None:
+def test_headroom_is_added() -> None:
     assert target(world(8, 8, LendingPolicy(headroom=0.02))).nodes == 2
 
 
-def test_the_reason_has_the_figures() -> None:
+def test_reason_has_the_numbers() -> None:
     numbers = target(world(4, 9)).reason.numbers
     assert numbers == {"capacity_gpus": 32.0, "observed_gpus": 4.0, "needed_gpus": 9.0, "lendable_nodes": 2.0}
 
 
-def test_kept_nodes_and_the_most_to_lend_are_hard_bounds() -> None:
+def test_kept_and_lent_node_limits_are_hard_bounds() -> None:
     assert target(world(0, 0, LendingPolicy(headroom=0.0, kept_nodes_min=3))).nodes == 1
     assert target(world(0, 0, LendingPolicy(headroom=0.0, lent_nodes_max=2))).nodes == 2
     assert target(world(0, 0, LendingPolicy(headroom=0.0, kept_nodes_min=9))).nodes == 0
 
 
-def test_nodes_that_are_down_cannot_be_counted_on() -> None:
+def test_down_nodes_are_not_counted() -> None:
     snapshot = world(8, 8)
     nodes = {**snapshot.nodes, "i0": replace(snapshot.nodes["i0"], state=NodeState.DOWN)}
     assert target(replace(snapshot, nodes=nodes)).nodes == 2
@@ -96,26 +94,26 @@ def test_nothing_new_is_lent_in_a_blackout(now_s: float, grows: bool) -> None:
     assert (found.nodes, found.allows_new_loans) == (3, grows)
 
 
-def test_on_a_stale_reading_or_without_a_forecast_loans_stay_and_none_is_added() -> None:
+def test_stale_reading_or_missing_forecast_permits_no_new_loans() -> None:
     stale = target(replace(world(8, 8), now_s=101.0))
     assert (stale.nodes, stale.allows_new_loans) == (3, False)
     blind = target(world(8, None))
     assert (blind.nodes, blind.allows_new_loans) == (3, False)
 
 
-def test_a_pool_says_itself_when_a_reading_is_stale() -> None:
+def test_pool_can_set_when_a_reading_is_stale() -> None:
     late = replace(world(8, 8, LendingPolicy(headroom=0.0, demand_stale_s=300.0)), now_s=300.0)
     assert (target(late).nodes, target(late).allows_new_loans) == (3, True)
     stale = target(replace(late, now_s=301.0))
     assert (stale.nodes, stale.allows_new_loans) == (3, False)
 
 
-def test_without_a_reading_nothing_may_be_out() -> None:
+def test_without_a_reading_nothing_is_lent() -> None:
     found = target(replace(world(0, 0), demand={}))
     assert (found.nodes, found.allows_new_loans) == (0, False)
 
 
-def test_the_switches_pause_lending_or_call_everything_home() -> None:
+def test_switches_pause_lending_or_recall_all_loans() -> None:
     paused = target(replace(world(0, 0), switches=Switches(lending_paused=True)))
     assert (paused.nodes, paused.allows_new_loans) == (4, False)
     recalled = target(replace(world(0, 0), switches=Switches(loans_recalled=True)))
@@ -123,12 +121,12 @@ def test_the_switches_pause_lending_or_call_everything_home() -> None:
     assert target(world(0, 0, LendingPolicy(enabled=False))).nodes == 0
 
 
-def test_a_set_that_does_not_lend_calls_everything_home() -> None:
+def test_set_that_does_not_lend_recalls_all_loans() -> None:
     snapshot = world(0, 0)
     assert lend_nothing(snapshot, snapshot.pools["inference"], SETTINGS).nodes == 0
 
 
-def test_a_new_loan_has_to_fit_beside_the_demand_of_the_shortest_one_worth_making() -> None:
+def test_new_loan_must_fit_the_demand_over_the_shortest_loan() -> None:
     snapshot = world(0, 8, LendingPolicy(headroom=0.0, loan_s_min=3600.0))
     soon = snapshot.forecasts["inference"]
     later = replace(snapshot, forecasts={"inference": soon.with_min_loan_forecast(replace(soon, gpus=(0.0, 20.0)))})

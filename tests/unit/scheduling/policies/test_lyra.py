@@ -1,4 +1,4 @@
-"""Lyra's choices, as published."""
+"""Lyra's policies as published."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def span(node: str, gpus: int, first: int = 0) -> Gpus:
     return {node: tuple(range(first, first + gpus))}
 
 
-def test_all_flexible_gpus_are_dealt_anew_whatever_it_costs() -> None:
-    """By linear law time saved is best shared in the ratio of the square roots of the work: 100 to 10, so 7 to 2 or 8
-    to 1 of 9; our own scaling would leave jobs that have just been resized alone, and count a price."""
+def test_all_flexible_gpus_are_redistributed_at_any_cost() -> None:
+    """Under linear scaling, the time saved is largest if GPUs are shared in the ratio of the square roots of the
+    work: 100 to 10, so 7 to 2 or 8 to 1 of 9. Our own scaling would not resize recently resized jobs, and counts a
+    price."""
     jobs = [runs("small", span("t0", 7), steps=100), runs("big", span("t1", 2), steps=10_000)]
     assert counts(a_snapshot(FLEET, jobs), (), 0) == {"small": 1, "big": 8}
 
@@ -39,7 +40,7 @@ def test_starting_jobs_take_part_and_inelastic_ones_do_not() -> None:
     assert counts(a_snapshot(FLEET, jobs), ("new", "rigid"), 2) == {"new": 3}
 
 
-def test_a_curve_that_flattens_is_not_believed() -> None:
+def test_flattening_curve_is_ignored() -> None:
     """The curve says that 8 GPUs are no faster than 2."""
     times = {GpuShape.packed(GPU, count, 8): time_s for count, time_s in ((1, 1.0), (2, 0.5), (8, 0.5))}
     job = a_job("a", 1, 8, model="m", global_batch=8, steps=1000)
@@ -60,8 +61,8 @@ def test_linear_law_starts_from_the_present_speed() -> None:
     assert linear_step_times_s(snapshot, unknown, node_sizes(snapshot))(8) is None
 
 
-def test_room_is_made_by_whole_flexible_parts_of_those_that_lose_least() -> None:
-    """Falling to 1 GPU costs W / GPUs for each GPU given up: 1250 s for `long`, 250 s for `short`."""
+def test_whole_flexible_parts_are_freed_where_least_is_lost() -> None:
+    """Shrinking to 1 GPU costs W / GPUs per freed GPU: 1250 s for `long`, 250 s for `short`."""
     short, rigid = runs("short", span("t1", 4), steps=1000), runs("rigid", span("t2", 8), least=8)
     snapshot = a_snapshot(FLEET, [runs("long", span("t0", 8)), short, rigid])
     assert lyra.least_linear_gain_first(snapshot, 2, SETTINGS) == {"short": 2}
@@ -74,8 +75,8 @@ def reclaimed(jobs: list[Job], count: int, *, offered: str = "") -> tuple[str, .
     return lyra.least_node_fraction(a_snapshot(FLEET, jobs, loans), "inference", count, SETTINGS)
 
 
-def test_a_node_costs_what_part_of_its_jobs_it_holds() -> None:
-    """i0 holds one whole job, i1 halves of two, i2 a half, i3 a third of one and nothing else."""
+def test_node_cost_is_the_fraction_of_its_jobs() -> None:
+    """i0 holds one whole job, i1 halves of two, i2 a half, i3 only a third of one."""
     jobs = [
         runs("whole", span("i0", 1), least=1, most=1),
         runs("two", {**span("i1", 2), **span("i2", 2)}, least=4, most=4),
@@ -87,7 +88,7 @@ def test_a_node_costs_what_part_of_its_jobs_it_holds() -> None:
     assert reclaimed(jobs, 3) == ("i3", "i2", "i1"), "`two` has left i1 with i2, so i1 costs a half, i0 a whole job"
 
 
-def test_flexible_workers_leave_for_nothing_until_the_minimum_is_reached() -> None:
+def test_flexible_workers_are_free_down_to_the_minimum() -> None:
     jobs = [
         runs("elastic", {**span("t0", 2), **span("i0", 2), **span("i1", 2)}, least=4),
         runs("rigid", {**span("i2", 1), **span("i3", 1)}, least=2, most=2),
@@ -97,5 +98,5 @@ def test_flexible_workers_leave_for_nothing_until_the_minimum_is_reached() -> No
     assert reclaimed(jobs, 9) == ("i0", "i1", "i2", "i3")
 
 
-def test_nodes_that_nobody_uses_go_first_and_among_them_those_not_handed_over_yet() -> None:
+def test_unused_nodes_go_first_and_offered_ones_before_active_ones() -> None:
     assert reclaimed([runs("a", span("i0", 8), least=8)], 2, offered="i3") == ("i3", "i1")

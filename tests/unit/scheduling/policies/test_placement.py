@@ -1,4 +1,4 @@
-"""Which exact GPUs."""
+"""Placement on specific GPUs."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ def busy(on: Gpus) -> Job:
     return a_job("busy", sum(map(len, on.values())), state=JobState.RUNNING, on=on)
 
 
-def test_the_tightest_node_that_fits_is_taken() -> None:
+def test_tightest_fitting_node_is_used() -> None:
     snapshot = world(busy({"t1": (0, 1, 2, 3, 4)}))
     assert placed(snapshot, a_job("j", 3), 3) == {"t1": (5, 6, 7)}
     assert placed(snapshot, a_job("j", 4), 4) == {"t0": FOUR}
 
 
-def test_what_no_node_holds_alone_takes_whole_nodes_first() -> None:
+def test_large_job_takes_whole_nodes_first() -> None:
     snapshot = world(busy({"t1": (0, 1)}), training=3)
     assert placed(snapshot, a_job("j", 16), 16) == {"t0": EIGHT, "t2": EIGHT}
     assert placed(snapshot, a_job("j", 14), 14) == {"t0": EIGHT, "t1": (2, 3, 4, 5, 6, 7)}
 
 
-def test_there_is_no_answer_where_room_is_missing() -> None:
+def test_missing_gpus_give_no_placement() -> None:
     assert placed(world(), a_job("j", 17), 17) is None
 
 
-def test_a_base_prefers_nodes_that_training_owns_flexible_workers_lent_ones() -> None:
+def test_base_prefers_owned_nodes_and_flexible_workers_lent_ones() -> None:
     snapshot = world(training=1, lent=1)
     assert placed(snapshot, a_job("j", 4), 4) == {"t0": FOUR}
     grown = a_job("j", 4, 8, state=JobState.RUNNING, on={"t0": FOUR})
     assert placed(world(grown, training=1, lent=1), grown, 4) == {"i0": FOUR}
 
 
-def test_a_base_spills_over_onto_lent_nodes() -> None:
+def test_base_spills_over_to_lent_nodes() -> None:
     assert placed(world(training=1, lent=1), a_job("j", 12), 12) == {"t0": EIGHT, "i0": FOUR}
 
 
-def test_a_job_that_must_not_be_moved_about_stays_off_lent_nodes() -> None:
+def test_non_fungible_job_avoids_lent_nodes() -> None:
     snapshot = world(training=1, lent=1)
     fixed = a_job("j", 12, fungible=False)
     assert [room.node for room in filter_usable(fixed, MutableSnapshot(snapshot).free_gpus)] == ["t0"]
     assert placed(snapshot, fixed, 12) is None
 
 
-def test_a_job_gets_gpus_of_one_model_only() -> None:
+def test_job_gets_gpus_of_one_model() -> None:
     pools, nodes = a_fleet(training=1, inference=0)
     snapshot = a_snapshot((pools, {**nodes, "h0": a_node("h0", gpu="h100-80g", gpus=4)}))
     assert placed(snapshot, a_job("j", 12), 12) is None

@@ -1,4 +1,4 @@
-"""Policy sets by name: what each of ours is, and sets that others add by entry point."""
+"""Policy sets by name: the built-in ones, and sets from entry points."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", list_policy_sets())
-def test_each_set_has_its_name_a_line_a_paper_and_the_settings(name: str) -> None:
+def test_sets_have_name_summary_paper_and_settings(name: str) -> None:
     settings = PolicySettings(reconfiguration_s=7.0)
     found = load_policy_set(name, settings)
     assert (found.name, found.settings) == (name, settings)
@@ -44,12 +44,12 @@ def test_each_set_has_its_name_a_line_a_paper_and_the_settings(name: str) -> Non
     assert (found.lends, found.scales) == (name in LENDING, name in SCALING)
 
 
-def test_a_set_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_unknown_set_is_rejected_with_the_known_names() -> None:
     with pytest.raises(ValueError, match="policy set 'yarn' is not known; allowed: fifo, sjf, srtf, srsf, las, "):
         load_policy_set("yarn")
 
 
-def test_an_entry_point_adds_a_set_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_adds_a_set_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     add(monkeypatch, ("mine", "mine"))
     assert list_policy_sets()[-1] == "mine"
     found = load_policy_set("mine", PolicySettings(ageing_s=5.0))
@@ -64,16 +64,16 @@ def test_an_entry_point_adds_a_set_under_its_own_name(monkeypatch: pytest.Monkey
         ("returns_a_word", "returned str; allowed: a PolicySet"),
     ],
 )
-def test_a_bad_entry_point_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, attribute: str, said: str) -> None:
+def test_failing_entry_point_is_reported_by_name(monkeypatch: pytest.MonkeyPatch, attribute: str, said: str) -> None:
     add(monkeypatch, ("bad", attribute))
     whole = f"policy 'bad' of entry point '{__name__}:{attribute}' ({ENTRY_POINTS}): {said}"
     with pytest.raises(ValueError, match=re.escape(whole)):
         load_policy_set("bad")
-    assert load_policy_set("ebbtide").name == "ebbtide", "the others go on"
+    assert load_policy_set("ebbtide").name == "ebbtide", "other sets are unaffected"
 
 
 @pytest.mark.parametrize("points", [[("fifo", "mine")], [("mine", "mine"), ("mine", "fails")]])
-def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch, points: list[tuple[str, str]]) -> None:
+def test_duplicate_name_is_rejected(monkeypatch: pytest.MonkeyPatch, points: list[tuple[str, str]]) -> None:
     add(monkeypatch, *points)
     with pytest.raises(ValueError, match="the name is taken"):
         load_policy_set(points[0][0])

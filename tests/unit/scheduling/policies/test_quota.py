@@ -1,4 +1,4 @@
-"""The accounts of queues: own and borrowed, limits, who comes first, and what scaling may not touch."""
+"""Quotas of queues: own and borrowed GPUs, limits, order, and what scaling must respect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLEET = a_fleet(training=4, inference=0)
 
 
 def runs(job_id: str, queue: str, node: str, gpus: int, *, least: int = 0, most: int = 0, **more: Any) -> Job:
-    """A running job on the first `gpus` GPUs of a node."""
+    """Return a running job on the first `gpus` GPUs of a node."""
     on = {node: tuple(range(gpus))}
     return a_job(job_id, least or gpus, most or gpus, state=JobState.RUNNING, on=on, queue=queue, **more)
 
@@ -30,7 +30,7 @@ def world(queues: list[JobQueue], *jobs: Job, **more: Any) -> Snapshot:
     return a_snapshot(FLEET, jobs, queues={queue.name: queue for queue in queues}, **more)
 
 
-def test_own_gpus_end_at_the_guarantee_and_borrowed_ones_begin_there() -> None:
+def test_gpus_above_the_guarantee_are_borrowed() -> None:
     snapshot = world([JobQueue("vision", 8)], runs("a", "vision", "t0", 6, least=2), runs("b", "vision", "t1", 5))
     book = QuotaState(snapshot)
     assert (book.used("vision"), book.borrowed("vision"), book.borrowed_base("vision")) == (11, 3, 0)
@@ -38,7 +38,7 @@ def test_own_gpus_end_at_the_guarantee_and_borrowed_ones_begin_there() -> None:
     assert (use.own_gpus, use.borrowed_gpus, use.running_jobs) == (8, 3, 2)
 
 
-def test_a_queue_that_nobody_declared_borrows_all_it_uses_and_has_no_limit() -> None:
+def test_undeclared_queue_borrows_everything_without_limit() -> None:
     snapshot = world([JobQueue("vision", 8)], runs("a", "default", "t0", 6), waits("b", "default", 1000))
     book = QuotaState(snapshot)
     assert book.borrowed("default") == 6
@@ -49,7 +49,7 @@ def test_a_queue_that_nobody_declared_borrows_all_it_uses_and_has_no_limit() -> 
     assert (use.is_declared, use.waiting_jobs, use.waiting_gpus) == (False, 1, 1000)
 
 
-def test_the_verdict_on_a_full_queue_says_its_numbers() -> None:
+def test_full_queue_reason_has_its_numbers() -> None:
     snapshot = world([JobQueue("vision", 4, 8)], runs("a", "vision", "t0", 6), waits("b", "vision", 3))
     book = QuotaState(snapshot)
     verdict = book.check_limits(snapshot.jobs["b"], 3)
@@ -66,7 +66,7 @@ def test_the_verdict_on_a_full_queue_says_its_numbers() -> None:
     assert book.check_limits(snapshot.jobs["b"], 2) is None
 
 
-def test_a_minimum_above_the_limit_can_never_run() -> None:
+def test_minimum_above_the_limit_exceeds_max_quota() -> None:
     snapshot = world([JobQueue("vision", 4, 8)], waits("b", "vision", 9))
     verdict = QuotaState(snapshot).check_limits(snapshot.jobs["b"], 9)
     assert verdict is not None
@@ -83,7 +83,7 @@ def of(owner: str, job: Job) -> Job:
 LAB = JobQueue("lab", 16, user_limit_gpus=8)
 
 
-def test_a_user_at_the_limit_is_told_so_with_numbers_and_others_are_not_stopped() -> None:
+def test_user_limit_reason_has_numbers_and_spares_other_users() -> None:
     ours = [of("ada", runs("a", "lab", "t0", 6)), of("ada", waits("b", "lab", 3)), of("bob", waits("c", "lab", 8))]
     snapshot = world([LAB], *ours, of("ada", waits("d", "lab", 9)), of("ada", runs("e", "other", "t1", 8)))
     book = QuotaState(snapshot)
@@ -103,21 +103,21 @@ def test_a_user_at_the_limit_is_told_so_with_numbers_and_others_are_not_stopped(
     assert (book.excess(snapshot.jobs["b"], 3), book.headroom(of("ada", waits("f", "lab", 1, 8)))) == (1, 2)
 
 
-def test_jobs_of_nobody_known_are_one_users() -> None:
+def test_jobs_without_owner_count_as_one_user() -> None:
     snapshot = world([LAB], runs("a", "lab", "t0", 8), waits("b", "lab", 1))
     verdict = QuotaState(snapshot).check_limits(snapshot.jobs["b"], 1)
     assert verdict is not None
     assert verdict.detail == "needs 1 GPU; its owner has 8 of 8 GPUs in queue lab"
 
 
-def test_growth_is_cut_to_what_each_user_may_have() -> None:
+def test_growth_is_limited_per_user() -> None:
     adas = [of("ada", runs(job_id, "lab", node, 3, most=8)) for job_id, node in (("a1", "t0"), ("a2", "t1"))]
     snapshot = world([LAB], *adas, of("bob", runs("b", "lab", "t2", 2, most=8)))
     wanted = {"a1": 4, "a2": 8, "b": 8}
     assert cap_to_quota(snapshot, QuotaState(snapshot), wanted) == {"a1": 4, "a2": 4, "b": 8}
 
 
-def test_a_job_that_its_owners_limit_keeps_back_claims_nothing_of_the_guarantee() -> None:
+def test_job_above_its_user_limit_claims_no_guarantee() -> None:
     first = [of("ada", runs("a", "lab", "t0", 8)), of("ada", waits("kept", "lab", 4)), of("bob", waits("b", "lab", 8))]
     snapshot = world([LAB, JobQueue("other")], *first, runs("o", "other", "t1", 8))
     book = QuotaState(snapshot)
@@ -125,7 +125,7 @@ def test_a_job_that_its_owners_limit_keeps_back_claims_nothing_of_the_guarantee(
     assert (book.is_guaranteed(snapshot.jobs["b"]), book.is_guaranteed(snapshot.jobs["kept"])) == (True, False)
 
 
-def test_what_is_dealt_in_one_tick_counts_at_once() -> None:
+def test_allocations_of_a_tick_count_immediately() -> None:
     snapshot = world([JobQueue("vision", 4, 8)], waits("a", "vision", 2, 8), waits("b", "vision", 2))
     book, a, b = QuotaState(snapshot), snapshot.jobs["a"], snapshot.jobs["b"]
     assert book.headroom(a) == 8
@@ -137,30 +137,30 @@ def test_what_is_dealt_in_one_tick_counts_at_once() -> None:
     assert (book.used("vision"), book.borrowed_base("vision"), book.headroom(a)) == (3, 0, 5)
 
 
-def test_only_borrowed_flexible_gpus_are_to_be_had_by_others() -> None:
+def test_only_borrowed_flexible_gpus_are_available_to_others() -> None:
     snapshot = world([JobQueue("vision", 5)], runs("a", "vision", "t0", 8, least=2), runs("b", "x", "t1", 8, least=2))
     book = QuotaState(snapshot)
     assert (book.available_to_others(snapshot.jobs["a"], 6), book.available_to_others(snapshot.jobs["b"], 6)) == (3, 6)
 
 
-def test_jobs_within_their_guarantee_come_first_then_the_queue_that_borrows_least_for_its_weight() -> None:
+def test_guaranteed_jobs_come_first_then_the_least_borrowing_queue() -> None:
     queues = [JobQueue("own", 4), JobQueue("heavy", weight=2.0), JobQueue("light")]
     jobs = [waits(f"{queue}-{at}", queue, 2) for queue in ("light", "heavy", "own") for at in range(3)]
     book = QuotaState(world(queues, *jobs))
     assert book.order_jobs([job.id for job in jobs]) == (
-        *("own-0", "own-1"),  # guaranteed; own-2 would be the third pair of four guaranteed GPUs
-        *("light-0", "heavy-0", "own-2"),  # nobody has borrowed yet: the given order
+        *("own-0", "own-1"),  # guaranteed; own-2 would be a third pair of the four guaranteed GPUs
+        *("light-0", "heavy-0", "own-2"),  # no queue has borrowed yet: the given order
         *("heavy-1", "light-1", "heavy-2", "light-2"),  # heavy's two count as one
     )
 
 
-def test_priority_comes_before_guarantees_and_a_queue_keeps_its_own_order() -> None:
+def test_priority_precedes_guarantees_and_queue_order_is_kept() -> None:
     jobs = [waits("b2", "b", 1, priority=5), waits("b1", "b", 1), waits("a2", "a", 1), waits("a1", "a", 1)]
     book = QuotaState(world([JobQueue("a", 8)], *jobs))
     assert book.order_jobs([job.id for job in jobs]) == ("b2", "a2", "a1", "b1")
 
 
-def test_without_declared_queues_nothing_is_counted_and_nothing_changes() -> None:
+def test_no_declared_queues_change_nothing() -> None:
     jobs = [runs("r", "a", "t0", 4, least=2, most=8), waits("w", "b", 1)]
     snapshot = world([], *jobs)
     book = QuotaState(snapshot)
@@ -177,7 +177,7 @@ def test_without_declared_queues_nothing_is_counted_and_nothing_changes() -> Non
     assert (book.used("b"), book.reclaimable_gpus(jobs[1])) == (0, 0)
 
 
-def test_scaling_takes_nothing_of_a_guarantee_and_lifts_nobody_above_a_limit() -> None:
+def test_scaling_respects_guarantees_and_limits() -> None:
     queues = [JobQueue("own", 10), JobQueue("small", 0, 6)]
     own = [runs("o1", "own", "t0", 6, least=2, most=8), runs("o2", "own", "t1", 6, least=2, most=8)]
     snapshot = world(queues, *own, runs("s", "small", "t2", 4, least=2, most=8))
@@ -187,7 +187,7 @@ def test_scaling_takes_nothing_of_a_guarantee_and_lifts_nobody_above_a_limit() -
     assert cap_to_quota(snapshot, book, {"o1": 2, "o2": 8}) == {"o1": 2, "o2": 8}
 
 
-def test_jobs_of_a_queue_above_its_lowered_limit_do_not_grow() -> None:
+def test_queue_above_a_lowered_limit_does_not_grow() -> None:
     snapshot = world([JobQueue("a", 0, 4)], runs("x", "a", "t0", 6, least=2, most=8))
     book = QuotaState(snapshot)
     assert (book.headroom(snapshot.jobs["x"]), dict(cap_to_quota(snapshot, book, {"x": 8}))) == (0, {"x": 6})

@@ -1,4 +1,4 @@
-"""Who gives way to a guarantee: flexible GPUs before jobs, the cheapest first, and nobody in vain."""
+"""Reclaiming a guarantee: flexible GPUs before jobs, the cheapest first, and nothing in vain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWNER = JobQueue("owner", 8)
 
 
 def claimed(snapshot: Snapshot, missing: int, excluded: frozenset[str] = frozenset()) -> QuotaReclaim | None:
-    """What gives way to the job `claimant`."""
+    """Return what is reclaimed for the job `claimant`."""
     book = QuotaState(snapshot)
     book.order_jobs(["claimant"])
     givers = QuotaReclaimer(snapshot, book, SETTINGS, excluded)
@@ -31,13 +31,13 @@ def seen(*jobs: Job, queues: tuple[JobQueue, ...] = (OWNER,)) -> Snapshot:
     return world(list(queues), *jobs, waits("claimant", "owner", 8), now_s=NOW_S)
 
 
-def test_the_job_that_loses_least_is_preempted() -> None:
+def test_job_with_the_least_loss_is_preempted() -> None:
     fresh, stale = runs("fresh", "x", "t0", 8), runs("stale", "x", "t1", 8)
     saved = replace(fresh.progress, checkpoint_at_s=NOW_S - 10.0)
     assert claimed(seen(replace(fresh, progress=saved), stale), 8) == QuotaReclaim({"fresh": 0})
 
 
-def test_flexible_gpus_of_ones_own_queue_give_way_to_its_minimums_before_any_job_is_preempted() -> None:
+def test_own_flexible_gpus_are_reclaimed_before_any_preemption() -> None:
     mine, other = runs("mine", "owner", "t0", 8, least=2), runs("other", "x", "t1", 8)
     snapshot = seen(mine, other, queues=(JobQueue("owner", 10),))
     assert claimed(snapshot, 6) == QuotaReclaim({"mine": 2})
@@ -46,13 +46,13 @@ def test_flexible_gpus_of_ones_own_queue_give_way_to_its_minimums_before_any_job
     assert claimed(snapshot, 13) == QuotaReclaim({"mine": 3, "other": 0}), "only what is needed beside the whole job"
 
 
-def test_borrowed_flexible_gpus_are_counted_by_others_and_only_a_borrowers_base_is_left_to_claim() -> None:
+def test_only_the_base_of_borrowers_is_reclaimed() -> None:
     snapshot = seen(runs("wide", "x", "t0", 8, least=2))
     assert claimed(snapshot, 2) == QuotaReclaim({"wide": 0})
     assert claimed(snapshot, 3) is None
 
 
-def test_what_a_queue_holds_of_its_guarantee_is_never_taken() -> None:
+def test_guaranteed_gpus_are_never_reclaimed() -> None:
     other = JobQueue("other", 8)
     assert claimed(seen(runs("a", "other", "t0", 8), queues=(OWNER, other)), 1) is None
     beyond = seen(runs("a", "other", "t0", 8), runs("b", "other", "t1", 4), queues=(OWNER, other))
@@ -63,7 +63,7 @@ def test_what_a_queue_holds_of_its_guarantee_is_never_taken() -> None:
     assert claimed(beyond, 9) is None, "but not both: without either, the queue borrows nothing more"
 
 
-def test_nobody_is_preempted_for_what_is_not_guaranteed() -> None:
+def test_unguaranteed_job_preempts_nothing() -> None:
     snapshot = seen(runs("a", "owner", "t0", 4), runs("b", "x", "t1", 8))
     assert claimed(snapshot, 4) is None
 
@@ -72,18 +72,18 @@ def test_a_higher_priority_keeps_its_gpus() -> None:
     assert claimed(seen(runs("a", "x", "t0", 8, priority=1)), 8) is None
 
 
-def test_nothing_is_taken_in_vain() -> None:
+def test_nothing_is_reclaimed_in_vain() -> None:
     assert claimed(seen(runs("a", "x", "t0", 4)), 8) is None
     assert claimed(seen(runs("a", "x", "t0", 8)), 8, excluded=frozenset({"a"})) is None
 
 
-def test_a_job_that_has_just_started_is_left_alone_and_the_claimant_told_how_long() -> None:
+def test_recently_started_job_is_protected_until_a_known_time() -> None:
     young = replace(runs("young", "x", "t0", 8), account=JobAccount(first_started_at_s=NOW_S - 100.0))
     assert claimed(seen(young), 8) == QuotaReclaim({}, protected_until_s=NOW_S + 500.0)
     assert claimed(seen(young, runs("old", "x", "t1", 8)), 8) == QuotaReclaim({"old": 0})
 
 
-def test_after_an_interruption_the_last_change_of_state_counts() -> None:
+def test_protection_restarts_after_an_interruption() -> None:
     job = runs("a", "x", "t0", 8)
     once = replace(job, account=JobAccount(first_started_at_s=5.0, preemptions=1), state_since_s=70.0)
     assert (
@@ -92,7 +92,7 @@ def test_after_an_interruption_the_last_change_of_state_counts() -> None:
     ) == (605.0, 670.0)
 
 
-def test_frozen_resizes_leave_only_whole_jobs_and_those_free_all_they_have() -> None:
+def test_frozen_resizes_allow_only_whole_preemptions() -> None:
     snapshot = seen(
         runs("mine", "owner", "t0", 8, least=2), runs("wide", "x", "t1", 8, least=2), queues=(JobQueue("owner", 10),)
     )
@@ -100,7 +100,7 @@ def test_frozen_resizes_leave_only_whole_jobs_and_those_free_all_they_have() -> 
     assert claimed(frozen, 6) == QuotaReclaim({"wide": 0})
 
 
-def test_lent_gpus_are_nothing_to_a_job_that_may_not_use_them() -> None:
+def test_lent_gpus_do_not_help_a_non_fungible_job() -> None:
     fleet = a_fleet(training=1, inference=1)
     lent, home = runs("lent", "x", "i0", 8), runs("home", "x", "t0", 8)
     claimant = waits("claimant", "owner", 8, fungible=False)
@@ -109,7 +109,7 @@ def test_lent_gpus_are_nothing_to_a_job_that_may_not_use_them() -> None:
     assert claimed(replace(snapshot, jobs={**snapshot.jobs, "claimant": waits("claimant", "owner", 8)}), 8) is not None
 
 
-def test_room_within_a_limit_comes_from_the_queues_own_flexible_gpus() -> None:
+def test_own_flexible_gpus_make_room_within_a_limit() -> None:
     jobs = (
         runs("wide", "owner", "t0", 8, least=2),
         runs("other", "x", "t1", 8, least=2),
@@ -127,7 +127,7 @@ def room_within(snapshot: Snapshot, job: Job) -> Mapping[str, int]:
     return givers.find_shrinks_within_limit(job, job.spec.min_gpus)
 
 
-def test_whoever_gives_way_does_so_once() -> None:
+def test_each_job_is_reclaimed_once() -> None:
     snapshot = seen(runs("a", "x", "t0", 4), runs("b", "x", "t1", 4), queues=(JobQueue("owner", 16),))
     book = QuotaState(snapshot)
     book.order_jobs(["claimant"])

@@ -1,4 +1,4 @@
-"""How many GPUs each elastic job should have."""
+"""The number of GPUs of each elastic job."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_free_gpus_go_to_the_job_that_ends_first() -> None:
     assert flexible_counts(a_snapshot(FLEET, jobs), (), 6, SETTINGS) == {"short": 8}
 
 
-def test_growth_that_does_not_pay_for_itself_is_left() -> None:
-    """80 s left on 2 GPUs: four would save 40 s, and the change costs 30 s, which are counted twice."""
+def test_growth_below_its_reconfiguration_cost_is_skipped() -> None:
+    """80 s remain on 2 GPUs: four would save 40 s, and the change costs 30 s, which count twice."""
     assert flexible_counts(a_snapshot(FLEET, [runs("j", "t0", 2, steps=160, most=4)]), (), 6, SETTINGS) == {}
 
 
-def test_a_small_imbalance_moves_no_gpus_from_job_to_job() -> None:
+def test_small_imbalance_moves_no_gpus() -> None:
     jobs = [runs("a", "t0", 4, steps=20_000), runs("b", "t1", 5, steps=20_000)]
     assert flexible_counts(a_snapshot(FLEET, jobs), (), 0, SETTINGS) == {}
 
@@ -42,27 +42,27 @@ def test_a_long_job_gives_its_gpus_to_a_short_one() -> None:
     assert flexible_counts(a_snapshot(FLEET, jobs), (), 0, SETTINGS) == {"long": 1, "short": 8}
 
 
-def test_no_job_shrinks_for_gpus_that_would_then_be_idle() -> None:
-    """The other job is nearly done: it gains too little to be disturbed."""
+def test_no_job_shrinks_for_gpus_that_would_be_idle() -> None:
+    """The other job is nearly done and would gain too little."""
     jobs = [runs("wide", "t0", 8, steps=4_000), runs("nearly", "t1", 1, steps=50)]
     assert flexible_counts(a_snapshot(FLEET, jobs), (), 0, SETTINGS) == {}
 
 
-def test_jobs_rest_between_two_changes_unless_they_are_at_their_minimum() -> None:
+def test_resize_pause_applies_except_at_the_minimum() -> None:
     settings = replace(SETTINGS, resize_pause_s=600.0)
     jobs = [runs("rests", "t0", 2, steps=10**6), runs("least", "t1", 1, steps=10**6)]
     assert set(flexible_counts(a_snapshot(FLEET, jobs, now_s=100.0), (), 13, settings)) == {"least"}
     assert set(flexible_counts(a_snapshot(FLEET, jobs, now_s=600.0), (), 13, settings)) == {"least", "rests"}
 
 
-def test_a_deadline_that_can_be_met_comes_before_any_other_gain() -> None:
-    """Four GPUs end the job just in time; eight would be no better for its deadline, and the short one gets them."""
+def test_reachable_deadline_precedes_other_gains() -> None:
+    """Four GPUs end the job just in time; eight would not help its deadline, and the short one gets them."""
     jobs = [runs("due", "t0", 1, steps=10_000, deadline_s=3_000.0), runs("short", "t1", 1, steps=4_000)]
     assert flexible_counts(a_snapshot(FLEET, jobs), (), 3, SETTINGS) == {"due": 4}
     assert flexible_counts(a_snapshot(FLEET, jobs), (), 10, SETTINGS) == {"due": 4, "short": 8}
 
 
-def test_starting_jobs_share_what_is_spare_and_pay_nothing() -> None:
+def test_starting_jobs_share_spare_gpus_at_no_cost() -> None:
     jobs = [a_job("new", 1, 4, steps=40), a_job("waits", 1, 4)]
     assert flexible_counts(a_snapshot(FLEET, jobs), ("new",), 3, SETTINGS) == {"new": 4}
 
@@ -74,23 +74,23 @@ def curve(*counts: int, infeasible: tuple[int, ...] = ()) -> ScalingCurve:
     return found
 
 
-def test_counts_that_the_curve_has_no_plan_for_are_skipped() -> None:
+def test_counts_without_a_plan_are_skipped() -> None:
     job = runs("j", "t0", 2, steps=10**6, model="llama-2-7b", global_batch=8)
     snapshot = a_snapshot(FLEET, [job], curves={job.spec.curve_key: curve(2, 5, infeasible=(1,))})
     assert flexible_counts(snapshot, (), 2, SETTINGS) == {}
     assert flexible_counts(snapshot, (), 6, SETTINGS) == {"j": 5}
 
 
-def test_a_job_on_a_shape_of_its_own_may_stay_there() -> None:
-    """Three GPUs are not on the curve; its own plan says what they are worth, and only two are free."""
+def test_job_on_a_shape_outside_its_curve_can_stay() -> None:
+    """Three GPUs are not on the curve; the present plan gives their speed, and only two more are free."""
     job = runs("j", "t0", 3, steps=10**6, least=3, model="llama-2-7b", global_batch=8)
     snapshot = a_snapshot(FLEET, [job], curves={job.spec.curve_key: curve(6)})
     assert flexible_counts(snapshot, (), 2, SETTINGS) == {}
     assert flexible_counts(snapshot, (), 3, SETTINGS) == {"j": 6}
 
 
-def test_room_is_made_where_a_gpu_gains_least() -> None:
-    """Where little is left a GPU brings the end nearer than where much is."""
+def test_gpus_are_freed_where_they_gain_least() -> None:
+    """A GPU brings the end nearer for a job with little remaining work."""
     jobs = [runs("dear", "t0", 8, steps=10**4), runs("cheap", "t1", 8, steps=10**6)]
     snapshot = a_snapshot(FLEET, jobs)
     assert least_gain_first(snapshot, 3, SETTINGS) == {"cheap": 5}
@@ -98,7 +98,7 @@ def test_room_is_made_where_a_gpu_gains_least() -> None:
     assert least_gain_first(snapshot, 99, SETTINGS) == {"cheap": 1, "dear": 1}
 
 
-def test_nobody_is_shrunk_below_what_his_plans_allow() -> None:
+def test_no_job_shrinks_below_its_plans() -> None:
     job = runs("j", "t0", 8, steps=10**6, model="llama-2-7b", global_batch=8)
     snapshot = a_snapshot(FLEET, [job], curves={job.spec.curve_key: curve(4, 8, infeasible=(1,))})
     assert least_gain_first(snapshot, 8, SETTINGS) == {"j": 4}

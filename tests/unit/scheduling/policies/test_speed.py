@@ -1,4 +1,4 @@
-"""How few GPUs a job starts on."""
+"""The fewest GPUs that a job starts on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def efficient(snapshot: Snapshot) -> int:
     return efficient_gpus(snapshot, snapshot.jobs["large"], snapshot.typical_node_sizes)
 
 
-def test_counts_that_waste_more_than_a_quarter_of_a_gpus_work_are_left_out() -> None:
+def test_inefficient_counts_are_left_out() -> None:
     snapshot = seen(large())
     assert (min_feasible_gpus(snapshot, snapshot.jobs["large"], snapshot.typical_node_sizes), efficient(snapshot)) == (
         1,
@@ -48,17 +48,17 @@ def test_counts_that_waste_more_than_a_quarter_of_a_gpus_work_are_left_out() -> 
     )
 
 
-def test_only_counts_of_the_jobs_range_are_compared() -> None:
+def test_only_counts_in_range_are_compared() -> None:
     assert efficient(seen(large(most=2))) == 1
     assert efficient(seen(large(least=8))) == 8
 
 
-def test_a_job_that_scales_linearly_starts_on_its_minimum() -> None:
+def test_linearly_scaling_job_starts_on_its_minimum() -> None:
     snapshot = seen(replace(a_job("large", 1, 16), id="large"))
     assert efficient(snapshot) == 1
 
 
-def test_more_gpus_than_the_cluster_has_are_not_waited_for() -> None:
+def test_starting_count_is_limited_by_the_cluster() -> None:
     pools, nodes = a_fleet(training=0, inference=0)
     small = a_snapshot((pools, {**nodes, "t0": a_node("t0", gpus=2)}), [large()])
     key = large().spec.curve_key
@@ -66,7 +66,7 @@ def test_more_gpus_than_the_cluster_has_are_not_waited_for() -> None:
     assert efficient(replace(small, curves={key: curve})) == 1
 
 
-def test_more_gpus_than_the_queue_may_use_are_not_waited_for() -> None:
+def test_starting_count_is_limited_by_the_queue() -> None:
     queues = {"default": JobQueue("default", limit_gpus=2)}
     assert efficient(seen(large(), queues=queues)) == 1
 
@@ -77,15 +77,15 @@ def starts(snapshot: Snapshot, policy: str = "ebbtide") -> dict[str, int]:
 
 
 def busy(gpus: int) -> Job:
-    """A rigid job for a second more: too short for anybody to start before it ends."""
+    """Return a rigid job that ends in a second, too soon for any job to start before."""
     return a_job("busy", gpus, state=JobState.RUNNING, on={"t0": tuple(range(gpus))}, steps=gpus)
 
 
-def test_a_job_starts_inefficiently_where_nobody_else_waits() -> None:
+def test_job_starts_inefficiently_if_no_other_waits() -> None:
     assert starts(seen(busy(6), large(), nodes=1)) == {"large": 2}
 
 
-def test_a_job_waits_for_efficient_gpus_where_others_could_use_those_that_are_free() -> None:
+def test_job_waits_for_efficient_gpus_if_others_can_use_free_ones() -> None:
     assert starts(seen(busy(6), large(), large("second"), nodes=1)) == {}
     assert starts(seen(busy(6), large(), large("second"), nodes=1), policy="lyra") == {"large": 1, "second": 1}
 
@@ -100,16 +100,16 @@ def step_time(job: Job, gpus: int) -> float | None:
     return step_time_s(snapshot, job, gpus, snapshot.typical_node_sizes)
 
 
-def test_a_job_without_a_model_scales_linearly_until_it_has_run_on_two_numbers_of_gpus() -> None:
+def test_job_without_a_model_scales_linearly_until_measured_twice() -> None:
     assert step_time(measured(now=2.0), 8) == 0.25
     assert step_time(measured((4, 2.0), now=2.0), 8) == 0.25
 
 
-def test_what_more_gpus_do_not_share_is_learned_from_two_measurements() -> None:
+def test_fixed_step_time_is_fitted_from_two_measurements() -> None:
     """A step takes 3 GPU-seconds that are shared and half a second that is not: 5 GPU-seconds on 4, 7 on 8."""
     job = measured((4, 5.0), (8, 7.0))
     assert [step_time(job, gpus) for gpus in (1, 4, 8, 16)] == pytest.approx([3.5, 1.25, 0.875, 0.6875])
 
 
-def test_a_job_that_is_more_efficient_on_more_gpus_is_taken_to_scale_linearly() -> None:
+def test_superlinear_measurements_are_taken_as_linear() -> None:
     assert step_time(measured((4, 5.0), (8, 4.0), now=4.0), 16) == 0.25

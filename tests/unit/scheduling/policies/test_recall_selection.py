@@ -1,4 +1,4 @@
-"""Which lent nodes go home first."""
+"""Selection of the lent nodes that are returned first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chosen(snapshot: Snapshot, count: int) -> tuple[str, ...]:
     return least_preemption_cost(snapshot, "inference", count, SETTINGS)
 
 
-def test_a_node_that_training_has_not_used_yet_goes_first_then_idle_ones() -> None:
+def test_unused_nodes_go_first_then_idle_ones() -> None:
     snapshot = world(3, [runs("j", 8, {"i0": EIGHT})], offered=("i2",))
     assert [chosen(snapshot, count) for count in (1, 2)] == [("i2",), ("i2", "i1")]
     assert set(chosen(snapshot, 3)) == set(chosen(snapshot, 9)) == {"i0", "i1", "i2"}
@@ -54,20 +54,20 @@ def test_shrinking_a_job_comes_before_preempting_one() -> None:
     assert chosen(world(2, [wide, base], owned=1), 1) == ("i0",)
 
 
-def test_the_job_that_saved_last_loses_least() -> None:
+def test_recently_saved_job_loses_least() -> None:
     jobs = [runs("old", 8, {"i0": EIGHT}, saved_at_s=0.0), runs("saved", 8, {"i1": EIGHT}, saved_at_s=900.0)]
     assert chosen(world(2, jobs), 1) == ("i1",)
 
 
-def test_all_nodes_of_one_job_are_weighed_together() -> None:
-    """Preempting it costs 640 GPU-seconds for two nodes, 320 each; the other job's one node costs 400."""
+def test_nodes_of_one_job_are_weighed_together() -> None:
+    """Preempting it costs 640 GPU-seconds for two nodes, 320 each; the other job's single node costs 400."""
     spread = runs("spread", 16, {"i0": EIGHT, "i2": EIGHT}, saved_at_s=990.0)
     other = runs("other", 8, {"i1": EIGHT}, saved_at_s=980.0)
     assert chosen(world(3, [spread, other]), 2) == ("i0", "i2")
     assert chosen(world(3, [spread, other]), 1) == ("i1",)
 
 
-def test_a_job_that_is_preempted_anyway_gives_its_other_nodes_for_nothing() -> None:
+def test_preempted_job_frees_its_other_nodes_at_no_cost() -> None:
     spread = runs("spread", 24, {"i0": EIGHT, "i2": EIGHT, "t0": EIGHT}, saved_at_s=990.0)
     cheaper = [runs(name, 8, {node: EIGHT}, saved_at_s=950.0) for name, node in (("a", "i1"), ("b", "i3"))]
     snapshot = world(4, [spread, *cheaper], owned=1)
@@ -75,48 +75,48 @@ def test_a_job_that_is_preempted_anyway_gives_its_other_nodes_for_nothing() -> N
     assert chosen(snapshot, 2) == ("i0", "i2")
 
 
-def test_nodes_on_their_way_home_and_other_pools_are_not_chosen() -> None:
+def test_recalled_nodes_and_other_pools_are_not_selected() -> None:
     snapshot = world(1, [])
     recalled = a_snapshot(a_fleet(training=1, inference=1), (), [a_loan("i0", LoanState.RECALLED, return_by_s=1.0)])
     assert chosen(recalled, 1) == ()
     assert least_preemption_cost(snapshot, "elsewhere", 1, SETTINGS) == ()
 
 
-def test_a_node_whose_job_finds_room_elsewhere_comes_before_one_whose_job_does_not() -> None:
+def test_node_whose_job_can_move_goes_first() -> None:
     """Eight GPUs are free on t0: the job of 4 moves for 120 GPU-seconds, the one of 12 would be preempted."""
     fits = runs("fits", 4, {"i0": FOUR})
     wide = runs("wide", 12, {"i1": EIGHT, "i2": FOUR}, saved_at_s=1000.0)
     assert chosen(world(3, [fits, wide], owned=1), 1) == ("i0",)
 
 
-def test_room_is_counted_once_and_goes_with_the_node_that_has_it() -> None:
+def test_free_gpus_count_once_and_leave_with_their_node() -> None:
     jobs = [runs(f"j{at}", 8, {f"i{at}": EIGHT}, saved_at_s=saved_at_s) for at, saved_at_s in enumerate((0, 900, 990))]
     one_room = build_recall_cost(world(4, jobs, owned=1), ["i0", "i1", "i2", "i3"], SETTINGS)
-    # t0 and i3 have room for one job each, for the one that was submitted first.
+    # t0 and i3 each have GPUs for one job, and the first submission gets them.
     assert one_room.compute([0, 1]) == 2 * 240.0
     assert one_room.compute([0, 3]) == 240.0
     assert one_room.compute([0, 1, 3]) == 240.0 + (100.0 + 30.0) * 8
 
 
-def test_a_job_takes_room_for_all_that_it_loses_unless_others_wait_for_it() -> None:
-    """It can shrink to 4; on t0 it may have the other 4 back."""
+def test_job_refills_from_free_gpus_unless_others_wait() -> None:
+    """It can shrink to 4; on t0 it can get the other 4 back."""
     job = runs("j", 2, {"i0": FOUR, "i1": FOUR})
     assert build_recall_cost(world(2, [job], owned=1), ["i0", "i1"], SETTINGS).compute([0]) == 30.0 * 8
     assert build_recall_cost(world(2, [job, WAITS], owned=1), ["i0", "i1"], SETTINGS).compute([0]) == 30.0 * 4
 
 
-def test_a_job_that_must_stay_on_nodes_of_its_own_finds_no_room() -> None:
+def test_non_fungible_job_finds_no_free_gpus() -> None:
     bound = runs("bound", 8, {"i0": EIGHT}, saved_at_s=1000.0, fungible=False)
     assert build_recall_cost(world(1, [bound], owned=1), ["i0"], SETTINGS).compute([0]) == 30.0 * 8
 
 
-def test_a_job_that_only_starts_has_nothing_to_lose_but_its_start() -> None:
+def test_starting_job_loses_only_its_start() -> None:
     starting = replace(runs("starting", 8, {"i0": EIGHT}), state=JobState.STARTING)
     assert build_recall_cost(world(1, [starting]), ["i0"], SETTINGS).compute([0]) == 30.0 * 8
 
 
-def test_a_job_shrinks_to_what_has_a_plan_only() -> None:
-    """It has none on 1 to 5 GPUs: with 4 left it cannot shrink, and topped up to its minimum of 1 neither."""
+def test_job_shrinks_only_to_counts_with_a_plan() -> None:
+    """It has no plan on 1 to 5 GPUs: with 4 left it can neither shrink nor be restored to its minimum of 1."""
     job = runs("j", 1, {"i0": FOUR, "t0": FOUR}, model="llama-2-7b", global_batch=8)
     curve = a_curve({GpuShape.packed(GPU, 6, 8): 1.0, GpuShape.packed(GPU, 8, 8): 0.8})
     for gpus in range(1, 6):
@@ -125,8 +125,8 @@ def test_a_job_shrinks_to_what_has_a_plan_only() -> None:
     assert build_recall_cost(snapshot, ["i0"], SETTINGS).compute([0]) == (1000.0 + 30.0) * 8
 
 
-def test_a_job_that_must_go_for_another_nodes_sake_costs_nothing_more() -> None:
-    """One node that it needs is on its way home already."""
+def test_job_that_must_leave_anyway_costs_nothing_more() -> None:
+    """One node that it needs is already being returned."""
     doomed = runs("doomed", 16, {"i0": EIGHT, "i1": EIGHT})
     other = runs("other", 8, {"i2": EIGHT}, saved_at_s=1000.0)
     snapshot = world(3, [doomed, other])
@@ -134,7 +134,7 @@ def test_a_job_that_must_go_for_another_nodes_sake_costs_nothing_more() -> None:
     assert chosen(replace(snapshot, loans=loans), 1) == ("i0",)
 
 
-def test_the_models_own_reconfiguration_time_counts() -> None:
+def test_reconfiguration_time_of_the_model_counts() -> None:
     slow = runs("slow", 4, {"i0": FOUR, "t0": FOUR}, model="llama-2-7b", global_batch=8)
     settings = replace(SETTINGS, reconfiguration_s_by_model={"llama-2-7b": 90.0})
     snapshot = replace(
@@ -147,8 +147,8 @@ def modelled(job: Job, plan: ParallelPlan, peak_gb: float = 80.0) -> Job:
     return replace(job, allocation=replace(job.allocation, plan=replace(plan, peak_bytes_per_gpu=round(peak_gb * 1e9))))
 
 
-def test_of_two_jobs_that_shrink_the_one_gives_up_its_node_that_has_all_of_it_elsewhere_too() -> None:
-    """`staged` has half of its layers on t0, half on i0; `copied` has all of them on each GPU."""
+def test_node_with_replicated_state_goes_first() -> None:
+    """`staged` has half of its layers on t0 and half on i0; `copied` has all of them on each GPU."""
     halves = a_plan([[LayerStrategy(4, dp=8)]] * 2)
     copies = a_plan([[LayerStrategy(8, dp=16)]])
     staged = modelled(runs("staged", 8, {"t0": EIGHT, "i0": EIGHT}), halves)
@@ -156,12 +156,12 @@ def test_of_two_jobs_that_shrink_the_one_gives_up_its_node_that_has_all_of_it_el
     snapshot = world(2, [staged, copied, WAITS], owned=2)
     assert chosen(snapshot, 1) == ("i1",)
     cost = build_recall_cost(snapshot, ["i0", "i1"], SETTINGS)
-    # Each GPU of i0 holds half of the model, and so does each other: one copy of it is sent by eight ports of 10 GB/s.
+    # Each GPU of i0 holds the same half of the model, of which eight ports of 10 GB/s send one copy.
     assert cost.compute([0]) == pytest.approx(30.0 * 8 + 80e9 / (8 * 10e9) * 16)
     assert cost.compute([1]) == 30.0 * 8
 
 
-def test_only_a_running_job_with_a_plan_of_layers_and_memory_has_anything_to_carry_off() -> None:
+def test_only_running_jobs_with_a_full_plan_have_transfers() -> None:
     plan, on = a_plan([[LayerStrategy(4, dp=8)]] * 2), {"t0": EIGHT, "i0": EIGHT}
     job = modelled(runs("j", 8, on), plan)
     contradictory = replace(
@@ -183,8 +183,8 @@ def test_only_a_running_job_with_a_plan_of_layers_and_memory_has_anything_to_car
     assert unknown == [0.0] * 5
 
 
-def test_the_ranks_that_a_job_has_now_say_what_a_node_holds() -> None:
-    """Two replicas of two stages, a replica on each node instead of a stage."""
+def test_transfer_depends_on_the_present_rank_placement() -> None:
+    """Two replicas of two stages, with a replica on each node instead of a stage."""
     seats = (("t0", 0), ("i0", 0), ("t0", 1), ("i0", 1))
     job = modelled(runs("j", 2, {"t0": (0, 1), "i0": (0, 1)}), a_plan([[LayerStrategy(4, dp=2)]] * 2))
     by_stage, by_replica = (
@@ -195,7 +195,7 @@ def test_the_ranks_that_a_job_has_now_say_what_a_node_holds() -> None:
     assert by_replica == {"t0": 0.0, "i0": 0.0}
 
 
-def test_a_large_fleet_is_searched_and_its_single_tenants_go_by_cost() -> None:
+def test_large_fleet_of_single_job_nodes_is_solved_by_cost() -> None:
     """Nodes with a job each are independent: the cheapest are the best, however many there are."""
     jobs = [runs(f"j{at}", 8, {f"i{at}": EIGHT}, saved_at_s=float(7 * at % 60)) for at in range(60)]
     cheapest = sorted(range(60), key=lambda at: -(7 * at % 60))[:20]

@@ -1,4 +1,4 @@
-"""The least that a job needs of the GPUs that will be left."""
+"""AvailabilityProfile: the least share of the free GPUs that meets a deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def need(steps: float, speeds: dict[int, float]) -> Candidate:
 LINEAR = {count: float(count) for count in range(1, 9)}
 
 
-def test_the_smallest_count_that_is_in_time_is_claimed_until_the_work_is_done() -> None:
+def test_smallest_sufficient_count_is_reserved_until_the_work_is_done() -> None:
     claimed = AvailabilityProfile.constant(8).reserve_share(need(700.0, LINEAR), 200.0)
     assert claimed is not None
     after, now = claimed
@@ -26,8 +26,8 @@ def test_the_smallest_count_that_is_in_time_is_claimed_until_the_work_is_done() 
     assert after.free.tolist() == [4, 8]
 
 
-def test_where_less_is_left_the_largest_count_that_fits_is_taken() -> None:
-    """4 GPUs for 100 s and 6 after make 400 + 600 steps by 200 s; with 5 at most it would be 900."""
+def test_largest_fitting_count_is_used_while_less_is_free() -> None:
+    """4 GPUs for 100 s and 6 after make 400 + 600 steps by 200 s; with at most 5 it would be 900."""
     before = AvailabilityProfile(np.array([0.0, 100.0]), np.array([4, 8]))
     after, now = before.reserve_share(need(1000.0, LINEAR), 200.0) or pytest.fail("it fits")
     assert now == 4
@@ -35,15 +35,15 @@ def test_where_less_is_left_the_largest_count_that_fits_is_taken() -> None:
     assert after.free.tolist() == [0, 2, 8]
 
 
-def test_counts_that_the_job_cannot_have_are_jumped_over() -> None:
-    """3 GPUs are left at first: of powers of two that is 2. 200 + 4 x 100 steps."""
+def test_unavailable_counts_are_skipped() -> None:
+    """3 GPUs are free at first, of which powers of two can use 2: 200 + 4 x 100 steps."""
     before = AvailabilityProfile(np.array([0.0, 100.0]), np.array([3, 8]))
     after, now = before.reserve_share(need(600.0, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}), 200.0) or pytest.fail("it fits")
     assert now == 2
     assert after.free.tolist() == [1, 4, 8]
 
 
-def test_a_job_may_have_to_begin_later() -> None:
+def test_job_can_start_later() -> None:
     before = AvailabilityProfile(np.array([0.0, 50.0]), np.array([1, 8]))
     after, now = before.reserve_share(need(100.0, {2: 2.0}), 100.0) or pytest.fail("it fits")
     assert now == 0
@@ -51,7 +51,7 @@ def test_a_job_may_have_to_begin_later() -> None:
     assert after.free.tolist() == [1, 6, 8]
 
 
-def test_nothing_is_claimed_where_even_the_largest_count_is_too_little() -> None:
+def test_nothing_is_reserved_if_the_largest_count_is_too_small() -> None:
     assert AvailabilityProfile.constant(8).reserve_share(need(1601.0, LINEAR), 200.0) is None
     assert AvailabilityProfile.constant(2).reserve_share(need(401.0, LINEAR), 200.0) is None
     assert AvailabilityProfile.constant(2).reserve_share(need(400.0, LINEAR), 200.0) is not None

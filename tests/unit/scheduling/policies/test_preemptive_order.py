@@ -1,4 +1,4 @@
-"""Who gives way to whom: by the time or service to go, by the service had."""
+"""Preemptive orders by remaining time, remaining service and attained service."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def served(job: Job, gpu_s: float, *, waited_s: float = 0.0, at_s: float = 0.0) 
     return replace(job, account=JobAccount(gpu_s=gpu_s, waited_s=waited_s, settled_at_s=at_s))
 
 
-def test_srtf_counts_time_and_srsf_time_by_gpus() -> None:
+def test_srtf_uses_time_and_srsf_time_by_gpus() -> None:
     wide, narrow = a_job("wide", 8, steps=8 * 100), a_job("narrow", 1, steps=150)
     assert list(allotted(shortest_remaining_time, wide, narrow).gpus) == ["wide"]
     assert list(allotted(shortest_remaining_service, wide, narrow).gpus) == ["narrow"]
 
 
-def test_what_a_running_job_has_done_counts() -> None:
+def test_progress_of_a_running_job_counts() -> None:
     running = a_job("running", 8, steps=8 * 500, state=JobState.RUNNING, on={"t0": tuple(range(8))})
     fresh = a_job("fresh", 8, steps=8 * 450)
     assert list(allotted(shortest_remaining_time, running, fresh, now_s=0.0).gpus) == ["fresh"]
     assert list(allotted(shortest_remaining_time, running, fresh, now_s=60.0).gpus) == ["running"]
 
 
-def test_of_equals_the_running_job_stays_then_the_earlier_one_comes_first() -> None:
+def test_running_job_precedes_equals_then_the_earlier_one() -> None:
     running = a_job("z", 8, state=JobState.RUNNING, on={"t0": tuple(range(8))}, now_s=5.0)
     early, late = a_job("b", 8, now_s=1.0), a_job("a", 8, now_s=2.0)
     assert list(allotted(shortest_remaining_time, late, early, running, now_s=5.0).gpus) == ["z"]
@@ -60,7 +60,7 @@ def test_priority_comes_before_everything(allot: Allot) -> None:
     assert list(allotted(allot, short, urgent).gpus) == ["urgent"]
 
 
-def test_who_does_not_fit_is_passed_over_with_the_numbers() -> None:
+def test_job_that_does_not_fit_is_passed_over_with_numbers() -> None:
     jobs = [a_job("a", 6, steps=6), a_job("b", 4, steps=40), a_job("c", 2, steps=200), a_job("d", 12, steps=12)]
     allotment = allotted(shortest_remaining_time, *jobs)
     assert allotment.gpus == {"a": 6, "c": 2}
@@ -70,7 +70,7 @@ def test_who_does_not_fit_is_passed_over_with_the_numbers() -> None:
     assert allotment.waiting["d"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
-def test_only_jobs_that_run_or_wait_are_counted_and_a_preempted_one_keeps_its_place() -> None:
+def test_preempted_job_keeps_its_place_in_the_order() -> None:
     stopping = replace(a_job("stopping", 8, steps=8), intent=Intent.CANCEL)
     preempted = a_job("preempted", 8, steps=80, state=JobState.PREEMPTED)
     waiting = a_job("waiting", 8, steps=800)
@@ -78,7 +78,7 @@ def test_only_jobs_that_run_or_wait_are_counted_and_a_preempted_one_keeps_its_pl
     assert (list(allotment.gpus), list(allotment.waiting)) == (["preempted"], ["waiting"])
 
 
-def test_a_job_waits_for_its_gpu_model_and_keeps_no_other_from_those_behind_it() -> None:
+def test_job_that_waits_for_its_gpu_model_blocks_no_other() -> None:
     pools, nodes = a_fleet(training=1, inference=0)
     fleet = (pools, {**nodes, "v0": a_node("v0", gpu="v100-32g", gpus=4)})
     jobs = [a_job("picky", 6, steps=6, gpu="v100-32g"), a_job("any", 8, steps=800), a_job("v", 4, gpu="v100-32g")]
@@ -87,14 +87,14 @@ def test_a_job_waits_for_its_gpu_model_and_keeps_no_other_from_those_behind_it()
     assert allotment.waiting["picky"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
-def test_las_puts_jobs_into_queues_by_the_service_they_have_had() -> None:
+def test_las_queues_jobs_by_attained_service() -> None:
     third = served(a_job("third", 4, now_s=0.0), SECOND_GPU_S)
     second = served(a_job("second", 4, now_s=1.0), FIRST_GPU_S)
     first = served(a_job("first", 4, now_s=2.0), FIRST_GPU_S - 1.0)
     assert list(allotted(least_attained_service, third, second, first, now_s=2.0).gpus) == ["first", "second"]
 
 
-def test_las_keeps_a_running_job_within_its_queue_and_says_when_it_falls_out_of_it() -> None:
+def test_las_keeps_a_running_job_until_it_leaves_its_queue() -> None:
     running = a_job("running", 8, state=JobState.RUNNING, on={"t0": tuple(range(8))}, now_s=50.0)
     fresh = a_job("fresh", 8)
     allotment = allotted(least_attained_service, fresh, running, now_s=100.0)
@@ -104,7 +104,7 @@ def test_las_keeps_a_running_job_within_its_queue_and_says_when_it_falls_out_of_
     assert list(then.gpus) == ["fresh"]
 
 
-def test_las_promotes_who_waits_long_for_as_long_as_a_new_job_would_have() -> None:
+def test_las_promotes_long_waiting_jobs() -> None:
     at_s = 2.0 * SECOND_GPU_S / 8
     starved = served(a_job("starved", 8), SECOND_GPU_S)
     other = served(a_job("other", 8, now_s=at_s - 9.0), FIRST_GPU_S, at_s=at_s - 9.0)
@@ -120,13 +120,13 @@ def test_las_promotes_who_waits_long_for_as_long_as_a_new_job_would_have() -> No
     assert runs.valid_until_s == pytest.approx(at_s + 30.0 + FIRST_GPU_S / 8)
 
 
-def test_a_job_of_unknown_length_has_as_much_to_go_as_it_has_had() -> None:
+def test_remaining_service_of_unknown_length_equals_attained_service() -> None:
     served_job = served(a_job("served", 8, steps=0), 800.0)
     assert list(allotted(shortest_remaining_time, served_job, a_job("known", 8, steps=8 * 90)).gpus) == ["known"]
     assert list(allotted(shortest_remaining_time, served_job, a_job("known", 8, steps=8 * 110)).gpus) == ["served"]
 
 
-def test_a_job_that_runs_on_two_gpu_models_keeps_both() -> None:
+def test_running_job_on_two_gpu_models_keeps_both() -> None:
     pools, nodes = a_fleet(training=1, inference=0, gpus_per_node=4)
     fleet = (pools, {**nodes, "v0": a_node("v0", gpu="v100-32g", gpus=4)})
     mixed = a_job("mixed", 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3), "v0": (0, 1, 2, 3)})

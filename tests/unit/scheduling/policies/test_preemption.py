@@ -1,4 +1,4 @@
-"""Who gives way where a recall leaves jobs without room."""
+"""Jobs that are preempted if a recall leaves others without GPUs."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def ways(*jobs: Job, stranded: list[Job] = SHORT, settings: PolicySettings = SET
     return dict(find_preemption_victims(seen(*jobs), stranded, {job.id for job in stranded}, settings))
 
 
-def test_one_job_with_much_to_do_gives_way_to_all_that_fit_on_its_gpus() -> None:
+def test_long_job_is_preempted_for_all_that_fit_on_its_gpus() -> None:
     wide, narrow = runs("wide", "t0", 0, 4, 1_000.0), runs("narrow", "t1", 0, 1, 1_000.0)
     assert ways(wide, narrow) == {"wide": ("short0", "short1", "short2")}
 
 
-def test_those_with_least_to_do_are_served_first() -> None:
+def test_stranded_jobs_with_least_service_come_first() -> None:
     long = runs("long", "i0", 3, 1, 450.0)
     assert ways(runs("one", "t0", 0, 1, 1_000.0), stranded=[long, SHORT[0]]) == {"one": ("short0",)}
 
 
-def test_a_job_with_hardly_more_to_do_stays() -> None:
+def test_job_with_similar_remaining_service_stays() -> None:
     assert ways(runs("similar", "t0", 0, 1, 199.0)) == {}
     assert ways(runs("twice", "t0", 0, 1, 200.0)) == {"twice": ("short0",)}
 
 
-def test_a_job_that_has_just_begun_or_must_not_be_moved_about_stays() -> None:
+def test_recently_started_or_non_fungible_job_stays() -> None:
     begun = runs("begun", "t0", 0, 4, 1_000.0)
     assert ways(begun, settings=PolicySettings(run_time_min_s=600.0)) == {}
     assert ways(runs("fixed", "t0", 0, 4, 1_000.0, fungible=False)) == {}
 
 
-def test_nobody_gives_way_to_another_queue_or_a_lower_priority() -> None:
+def test_no_preemption_for_another_queue_or_lower_priority() -> None:
     assert ways(runs("other", "t0", 0, 4, 1_000.0, queue="research")) == {}
     assert ways(runs("higher", "t0", 0, 4, 1_000.0, priority=1)) == {}
