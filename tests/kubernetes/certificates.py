@@ -1,4 +1,4 @@
-"""A certificate authority for one test session, made with openssl."""
+"""A certificate authority for one test session, created with openssl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DAYS = "2"
 
 
 class Authority:
-    """Keeps `ca.crt`, `ca.key` and what it signs in one folder."""
+    """A certificate authority that keeps `ca.crt`, `ca.key` and everything it signs in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Authority:
         return self.folder / f"{name}.key"
 
     def sign(self, name: str, *, subject: str, extensions: str) -> None:
-        """Make `name`.key and `name`.crt."""
+        """Create `name`.key and `name`.crt."""
         request, said = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
         said.write_text(extensions + "\n")
         _openssl("req", *KEY, "-subj", subject, "-keyout", str(self.key(name)), "-out", str(request))
@@ -42,12 +42,12 @@ class Authority:
         )
 
     def sign_user(self, name: str, *, groups: tuple[str, ...] = ()) -> None:
-        """A client certificate: Kubernetes reads the user from CN and the groups from O."""
+        """Create a client certificate. Kubernetes reads the user from CN and the groups from O."""
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={name}"
         self.sign(name, subject=subject, extensions="extendedKeyUsage=clientAuth")
 
     def make_signing_key(self, name: str) -> None:
-        """An RSA key pair, `name`.key and `name`.crt (the public half), to sign tokens with."""
+        """Create an RSA key pair to sign tokens with: `name`.key, and `name`.crt with the public half."""
         _openssl("genrsa", "-out", str(self.key(name)), "2048")
         _openssl("rsa", "-in", str(self.key(name)), "-pubout", "-out", str(self.certificate(name)))
 

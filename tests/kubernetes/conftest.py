@@ -1,4 +1,4 @@
-"""One control plane for each test process, swept clean after each test; a fresh namespace for each."""
+"""One control plane per test process, cleaned after each test, and a fresh namespace per test."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.kubernetes)
-            # API servers are killed in the middle of answers, and some of those sockets are left to the collector: it
-            # is sent for them at the end of each test here (`cluster`), so that they trouble no test elsewhere.
+            # API servers are killed during responses, and some sockets are left to the garbage collector. `cluster`
+            # runs it after
+            # each test, so that the warnings do not appear in other tests.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning"))
             if missing:
                 reason = f"no {' and no '.join(missing)} in {ASSETS} (KUBEBUILDER_ASSETS)"
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Not shared between xdist's workers: a test that freezes the API server would freeze theirs."""
+    """Not shared between xdist workers: a test that freezes the API server would freeze the other worker's."""
     plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
     try:
         plane.start()
@@ -48,7 +49,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 def cluster(control_plane: ControlPlane) -> Iterator[KubernetesClient]:
-    """As admin. What an operator would see of the test is gone after it, whether it passed or not."""
+    """Yield an admin client. Afterwards, everything that an operator would see is removed."""
     opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     yield opened
     control_plane.revive_api()
@@ -66,7 +67,7 @@ def namespace(cluster: KubernetesClient) -> str:
 
 @pytest.fixture
 def kubelet(cluster: KubernetesClient) -> Iterator[FakeKubelet]:
-    """Its nodes, and all pods on them, are gone after the test."""
+    """Yield a fake kubelet. Its nodes and pods are removed after the test."""
     started = FakeKubelet(cluster)
     started.start()
     yield started
@@ -75,7 +76,7 @@ def kubelet(cluster: KubernetesClient) -> Iterator[FakeKubelet]:
 
 @pytest.fixture(scope="session")
 def definitions(control_plane: ControlPlane) -> None:
-    """Ebbtide's own kinds are served."""
+    """Install Ebbtide's custom resource definitions."""
     opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     custom_resources.install(opened)
     opened.close()

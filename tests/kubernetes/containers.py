@@ -1,8 +1,9 @@
-"""Containers of the fake kubelet's pods that really run: the first one of each, as a process of this machine.
+"""Containers that really run: the first container of each fake pod, as a process of this machine.
 
-It gets what a kubelet would give it: the variables of its spec and of its image, volumes as folders, SIGTERM when the
-pod is deleted, SIGKILL when its grace is over. It has no root of its own: a variable that begins with a mount path is
-told where that folder really is."""
+A container gets the variables of its spec and image, volumes as folders, SIGTERM when its pod is deleted, and SIGKILL
+after the grace period. It has no root file system: a variable that begins with a mount path gets the real folder
+instead.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ IMAGE = {
     "PYTHONUNBUFFERED": "1",
     "HOME": "/tmp",
 }
-"""What deploy/worker.Dockerfile sets."""
+"""Environment set by deploy/worker.Dockerfile."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """`log` is what `kubectl logs` shows."""
+    """A running container. `log` is the file that `kubectl logs` would show."""
 
     pod: str
     process: subprocess.Popen[bytes]
@@ -45,7 +46,7 @@ class Container:
 
 
 class Containers:
-    """By the uid of their pods; those that have ended stay. `folder` holds logs and volumes."""
+    """Containers by pod uid, ended ones included. `folder` holds logs and volumes."""
 
     def __init__(self, cluster: KubernetesClient, kubelet: FakeKubelet, folder: Path) -> None:
         self._cluster = cluster
@@ -60,14 +61,14 @@ class Containers:
         return self._started[uid_of(pod)]
 
     def logs(self) -> dict[str, str]:
-        """By the name of the pod."""
+        """Return the logs by pod name."""
         return {each.pod: each.log.read_text() for each in self._started.values()}
 
     def exit_codes(self) -> dict[str, int | None]:
         return {each.pod: each.process.poll() for each in self._started.values()}
 
     def left(self) -> list[psutil.Process]:
-        """Processes of all containers, whoever started them."""
+        """Return the live processes of all containers."""
         living = [psutil.Process(each.process.pid) for each in self._started.values() if each.process.poll() is None]
         marked = (find_marked_processes(path) for each in self._started.values() for path in each.folder.iterdir())
         return [*living, *(process for some in marked for process in some)]

@@ -1,4 +1,4 @@
-"""A real etcd and kube-apiserver on loopback, for one test session; the API server can be killed, restarted, frozen."""
+"""A real etcd and kube-apiserver on loopback for one test session. Tests can kill, restart and freeze the latter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def missing_binaries() -> list[str]:
 
 
 class ControlPlane:
-    """`start` before use, `close` after it."""
+    """etcd and API server. Call `start` before use and `close` afterwards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class ControlPlane:
                 _end(process, signal.SIGKILL)
 
     def start_api(self) -> None:
-        """Returns when it is ready."""
+        """Start the API server and wait until it is ready."""
         issuer = "https://kubernetes.default.svc"
         self._api = self._spawn(
             "kube-apiserver",
@@ -90,14 +90,14 @@ class ControlPlane:
             f"--service-account-signing-key-file={self.authority.key('tokens')}",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none",
-            # No controller makes the default service accounts here, and pods do not wait for them.
+            # No controller creates default service accounts here, and pods must not wait for them.
             "--disable-admission-plugins=ServiceAccount",
             "--profiling=false",
         )
         self._await(self._api, self._api_is_ready)
 
     def stop_api(self) -> None:
-        """As at an upgrade: it says goodbye to its watches."""
+        """Stop the API server gracefully, as during an upgrade."""
         assert self._api is not None
         _end(self._api, signal.SIGTERM)
 
@@ -106,7 +106,7 @@ class ControlPlane:
         _end(self._api, signal.SIGKILL)
 
     def pause_api(self) -> None:
-        """Its connections stay open, and nothing comes out of them."""
+        """Freeze the API server. Its connections stay open and silent."""
         assert self._api is not None
         self._api.send_signal(signal.SIGSTOP)
 
@@ -115,7 +115,7 @@ class ControlPlane:
             self._api.send_signal(signal.SIGCONT)
 
     def revive_api(self) -> None:
-        """It answers, whatever a test has done to it and left undone."""
+        """Make the API server respond again, whatever a test did to it."""
         self.resume_api()
         if self._api is None or self._api.poll() is not None:
             self.start_api()
@@ -125,7 +125,7 @@ class ControlPlane:
         return self._write_kubeconfig(name, self._certified(name))
 
     def kubeconfig_of_service_account(self, name: str, namespace: str) -> Path:
-        """With a token of an hour for a ServiceAccount that exists."""
+        """Return a kubeconfig with a token for an existing ServiceAccount, valid for one hour."""
         admin = self.connect()
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
         answer = admin.post_subresource(SERVICE_ACCOUNT, name, namespace, subresource="token", body=body)
@@ -133,32 +133,31 @@ class ControlPlane:
         return self._write_kubeconfig(f"{namespace}-{name}", {"token": answer["status"]["token"]})
 
     def connect(self) -> KubernetesClient:
-        """As admin."""
+        """Return an admin client."""
         return connect(self.admin_kubeconfig)
 
     def etcd(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One call of etcd's JSON gateway."""
+        """Call etcd's JSON gateway."""
         url = f"http://127.0.0.1:{self.etcd_port}/v3/{path}"
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=10) as answer:
             said: dict[str, Any] = json.load(answer)
         return said
 
     def forget_past(self) -> None:
-        """Compact etcd up to now, and restart the API server, which has a memory of its own: whoever asks for an older
-        version is told that it is gone."""
+        """Compact etcd and restart the API server with its watch cache, so that older versions have expired."""
         now = self.etcd("kv/range", {"key": "AA=="})["header"]["revision"]
         self.etcd("kv/compaction", {"revision": now, "physical": True})
         self.kill_api()
         self.start_api()
 
     def api_memory_bytes(self) -> int:
-        """Resident memory of the API server."""
+        """Return the resident memory of the API server."""
         assert self._api is not None
         pages = Path(f"/proc/{self._api.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        # Not even a killed test session leaves a server behind.
+        # Even a killed test session must not leave a server behind.
         leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen([*leash, str(ASSETS / name), *arguments], stdout=log, stderr=log)

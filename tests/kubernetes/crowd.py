@@ -1,4 +1,4 @@
-"""Many jobs at once: submitted by a seed, awaited, and what is left of them."""
+"""Submitting many jobs from one seed, waiting for them, and finding leftovers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL_DONE_S = 420.0
 
 
 def submit_all(operated: Operated, count: int, seed: int) -> None:
-    """Jobs that want between 1 and 48 GPUs."""
+    """Submit jobs of 1 to 48 GPUs."""
     rng = Random(seed)
     for number in range(count):
         least = rng.choice((1, 1, 2, 4, 8, 12))
@@ -34,7 +34,7 @@ def wait_for_all(operated: Operated, count: int) -> None:
 
 
 def leftovers(operated: Operated) -> list[str]:
-    """Objects of jobs beside their resources."""
+    """Return objects of jobs other than their resources."""
     cluster, namespace = operated.cluster, operated.namespace
     found = [item for kind in (SERVICE, CONFIG_MAP, SECRET) for item in cluster.list(kind, namespace=namespace).items]
     names = [name_of(item) for item in (*found, *operated.pods())]
@@ -42,7 +42,7 @@ def leftovers(operated: Operated) -> list[str]:
 
 
 def delete_all(operated: Operated) -> None:
-    """Delete the resources, and see that nobody keeps them and that no node bears a mark of ours."""
+    """Delete the resources, and check that they disappear and that no node keeps our labels or taints."""
     for item in operated.cluster.list(ELASTIC_JOB, namespace=operated.namespace).items:
         operated.cluster.delete(ELASTIC_JOB, name_of(item), operated.namespace)
     eventually(lambda: not phases(operated), what="all resources are gone")

@@ -1,4 +1,4 @@
-"""The definitions of the custom resources as the chart has them, and what a test does with them."""
+"""Installing the chart's custom resource definitions, and writing to them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OURS = (ELASTIC_JOB, POOL, QUEUE, LOAN)
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """By the kind that they define."""
+    """Return the definitions by kind."""
     read = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml")))
     return {each["spec"]["names"]["kind"]: each for each in read}
 
 
 def install(cluster: KubernetesClient, *, within_s: float = 60.0) -> None:
-    """Have all kinds of ours served."""
+    """Install the definitions and wait until all kinds are served."""
     for definition in definitions().values():
         cluster.apply(DEFINITION, definition)
     end_s = time.monotonic() + within_s

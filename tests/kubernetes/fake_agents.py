@@ -1,4 +1,4 @@
-"""Agents and ranks that compute nothing: they follow the run log as real ones would, a step each time."""
+"""Fake agents and ranks: they follow the run log and complete one step per pass, without computing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 
 @dataclass
 class Work:
-    """How far the ranks of one job are, all of them alike: they save at every step."""
+    """Progress of one job's ranks, which save at every step."""
 
     step: int = 0
     finished: bool = False
@@ -24,8 +24,9 @@ HEARTBEAT_S = 5.0
 
 
 class FakeAgents:
-    """One in each of our pods that the kubelet runs. A job works until `finish`, or for `steps` steps, and saves when
-    it is told to leave."""
+    """One fake agent per running agent pod. A job works until `finish`, or for `steps` steps, and saves before it
+    leaves.
+    """
 
     def __init__(self, kubelet: FakeKubelet, run_log: RunLog, *, steps: int = 10**9) -> None:
         self.steps = steps
@@ -38,11 +39,11 @@ class FakeAgents:
         self.began: list[tuple[str, int]] = []
 
     def finish(self, job_id: str) -> None:
-        """The job's ranks find that they are done."""
+        """Let the job's ranks succeed."""
         self._work.setdefault(job_id, Work()).finished = True
 
     def step(self, desired: Snapshot, now_s: float) -> None:
-        """Every agent reports, after its ranks have done what the run log and their notices ask."""
+        """Let all ranks follow the run log and their notices, then let every agent report."""
         pods = {uid_of(pod): pod for pod in self._kubelet.pods.snapshot().values() if _runs(pod)}
         newest = {(run.job_id, run.generation): run for run in self._run_log.list_begun_runs() if run.end is None}
         for key, run in newest.items():

@@ -1,6 +1,7 @@
-"""A kubelet for many nodes that runs no containers: it says of bound pods what a kubelet would say.
+"""A kubelet for many nodes that runs no containers, but reports bound pods as a kubelet would.
 
-It talks to the real API server, and is therefore itself a user of Cluster, Mirror, Watcher and WorkQueue."""
+It uses the real API server through KubernetesClient, ObjectCache, Reflector and WorkQueue.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class FakeKubelet:
-    """`stop_s` says how long a pod takes to stop once it is told to (cut short by its grace, exit code 137 then, else
-    0). `on_start` is called when a pod begins to run, `on_stop` when it is told to stop, `on_kill` when its grace is
-    over, all in the kubelet's thread; whatever they start is their own."""
+    """Reports bound pods as running and stops them.
+
+    Args:
+        stop_s: time that a pod takes to stop. A longer one than its grace period ends with exit code 137, else 0.
+        on_start, on_stop, on_kill: called in the kubelet's thread when a pod starts, is asked to stop, and is killed.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class FakeKubelet:
             thread.start()
 
     def close(self) -> None:
-        """Stop, and take away the nodes and what was bound to them."""
+        """Stop, and remove the nodes and their pods."""
         self.close_quietly()
         for pod in self._cluster.list(POD, field_selector="spec.nodeName!=").items:
             if pod["spec"]["nodeName"] in self._nodes:
@@ -95,7 +99,7 @@ class FakeKubelet:
             thread.join()
 
     def add_node(self, name: str, *, gpus: int = 8, labels: dict[str, str] | None = None) -> Object:
-        """A Ready node with this GPU capacity."""
+        """Add a Ready node with this GPU capacity."""
         self._cluster.create(NODE, {"metadata": {"name": name, "labels": labels or {}}})
         self._cluster.apply(
             LEASE,
@@ -110,8 +114,7 @@ class FakeKubelet:
         return self._cluster.patch_status(NODE, name, change={"status": status})
 
     def fail_node(self, name: str) -> None:
-        """The node falls silent; what the node lifecycle controller would do about it is done at once. Its pods stay
-        as they were last seen, also those that are deleted."""
+        """Make the node silent, and apply what the node lifecycle controller would do. Its pods keep their last status."""
         self._silent.add(name)
         self._set_ready(name, "Unknown")
 
@@ -122,13 +125,13 @@ class FakeKubelet:
             self._queue.add(key)
 
     def remove_node(self, name: str) -> None:
-        """As by kubectl delete node. What is bound to it stays until somebody deletes it with no grace."""
+        """Delete the node like `kubectl delete node`. Its pods stay until they are deleted without grace."""
         self._nodes.discard(name)
         self._cluster.delete(NODE, name)
         self._cluster.delete(LEASE, name, LEASE_NAMESPACE)
 
     def finish(self, pod: Object, exit_code: int) -> None:
-        """The pod's container exits by itself."""
+        """Let the pod's container exit by itself."""
         self._exits[uid_of(pod)] = exit_code
         self._queue.add(key_of(pod))
 
@@ -220,7 +223,7 @@ def _running(pod: Object, address: str) -> Object:
 
 
 def _exited(pod: Object, exit_code: int) -> Object:
-    """All its containers exit with this code."""
+    """Return a status in which all containers have exited with this code."""
     ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "finishedAt": _now_s()}
     return {
         "phase": "Failed" if exit_code else "Succeeded",
@@ -251,5 +254,5 @@ def _now() -> str:
 
 
 def _now_s() -> str:
-    """To the second, as all times but a Lease's are."""
+    """Return the current time in whole seconds, as in all timestamps except those of Leases."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""A proxy before the real API server that loses, delays and refuses what it is told to."""
+"""A proxy in front of the real API server that drops, delays or rejects requests on demand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ PASSED_ON = ("Content-Type", "Accept", "Authorization")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`status` is answered without asking the API server; otherwise the server does the work, and its answer comes
-    `delay_s` late or, if `swallow`, never."""
+    """A fault. `status` is returned without asking the API server. Otherwise the server executes the request, and the
+    response is late by `delay_s` or, with `swallow`, lost.
+    """
 
     status: int = 0
     delay_s: float = 0.0
@@ -34,10 +35,11 @@ FAULTLESS = Fault()
 
 
 class FaultProxy:
-    """Speaks plain HTTP. Who brings a bearer token is who it says, everybody else is admin. `fault` is asked for each
-    request, with its method and path, in the thread that answers it. While `is_mute`, watches end up open and silent:
-    what they would have told is lost, and they never speak again. Where `watch_s` is not 0, watches end after it,
-    however long they were asked to last."""
+    """An HTTP proxy. Requests with a bearer token keep their identity; all others are admin.
+
+    `fault` is called for each request with method and path, in the thread that handles it. While `is_mute`, new watches
+    stay open and silent. With `watch_s`, watches end after this time.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self.fault: Callable[[str, str], Fault] = lambda method, path: FAULTLESS
@@ -98,7 +100,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 with closing(upstream):
                     self._pass_on(answer, fault)
             except (OSError, http.client.HTTPException):
-                self.close_connection = True  # one of the two ends is gone
+                self.close_connection = True  # one side has disconnected
 
         def _pass_on(self, answer: http.client.HTTPResponse, fault: Fault) -> None:
             time.sleep(fault.delay_s)
@@ -119,7 +121,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(body)
             except OSError:
-                self.close_connection = True  # who asked has given up waiting
+                self.close_connection = True  # the client has given up
 
         def _stream(self, answer: http.client.HTTPResponse) -> None:
             self.send_response(200)
@@ -134,7 +136,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
 
         def _be_silent(self) -> None:
-            """Until who asked hangs up."""
+            """Stay silent until the client disconnects."""
             while not select.select([self.connection], [], [], 1.0)[0]:
                 continue
 

@@ -1,4 +1,4 @@
-"""Objects that tests make by hand."""
+"""Builders of API objects for tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", is_namespaced=Fals
 BUDGET = ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
 
-def a_config_map(name: str, namespace: str, *, labels: dict[str, str] | None = None, **data: str) -> Object:
+def build_config_map(name: str, namespace: str, *, labels: dict[str, str] | None = None, **data: str) -> Object:
     return {"metadata": {"name": name, "namespace": namespace, "labels": labels or {}}, "data": data}
 
 
-def a_pod(
+def build_pod(
     name: str, namespace: str, *, gpus: int = 0, labels: dict[str, str] | None = None, grace_s: int = 30
 ) -> Object:
-    """A pod that no scheduler takes up: tests bind it."""
+    """Build a pod that no scheduler handles. Tests bind it."""
     resources = {"limits": {GPU_RESOURCE: str(gpus)}, "requests": {GPU_RESOURCE: str(gpus)}} if gpus else {}
     return {
         "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},

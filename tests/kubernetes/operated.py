@@ -1,4 +1,4 @@
-"""Operators as processes on a real API server, with fake agents in the pods that the fake kubelet runs."""
+"""Operator processes on a real API server, with fake agents in the pods of a fake kubelet."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ POOL_LABELS = {"ebbtide.dev/test-pool": "training"}
 
 
 class Operated:
-    """Operators as processes on one database, and fake agents that follow the run log. `settings` are more variables
-    of operators that are started from then on."""
+    """Operator processes on one database, and fake agents. `settings` are extra variables for operators started from
+    now on.
+    """
 
     def __init__(
         self,
@@ -91,11 +92,11 @@ class Operated:
         return process
 
     def log_of(self, process: subprocess.Popen[bytes]) -> str:
-        """What it has logged so far."""
+        """Return the log so far."""
         return self._log_file(self.operators.index(process)).read_text()
 
     def probe(self, process: subprocess.Popen[bytes], path: str) -> tuple[int, str]:
-        """Status and text of the answer that it gives to a probe."""
+        """Return status and body of a probe."""
         told = "probes are answered on 127.0.0.1:"
         log = eventually(lambda: self.log_of(process).partition(told)[2], what="it answers probes")
         connection = http.client.HTTPConnection("127.0.0.1", int(log.split()[0]), timeout=10)
@@ -114,12 +115,12 @@ class Operated:
         return 0 if lease is None else lease.epoch
 
     def leads_since(self, epoch: int) -> bool:
-        """Whether somebody leads in a later epoch."""
+        """Return whether an operator leads in an epoch after `epoch`."""
         lease = self.store.get_lease()
         return lease is not None and lease.epoch > epoch
 
     def leader(self) -> subprocess.Popen[bytes]:
-        """The operator that holds the store's lease: a holder's name ends in its process id and a random part."""
+        """Return the operator that holds the store's lease. The holder's name ends in its process id and a random part."""
         found = eventually(self._find_leader, what="somebody leads")
         assert found is not None
         return found
@@ -151,7 +152,7 @@ class Operated:
         self.cluster.apply(POOL, {"metadata": {"name": "training"}, "spec": spec})
 
     def add_inference(self, count: int, *, replicas: int, gpus: int = 8) -> None:
-        """A pool of nodes that lends, and a Deployment that wants a whole node for each of its replicas."""
+        """Add a lending pool, and a Deployment whose replicas need one whole node each."""
         labels = {"ebbtide.dev/test-pool": "inference"}
         for number in range(count):
             self.kubelet.add_node(f"{self.namespace}-i{number}", gpus=gpus, labels=labels)
@@ -174,7 +175,7 @@ class Operated:
         self.cluster.patch(DEPLOYMENT, "llm", self.namespace, change={"spec": {"replicas": replicas}})
 
     def lent_nodes(self) -> list[str]:
-        """Nodes that bear our taint."""
+        """Return the nodes with our taint."""
         return [
             node["metadata"]["name"]
             for node in self.cluster.list(NODE).items
@@ -192,7 +193,7 @@ class Operated:
         self.cluster.apply(ELASTIC_JOB, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
 
     def can_apply(self, name: str, spec: dict[str, Any]) -> bool:
-        """Whether the API server takes it by now."""
+        """Return whether the API server accepts the spec now."""
         try:
             self.apply_job(name, spec)
         except ApiError as refused:
@@ -206,12 +207,12 @@ class Operated:
         return next((str(each["status"]) for each in found if each["type"] == kind), "")
 
     def scale(self, name: str, gpus: int) -> None:
-        """As `kubectl scale` does."""
+        """Scale the job like `kubectl scale`."""
         change = {"spec": {"replicas": gpus}}
         self.cluster.patch(ELASTIC_JOB, name, self.namespace, change=change, subresource="scale")
 
-    def tear_open(self, kind: str) -> None:
-        """Have the kind's definition accept any spec whatever."""
+    def remove_schema(self, kind: str) -> None:
+        """Make the kind's definition accept any spec."""
         definition = custom_resources.definitions()[kind]
         for version in definition["spec"]["versions"]:
             schema = version["schema"]["openAPIV3Schema"]
@@ -242,17 +243,17 @@ class Operated:
         return list(self.cluster.list(POD, namespace=self.namespace, label_selector=JOB_LABEL).items)
 
     def events(self) -> list[Object]:
-        """All that were told since this was made, of jobs, pools and nodes."""
+        """Return all Events about jobs, pools and nodes since the start."""
         return [event for event in self.cluster.list(EVENT).items if uid_of(event) not in self._told_before]
 
     def _act(self) -> None:
-        """All agents, a step at a time; and a look, past all mirrors, at who holds what."""
+        """Advance all agents by one step, and check directly at the API server which pods hold which GPUs."""
         while not self._stop.wait(0.1):
             try:
                 self.agents.step(self.store.load().snapshot, time.time())
                 self._look()
             except (ApiError, UnavailableError):
-                continue  # the test has stopped the API server or the database: there is nothing to see
+                continue  # the test has stopped the API server or the database
 
     def _look(self) -> None:
         held: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Releases of the chart on a test's control plane."""
+"""Chart releases on a test control plane."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERIOD_S = 0.1
 
 @contextmanager
 def finished_jobs(cluster: KubernetesClient, namespace: str) -> Iterator[None]:
-    """Nothing runs pods here: each Job in the namespace is said to have succeeded, as its controller would say."""
+    """Mark each Job of the namespace as succeeded, because nothing runs pods here."""
     stop = threading.Event()
 
     def work() -> None:
@@ -41,7 +41,7 @@ def finished_jobs(cluster: KubernetesClient, namespace: str) -> Iterator[None]:
 
 
 def rendered(cluster: KubernetesClient, release: str, namespace: str) -> list[dict[str, Any]]:
-    """All manifests of the newest revision, hooks included, as Helm keeps them."""
+    """Return all manifests of the newest revision, hooks included, as stored by Helm."""
     kept = cluster.list(SECRET, namespace=namespace, label_selector=f"owner=helm,name={release}").items
     newest = max(kept, key=lambda secret: int(secret["metadata"]["labels"]["version"]))
     record = json.loads(gzip.decompress(base64.b64decode(base64.b64decode(newest["data"]["release"]))))

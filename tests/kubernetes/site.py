@@ -1,4 +1,4 @@
-"""A small site on a real API server: ticks by hand, a fake kubelet, fake agents, and a watcher for double bookings."""
+"""A small cluster on a real API server: manual ticks, fake kubelet and agents, and a check for double allocations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GPU, GPU_BYTES = "h100-80g", 80 * 2**30
 
 
 class Site:
-    """Pools `training` and `inference` of nodes with 8 GPUs. Nothing happens but in `step`."""
+    """Pools `training` and `inference` with nodes of 8 GPUs. Everything happens in `step`."""
 
     def __init__(self, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, folder: Path) -> None:
         url = f"sqlite:///{folder}/site.sqlite"
@@ -58,7 +58,7 @@ class Site:
         self._sent = 0
 
     def new_executor(self) -> KubernetesExecutor:
-        """As a new leader would have it: it knows nothing of what an earlier one did."""
+        """Return an executor without history, as a new leader has."""
         rules = JobDefaults(self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test")
         return KubernetesExecutor(
             JobObjectActions(
@@ -106,12 +106,12 @@ class Site:
         return job
 
     def pods(self, job_id: str = "") -> list[Object]:
-        """Our pods, read past all mirrors."""
+        """Return our pods, read directly from the API server."""
         labels = f"{JOB_LABEL}={job_id}" if job_id else JOB_LABEL
         return list(self.cluster.list(POD, namespace=self.namespace, label_selector=labels).items)
 
     def step(self) -> None:
-        """One tick, one step of all agents, one look at who holds what."""
+        """Run one tick, advance all agents by one step, and check the GPUs of each node."""
         learned = self._demand.make_forecasts(self.snapshot, self.clock.now_s())
         tick(self.store, self.executor, self.clock, self.policies, epoch=self.epoch, planning_inputs=learned)
         self.agents.step(self.snapshot, self.clock.now_s())
@@ -125,7 +125,7 @@ class Site:
             time.sleep(PAUSE_S)
 
     def _look(self) -> None:
-        """GPUs of each node that pods hold, by the API server's own word."""
+        """Check the GPUs that pods hold on each node, read directly from the API server."""
         held: Counter[str] = Counter()
         for pod in self.cluster.list(POD, field_selector="spec.nodeName!=").items:
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):

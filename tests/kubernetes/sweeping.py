@@ -1,4 +1,4 @@
-"""Leaving a control plane as it was found: operators see the whole cluster, so each test needs it to itself."""
+"""Cleaning a control plane: operators see the whole cluster, so each test needs it exclusively."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SWEPT = (ELASTIC_JOB, POOL, QUEUE, LOAN, DEPLOYMENT, AUTOSCALER, POD, NODE)
 
 
 def sweep(cluster: KubernetesClient) -> None:
-    """Remove everything, in all namespaces, that an operator would see."""
+    """Remove everything that an operator would see, in all namespaces."""
     for kind in SWEPT:
         for item in _all(cluster, kind):
             _remove(cluster, kind, item)
@@ -35,7 +35,7 @@ def _all(cluster: KubernetesClient, kind: ResourceKind) -> tuple[Object, ...]:
     except ApiError as error:
         if not error.is_not_found:
             raise
-        return ()  # a kind of ours that no test has defined yet
+        return ()  # this custom resource definition is not installed yet
 
 
 def _remove(cluster: KubernetesClient, kind: ResourceKind, item: Object) -> None:
@@ -44,6 +44,6 @@ def _remove(cluster: KubernetesClient, kind: ResourceKind, item: Object) -> None
         try:
             cluster.patch(kind, name, namespace, change={"metadata": {"finalizers": None}})
         except ApiError as error:
-            if not error.is_not_found:  # it was on its way out already
+            if not error.is_not_found:  # it was already being deleted
                 raise
     cluster.delete(kind, name, namespace, grace_period_s=0)

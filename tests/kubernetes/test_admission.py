@@ -1,4 +1,4 @@
-"""What the API server turns away with 500 for as long as nobody mends it: nothing was done, and nobody else waits."""
+"""Requests that the API server rejects with 500 until someone fixes the cluster. Other jobs do not wait."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def gives_its_gpus_back(site: Site, job_id: str) -> None:
 
 
 @contextmanager
-def a_webhook_that_is_down(site: Site, namespace: str) -> Iterator[None]:
-    """It has to admit the pods of that namespace."""
+def unavailable_webhook(site: Site, namespace: str) -> Iterator[None]:
+    """Register an unavailable admission webhook for pods of the namespace."""
     hook = {
         "name": "down.example.dev",
         "clientConfig": {"url": "https://127.0.0.1:1/"},
@@ -79,26 +79,26 @@ def a_webhook_that_is_down(site: Site, namespace: str) -> Iterator[None]:
 
 def _may_make_pods(site: Site, namespace: str) -> bool:
     try:
-        site.cluster.create(POD, a_pod("tried", namespace))
+        site.cluster.create(POD, build_pod("tried", namespace))
     except ApiError as error:
         return not error.is_webhook_unavailable
     site.cluster.delete(POD, "tried", namespace, grace_period_s=0)
     return True
 
 
-def a_pod(name: str, namespace: str, *, gpus: int = 0, node: str = "") -> Object:
+def build_pod(name: str, namespace: str, *, gpus: int = 0, node: str = "") -> Object:
     limits = {GPU_RESOURCE: str(gpus)} if gpus else {}
     spec: dict[str, Any] = {"containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]}
     meta = {"name": name, "namespace": namespace, "labels": {"app": "chat"}}
     return {"metadata": meta, "spec": {**spec, "nodeName": node or None}}
 
 
-def test_a_job_whose_admission_does_not_answer_keeps_nobody_elses_gpus(site: Site) -> None:
+def test_unavailable_webhook_does_not_block_other_jobs(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     start(site, "llama-1", 4)
     theirs = f"{site.namespace}-b"
     site.cluster.create(NAMESPACE, {"metadata": {"name": theirs}})
-    with a_webhook_that_is_down(site, theirs):
+    with unavailable_webhook(site, theirs):
         site.send(SubmitJob("unadmitted-1", replace(spec("unadmitted-1", 4), namespace=theirs)))
         site.step()
         site.until(lambda: site.job("unadmitted-1").state is JobState.STARTING, what="it has GPUs, and no pods")
@@ -107,15 +107,15 @@ def test_a_job_whose_admission_does_not_answer_keeps_nobody_elses_gpus(site: Sit
     site.until(lambda: site.job("unadmitted-1").state is JobState.RUNNING, what="it is admitted")
 
 
-def test_inference_that_two_budgets_select_keeps_nobody_elses_gpus(site: Site) -> None:
-    """The API server never evicts such a pod, and says so with 500."""
+def test_pod_with_two_budgets_does_not_block_other_loans(site: Site) -> None:
+    """The API server never evicts such a pod, and reports that with status 500."""
     node = f"{site.namespace}-i0"
     lending = LendingPolicy(headroom=0.0, return_deadline_s=600.0, cold_start_s=0.0)
     site.add_pools(training=1, inference=2, lending=lending)
     site.send(ReportDemand("inference", 0.0))
     start(site, "llama-1", 4)
     for number in range(2):
-        pod = a_pod(f"chat-{number}", site.namespace, gpus=1, node=f"{site.namespace}-i{number}")
+        pod = build_pod(f"chat-{number}", site.namespace, gpus=1, node=f"{site.namespace}-i{number}")
         site.cluster.create(POD, pod)
     for name in ("by-app", "by-team"):
         selector = {"matchLabels": {"app": "chat"}}

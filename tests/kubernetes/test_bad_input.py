@@ -1,4 +1,4 @@
-"""What people get wrong, as an operator takes it: a condition says what and what is allowed, and nobody else hears."""
+"""Invalid resources: a condition explains the error, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kubernetes.operated import POOL_LABELS, Operated
 from tests.kubernetes.waiting import eventually
 
 
-def a_job(gpus: int, **pod: Any) -> dict[str, Any]:
+def build_job(gpus: int, **pod: Any) -> dict[str, Any]:
     container = {"name": "main", "image": "trainer:1", **pod.pop("container", {})}
     template = {"spec": {"containers": [container], **pod}}
     return {"gpus": {"min": gpus, "max": gpus}, "steps": 10**9, "command": ["python", "train.py"], "template": template}
@@ -41,15 +41,15 @@ def job_condition(operated: Operated, name: str, kind: str) -> tuple[str, str, s
     )
 
 
-def test_a_template_that_asks_for_gpus_is_refused_by_the_schema_and_behind_it(operated: Operated) -> None:
+def test_template_with_gpus_is_rejected_by_schema_and_operator(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     asks = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
-    main, early = a_job(4, container=asks), a_job(4, initContainers=[{"name": "early", "image": "x", **asks}])
+    main, early = build_job(4, container=asks), build_job(4, initContainers=[{"name": "early", "image": "x", **asks}])
     words = "resources.limits: Invalid value"
     assert words in refusal(operated, "main", main)
     assert words in refusal(operated, "early", early)
-    operated.tear_open("ElasticJob")
+    operated.remove_schema("ElasticJob")
     try:
         eventually(lambda: operated.can_apply("main", main), what="the torn schema is in use")
         operated.apply_job("early", early)
@@ -71,13 +71,13 @@ def _is_refused(operated: Operated, name: str) -> bool:
     return operated.condition(name, "Accepted") == "False"
 
 
-def test_a_job_of_which_no_pod_can_be_made_fails_with_the_reason_and_nobody_else_does(operated: Operated) -> None:
+def test_job_with_invalid_pods_fails_alone(operated: Operated) -> None:
     operated.add_nodes(1)
     operator = operated.start_operator()
     operated.submit("sound", 4, 4)
     operated.until_phase("sound", "Running")
     mount = {"volumeMounts": [{"name": "nowhere", "mountPath": "/data"}]}
-    operated.apply_job("broken", a_job(4, container=mount))
+    operated.apply_job("broken", build_job(4, container=mount))
     operated.until_phase("broken", "Failed")
     status, reason, message = job_condition(operated, "broken", "Failed")
     assert (status, reason) == ("True", "Failed")
@@ -88,14 +88,14 @@ def test_a_job_of_which_no_pod_can_be_made_fails_with_the_reason_and_nobody_else
     assert operator.poll() is None
 
 
-def test_a_namespace_that_lets_no_pod_in_keeps_nobodys_gpus_elsewhere(operated: Operated) -> None:
+def test_closed_namespace_does_not_block_other_jobs(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     operated.submit("sound", 4, 4)
     operated.until_phase("sound", "Running")
     locked, label = f"{operated.namespace}-locked", {"pod-security.kubernetes.io/enforce": "restricted"}
     operated.cluster.create(NAMESPACE, {"metadata": {"name": locked, "labels": label}})
-    operated.cluster.apply(ELASTIC_JOB, {"metadata": {"name": "risky", "namespace": locked}, "spec": a_job(4)})
+    operated.cluster.apply(ELASTIC_JOB, {"metadata": {"name": "risky", "namespace": locked}, "spec": build_job(4)})
     eventually(lambda: _phase(operated, "risky", locked) == "Starting", what="its pods are asked for")
     operated.cluster.delete(ELASTIC_JOB, "sound", operated.namespace)
     operated.submit("after", 4, 4)
@@ -109,7 +109,7 @@ def _phase(operated: Operated, name: str, namespace: str) -> str:
     return str(operated.cluster.get(ELASTIC_JOB, name, namespace).get("status", {}).get("phase", ""))
 
 
-def test_of_two_pools_that_select_a_node_the_older_keeps_it(operated: Operated) -> None:
+def test_oldest_pool_keeps_a_shared_node(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     eventually(
@@ -131,11 +131,11 @@ def test_of_two_pools_that_select_a_node_the_older_keeps_it(operated: Operated) 
     assert operated.phase("llama") == "Running"
 
 
-def test_a_pool_that_is_nonsense_is_told_and_stops_nobody(operated: Operated) -> None:
-    """The schema is torn open, as somebody might who edits a definition by hand."""
+def test_invalid_pool_is_reported_and_others_continue(operated: Operated) -> None:
+    """The schema is removed, as an administrator could do by editing the definition."""
     operated.add_nodes(1)
     operator = operated.start_operator()
-    operated.tear_open("Pool")
+    operated.remove_schema("Pool")
     try:
         spec = {"kind": "idle", "nodeSelector": 7, "demand": []}
         eventually(lambda: _can_make_pool(operated, "nonsense", spec), what="the torn schema is in use")
@@ -162,7 +162,7 @@ def _can_make_pool(operated: Operated, name: str, spec: dict[str, Any]) -> bool:
     return True
 
 
-def test_a_pool_that_selects_nothing_is_told_with_its_labels_until_a_node_has_them(operated: Operated) -> None:
+def test_pool_without_nodes_is_reported_until_one_matches(operated: Operated) -> None:
     operated.start_operator()
     spec = {"kind": "training", "nodeSelector": {"team": "harbour"}, "gpu": "h100-80g"}
     operated.cluster.apply(POOL, {"metadata": {"name": "empty"}, "spec": spec})

@@ -1,4 +1,4 @@
-"""The chart on a real API server, by Helm itself: rendered, installed, upgraded, uninstalled, refused."""
+"""The chart on a real API server: rendering, installation, upgrade, removal and validation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFINITIONS = {f"{kind.plural}.{kind.group}" for kind in OURS}
 
 
 class Chart:
-    """One release of the chart in a namespace."""
+    """A release of the chart in a namespace."""
 
     def __init__(self, plane: ControlPlane, cluster: KubernetesClient, namespace: str) -> None:
         self._cluster = cluster
@@ -38,7 +38,7 @@ class Chart:
         self.namespace = namespace
 
     def install(self, values: dict[str, Any], *, takes_over: bool = True) -> None:
-        """`takes_over`: definitions that other tests of this session have applied by hand."""
+        """Install the chart. `takes_over` adopts definitions that other tests of the session applied."""
         with finished_jobs(self._cluster, self.namespace):
             helm.install(*self._at, values, takes_over=takes_over)
 
@@ -57,7 +57,7 @@ class Chart:
 
 @pytest.fixture
 def chart(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Chart]:
-    """Its namespace has one name for all tests, because names of it are in what is rendered."""
+    """Yield a chart in a fixed namespace, because its name appears in the golden renderings."""
     if cluster.get_or_none(NAMESPACE, manifests.NAMESPACE) is None:
         cluster.create(NAMESPACE, {"metadata": {"name": manifests.NAMESPACE}})
     yield Chart(control_plane, cluster, manifests.NAMESPACE)
@@ -67,7 +67,7 @@ def chart(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Ch
 
 
 def _serve_prometheus_kinds(cluster: KubernetesClient) -> None:
-    """As the Prometheus operator would define them, with no more of a schema than that they are objects."""
+    """Serve the Prometheus operator's kinds without a schema."""
     for kind, plural in (("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")):
         group = "monitoring.coreos.com"
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
@@ -88,7 +88,7 @@ def _is_served(cluster: KubernetesClient, kind: ResourceKind) -> bool:
 
 
 @pytest.mark.parametrize("case", manifests.CASES)
-def test_it_renders_what_is_written_down(chart: Chart, cluster: KubernetesClient, case: str) -> None:
+def test_rendering_matches_the_golden_files(chart: Chart, cluster: KubernetesClient, case: str) -> None:
     if case == "everything":
         _serve_prometheus_kinds(cluster)
     chart.install(manifests.CASES[case])
@@ -99,9 +99,7 @@ def test_it_renders_what_is_written_down(chart: Chart, cluster: KubernetesClient
     assert made == manifests.read(case)
 
 
-def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(
-    chart: Chart, cluster: KubernetesClient
-) -> None:
+def test_user_objects_outlive_the_release(chart: Chart, cluster: KubernetesClient) -> None:
     chart.install(manifests.SQLITE)
     secret = cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"]
     assert len(base64.b64decode(secret)) == 32
@@ -126,7 +124,7 @@ def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(
     chart.uninstall()
 
 
-def test_a_new_configuration_means_new_pods_and_the_same_one_does_not(chart: Chart, cluster: KubernetesClient) -> None:
+def test_changed_settings_restart_pods(chart: Chart, cluster: KubernetesClient) -> None:
     def sums() -> list[str]:
         names = ("ebbtide-api", "ebbtide-operator")
         found = [cluster.get(DEPLOYMENT, name, chart.namespace)["spec"]["template"] for name in names]
@@ -160,5 +158,5 @@ def test_a_new_configuration_means_new_pods_and_the_same_one_does_not(chart: Cha
         ({**manifests.SQLITE, "api": {"replicas": 2}}, "at '/api/replicas': value must be 1"),
     ],
 )
-def test_wrong_values_are_refused_with_the_name_of_the_value(chart: Chart, values: dict[str, Any], words: str) -> None:
+def test_invalid_values_are_rejected_by_name(chart: Chart, values: dict[str, Any], words: str) -> None:
     assert words in chart.refusal(values)

@@ -1,6 +1,7 @@
-"""Who may do what, on a real API server: the operator with exactly the account that the chart gives it, and users.
+"""Permissions on a real API server: the operator with exactly the chart's account, and users with the chart's roles.
 
-The roles are those that tests/chart/manifests holds, which test_chart.py finds the chart to render."""
+The roles are the golden renderings in tests/chart, which test_chart.py compares with the chart.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +49,10 @@ from tests.kubernetes.conftest import UNHURRIED
 from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
 from tests.kubernetes.custom_resources import carry_out
 from tests.kubernetes.fake_kubelet import FakeKubelet
-from tests.kubernetes.objects import BUDGET, NAMESPACE, a_config_map, a_pod
+from tests.kubernetes.objects import BUDGET, NAMESPACE, build_config_map, build_pod
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.site import Site
-from tests.kubernetes.test_told_story import RealServer
+from tests.kubernetes.test_resource_rounds import RealServer
 from tests.kubernetes.waiting import eventually
 from tests.unit.kubernetes import operator_rig
 from tests.unit.kubernetes.operator_rig import OperatorRig
@@ -68,7 +69,7 @@ JOB = {"gpus": {"min": 1, "max": 2}, "command": ["true"]}
 
 @pytest.fixture(scope="session")
 def granted(control_plane: ControlPlane, definitions: None) -> None:
-    """Accounts and roles as the chart has them."""
+    """Create the accounts and roles of the chart."""
     admin = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     if admin.get_or_none(NAMESPACE, HOME) is None:
         admin.create(NAMESPACE, {"metadata": {"name": HOME}})
@@ -86,14 +87,14 @@ def account(plane: ControlPlane, component: str) -> KubernetesClient:
 
 @pytest.fixture
 def operator(control_plane: ControlPlane, granted: None) -> Iterator[KubernetesClient]:
-    """With a token of the operator's account."""
+    """Yield a client with the operator's token."""
     opened = account(control_plane, "operator")
     yield opened
     opened.close()
 
 
 def user(plane: ControlPlane, admin: KubernetesClient, name: str, role: str, namespace: str) -> KubernetesClient:
-    """Somebody who has one of the chart's roles in one namespace."""
+    """Return a client of a user with one of the chart's roles in one namespace."""
     binding = {
         "metadata": {"name": name, "namespace": namespace},
         "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
@@ -134,7 +135,7 @@ def _runs_on(site: Site, gpus: int) -> bool:
 
 
 class ByOperator(RealServer):
-    """Resources are made by an administrator, and read and written by the operator."""
+    """An administrator creates resources; the operator reads and writes them."""
 
     def __init__(self, admin: KubernetesClient, operator: KubernetesClient, namespace: str) -> None:
         super().__init__(admin, namespace)
@@ -194,7 +195,7 @@ def test_an_inference_pod_is_evicted_as_its_budget_allows(
     cluster: KubernetesClient, operator: KubernetesClient, kubelet: FakeKubelet, namespace: str
 ) -> None:
     kubelet.add_node(f"{namespace}-n0")
-    pod = cluster.create(POD, a_pod("chat", namespace, gpus=1, labels={"app": "chat"}))
+    pod = cluster.create(POD, build_pod("chat", namespace, gpus=1, labels={"app": "chat"}))
     operator.bind(pod, f"{namespace}-n0")
     running = partial(_running, cluster, namespace)
     eventually(running, what="it runs: one that waits is protected by no budget")
@@ -268,7 +269,7 @@ def test_api_and_rendezvous_may_do_nothing_at_all(control_plane: ControlPlane, g
     opened = account(control_plane, component)
     for kind in (POD, NODE, SECRET, CONFIG_MAP, ELASTIC_JOB, POOL, LOAN, LEASE):
         assert is_forbidden(partial(opened.list, kind, namespace=HOME)), kind
-        assert is_forbidden(partial(opened.create, kind, a_config_map("mine", HOME))), kind
+        assert is_forbidden(partial(opened.create, kind, build_config_map("mine", HOME))), kind
     opened.close()
 
 
@@ -310,7 +311,7 @@ def test_a_viewer_reads_and_writes_nothing(
 
 
 def test_the_operator_itself_needs_no_more(control_plane: ControlPlane, granted: None, operated: Operated) -> None:
-    """From start to hand-over under the chart's account: leads, binds, tells, lends, and frees the Lease."""
+    """Run the operator under the chart's account, from start to handover."""
     operated.kubeconfig = control_plane.kubeconfig_of_service_account("ebbtide-operator", HOME)
     operated.lease_namespace = HOME
     operated.add_nodes(1)

@@ -1,4 +1,4 @@
-"""A job's checkpoints in a claim that all of its pods mount, by kubectl and by HTTP; and who has none is told so."""
+"""Checkpoints on a volume claim that all pods of a job mount."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
 
 
 def add_claim(operated: Operated, *, phase: str = "Bound") -> None:
-    """The claim `shared`, and what a provisioner would have made of it."""
+    """Create the claim `shared` with the status that a provisioner would set."""
     wants = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
     operated.cluster.create(
         VOLUME_CLAIM, {"metadata": {"name": "shared", "namespace": operated.namespace}, "spec": wants}
@@ -28,7 +28,7 @@ def bind(operated: Operated, phase: str = "Bound") -> None:
 
 
 def mounted(pod: Object, path: str) -> tuple[str, str]:
-    """The claim and the folder in it that the pod's first container has at `path`."""
+    """Return the claim and the subdirectory that the pod's first container mounts at `path`."""
     (mount,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == path]
     (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
     return volume["persistentVolumeClaim"]["claimName"], mount["subPath"]
@@ -39,7 +39,7 @@ def told(operated: Operated, name: str) -> tuple[str, str]:
     return next(((each["status"], each["reason"]) for each in found if each["type"] == "CheckpointsShared"), ("", ""))
 
 
-def test_all_pods_of_a_job_mount_its_claim_in_a_folder_of_its_own(operated: Operated) -> None:
+def test_all_pods_mount_the_claim_in_the_jobs_directory(operated: Operated) -> None:
     operated.add_nodes(2)
     add_claim(operated)
     operated.start_operator()
@@ -51,7 +51,7 @@ def test_all_pods_of_a_job_mount_its_claim_in_a_folder_of_its_own(operated: Oper
     assert told(operated, "llama") == ("True", "ClaimMounted")
 
 
-def test_a_job_from_http_says_its_volume_in_its_resource(operated: Operated) -> None:
+def test_volume_of_an_http_job_is_in_its_resource(operated: Operated) -> None:
     operated.add_nodes(1)
     add_claim(operated)
     operated.start_operator()
@@ -65,7 +65,7 @@ def test_a_job_from_http_says_its_volume_in_its_resource(operated: Operated) -> 
     assert mounted(pod, "/saved") == ("shared", "runs/hello")
 
 
-def test_a_job_that_would_lose_its_work_with_a_pod_is_told_so(operated: Operated) -> None:
+def test_unshared_checkpoints_set_the_condition(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     operated.submit("llama", 4, 8)
@@ -73,7 +73,7 @@ def test_a_job_that_would_lose_its_work_with_a_pod_is_told_so(operated: Operated
     assert told(operated, "llama") == ("False", "InPodsOnly")
 
 
-def test_no_pod_is_made_before_its_claim_can_be_mounted(operated: Operated) -> None:
+def test_pods_wait_for_a_mountable_claim(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     spec = {"gpus": {"min": 4, "max": 4}, "steps": 10**9, "command": COMMAND, "checkpoint": {"volume": VOLUME}}

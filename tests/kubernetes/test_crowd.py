@@ -1,5 +1,4 @@
-"""A hundred jobs on fifty nodes, in calm and in storm: all finish, and no GPU is ever booked twice. Without the marker
-`full` the storms, whose faults and moments are the same, meet forty jobs on twenty nodes, which take longer each."""
+"""A hundred jobs on fifty nodes, with and without failures: all complete and no GPU is allocated twice."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ CROWDS = [(40, 20, 1), *(pytest.param(JOBS, NODES, seed, marks=pytest.mark.full)
 crowds = pytest.mark.parametrize(("jobs", "nodes", "seed"), CROWDS)
 
 
-def test_a_hundred_jobs_finish_and_leave_nothing(operated: Operated) -> None:
+def test_hundred_jobs_complete_and_leave_nothing(operated: Operated) -> None:
     operated.add_nodes(NODES)
     operated.agents.steps = 40
     operated.start_operator()
@@ -26,9 +25,7 @@ def test_a_hundred_jobs_finish_and_leave_nothing(operated: Operated) -> None:
 
 
 @crowds
-def test_operators_that_are_killed_at_any_time_lose_nothing(
-    operated: Operated, jobs: int, nodes: int, seed: int
-) -> None:
+def test_killed_operators_lose_nothing(operated: Operated, jobs: int, nodes: int, seed: int) -> None:
     rng = Random(seed)
     operated.add_nodes(nodes)
     operated.agents.steps = 4000 // jobs
@@ -42,7 +39,7 @@ def test_operators_that_are_killed_at_any_time_lose_nothing(
 
 
 @crowds
-def test_an_api_server_that_dies_and_freezes_is_waited_for(
+def test_api_server_outages_are_survived(
     operated: Operated, control_plane: ControlPlane, jobs: int, nodes: int, seed: int
 ) -> None:
     rng = Random(seed)

@@ -1,4 +1,4 @@
-"""What the real API server takes of ElasticJobs, Pools, Queues and Loans, what it refuses, and what kubectl shows."""
+"""The custom resource definitions on a real API server: validation, immutability and kubectl output."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def change_refusal(
         },
     ],
 )
-def test_good_jobs_are_taken(cluster: KubernetesClient, namespace: str, spec: dict[str, Any]) -> None:
+def test_valid_jobs_are_accepted(cluster: KubernetesClient, namespace: str, spec: dict[str, Any]) -> None:
     made = cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, spec))
     assert made["spec"] == {"suspend": False, "queue": "default", "priority": 0, **spec}
 
@@ -97,7 +97,7 @@ def test_good_jobs_are_taken(cluster: KubernetesClient, namespace: str, spec: di
         ),
     ],
 )
-def test_a_bad_job_is_refused_with_the_name_of_the_field(
+def test_invalid_job_is_rejected_with_its_field(
     cluster: KubernetesClient, namespace: str, change: dict[str, Any], words: str
 ) -> None:
     spec = {name: value for name, value in {**JOB, **change}.items() if value is not None}
@@ -105,7 +105,7 @@ def test_a_bad_job_is_refused_with_the_name_of_the_field(
 
 
 @pytest.mark.parametrize("name", ["a" * 53, "a.b"])
-def test_a_name_that_no_job_id_can_be_made_of_is_refused(cluster: KubernetesClient, namespace: str, name: str) -> None:
+def test_invalid_job_name_is_rejected(cluster: KubernetesClient, namespace: str, name: str) -> None:
     assert "metadata.name" in refusal(cluster, resource(ELASTIC_JOB, name, namespace, JOB), ELASTIC_JOB)
 
 
@@ -147,15 +147,13 @@ WHOLE: dict[str, Any] = {
         ("template", {"metadata": {"labels": {"a": "b"}}}),
     ],
 )
-def test_what_a_job_is_made_of_cannot_be_changed(
-    cluster: KubernetesClient, namespace: str, field: str, value: object
-) -> None:
+def test_job_fields_are_immutable(cluster: KubernetesClient, namespace: str, field: str, value: object) -> None:
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
     said = change_refusal(cluster, ELASTIC_JOB, "job", namespace, {field: value})
     assert f"spec.{field}: Invalid value" in said
 
 
-def test_range_and_suspend_can_be_changed(cluster: KubernetesClient, namespace: str) -> None:
+def test_range_and_suspend_are_mutable(cluster: KubernetesClient, namespace: str) -> None:
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
     change = {"gpus": {"min": 1, "max": 16}, "suspend": True}
     changed = cluster.patch(ELASTIC_JOB, "job", namespace, change={"spec": change})
@@ -173,7 +171,7 @@ def test_range_and_suspend_can_be_changed(cluster: KubernetesClient, namespace: 
         {**LENDS, "tolerations": [{"key": "dedicated", "value": "serving"}, {"operator": "Exists"}]},
     ],
 )
-def test_good_pools_are_taken(cluster: KubernetesClient, spec: dict[str, Any]) -> None:
+def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any]) -> None:
     assert cluster.create(POOL, resource(POOL, "pool", "", spec))["spec"] == spec
 
 
@@ -209,13 +207,11 @@ def test_good_pools_are_taken(cluster: KubernetesClient, spec: dict[str, Any]) -
         ),
     ],
 )
-def test_a_bad_pool_is_refused_with_the_name_of_the_field(
-    cluster: KubernetesClient, spec: dict[str, Any], words: str
-) -> None:
+def test_invalid_pool_is_rejected_with_its_field(cluster: KubernetesClient, spec: dict[str, Any], words: str) -> None:
     assert words in refusal(cluster, resource(POOL, "pool", "", spec), POOL)
 
 
-def test_the_kind_of_a_pool_and_the_subject_of_a_loan_cannot_be_changed(cluster: KubernetesClient) -> None:
+def test_pool_kind_and_loan_spec_are_immutable(cluster: KubernetesClient) -> None:
     cluster.create(POOL, resource(POOL, "pool", "", LENDS))
     said = change_refusal(cluster, POOL, "pool", "", {"kind": "training"})
     assert "spec.kind: Invalid value" in said
@@ -223,7 +219,7 @@ def test_the_kind_of_a_pool_and_the_subject_of_a_loan_cannot_be_changed(cluster:
     assert "spec: Invalid value" in change_refusal(cluster, LOAN, "n1-7", "", {"node": "n2"})
 
 
-def test_queues_are_taken_or_refused(cluster: KubernetesClient) -> None:
+def test_queue_validation(cluster: KubernetesClient) -> None:
     made = cluster.create(QUEUE, resource(QUEUE, "research", "", {"guaranteed": 8, "limit": 8}))
     assert made["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1}
     said = refusal(cluster, resource(QUEUE, "poor", "", {"guaranteed": 9, "limit": 8}), QUEUE)
@@ -244,7 +240,7 @@ def kubectl(control_plane: ControlPlane) -> Any:
     return run
 
 
-def test_kubectl_scale_sets_the_most_gpus(cluster: KubernetesClient, namespace: str, kubectl: Any) -> None:
+def test_kubectl_scale_sets_max_gpus(cluster: KubernetesClient, namespace: str, kubectl: Any) -> None:
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, JOB))
     kubectl("scale", "-n", namespace, "ej/job", "--replicas", "16")
     assert cluster.get(ELASTIC_JOB, "job", namespace)["spec"]["gpus"] == {"min": 2, "max": 16}
@@ -253,5 +249,5 @@ def test_kubectl_scale_sets_the_most_gpus(cluster: KubernetesClient, namespace: 
     assert "gpus.min must be at most gpus.max" in refused.value.stderr
 
 
-def test_kubectl_explains_the_fields(kubectl: Any) -> None:
+def test_kubectl_explain(kubectl: Any) -> None:
     assert "at least min and at most max GPUs" in kubectl("explain", "elasticjob.spec.gpus")

@@ -1,4 +1,4 @@
-"""Demand of real Deployments and their autoscalers; nobody runs their pods here."""
+"""Demand of real Deployments and autoscalers, without running pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads: on a real Lease, with clocks moved by hand."""
+"""Leader election with a real Lease and simulated clocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TERMS = LeaseTimings(lease_duration_s=10, renew_deadline_s=7.0, retry_period_s=1
 Candidate = Callable[..., LeaderElector]
 
 
-class Hand:
-    """A clock moved by hand."""
+class ManualClock:
+    """A simulated clock."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
@@ -29,7 +29,7 @@ class Hand:
 
 @pytest.fixture
 def candidate(cluster: KubernetesClient, namespace: str) -> Candidate:
-    def make(identity: str, clock: Hand, *, born_s: float = 1.8e9) -> LeaderElector:
+    def make(identity: str, clock: ManualClock, *, born_s: float = 1.8e9) -> LeaderElector:
         return LeaderElector(
             cluster,
             name="operator",
@@ -43,14 +43,14 @@ def candidate(cluster: KubernetesClient, namespace: str) -> Candidate:
     return make
 
 
-def test_one_leads_and_the_other_waits(candidate: Candidate) -> None:
-    a, b = candidate("a", Hand(0.0)), candidate("b", Hand(0.0))
+def test_one_candidate_leads(candidate: Candidate) -> None:
+    a, b = candidate("a", ManualClock(0.0)), candidate("b", ManualClock(0.0))
     assert [a.try_acquire_or_renew(), b.try_acquire_or_renew(), a.try_acquire_or_renew()] == [True, False, True]
     assert b.holder == "a"
 
 
-def test_a_silent_leader_stops_before_the_other_begins(candidate: Candidate) -> None:
-    clock = Hand(0.0)
+def test_silent_leader_stops_before_its_successor_starts(candidate: Candidate) -> None:
+    clock = ManualClock(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
     a.try_acquire_or_renew()
     b.try_acquire_or_renew()
@@ -65,8 +65,8 @@ def test_a_silent_leader_stops_before_the_other_begins(candidate: Candidate) -> 
     assert a.holder == "b"
 
 
-def test_a_leader_that_renews_keeps_it_however_long_the_other_waits(candidate: Candidate) -> None:
-    clock = Hand(0.0)
+def test_renewing_leader_keeps_the_lease(candidate: Candidate) -> None:
+    clock = ManualClock(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
     for _ in range(20):
         clock.now_s += 1.5
@@ -74,9 +74,9 @@ def test_a_leader_that_renews_keeps_it_however_long_the_other_waits(candidate: C
         assert not b.try_acquire_or_renew()
 
 
-def test_clocks_that_differ_by_years_do_no_harm(candidate: Candidate) -> None:
-    """Neither zero of the monotonic clocks nor wall time counts: only how long the Lease stood still."""
-    a_clock, b_clock = Hand(1e6), Hand(3.0)
+def test_clock_skew_is_harmless(candidate: Candidate) -> None:
+    """Only the time without change counts, neither wall clocks nor the zero of monotonic clocks."""
+    a_clock, b_clock = ManualClock(1e6), ManualClock(3.0)
     a, b = candidate("a", a_clock, born_s=1e9), candidate("b", b_clock, born_s=2e9)
     assert a.try_acquire_or_renew()
     for _ in range(20):
@@ -88,10 +88,8 @@ def test_clocks_that_differ_by_years_do_no_harm(candidate: Candidate) -> None:
     assert b.try_acquire_or_renew()
 
 
-def test_a_lease_that_was_released_is_taken_at_once(
-    candidate: Candidate, cluster: KubernetesClient, namespace: str
-) -> None:
-    clock = Hand(0.0)
+def test_released_lease_is_acquired_at_once(candidate: Candidate, cluster: KubernetesClient, namespace: str) -> None:
+    clock = ManualClock(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
     a.try_acquire_or_renew()
     b.try_acquire_or_renew()
@@ -103,8 +101,8 @@ def test_a_lease_that_was_released_is_taken_at_once(
     assert not a.try_acquire_or_renew()
 
 
-def test_who_no_longer_holds_it_does_not_release_it(candidate: Candidate) -> None:
-    clock = Hand(0.0)
+def test_former_holder_does_not_release_the_lease(candidate: Candidate) -> None:
+    clock = ManualClock(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
     a.try_acquire_or_renew()
     b.try_acquire_or_renew()
@@ -114,8 +112,8 @@ def test_who_no_longer_holds_it_does_not_release_it(candidate: Candidate) -> Non
     assert b.try_acquire_or_renew()
 
 
-def test_many_at_once_make_one_leader(candidate: Candidate) -> None:
-    candidates = [candidate(f"c{number}", Hand(0.0)) for number in range(6)]
+def test_concurrent_candidates_elect_one_leader(candidate: Candidate) -> None:
+    candidates = [candidate(f"c{number}", ManualClock(0.0)) for number in range(6)]
     threads = [threading.Thread(target=each.try_acquire_or_renew) for each in candidates]
     for thread in threads:
         thread.start()
@@ -124,18 +122,16 @@ def test_many_at_once_make_one_leader(candidate: Candidate) -> None:
     assert sum(each.is_leading for each in candidates) == 1
 
 
-def test_a_lease_that_somebody_deleted_is_made_again(
-    candidate: Candidate, cluster: KubernetesClient, namespace: str
-) -> None:
-    a = candidate("a", Hand(0.0))
+def test_deleted_lease_is_recreated(candidate: Candidate, cluster: KubernetesClient, namespace: str) -> None:
+    a = candidate("a", ManualClock(0.0))
     a.try_acquire_or_renew()
     cluster.delete(LEASE, "operator", namespace)
     assert a.try_acquire_or_renew()
     assert cluster.get(LEASE, "operator", namespace)["spec"]["holderIdentity"] == "a"
 
 
-def test_who_cannot_reach_the_server_leads_until_the_deadline_only(control_plane: ControlPlane, namespace: str) -> None:
-    clock = Hand(0.0)
+def test_unreachable_server_ends_leadership_at_the_deadline(control_plane: ControlPlane, namespace: str) -> None:
+    clock = ManualClock(0.0)
     own = connect(control_plane.admin_kubeconfig, limits=ELECTION_LIMITS)
     a = LeaderElector(own, name="operator", namespace=namespace, identity="a", timings=TERMS, monotonic_s=clock)
     assert a.try_acquire_or_renew()
@@ -151,7 +147,7 @@ def test_who_cannot_reach_the_server_leads_until_the_deadline_only(control_plane
     own.close()
 
 
-def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace: str) -> None:
+def test_run_acquires_and_releases(control_plane: ControlPlane, namespace: str) -> None:
     stops = [threading.Event(), threading.Event()]
     clusters = [connect(control_plane.admin_kubeconfig, limits=ELECTION_LIMITS) for _ in stops]
     candidates = [
@@ -179,8 +175,8 @@ def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace
         each.close()
 
 
-def test_who_stands_back_leaves_the_lease_to_others_and_tries_again_later(candidate: Candidate) -> None:
-    clock = Hand(0.0)
+def test_step_down_leaves_the_lease_to_others(candidate: Candidate) -> None:
+    clock = ManualClock(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
     a.try_acquire_or_renew()
     a.step_down_for(10.0)
@@ -196,10 +192,8 @@ def test_who_stands_back_leaves_the_lease_to_others_and_tries_again_later(candid
     assert a.try_acquire_or_renew()
 
 
-def test_a_lease_that_somebody_made_empty_is_taken(
-    candidate: Candidate, cluster: KubernetesClient, namespace: str
-) -> None:
+def test_empty_lease_is_acquired(candidate: Candidate, cluster: KubernetesClient, namespace: str) -> None:
     cluster.create(LEASE, {"metadata": {"name": "operator", "namespace": namespace}})
-    a = candidate("a", Hand(0.0))
+    a = candidate("a", ManualClock(0.0))
     assert a.try_acquire_or_renew()
     assert a.try_acquire_or_renew()

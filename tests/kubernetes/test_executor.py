@@ -1,4 +1,4 @@
-"""Jobs as pods and loans as taints, on a real API server."""
+"""KubernetesExecutor on a real API server: jobs as pods, loans as taints."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def node_of(pod: Object) -> str:
     return str(pod["spec"]["nodeName"])
 
 
-def test_a_job_becomes_a_gang_on_the_nodes_of_the_decision(site: Site) -> None:
+def test_job_becomes_a_gang_on_the_decided_nodes(site: Site) -> None:
     site.add_pools(training=2, inference=0)
     start(site, "llama-1", 12)
     target = site.job("llama-1").allocation.target
@@ -83,7 +83,7 @@ def test_a_job_becomes_a_gang_on_the_nodes_of_the_decision(site: Site) -> None:
         assert site.cluster.get_or_none(kind, "ebbtide-llama-1", site.namespace) is not None
 
 
-def test_what_agents_told_of_a_job_that_never_began_is_forgotten_with_it(site: Site) -> None:
+def test_reports_of_an_unstarted_job_are_pruned(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     for generation in (0, 3):
         node = f"{site.namespace}-t{generation}"
@@ -92,7 +92,7 @@ def test_what_agents_told_of_a_job_that_never_began_is_forgotten_with_it(site: S
     site.until(lambda: not site.store.run_log.list_reports(), what="its report is gone")
 
 
-def test_a_finished_job_leaves_nothing_behind(site: Site) -> None:
+def test_finished_job_leaves_nothing(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     start(site, "llama-1", 4)
     site.agents.finish("llama-1")
@@ -109,7 +109,7 @@ def _objects(site: Site, job_id: str) -> list[Object]:
     return [each for each in found if each is not None]
 
 
-def test_a_resize_makes_pods_on_new_nodes_only(site: Site) -> None:
+def test_resize_creates_pods_on_new_nodes_only(site: Site) -> None:
     site.add_pools(training=2, inference=0)
     start(site, "llama-1", 8, 8)
     (before,) = site.pods("llama-1")
@@ -121,8 +121,8 @@ def test_a_resize_makes_pods_on_new_nodes_only(site: Site) -> None:
     assert site.agents.began == [("llama-1", 1), ("llama-1", site.job("llama-1").allocation.generation)]
 
 
-def test_other_gpus_on_the_same_node_take_the_place_of_those_before(site: Site) -> None:
-    """The node has room for both pods, and its agent is known by job and node."""
+def test_move_to_other_gpus_of_the_node(site: Site) -> None:
+    """The node has room for both pods, but agents are identified by job and node."""
     site.add_pools(training=1, inference=0)
     start(site, "llama-1", 2, 2)
     (before,) = site.pods("llama-1")
@@ -140,7 +140,7 @@ def test_other_gpus_on_the_same_node_take_the_place_of_those_before(site: Site) 
     assert site.job("llama-1").account.failures == 0
 
 
-def test_a_cancelled_job_is_gone_after_its_grace(site: Site) -> None:
+def test_cancelled_job_is_gone_after_its_grace_period(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     start(site, "llama-1", 4)
     site.send(CancelJob("llama-1"))
@@ -148,7 +148,7 @@ def test_a_cancelled_job_is_gone_after_its_grace(site: Site) -> None:
     site.until(lambda: not site.pods(), what="its pods are gone")
 
 
-def test_gpus_of_other_pods_are_left_to_them(site: Site) -> None:
+def test_foreign_pods_keep_their_gpus(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     site.step()
     foreign = _foreign_pod(site, "kueue-job", 6)
@@ -163,8 +163,8 @@ def test_gpus_of_other_pods_are_left_to_them(site: Site) -> None:
     site.until(lambda: is_running(site, "llama-1", 4), what="it runs once the other pod is gone")
 
 
-def test_a_job_of_the_longest_name_runs(site: Site) -> None:
-    """Pods have their name as host name, and Services have names: DNS labels, of 63 characters at most."""
+def test_job_with_the_longest_name_runs(site: Site) -> None:
+    """Pod names are host names and Services have names: DNS labels of at most 63 characters."""
     site.add_pools(training=1, inference=0)
     job_id = f"{'x' * 52}-k3f9q1"
     start(site, job_id, 4)
@@ -176,8 +176,8 @@ def test_a_job_of_the_longest_name_runs(site: Site) -> None:
     )
 
 
-def test_a_job_whose_pods_are_refused_keeps_nobody_elses_gpus(site: Site) -> None:
-    """As by a quota, an admission policy, or, here, a namespace that is not there."""
+def test_rejected_pods_do_not_block_other_jobs(site: Site) -> None:
+    """Rejections by a quota or a policy; here, by a missing namespace."""
     site.add_pools(training=1, inference=0)
     start(site, "llama-1", 4)
     site.send(SubmitJob("homeless-1", replace(spec("homeless-1", 4), namespace="not-there")))
@@ -189,8 +189,8 @@ def test_a_job_whose_pods_are_refused_keeps_nobody_elses_gpus(site: Site) -> Non
     assert site.job("homeless-1").state is JobState.STARTING
 
 
-def test_a_resource_of_another_namespace_that_claims_a_job_owns_none_of_its_objects(site: Site) -> None:
-    """The garbage collector deletes what has an owner that is not there, in its own namespace."""
+def test_foreign_resource_does_not_own_the_jobs_objects(site: Site) -> None:
+    """The garbage collector deletes objects whose owner does not exist in their namespace."""
     site.add_pools(training=1, inference=0)
     meta = {"name": "llama-1", "namespace": "default", "annotations": {ORIGIN_ANNOTATION: ORIGIN_API}}
     body = {"metadata": meta, "spec": {"gpus": {"min": 1, "max": 1}, "command": ["x"]}}
@@ -206,7 +206,7 @@ def _foreign_pod(site: Site, name: str, gpus: int, *, node: str = "") -> Object:
     return site.cluster.create(POD, {"metadata": {"name": name, "namespace": site.namespace}, "spec": spec})
 
 
-def test_a_new_leader_takes_over_without_starting_anything_twice(site: Site) -> None:
+def test_new_leader_starts_nothing_twice(site: Site) -> None:
     site.add_pools(training=2, inference=0)
     start(site, "llama-1", 12)
     before = {uid_of(pod) for pod in site.pods("llama-1")}
@@ -220,7 +220,7 @@ def test_a_new_leader_takes_over_without_starting_anything_twice(site: Site) -> 
     assert site.agents.began == [("llama-1", 1)]
 
 
-def test_a_pod_that_somebody_evicts_costs_no_retry_and_the_job_goes_on(site: Site) -> None:
+def test_evicted_pod_costs_no_retry(site: Site) -> None:
     site.add_pools(training=2, inference=0)
     start(site, "llama-1", 12)
     victim = site.pods("llama-1")[0]
@@ -230,10 +230,10 @@ def test_a_pod_that_somebody_evicts_costs_no_retry_and_the_job_goes_on(site: Sit
     assert site.job("llama-1").account.failures == 0
 
 
-def test_a_lent_node_is_tainted_and_comes_home_in_time(site: Site) -> None:
+def test_lent_node_is_tainted_and_returned(site: Site) -> None:
     lending = LendingPolicy(headroom=0.0, return_deadline_s=30.0, cold_start_s=0.0)
     site.add_pools(training=1, inference=2, lending=lending)
-    own = {"ebbtide.dev/pool": "chat"}  # as one may call them, to select them by
+    own = {"ebbtide.dev/pool": "chat"}  # a label chosen by the administrator
     site.cluster.patch(NODE, f"{site.namespace}-i0", change={"metadata": {"labels": own}})
     before = {name_of(node): labels_of(node) for node in site.cluster.list(NODE).items}
     site.send(ReportDemand("inference", 0.0))

@@ -1,4 +1,4 @@
-"""The tests' kubelet does what executors rely on."""
+"""The behaviour of the fake kubelet that executors rely on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, LEASE, NODE, POD, Object, name_of
 from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.fake_kubelet import LEASE_NAMESPACE, FakeKubelet
-from tests.kubernetes.objects import a_pod
+from tests.kubernetes.objects import build_pod
 from tests.kubernetes.waiting import eventually
 
 
 def bound(cluster: KubernetesClient, name: str, namespace: str, node: str, *, grace_s: int = 30) -> Object:
-    pod = cluster.create(POD, a_pod(name, namespace, gpus=4, grace_s=grace_s))
+    pod = cluster.create(POD, build_pod(name, namespace, gpus=4, grace_s=grace_s))
     cluster.bind(pod, node)
     return pod
 
@@ -27,7 +27,7 @@ def ready(node: Object) -> str:
     return str(condition["status"])
 
 
-def test_a_node_has_gpus_and_is_ready_and_its_lease_is_renewed(cluster: KubernetesClient, namespace: str) -> None:
+def test_node_is_ready_with_gpus(cluster: KubernetesClient, namespace: str) -> None:
     kubelet = FakeKubelet(cluster, lease_period_s=0.2)
     kubelet.start()
     node = kubelet.add_node(f"n-{namespace}", gpus=4, labels={"pool": "a"})
@@ -39,7 +39,7 @@ def test_a_node_has_gpus_and_is_ready_and_its_lease_is_renewed(cluster: Kubernet
     assert cluster.get_or_none(NODE, name_of(node)) is None
 
 
-def test_a_bound_pod_runs_and_exits_as_told(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str) -> None:
+def test_bound_pod_runs_and_exits(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str) -> None:
     started: list[str] = []
     kubelet.on_start = lambda pod: started.append(name_of(pod))
     node = name_of(kubelet.add_node(f"n-{namespace}"))
@@ -54,7 +54,7 @@ def test_a_bound_pod_runs_and_exits_as_told(cluster: KubernetesClient, kubelet: 
     assert container["state"]["terminated"]["exitCode"] == 3
 
 
-def test_a_deleted_pod_has_the_time_it_needs_but_no_more_than_its_grace(
+def test_deleted_pod_ends_within_its_grace_period(
     cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str
 ) -> None:
     told: list[str] = []
@@ -72,9 +72,7 @@ def test_a_deleted_pod_has_the_time_it_needs_but_no_more_than_its_grace(
     assert sorted(told) == ["quick", "slow"]
 
 
-def test_nothing_happens_on_a_failed_node_until_it_is_healed(
-    cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str
-) -> None:
+def test_failed_node_is_inactive_until_healed(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str) -> None:
     node = name_of(kubelet.add_node(f"n-{namespace}"))
     pod = bound(cluster, "p", namespace, node)
     eventually(lambda: phase(cluster, pod) == "Running", what="it runs")

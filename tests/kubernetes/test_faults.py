@@ -1,4 +1,4 @@
-"""Answers that are lost, late or refused: everything is done once, and the mirror is like the server."""
+"""Lost, late and rejected responses: everything is done once, and the cache matches the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.kubernetes.reflector import Reflector
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
-from tests.kubernetes.objects import a_config_map, a_pod
+from tests.kubernetes.objects import build_config_map, build_pod
 from tests.kubernetes.waiting import eventually
 
 FAULTS = (Fault(429), Fault(503), Fault(swallow=True), Fault(delay_s=2.0))
@@ -36,7 +36,7 @@ def through(proxy: FaultProxy, tmp_path: Path) -> Iterator[KubernetesClient]:
     cluster.close()
 
 
-def test_what_is_made_while_answers_are_lost_is_made_once(
+def test_lost_responses_create_once(
     cluster: KubernetesClient, through: KubernetesClient, proxy: FaultProxy, namespace: str
 ) -> None:
     rng = Random(7)
@@ -52,9 +52,9 @@ def test_what_is_made_while_answers_are_lost_is_made_once(
     watcher.start()
     proxy.fault = fault
     for number in range(12):
-        made = through.create(CONFIG_MAP, a_config_map(f"c{number}", namespace, labels={"n": str(number)}))
+        made = through.create(CONFIG_MAP, build_config_map(f"c{number}", namespace, labels={"n": str(number)}))
         mirror.assume(made)
-        through.apply(CONFIG_MAP, a_config_map(f"c{number}", namespace, k="v"))
+        through.apply(CONFIG_MAP, build_config_map(f"c{number}", namespace, k="v"))
         if number % 3 == 0:
             assert through.delete(CONFIG_MAP, name_of(made), namespace, uid=uid_of(made)) is None
     assert set(FAULTS) <= set(hits)
@@ -69,11 +69,11 @@ def test_what_is_made_while_answers_are_lost_is_made_once(
     watcher.stop()
 
 
-def test_a_binding_whose_answer_is_lost_is_a_binding(
+def test_lost_bind_response_counts_as_bound(
     cluster: KubernetesClient, through: KubernetesClient, proxy: FaultProxy, kubelet: FakeKubelet, namespace: str
 ) -> None:
     node = name_of(kubelet.add_node(f"n-{namespace}"))
-    pod = cluster.create(POD, a_pod("p", namespace))
+    pod = cluster.create(POD, build_pod("p", namespace))
     lost: list[str] = []
 
     def lose_one(method: str, path: str) -> Fault:

@@ -1,4 +1,4 @@
-"""The dashboards' row of Kubernetes, on a real Prometheus that scrapes what a real operator counts at an API server."""
+"""Dashboard panels of the operator, with a real Prometheus, operator and API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.monitoring.test_live_prometheus import panels
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Prometheus: Debian's package prometheus has it")
 
 
-def test_every_panel_of_kubernetes_shows_something_of_an_operator_that_is_refused_now_and_then(
+def test_every_kubernetes_panel_has_data(
     operated: Operated, control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = tmp_path / "counts", f"127.0.0.1:{find_free_port()}"

@@ -1,4 +1,4 @@
-"""Others in the same cluster: their pods, their jobs, their nodes; and who suspends jobs of ours, as Kueue does."""
+"""Other users of the cluster: foreign pods, jobs and nodes, and queue controllers such as Kueue."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from tests.kubernetes.waiting import eventually
 COMMAND = ["python", "train.py"]
 
 
-def a_foreign_pod(operated: Operated, name: str, gpus: int, *, node: str = "", scheduler: str = "volcano") -> Object:
-    """Bound to the node by its own scheduler; without one, still waiting for that."""
+def build_foreign_pod(
+    operated: Operated, name: str, gpus: int, *, node: str = "", scheduler: str = "volcano"
+) -> Object:
+    """Build a foreign pod, bound to `node` by its own scheduler, or unbound."""
     container = {"name": "main", "image": "x", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}}
     spec: dict[str, Any] = {"containers": [container], "schedulerName": scheduler, "nodeName": node or None}
     group = {"scheduling.k8s.io/group-name": "theirs"}
@@ -34,7 +36,7 @@ def a_foreign_pod(operated: Operated, name: str, gpus: int, *, node: str = "", s
 
 
 def used_nodes(operated: Operated) -> dict[str, int]:
-    """GPUs of our jobs by node."""
+    """Return the GPUs of our jobs by node."""
     return {
         pod["spec"]["nodeName"]: int(pod["spec"]["containers"][0]["resources"]["limits"][GPU_RESOURCE])
         for pod in operated.pods()
@@ -43,16 +45,16 @@ def used_nodes(operated: Operated) -> dict[str, int]:
 
 
 def taken_gpus(operated: Operated, node: str) -> int:
-    """What the operator knows others to hold there."""
+    """Return the GPUs that the operator counts as used by others."""
     known = operated.store.load().snapshot.nodes.get(node)
     return -1 if known is None else known.other_gpus
 
 
-def test_pods_of_other_schedulers_count_as_used_while_they_come_and_go(operated: Operated) -> None:
+def test_foreign_pods_count_as_used(operated: Operated) -> None:
     operated.add_nodes(2)
     first, second = (f"{operated.namespace}-t{number}" for number in range(2))
-    early = a_foreign_pod(operated, "early", 6, node=first)
-    waits = a_foreign_pod(operated, "waits", 8, scheduler="default-scheduler")
+    early = build_foreign_pod(operated, "early", 6, node=first)
+    waits = build_foreign_pod(operated, "waits", 8, scheduler="default-scheduler")
     operated.start_operator()
     operated.submit("llama", 8, 8)
     operated.until_phase("llama", "Running")
@@ -62,7 +64,7 @@ def test_pods_of_other_schedulers_count_as_used_while_they_come_and_go(operated:
     operated.kubelet.finish(early, 0)
     operated.until_phase("small", "Running")
     assert used_nodes(operated) == {first: 4, second: 8}
-    late = a_foreign_pod(operated, "late", 4, node=first, scheduler="default-scheduler")
+    late = build_foreign_pod(operated, "late", 4, node=first, scheduler="default-scheduler")
     eventually(lambda: taken_gpus(operated, first) == 4, what="the late pod is seen")
     operated.submit("more", 2, 2)
     eventually(lambda: operated.phase("more") == "Queued", what="no GPU is free")
@@ -76,7 +78,7 @@ def _pool_problem(operated: Operated) -> str:
     return str(operated.cluster.get(POOL, "training").get("status", {}).get("problem", ""))
 
 
-def test_a_node_that_others_have_tainted_takes_nothing_new_until_its_pool_tolerates_that(operated: Operated) -> None:
+def test_foreign_taint_cordons_until_tolerated(operated: Operated) -> None:
     operated.add_nodes(2)
     first, second = (f"{operated.namespace}-t{number}" for number in range(2))
     kept = {"key": "dedicated", "value": "others", "effect": "NoExecute"}
@@ -97,7 +99,7 @@ def test_a_node_that_others_have_tainted_takes_nothing_new_until_its_pool_tolera
     eventually(lambda: not _pool_problem(operated), what="nothing is wrong with the Pool any more")
 
 
-def test_a_job_that_somebody_else_manages_is_left_alone(operated: Operated) -> None:
+def test_job_of_another_manager_is_ignored(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     spec = {"gpus": {"min": 1, "max": 8}, "command": COMMAND, "managedBy": "kueue.x-k8s.io/multikueue"}
@@ -118,8 +120,8 @@ def test_a_job_that_somebody_else_manages_is_left_alone(operated: Operated) -> N
     assert operated.find("theirs") is None, "nothing of ours holds it"
 
 
-def test_a_job_that_is_created_suspended_runs_and_rests_as_its_queue_says(operated: Operated) -> None:
-    """As Kueue's integrations do: created suspended, admitted, preempted, admitted again."""
+def test_suspended_job_follows_its_queue_controller(operated: Operated) -> None:
+    """Like Kueue's integrations: created suspended, admitted, preempted, admitted again."""
     operated.add_nodes(1)
     operated.start_operator()
     spec = {"gpus": {"min": 8, "max": 8}, "steps": 10**9, "command": COMMAND, "suspend": True}
@@ -157,11 +159,11 @@ def _saved_steps(operated: Operated) -> float:
     return next(job.progress.checkpoint_steps for job in jobs if job.spec.name == "llama")
 
 
-def test_nodes_of_others_are_never_touched_however_much_is_wanted(operated: Operated) -> None:
+def test_foreign_nodes_are_never_touched(operated: Operated) -> None:
     operated.add_nodes(1)
     theirs = operated.kubelet.add_node(f"{operated.namespace}-v", gpus=8, labels={"volcano.sh/nodes": "batch"})
     bare = operated.kubelet.add_node(f"{operated.namespace}-w", gpus=8)
-    pod = a_foreign_pod(operated, "volcano-task", 8, node=name_of(theirs))
+    pod = build_foreign_pod(operated, "volcano-task", 8, node=name_of(theirs))
     operated.start_operator()
     operated.submit("llama", 8, 8)
     operated.submit("wide", 16, 16)

@@ -1,4 +1,4 @@
-"""The operator as a process on a real API server: what people write with kubectl becomes pods, loans and statuses."""
+"""The operator process on a real API server: custom resources become pods, loans and statuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
 
-def test_an_applied_job_runs_is_scaled_and_leaves_nothing_behind(operated: Operated) -> None:
+def test_job_runs_scales_and_leaves_nothing(operated: Operated) -> None:
     operated.add_nodes(2)
     operated.start_operator()
     operated.submit("llama", 8, 8)
@@ -33,7 +33,7 @@ def test_an_applied_job_runs_is_scaled_and_leaves_nothing_behind(operated: Opera
     assert operated.pods() == []
 
 
-def test_a_second_operator_takes_over_and_the_job_hears_nothing_of_it(operated: Operated) -> None:
+def test_takeover_does_not_disturb_the_job(operated: Operated) -> None:
     operated.add_nodes(1)
     first = operated.start_operator()
     operated.submit("llama", 4, 4)
@@ -61,7 +61,7 @@ def test_sigterm_hands_over_at_once(operated: Operated) -> None:
     assert operated.phase("llama") == "Running"
 
 
-def test_a_job_that_is_nonsense_is_told_so(operated: Operated) -> None:
+def test_invalid_job_is_reported(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     operated.submit("big", 64, 64)
@@ -69,7 +69,7 @@ def test_a_job_that_is_nonsense_is_told_so(operated: Operated) -> None:
     eventually(lambda: operated.phase("big") in ("Queued", "Failed"), what="it waits or has failed")
 
 
-def test_a_node_that_is_not_of_a_pool_is_never_touched(operated: Operated) -> None:
+def test_node_without_pool_is_untouched(operated: Operated) -> None:
     operated.add_nodes(1)
     other = operated.kubelet.add_node(f"{operated.namespace}-x", gpus=8)
     operated.start_operator()
@@ -80,7 +80,7 @@ def test_a_node_that_is_not_of_a_pool_is_never_touched(operated: Operated) -> No
     assert after["spec"] == other["spec"]
 
 
-def test_a_node_is_lent_by_what_deployments_want_and_comes_home_in_time(operated: Operated) -> None:
+def test_node_is_lent_and_returned_by_deployment_demand(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.add_inference(2, replicas=0)
     operated.start_operator()
@@ -95,7 +95,7 @@ def test_a_node_is_lent_by_what_deployments_want_and_comes_home_in_time(operated
     assert all(event["regarding"]["name"] != lent for event in broken), "it was home in time"
 
 
-def test_a_job_from_http_has_a_resource_of_its_name_that_scales_and_ends_it(operated: Operated) -> None:
+def test_http_job_is_controlled_by_its_resource(operated: Operated) -> None:
     operated.add_nodes(2)
     operated.start_operator()
     spec = JobSpec("hello", 8, 8, steps=10**9, command=("python", "train.py"))
@@ -113,7 +113,7 @@ def test_a_job_from_http_has_a_resource_of_its_name_that_scales_and_ends_it(oper
     assert operated.pods() == []
 
 
-def test_a_job_goes_on_elsewhere_when_its_node_is_deleted(operated: Operated) -> None:
+def test_job_continues_after_node_deletion(operated: Operated) -> None:
     operated.add_nodes(2)
     operated.start_operator()
     operated.submit("llama", 8, 8)
@@ -134,11 +134,11 @@ def _all_nodes(operated: Operated) -> set[str]:
     return {f"{operated.namespace}-t{number}" for number in range(2)}
 
 
-def test_nonsense_is_told_and_stops_nobody(operated: Operated) -> None:
-    """The schema is torn open, as somebody might who edits a definition by hand."""
+def test_invalid_objects_are_reported_and_others_continue(operated: Operated) -> None:
+    """The schema is removed, as an administrator could do by editing the definition."""
     operated.add_nodes(1)
     operated.start_operator()
-    operated.tear_open("ElasticJob")
+    operated.remove_schema("ElasticJob")
     try:
         spec = {"gpus": {"min": "few", "max": 1}, "command": {"a": 1}, "template": 7, "suspend": "perhaps"}
         eventually(lambda: operated.can_apply("nonsense", spec), what="the torn schema is in use")

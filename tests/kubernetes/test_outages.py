@@ -1,4 +1,4 @@
-"""Operators as processes whose database or API server does not answer: they wait, say so once, and go on."""
+"""Operators during database and API server outages: they wait, log once, and continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOBODY_THERE = "postgresql+psycopg://nobody:secret@127.0.0.1:9/ebbtide"
 
 @contextmanager
 def locked(operated: Operated) -> Iterator[None]:
-    """Nobody else can write to the database."""
+    """Lock the database against all other writers."""
     with closing(sqlite3.connect(operated.url.removeprefix("sqlite:///"), timeout=60.0)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         yield
@@ -36,7 +36,7 @@ def locked(operated: Operated) -> Iterator[None]:
 
 @contextmanager
 def broken(operated: Operated) -> Iterator[None]:
-    """Whatever looks for commands fails, at once."""
+    """Make every query for commands fail."""
     with closing(sqlite3.connect(operated.url.removeprefix("sqlite:///"), timeout=60.0)) as connection:
         connection.execute("ALTER TABLE inbox RENAME TO hidden")
         yield
@@ -48,7 +48,7 @@ def holder(operated: Operated) -> str:
     return str(lease["spec"].get("holderIdentity") or "")
 
 
-def test_a_database_that_is_locked_for_long_is_waited_for(operated: Operated) -> None:
+def test_locked_database_is_awaited(operated: Operated) -> None:
     operated.add_nodes(2)
     process = operated.start_operator()
     operated.submit("llama", 8, 8)
@@ -63,7 +63,7 @@ def test_a_database_that_is_locked_for_long_is_waited_for(operated: Operated) ->
     _was_told_once(operated, process)
 
 
-def test_whose_database_fails_leaves_the_lease_to_others_and_comes_back(operated: Operated) -> None:
+def test_leader_without_database_steps_down_and_returns(operated: Operated) -> None:
     operated.add_nodes(2)
     process = operated.start_operator()
     operated.submit("llama", 8, 8)
@@ -76,7 +76,7 @@ def test_whose_database_fails_leaves_the_lease_to_others_and_comes_back(operated
     _was_told_once(operated, process)
 
 
-def test_one_that_starts_without_a_database_lives_is_not_ready_and_ends_when_told(operated: Operated) -> None:
+def test_start_without_database_is_live_but_not_ready(operated: Operated) -> None:
     process = operated.start_operator(url=NOBODY_THERE)
     eventually(lambda: GONE in operated.log_of(process), what="it says so")
     assert operated.probe(process, "/healthz") == (200, "ok")
@@ -86,9 +86,7 @@ def test_one_that_starts_without_a_database_lives_is_not_ready_and_ends_when_tol
     assert process.wait(timeout=60) == 0
 
 
-def test_an_api_server_that_is_gone_makes_nobody_start_operators_anew(
-    operated: Operated, control_plane: ControlPlane
-) -> None:
+def test_api_server_outage_does_not_fail_liveness(operated: Operated, control_plane: ControlPlane) -> None:
     operated.add_nodes(1)
     process = operated.start_operator()
     operated.submit("llama", 8, 8)
@@ -104,7 +102,7 @@ def test_an_api_server_that_is_gone_makes_nobody_start_operators_anew(
     assert process.poll() is None
 
 
-def test_one_that_cannot_list_yet_lives_and_is_not_ready(
+def test_operator_without_lists_is_live_but_not_ready(
     operated: Operated, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     with FaultProxy(control_plane).running() as proxy:
@@ -118,9 +116,7 @@ def test_one_that_cannot_list_yet_lives_and_is_not_ready(
         eventually(lambda: operated.probe(process, "/readyz") == (200, "ok"), what="it has listed pools")
 
 
-def test_what_it_asks_and_how_it_stands_is_counted(
-    operated: Operated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_and_state_are_counted(operated: Operated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))

@@ -1,4 +1,4 @@
-"""Two operators on a PostgreSQL server that is killed and comes back: what the chart installs by default."""
+"""Two operators on a PostgreSQL server that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def operated(
     assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
 
 
-def test_jobs_outlive_their_database_and_their_leader(operated: Operated, disposable_postgres: PostgresServer) -> None:
+def test_jobs_survive_database_and_leader(operated: Operated, disposable_postgres: PostgresServer) -> None:
     operated.add_nodes(2)
     both = [operated.start_operator(), operated.start_operator()]
     operated.submit("llama", 8, 8)

@@ -1,4 +1,4 @@
-"""A database that is gone, or was restored from a back-up: the cluster bears later epochs than it knows of."""
+"""An empty or restored database, while the cluster carries later epochs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
 
-def test_an_operator_with_an_empty_database_takes_over_what_a_former_one_left(operated: Operated) -> None:
+def test_operator_with_empty_database_adopts_the_cluster(operated: Operated) -> None:
     operated.add_nodes(1)
     lent = operated.kubelet.add_node(f"{operated.namespace}-lent", gpus=8)["metadata"]["name"]
     metadata = {"labels": {LOAN_LABEL: "i0-77"}, "annotations": {EPOCH_ANNOTATION: "12"}}

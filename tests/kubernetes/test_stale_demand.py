@@ -1,4 +1,4 @@
-"""Demand of a real Prometheus, and of one that fails, as an operator takes it: what is stale freezes lending."""
+"""Demand from a real and a failing Prometheus: stale demand stops new loans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prometheus(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def add_pool(operated: Operated, name: str, query: str, *, nodes: int = 0) -> None:
-    """A Pool of as many nodes, whose demand is what Prometheus answers to `query`."""
+    """Add a Pool with this number of nodes, whose demand is the result of `query`."""
     labels = {"ebbtide.dev/test-pool": name}
     for number in range(nodes):
         operated.kubelet.add_node(f"{operated.namespace}-{name}{number}", gpus=8, labels=labels)
@@ -59,12 +59,12 @@ def add_pool(operated: Operated, name: str, query: str, *, nodes: int = 0) -> No
 
 
 def told(operated: Operated, pool: str) -> tuple[str, str]:
-    """Reason and message of its condition DemandKnown."""
+    """Return reason and message of the condition DemandKnown."""
     found = operated.cluster.get(POOL, pool).get("status", {}).get("conditions", [])
     return next(((each["reason"], each["message"]) for each in found if each["type"] == "DemandKnown"), ("", ""))
 
 
-def test_on_stale_demand_nothing_new_is_lent_and_what_is_lent_stays(operated: Operated, prometheus: Prometheus) -> None:
+def test_stale_demand_stops_new_loans_and_keeps_existing_ones(operated: Operated, prometheus: Prometheus) -> None:
     operated.add_nodes(1)
     add_pool(operated, "serving", "inference_gpus", nodes=4)
     operated.start_operator()
@@ -76,7 +76,7 @@ def test_on_stale_demand_nothing_new_is_lent_and_what_is_lent_stays(operated: Op
     before = sorted(operated.lent_nodes())
     operated.submit("second", 24, 24)
     eventually(lambda: operated.phase("second") == "Queued", what="it waits")
-    time.sleep(3 * 2.0)  # passes that may lend
+    time.sleep(3 * 2.0)  # passes that could lend
     assert (sorted(operated.lent_nodes()), operated.phase("second")) == (before, "Queued")
     assert operated.held("llama") == 16
     prometheus.start()
@@ -88,7 +88,7 @@ def _age_s(operated: Operated) -> float:
     return time.time() - operated.store.load().snapshot.demand["serving"].at_s
 
 
-def test_each_query_that_gives_no_one_number_is_told_on_its_pool(operated: Operated, prometheus: Prometheus) -> None:
+def test_invalid_query_results_are_reported_per_pool(operated: Operated, prometheus: Prometheus) -> None:
     queries = {
         "none": ("no_such_gpus", "NoSeries", "no series"),
         "many": ("served_gpus", "ManySeries", "2 series"),
@@ -109,7 +109,7 @@ def test_each_query_that_gives_no_one_number_is_told_on_its_pool(operated: Opera
 
 
 def _says(operated: Operated, pool: str, reason: str, words: str) -> bool:
-    """All at once: a scrape that comes late makes the reason another one for a moment."""
+    """Check all at once, because a late scrape changes the reason for a moment."""
     status = operated.cluster.get(POOL, pool).get("status", {})
     conditions = [each for each in status.get("conditions", []) if each["type"] == "DemandKnown"]
     return status.get("problem") == reason and [(each["reason"], words in each["message"]) for each in conditions] == [
@@ -122,7 +122,7 @@ class Failing(QuietHandler, BaseHTTPRequestHandler):
         self.send_error(500)
 
 
-def test_a_prometheus_that_fails_is_told_and_lends_nothing(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_prometheus_is_reported_and_stops_loans(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     with LoopbackServer(Failing) as server:
         monkeypatch.setenv("EBBTIDE_PROMETHEUS_URL", server.url)
         operated.add_nodes(1)

@@ -1,5 +1,4 @@
-"""Twenty jobs on eight nodes while somebody or something meddles: all finish, no GPU is booked twice (see `operated`),
-and nothing is left. What happens when comes from a seed; more seeds are behind the marker `full`."""
+"""Twenty jobs on eight nodes with injected faults: all complete and no GPU is allocated twice."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from scheduler.kubernetes.api_objects import (
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.crowd import ALL_DONE_S, delete_all, phases, submit_all, wait_for_all
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
-from tests.kubernetes.objects import a_pod
+from tests.kubernetes.objects import build_pod
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -39,7 +38,7 @@ JOBS, NODES = 20, 8
 FAULTS = (Fault(409), Fault(429), Fault(500), Fault(503), Fault(swallow=True), Fault(delay_s=1.5))
 FOREIGN_FINALIZER = "example.com/keep"
 ON_ITS_WAY_S = 1.0
-"""What a process had passed on to its socket, or nearly, before it was stopped still arrives once it is woken."""
+"""Writes that a process had passed to its socket before it was stopped still arrive after it is woken."""
 
 seeds = pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3, 4))])
 
@@ -78,9 +77,7 @@ def is_write(method: str, path: str) -> bool:
 
 
 @seeds
-def test_answers_that_are_refused_lost_and_late_lose_nothing(
-    stormy: Operated, proxy: FaultProxy, tmp_path: Path, seed: int
-) -> None:
+def test_lost_and_late_responses_lose_nothing(stormy: Operated, proxy: FaultProxy, tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     met: set[Fault] = set()
 
@@ -96,7 +93,7 @@ def test_answers_that_are_refused_lost_and_late_lose_nothing(
     assert met == {FAULTLESS, *FAULTS}
 
 
-def test_watches_that_fall_silent_are_not_waited_for(stormy: Operated, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_silent_watches_are_replaced(stormy: Operated, proxy: FaultProxy, tmp_path: Path) -> None:
     stormy.start_operator(proxy.kubeconfig(tmp_path))
     submit_all(stormy, JOBS, seed=1)
     eventually(lambda: running_pods(stormy), what="pods run")
@@ -110,7 +107,7 @@ def test_watches_that_fall_silent_are_not_waited_for(stormy: Operated, proxy: Fa
 
 
 @seeds
-def test_history_that_is_forgotten_is_listed_anew(stormy: Operated, control_plane: ControlPlane, seed: int) -> None:
+def test_expired_history_is_listed_again(stormy: Operated, control_plane: ControlPlane, seed: int) -> None:
     rng = Random(seed)
     stormy.start_operator()
     submit_all(stormy, JOBS, seed)
@@ -120,7 +117,7 @@ def test_history_that_is_forgotten_is_listed_anew(stormy: Operated, control_plan
 
 
 def keep(stormy: Operated, pod: Object) -> bool:
-    """Have a finalizer of somebody else hold the pod, unless it is on its way out already."""
+    """Add a foreign finalizer to the pod, unless it is already terminating."""
     change = {"metadata": {"finalizers": [FOREIGN_FINALIZER]}}
     try:
         stormy.cluster.patch(POD, name_of(pod), stormy.namespace, change=change)
@@ -132,8 +129,8 @@ def keep(stormy: Operated, pod: Object) -> bool:
 
 
 @seeds
-def test_pods_that_somebody_else_ends_are_made_anew(stormy: Operated, seed: int) -> None:
-    """By eviction, by deletion with grace and without, and some of them cannot even go."""
+def test_foreign_deletions_of_pods_are_repaired(stormy: Operated, seed: int) -> None:
+    """By eviction and by deletion with and without grace period; some pods are held by finalizers."""
     rng = Random(seed)
     stormy.start_operator()
     submit_all(stormy, JOBS, seed)
@@ -156,10 +153,8 @@ def test_pods_that_somebody_else_ends_are_made_anew(stormy: Operated, seed: int)
     settle(stormy)
 
 
-def test_somebody_who_is_faster_than_the_binding_keeps_what_they_took(
-    stormy: Operated, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    """Pods of others land on two nodes after those were decided for jobs, and before any pod is bound there."""
+def test_faster_foreign_pod_keeps_its_gpus(stormy: Operated, proxy: FaultProxy, tmp_path: Path) -> None:
+    """Foreign pods land on two nodes after these were decided for jobs and before any pod is bound there."""
     taken: list[str] = []
 
     def take_nodes(method: str, path: str) -> Fault:
@@ -167,7 +162,7 @@ def test_somebody_who_is_faster_than_the_binding_keeps_what_they_took(
             return FAULTLESS
         for number in range(2):
             taken.append(f"{stormy.namespace}-t{number}")
-            other = a_pod(f"other-{number}", stormy.namespace)
+            other = build_pod(f"other-{number}", stormy.namespace)
             other["spec"]["nodeName"] = taken[-1]
             other["spec"]["containers"][0]["resources"] = {"limits": {GPU_RESOURCE: "8"}}
             stormy.cluster.create(POD, other)
@@ -183,7 +178,7 @@ def test_somebody_who_is_faster_than_the_binding_keeps_what_they_took(
     settle(stormy)
 
 
-def test_marks_that_somebody_takes_from_a_lent_node_come_back_and_go_with_the_loan(operated: Operated) -> None:
+def test_removed_taints_and_labels_are_restored(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.add_inference(2, replicas=0)
     operated.start_operator()
@@ -208,7 +203,7 @@ def _has_marks_of(before: Object, now: Object) -> bool:
     return taint in now["spec"].get("taints", ()) and labels_of(now) == labels_of(before)
 
 
-def test_a_resource_that_somebody_else_keeps_is_not_taken_in_again(operated: Operated) -> None:
+def test_resource_with_foreign_finalizer_is_not_submitted_again(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.start_operator()
     operated.submit("llama", 8, 8)
@@ -226,10 +221,10 @@ def test_a_resource_that_somebody_else_keeps_is_not_taken_in_again(operated: Ope
 
 
 @seeds
-def test_a_leader_that_was_stopped_for_long_changes_nothing_when_it_wakes(
+def test_paused_leader_is_fenced(
     stormy: Operated, proxy: FaultProxy, other_proxy: FaultProxy, tmp_path: Path, seed: int
 ) -> None:
-    """Each of two leaders in turn is stopped in the middle of a write, until the other leads and has written."""
+    """Each of two leaders in turn is stopped during a write, until the other one leads and has written."""
     rng = Random(seed)
     sides: list[tuple[subprocess.Popen[bytes], FaultProxy]] = []
     for number, each in enumerate((proxy, other_proxy)):
@@ -252,7 +247,7 @@ def test_a_leader_that_was_stopped_for_long_changes_nothing_when_it_wakes(
 
 
 class _Stopped:
-    """Stops the process with a change, its n-th write or a later one, which is answered with 503 once it is woken."""
+    """Stops the process at its n-th change or a later one. The change gets status 503 after the process is woken."""
 
     def __init__(self, process: subprocess.Popen[bytes], proxy: FaultProxy, *, after: int) -> None:
         self._caught = threading.Event()
@@ -271,7 +266,7 @@ class _Stopped:
         self._process.send_signal(signal.SIGCONT)
 
     def written_since(self) -> list[str]:
-        """What it has written since it woke up: the write that failed once more, or any that was not on its way."""
+        """Return writes since the process was woken: the failed one repeated, or any that was not in flight."""
         late = [(at_s - self._woken_at_s, what) for at_s, what in self._late if at_s > self._woken_at_s]
         return [what for after_s, what in late if after_s > ON_ITS_WAY_S or what == self._held]
 
@@ -280,7 +275,7 @@ class _Stopped:
             return FAULTLESS
         self._late.append((time.monotonic(), f"{method} {path}"))
         self._left -= 1
-        # Only a change names its object: what is made of one kind has one path, and would look like the same write.
+        # Only changes name their object. Creations of one kind share a path and would look like the same write.
         if self._left > 0 or method != "PATCH" or self.is_caught():
             return FAULTLESS
         self._process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Jobs on a real API server that really train: an operator, an API, agents and ranks as processes."""
+"""Real training on a real API server: operator, API, agents and ranks as processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kubernetes.waiting import eventually
 
 STEPS = 100
 NAME = f"gpt{'-2' * 24}x"
-"""As long as a name may be."""
+"""A name of maximum length."""
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def trained(
 
 
 def reference(ledger: Path) -> dict[int, float]:
-    """The losses of the same training, uninterrupted and on one GPU."""
+    """Return the losses of the same training without interruption on one GPU."""
     command = [sys.executable, *trainer(ledger, steps=STEPS)[1:]]
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=240, capture_output=True)
     return losses(ledger)
 
 
-def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(trained: Trained) -> None:
+def test_training_job_scales_and_leaves_nothing(trained: Trained) -> None:
     trained.add_nodes(2, gpus=1)
     trained.train(NAME, most=1, steps=STEPS, checkpoint_every=50, step_s=0.1)
     (first,) = trained.until_it_runs_on(NAME, 1)
@@ -69,7 +69,7 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
     assert "rank 0 | " in told, "kubectl logs shows what ranks print"
 
 
-def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_checkpoint(trained: Trained) -> None:
+def test_recall_returns_the_node_and_killed_agent_loses_recent_work(trained: Trained) -> None:
     trained.add_nodes(1, gpus=1)
     trained.add_inference(2, replicas=0, gpus=1)
     trained.train(NAME, most=2, steps=STEPS, checkpoint_every=10, step_s=0.25, says_length=False)
@@ -87,5 +87,5 @@ def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_che
     assert trained.steps_made() <= STEPS + 10, "no more than since the last checkpoint"
     eventually(lambda: not trained.objects(), what="its objects are gone")
     assert trained.containers.left() == []
-    # An agent that is told to end before it has come up dies of the signal itself.
+    # An agent that is stopped during its start exits with the signal.
     assert set(trained.containers.exit_codes().values()) - {-signal.SIGTERM} == {0, -signal.SIGKILL}

@@ -1,4 +1,4 @@
-"""Each key once, never by two at a time, later where asked."""
+"""WorkQueue: each key once, never in two workers, optionally delayed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.kubernetes.work_queue import WorkQueue
 
 
-class Hand:
-    """A clock moved by hand."""
+class ManualClock:
+    """A simulated clock."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -22,22 +22,22 @@ class Hand:
 
 
 @pytest.fixture
-def hand() -> Hand:
-    return Hand()
+def hand() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def queue(hand: Hand) -> WorkQueue[str]:
+def queue(hand: ManualClock) -> WorkQueue[str]:
     return WorkQueue(base_s=1.0, cap_s=8.0, rng=Random(1), monotonic_s=hand)
 
 
-def test_a_key_added_often_is_taken_once(queue: WorkQueue[str]) -> None:
+def test_repeated_key_is_taken_once(queue: WorkQueue[str]) -> None:
     for key in ("a", "b", "a", "a"):
         queue.add(key)
     assert [queue.take(0), queue.take(0), queue.take(0)] == ["a", "b", None]
 
 
-def test_a_key_added_while_it_is_worked_on_comes_again_when_that_is_done(queue: WorkQueue[str]) -> None:
+def test_key_added_during_work_is_requeued(queue: WorkQueue[str]) -> None:
     queue.add("a")
     assert queue.take(0) == "a"
     queue.add("a")
@@ -49,7 +49,7 @@ def test_a_key_added_while_it_is_worked_on_comes_again_when_that_is_done(queue: 
     assert queue.take(0) is None
 
 
-def test_a_delayed_key_keeps_its_earliest_moment(queue: WorkQueue[str], hand: Hand) -> None:
+def test_delayed_key_keeps_its_earliest_time(queue: WorkQueue[str], hand: ManualClock) -> None:
     queue.add_after("a", 10)
     queue.add_after("a", 3)
     queue.add_after("a", 20)
@@ -62,7 +62,7 @@ def test_a_delayed_key_keeps_its_earliest_moment(queue: WorkQueue[str], hand: Ha
     assert queue.take(0) is None
 
 
-def test_failures_in_a_row_wait_longer_up_to_the_cap_until_forgotten(queue: WorkQueue[str]) -> None:
+def test_failures_back_off_up_to_the_cap(queue: WorkQueue[str]) -> None:
     pauses_s = [queue.add_failed("a") for _ in range(6)]
     for pause_s, full_s in zip(pauses_s, (1, 2, 4, 8, 8, 8), strict=True):
         assert full_s / 2 <= pause_s <= full_s
@@ -71,7 +71,7 @@ def test_failures_in_a_row_wait_longer_up_to_the_cap_until_forgotten(queue: Work
     assert queue.add_failed("a") <= 1
 
 
-def test_who_waits_gets_what_another_thread_adds_and_returns_at_close() -> None:
+def test_get_blocks_until_add_or_close() -> None:
     queue: WorkQueue[str] = WorkQueue()
     taken: SimpleQueue[str | None] = SimpleQueue()
 
@@ -88,7 +88,7 @@ def test_who_waits_gets_what_another_thread_adds_and_returns_at_close() -> None:
     waiting.join(30)
 
 
-def test_many_workers_never_hold_one_key_at_once() -> None:
+def test_workers_never_share_a_key() -> None:
     queue: WorkQueue[int] = WorkQueue()
     held: set[int] = set()
     broken: list[int] = []

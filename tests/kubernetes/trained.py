@@ -1,4 +1,4 @@
-"""A site on which jobs really train: operator, API and rendezvous store as processes, agents in containers that run."""
+"""A cluster with real training: operator, API and rendezvous store as processes, agents in running containers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BATCH = 4
 
 
 def trainer(ledger: Path, *more: str, steps: int) -> list[str]:
-    """The command of a job that writes down what it learns."""
+    """Return the command of a job that records what it learns."""
     size = ("--model", "tiny-gpt", "--steps", str(steps), "--global-batch", str(BATCH))
     return ["python", "-m", "scheduler.trainer.train", *size, "--ledger", str(ledger), *more]
 
 
 class Trained(Operated):
-    """Nodes have one GPU each. A volume `checkpoints` is shared by all of them."""
+    """Nodes with one GPU each, and a volume `checkpoints` shared by all."""
 
     def __init__(
         self, plane: ControlPlane, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, folder: Path
@@ -59,8 +59,10 @@ class Trained(Operated):
         step_s: float,
         says_length: bool = True,
     ) -> None:
-        """Apply a job that trains the small reference model on 1 to `most` GPUs. For one that `says_length` and has
-        little to do left no node is lent."""
+        """Apply a job that trains the small reference model on 1 to `most` GPUs.
+
+        With `says_length`, the job declares its length; no node is lent for a job with little work left.
+        """
         pace = ("--checkpoint-every", str(checkpoint_every), "--step-delay-s", str(step_s))
         (self.folder / "checkpoints").mkdir()
         volume = {"name": "checkpoints", "hostPath": {"path": str(self.folder / "checkpoints")}}
@@ -79,14 +81,14 @@ class Trained(Operated):
         return losses(self.ledger)
 
     def steps_made(self) -> int:
-        """Those that were made twice count twice."""
+        """Return the number of steps, repeated ones included."""
         return sum(1 for _ in lines(self.ledger, "losses-g*.jsonl"))
 
     def has_made(self, steps: int) -> bool:
         return max(self.losses(), default=0) >= steps
 
     def until_it_runs_on(self, name: str, nodes: int) -> list[Object]:
-        """The pods, once the job runs on so many nodes, and nowhere else any more, and goes on learning."""
+        """Wait until the job runs on this number of nodes only and makes progress. Return its pods."""
 
         def runs() -> bool:
             status = self.job(name).get("status", {})
@@ -99,7 +101,7 @@ class Trained(Operated):
         return self.pods()
 
     def objects(self) -> list[Object]:
-        """All that was made for jobs."""
+        """Return all objects created for jobs."""
         kinds = (SERVICE, CONFIG_MAP, SECRET)
         each = (self.cluster.list(kind, namespace=self.namespace, label_selector=JOB_LABEL).items for kind in kinds)
         return [*self.pods(), *(item for items in each for item in items)]

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do. The limit is generous: it only decides how long a failing test takes."""
+"""Waiting for other processes. The generous limit only bounds the duration of failing tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAUSE_S = 0.05
 
 
 def eventually(ask: Callable[[], T], *, what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
-    """The first answer that is true. `what` is asked for once it did not come, if it can be."""
+    """Return the first true result. `what` describes the condition in the error message."""
     limit_s = time.monotonic() + timeout_s
     while not (answer := ask()):
         if time.monotonic() >= limit_s:

@@ -1,4 +1,4 @@
-"""WorkQueue: what is to be looked at, each thing once, now or later."""
+"""WorkQueue: keys to process, each once, now or later (after client-go's workqueue)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class WorkQueue(Generic[K]):
-    """Thread-safe. A key that is added many times is taken once; one that is added while it is worked on is taken
-    again after `done`, never by two at a time. Waiting for later, a key keeps its earliest moment."""
+    """A thread-safe work queue.
+
+    A key added several times is taken once. A key added while a worker holds it is requeued after `done`, so that two
+    workers never hold the same key. A delayed key keeps its earliest time.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class WorkQueue(Generic[K]):
         self._is_closed = False
 
     def __len__(self) -> int:
-        """How many are ready to be taken."""
+        """Return the number of keys that are ready."""
         with self._changed:
             self._ripen()
             return len(self._ready)
@@ -61,7 +64,7 @@ class WorkQueue(Generic[K]):
                 self._changed.notify()
 
     def add_failed(self, key: K) -> float:
-        """Add it after a pause that doubles with each failure in a row; returns the pause in s."""
+        """Add the key after a delay that doubles with each consecutive failure. Return the delay in seconds."""
         with self._changed:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = compute_backoff_s(failures, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
@@ -69,12 +72,12 @@ class WorkQueue(Generic[K]):
         return delay_s
 
     def forget(self, key: K) -> None:
-        """It went well: the next failure is a first one."""
+        """Reset the failure count of the key."""
         with self._changed:
             self._failures.pop(key, None)
 
     def take(self, timeout_s: float) -> K | None:
-        """The key that is ready for longest; None after `timeout_s`, or once closed. Call `done` when through."""
+        """Return the key that has been ready longest, or None after `timeout_s` or `close`. Call `done` afterwards."""
         limit_s = self._monotonic_s() + timeout_s
         with self._changed:
             while not self._is_closed:
@@ -100,7 +103,7 @@ class WorkQueue(Generic[K]):
                 self._changed.notify()
 
     def close(self) -> None:
-        """Nothing more is handed out; whoever waits in `take` returns."""
+        """Hand out no more keys, and wake all waiting workers."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -115,7 +118,7 @@ class WorkQueue(Generic[K]):
         now_s = self._monotonic_s()
         while self._later and self._later[0][0] <= now_s:
             due_s, _, key = heapq.heappop(self._later)
-            # An entry that was overtaken by an earlier one is left in the heap until its turn.
+            # Entries replaced by an earlier one stay in the heap until their time.
             if self._due_s.get(key) == due_s:
                 del self._due_s[key]
                 self._add(key)

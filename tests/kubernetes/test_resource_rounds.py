@@ -1,5 +1,4 @@
-"""Rounds of intake and publish against the real API server: nothing that we write is pruned, refused or taken for a
-wish, and kubectl tells the story."""
+"""Reconcile rounds against the real API server: writes are neither pruned, rejected nor echoed as user changes."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ PRODUCT = "NVIDIA-A100-SXM4-80GB"
 
 
 class RealServer:
-    """As the pretended one: all objects of ours, and steps. ElasticJobs of one namespace alone."""
+    """A server like FakeServer: returns all objects of ours and executes writes. ElasticJobs of one namespace only."""
 
     def __init__(self, cluster: KubernetesClient, namespace: str) -> None:
         self.cluster = cluster
@@ -68,7 +67,7 @@ class RealServer:
 
 @pytest.fixture
 def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> OperatorRig:
-    """Two Pools of a node each, taken in."""
+    """A rig with two Pools of one node each."""
     install(cluster)
     monkeypatch.setattr(operator_rig, "NAMESPACE", namespace)
     server = RealServer(cluster, namespace)
@@ -83,7 +82,7 @@ def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def get(control_plane: ControlPlane, namespace: str) -> Any:
-    """What `kubectl get` prints, as rows of columns that two blanks part."""
+    """Return the output of `kubectl get` as rows of columns."""
     program = shutil.which("kubectl", path=str(ASSETS)) or shutil.which("kubectl")
     if program is None:
         pytest.skip(f"no kubectl in {ASSETS} or on the path")
@@ -97,7 +96,7 @@ def get(control_plane: ControlPlane, namespace: str) -> Any:
 
 
 def with_a_running_job(rig: OperatorRig) -> None:
-    """Job `llama-abc123`, from HTTP, on a node of its own and a lent one."""
+    """Add job `llama-abc123`, submitted over HTTP, on its own node and a lent one."""
     now_s = rig.snapshot.now_s
     job = a_job("llama-abc123", 2, 8, state=JobState.RUNNING, on={"t0": (0, 1), "i0": (0, 1, 2, 3)}, now_s=now_s)
     job = replace(job, progress=Progress(at_s=now_s, steps=900.0, loss=2.5))
@@ -105,13 +104,13 @@ def with_a_running_job(rig: OperatorRig) -> None:
     rig.run_until_stable()
 
 
-def test_nodes_join_their_pools_and_what_we_wrote_is_quiet(rig: OperatorRig) -> None:
+def test_nodes_join_and_writes_are_stable(rig: OperatorRig) -> None:
     assert {node.name: node.pool for node in rig.snapshot.nodes.values()} == {"t0": "training", "i0": "inference"}
     assert rig.compute_commands().commands == ()
     assert rig.compute_writes() == ()
 
 
-def test_a_job_from_http_and_its_loan_are_seen_in_columns(rig: OperatorRig, get: Any) -> None:
+def test_kubectl_columns_of_job_and_loan(rig: OperatorRig, get: Any) -> None:
     with_a_running_job(rig)
     head, job = get("ej")
     assert head == ["NAME", "STATE", "GPUS", "QUEUE", "PRIORITY", "PROGRESS %", "REASON", "AGE"]
@@ -122,7 +121,7 @@ def test_a_job_from_http_and_its_loan_are_seen_in_columns(rig: OperatorRig, get:
     assert get("pools")[1][:5] == ["inference", "inference", "1", "8", "1"]
 
 
-def test_jobs_of_kubectl_and_of_http_are_told_alike(rig: OperatorRig, get: Any) -> None:
+def test_kubectl_and_http_jobs_have_equal_statuses(rig: OperatorRig, get: Any) -> None:
     with_a_running_job(rig)
     rig.server.add(ELASTIC_JOB, "mine", {"gpus": {"min": 4, "max": 4}, "command": ["x"]})
     rig.run_until_stable()
@@ -134,7 +133,7 @@ def test_jobs_of_kubectl_and_of_http_are_told_alike(rig: OperatorRig, get: Any) 
     assert get("ej")[2][1:6] == ["Submitted", "0/4", "default", "0", "InsufficientGpus"]
 
 
-def test_a_change_over_http_reaches_the_resource_and_one_by_kubectl_the_job(rig: OperatorRig) -> None:
+def test_changes_flow_both_ways(rig: OperatorRig) -> None:
     with_a_running_job(rig)
     job = rig.snapshot.jobs["llama-abc123"]
     scaled = replace(job, spec=replace(job.spec, max_gpus=16))
@@ -149,7 +148,7 @@ def test_a_change_over_http_reaches_the_resource_and_one_by_kubectl_the_job(rig:
     assert rig.snapshot.jobs[job.id].spec.max_gpus == 6
 
 
-def test_a_deleted_resource_goes_once_its_job_has_ended(rig: OperatorRig) -> None:
+def test_deleted_resource_is_removed_after_its_job(rig: OperatorRig) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)
     rig.server.cluster.delete(ELASTIC_JOB, "llama-abc123", rig.server.namespace)
@@ -160,7 +159,7 @@ def test_a_deleted_resource_goes_once_its_job_has_ended(rig: OperatorRig) -> Non
     assert rig.server.resources().elastic_jobs == ()
 
 
-def test_events_are_taken_and_counted(rig: OperatorRig, get: Any) -> None:
+def test_events_are_accepted_and_counted(rig: OperatorRig, get: Any) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)
     known = index_event_objects(rig.server.resources(), rig.snapshot, job_namespace=rig.server.namespace)

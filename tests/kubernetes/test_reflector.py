@@ -1,4 +1,4 @@
-"""A mirror stays like the API server through restarts, silence and forgotten history."""
+"""Reflector and ObjectCache through restarts, silence and expired history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.kubernetes.object_cache import ObjectCache
 from scheduler.kubernetes.reflector import Reflector
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
-from tests.kubernetes.objects import a_config_map
+from tests.kubernetes.objects import build_config_map
 from tests.kubernetes.waiting import eventually
 
 SILENCE_S = 3.0
@@ -55,10 +55,10 @@ def is_like(watcher: Reflector, cluster: KubernetesClient) -> bool:
     }
 
 
-def test_every_change_is_told_in_order_with_bookmarks(cluster: KubernetesClient, namespace: str) -> None:
+def test_changes_arrive_in_order_with_bookmarks(cluster: KubernetesClient, namespace: str) -> None:
     since = cluster.list(CONFIG_MAP, namespace=namespace).resource_version
     watch = cluster.watch(CONFIG_MAP, resource_version=since, namespace=namespace, timeout_s=8.0)
-    made = cluster.create(CONFIG_MAP, a_config_map("a", namespace))
+    made = cluster.create(CONFIG_MAP, build_config_map("a", namespace))
     cluster.patch(CONFIG_MAP, "a", namespace, change={"data": {"k": "v"}})
     cluster.delete(CONFIG_MAP, "a", namespace)
     events = list(watch)
@@ -69,7 +69,7 @@ def test_every_change_is_told_in_order_with_bookmarks(cluster: KubernetesClient,
     assert versions == sorted(versions)
 
 
-def test_a_watch_is_ended_by_another_thread(cluster: KubernetesClient, namespace: str) -> None:
+def test_watch_is_closed_by_another_thread(cluster: KubernetesClient, namespace: str) -> None:
     watch = cluster.watch(CONFIG_MAP, resource_version=cluster.list(CONFIG_MAP).resource_version, namespace=namespace)
     events: list[WatchEvent] = []
     reading = threading.Thread(target=lambda: events.extend(watch))
@@ -81,46 +81,44 @@ def test_a_watch_is_ended_by_another_thread(cluster: KubernetesClient, namespace
     watch.close()
 
 
-def test_a_version_that_is_forgotten_is_gone(
-    control_plane: ControlPlane, cluster: KubernetesClient, namespace: str
-) -> None:
-    cluster.create(CONFIG_MAP, a_config_map("a", namespace))
+def test_expired_version_is_gone(control_plane: ControlPlane, cluster: KubernetesClient, namespace: str) -> None:
+    cluster.create(CONFIG_MAP, build_config_map("a", namespace))
     control_plane.forget_past()
     with pytest.raises(ApiError) as caught:
         list(cluster.watch(CONFIG_MAP, resource_version="1", timeout_s=4.0))
     assert caught.value.is_gone
 
 
-def test_the_mirror_follows_and_tells(cluster: KubernetesClient, namespace: str, start: Start) -> None:
+def test_cache_follows_and_notifies(cluster: KubernetesClient, namespace: str, start: Start) -> None:
     told: list[ObjectKey] = []
     watcher = start(on_change=told.append)
-    cluster.create(CONFIG_MAP, a_config_map("a", namespace, labels={"job": "x"}))
-    cluster.create(CONFIG_MAP, a_config_map("b", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("a", namespace, labels={"job": "x"}))
+    cluster.create(CONFIG_MAP, build_config_map("b", namespace))
     cluster.delete(CONFIG_MAP, "b", namespace)
     eventually(lambda: told == [(namespace, each) for each in ("a", "b", "b")], what=f"three changes, {told}")
     assert [name_of(item) for item in watcher.cache.list_by_label("job", "x")] == ["a"]
     assert watcher.list_count == 1
 
 
-def test_a_write_that_is_put_ahead_is_not_told_twice(cluster: KubernetesClient, namespace: str, start: Start) -> None:
+def test_assumed_write_notifies_once(cluster: KubernetesClient, namespace: str, start: Start) -> None:
     told: list[ObjectKey] = []
     watcher = start(on_change=told.append)
-    watcher.cache.assume(cluster.create(CONFIG_MAP, a_config_map("a", namespace)))
+    watcher.cache.assume(cluster.create(CONFIG_MAP, build_config_map("a", namespace)))
     assert names(watcher) == {"a"}
-    cluster.create(CONFIG_MAP, a_config_map("z", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("z", namespace))
     eventually(lambda: "z" in names(watcher), what="the watch is past it")
     assert told == [(namespace, "a"), (namespace, "z")]
 
 
-def test_watches_that_end_in_time_are_taken_up_where_they_ended(
+def test_ended_watch_is_resumed(
     control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, tmp_path: Path
 ) -> None:
-    """Each change here is made after one watch has ended and before the next reaches the server."""
+    """Each change happens between the end of one watch and the start of the next."""
     asked: list[float] = []
 
     def change_unheard(method: str, path: str) -> Fault:
         if "watch=true" in path and len(asked) < 4:
-            cluster.create(CONFIG_MAP, a_config_map(f"c{len(asked)}", namespace))
+            cluster.create(CONFIG_MAP, build_config_map(f"c{len(asked)}", namespace))
             asked.append(float(parse_qs(path)["timeoutSeconds"][0]))
         return FAULTLESS
 
@@ -138,7 +136,7 @@ def test_watches_that_end_in_time_are_taken_up_where_they_ended(
 
 
 @pytest.mark.parametrize("end", [ControlPlane.kill_api, ControlPlane.stop_api])
-def test_the_api_server_is_restarted(
+def test_api_server_restart(
     control_plane: ControlPlane,
     cluster: KubernetesClient,
     namespace: str,
@@ -146,22 +144,22 @@ def test_the_api_server_is_restarted(
     end: Callable[[ControlPlane], None],
 ) -> None:
     watcher = start()
-    cluster.create(CONFIG_MAP, a_config_map("before", namespace))
-    cluster.create(CONFIG_MAP, a_config_map("doomed", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("before", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("doomed", namespace))
     eventually(lambda: "doomed" in names(watcher), what="both are seen")
     end(control_plane)
     control_plane.start_api()
     cluster.delete(CONFIG_MAP, "doomed", namespace)
-    cluster.create(CONFIG_MAP, a_config_map("after", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("after", namespace))
     eventually(lambda: names(watcher) == {"before", "after"}, what="it hears again")
     eventually(lambda: is_like(watcher, cluster) and not watcher.is_stale, what="the mirror is like the server")
 
 
-def test_history_that_was_forgotten_while_we_were_away_is_listed_anew(
+def test_expired_history_is_listed_again(
     control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, start: Start
 ) -> None:
     watcher = start()
-    cluster.create(CONFIG_MAP, a_config_map("doomed", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("doomed", namespace))
     eventually(lambda: "doomed" in names(watcher), what="it is seen")
     control_plane.forget_past()
     cluster.delete(CONFIG_MAP, "doomed", namespace)
@@ -170,7 +168,7 @@ def test_history_that_was_forgotten_while_we_were_away_is_listed_anew(
     eventually(lambda: is_like(watcher, cluster), what="the mirror is like the server")
 
 
-def test_a_frozen_server_makes_the_mirror_stale_and_a_thawed_one_heals_it(
+def test_frozen_server_makes_the_cache_stale(
     control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, start: Start
 ) -> None:
     watcher = start(silence_s=2.0)
@@ -180,11 +178,11 @@ def test_a_frozen_server_makes_the_mirror_stale_and_a_thawed_one_heals_it(
         eventually(lambda: watcher.is_stale, what="silence is noticed")
     finally:
         control_plane.resume_api()
-    cluster.create(CONFIG_MAP, a_config_map("after", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("after", namespace))
     eventually(lambda: "after" in names(watcher) and not watcher.is_stale, what="it hears again")
 
 
-def test_watches_that_stay_silent_for_ever_are_made_up_for_by_lists(
+def test_silent_watches_are_replaced_by_lists(
     control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, tmp_path: Path
 ) -> None:
     with FaultProxy(control_plane).running() as proxy:
@@ -194,7 +192,7 @@ def test_watches_that_stay_silent_for_ever_are_made_up_for_by_lists(
         assert watcher.cache.wait_for_sync(30)
         proxy.is_mute = True
         for name in ("first", "second"):
-            cluster.create(CONFIG_MAP, a_config_map(name, namespace))
+            cluster.create(CONFIG_MAP, build_config_map(name, namespace))
             eventually(partial(_has, watcher, name), what=f"{name} is found out")
         eventually(lambda: not watcher.is_stale, what="lists are signs of life")
         watcher.stop()
@@ -205,7 +203,7 @@ def _has(watcher: Reflector, name: str) -> bool:
     return name in names(watcher)
 
 
-def test_it_stops_quickly_also_while_the_server_is_frozen(control_plane: ControlPlane, start: Start) -> None:
+def test_stop_is_fast_with_a_frozen_server(control_plane: ControlPlane, start: Start) -> None:
     quiet, frozen = start(silence_s=60.0), start(silence_s=60.0)
     began_s = time.monotonic()
     quiet.stop()
@@ -217,15 +215,13 @@ def test_it_stops_quickly_also_while_the_server_is_frozen(control_plane: Control
     assert time.monotonic() - began_s < 20.0
 
 
-def test_a_storm_of_changes_leaves_the_mirror_like_the_server(
-    cluster: KubernetesClient, namespace: str, start: Start
-) -> None:
+def test_cache_matches_the_server_after_many_changes(cluster: KubernetesClient, namespace: str, start: Start) -> None:
     watcher = start()
 
     def write(worker: int) -> None:
         for number in range(40):
             name = f"c{number % 5}"
-            item = a_config_map(name, namespace, n=f"{worker}.{number}")
+            item = build_config_map(name, namespace, n=f"{worker}.{number}")
             watcher.cache.assume(cluster.apply(CONFIG_MAP, item))
             held = watcher.cache.get(name, namespace)
             if held and number % 3 == worker % 3:

@@ -1,4 +1,4 @@
-"""Writing custom resources: what the API server refuses is asked for again, and takes nobody's pace."""
+"""ResourceWriter: rejected creations are retried with backoff and do not slow others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from scheduler.kubernetes.resource_writer import (
 )
 from scheduler.kubernetes.resource_writes import Create, Writes
 from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.objects import NAMESPACE, a_config_map
+from tests.kubernetes.objects import NAMESPACE, build_config_map
 
 
 @dataclass
 class Desk:
-    """A writer whose clock stands still until it is set, and the statuses of what it asked."""
+    """A writer with a simulated clock, and the statuses of its requests."""
 
     writer: ResourceWriter
     effects: ActionPool
@@ -54,10 +54,10 @@ def desk(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Des
 
 
 def making(name: str, namespace: str) -> Writes:
-    return (Create(CONFIG_MAP, a_config_map(name, namespace)),)
+    return (Create(CONFIG_MAP, build_config_map(name, namespace)),)
 
 
-def test_what_is_refused_is_left_alone_for_a_while_that_grows(desk: Desk, namespace: str) -> None:
+def test_rejected_creation_backs_off(desk: Desk, namespace: str) -> None:
     steps = making("lost", f"{namespace}-b")
     assert desk.write(steps) == [404]
     tries = []
@@ -71,7 +71,7 @@ def test_what_is_refused_is_left_alone_for_a_while_that_grows(desk: Desk, namesp
     assert len(tries) < 20
 
 
-def test_it_is_made_once_there_is_a_place_for_it(desk: Desk, cluster: KubernetesClient, namespace: str) -> None:
+def test_creation_succeeds_once_the_namespace_exists(desk: Desk, cluster: KubernetesClient, namespace: str) -> None:
     steps = making("late", f"{namespace}-b")
     assert desk.write(steps) == [404]
     cluster.create(NAMESPACE, {"metadata": {"name": f"{namespace}-b"}})
@@ -80,7 +80,7 @@ def test_it_is_made_once_there_is_a_place_for_it(desk: Desk, cluster: Kubernetes
     assert desk.write(steps) == [200]
 
 
-def test_a_thousand_that_are_refused_leave_the_pace_to_others(desk: Desk, namespace: str) -> None:
+def test_thousand_rejected_objects_do_not_slow_others(desk: Desk, namespace: str) -> None:
     lost = [making(f"lost-{number}", f"{namespace}-b") for number in range(3 * RETRIES_PER_ROUND_MAX)]
     assert len(desk.write(*lost)) == len(lost)
     desk.wait(PAUSE_BASE_S)

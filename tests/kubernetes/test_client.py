@@ -1,4 +1,4 @@
-"""What Cluster promises, on a real API server."""
+"""The contract of KubernetesClient, on a real API server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scheduler.kubernetes.client import EvictionResult, KubernetesClient, connec
 from scheduler.kubernetes.flow_control import RequestRecord
 from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
-from tests.kubernetes.objects import BUDGET, a_config_map, a_pod
+from tests.kubernetes.objects import BUDGET, build_config_map, build_pod
 from tests.kubernetes.waiting import eventually
 
 
@@ -44,9 +44,9 @@ def node(kubelet: FakeKubelet, namespace: str) -> str:
     return name_of(kubelet.add_node(f"node-of-{namespace}"))
 
 
-def test_a_list_comes_in_pages_and_is_whole(cluster: KubernetesClient, namespace: str) -> None:
+def test_list_reads_all_pages(cluster: KubernetesClient, namespace: str) -> None:
     for number in range(7):
-        cluster.create(CONFIG_MAP, a_config_map(f"c{number}", namespace, labels={"odd": str(number % 2)}))
+        cluster.create(CONFIG_MAP, build_config_map(f"c{number}", namespace, labels={"odd": str(number % 2)}))
     listed = cluster.list(CONFIG_MAP, namespace=namespace, page_size=3)
     assert [name_of(item) for item in listed.items] == [f"c{number}" for number in range(7)]
     assert all(item["kind"] == "ConfigMap" for item in listed.items)
@@ -57,18 +57,18 @@ def test_a_list_comes_in_pages_and_is_whole(cluster: KubernetesClient, namespace
     assert [name_of(item) for item in named.items] == ["c2"]
 
 
-def test_a_list_whose_pages_are_forgotten_begins_again(
+def test_list_restarts_after_an_expired_page(
     cluster: KubernetesClient, control_plane: ControlPlane, namespace: str
 ) -> None:
     for number in range(6):
-        cluster.create(CONFIG_MAP, a_config_map(f"c{number}", namespace))
+        cluster.create(CONFIG_MAP, build_config_map(f"c{number}", namespace))
     lists: list[int] = []
 
     def note(asked: RequestRecord) -> None:
         lists.append(asked.status)
         if len(lists) == 1:
-            # Between the first page and the second, somebody writes, and server and etcd forget the past.
-            cluster.create(CONFIG_MAP, a_config_map("c9", namespace))
+            # Between the first and the second page, write an object and make server and etcd forget the past.
+            cluster.create(CONFIG_MAP, build_config_map("c9", namespace))
             control_plane.forget_past()
 
     reader = connect(control_plane.admin_kubeconfig, on_request=note)
@@ -78,74 +78,74 @@ def test_a_list_whose_pages_are_forgotten_begins_again(
     reader.close()
 
 
-def test_what_is_missing_is_none_or_an_error_as_asked(cluster: KubernetesClient, namespace: str) -> None:
+def test_missing_object_is_none_or_an_error(cluster: KubernetesClient, namespace: str) -> None:
     assert cluster.get_or_none(CONFIG_MAP, "nothing", namespace) is None
     assert refused(lambda: cluster.get(CONFIG_MAP, "nothing", namespace)).is_not_found
     assert refused(lambda: cluster.list(ResourceKind("nowhere.example", "v1", "Ghost", "ghosts"))).is_not_found
 
 
-def test_a_name_is_made_once(cluster: KubernetesClient, namespace: str) -> None:
-    made = cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="v"))
+def test_create_fails_for_an_existing_name(cluster: KubernetesClient, namespace: str) -> None:
+    made = cluster.create(CONFIG_MAP, build_config_map("c", namespace, k="v"))
     assert made["metadata"]["managedFields"][0]["manager"] == FIELD_MANAGER
-    error = refused(lambda: cluster.create(CONFIG_MAP, a_config_map("c", namespace)))
+    error = refused(lambda: cluster.create(CONFIG_MAP, build_config_map("c", namespace)))
     assert error.is_already_exists
     assert not error.is_conflict
 
 
-def test_what_the_schema_forbids_is_said_with_the_field(cluster: KubernetesClient, namespace: str) -> None:
-    pod = a_pod("p", namespace)
+def test_schema_violation_names_the_field(cluster: KubernetesClient, namespace: str) -> None:
+    pod = build_pod("p", namespace)
     pod["spec"]["restartPolicy"] = "Sometimes"
     error = refused(lambda: cluster.create(POD, pod))
     assert error.is_invalid
     assert "restartPolicy" in error.message
 
 
-def test_apply_makes_then_changes_and_owns_its_fields_alone(cluster: KubernetesClient, namespace: str) -> None:
-    first = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, ours="1"))
+def test_apply_creates_and_owns_only_its_fields(cluster: KubernetesClient, namespace: str) -> None:
+    first = cluster.apply(CONFIG_MAP, build_config_map("c", namespace, ours="1"))
     cluster.patch(CONFIG_MAP, "c", namespace, change={"data": {"theirs": "x"}})
-    second = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, other="2"))
+    second = cluster.apply(CONFIG_MAP, build_config_map("c", namespace, other="2"))
     assert uid_of(second) == uid_of(first)
     assert second["data"] == {"other": "2", "theirs": "x"}
-    again = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, other="2"))
+    again = cluster.apply(CONFIG_MAP, build_config_map("c", namespace, other="2"))
     assert version_of(again) == version_of(second)
 
 
-def test_apply_without_force_leaves_the_fields_of_others(
+def test_apply_without_force_keeps_fields_of_others(
     cluster: KubernetesClient, namespace: str, control_plane: ControlPlane
 ) -> None:
-    cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="theirs"))
-    error = refused(lambda: cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="ours"), force=False))
+    cluster.create(CONFIG_MAP, build_config_map("c", namespace, k="theirs"))
+    error = refused(lambda: cluster.apply(CONFIG_MAP, build_config_map("c", namespace, k="ours"), force=False))
     assert error.is_conflict
-    assert cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="ours"))["data"] == {"k": "ours"}
+    assert cluster.apply(CONFIG_MAP, build_config_map("c", namespace, k="ours"))["data"] == {"k": "ours"}
 
 
-def test_apply_over_a_version_that_has_passed_is_a_conflict(cluster: KubernetesClient, namespace: str) -> None:
-    old = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="1"))
-    cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="2"))
-    late = a_config_map("c", namespace, k="3")
+def test_apply_of_an_old_version_conflicts(cluster: KubernetesClient, namespace: str) -> None:
+    old = cluster.apply(CONFIG_MAP, build_config_map("c", namespace, k="1"))
+    cluster.apply(CONFIG_MAP, build_config_map("c", namespace, k="2"))
+    late = build_config_map("c", namespace, k="3")
     late["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
     assert refused(lambda: cluster.apply(CONFIG_MAP, late)).is_conflict
 
 
 @pytest.mark.parametrize("change", [{"data": {"k": "2"}}, [{"op": "replace", "path": "/data/k", "value": "2"}]])
-def test_a_patch_over_a_version_that_has_passed_is_a_conflict(
+def test_patch_of_an_old_version_conflicts(
     cluster: KubernetesClient, namespace: str, change: Object | list[Object]
 ) -> None:
-    old = cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="0"))["metadata"]["resourceVersion"]
+    old = cluster.create(CONFIG_MAP, build_config_map("c", namespace, k="0"))["metadata"]["resourceVersion"]
     now = cluster.patch(CONFIG_MAP, "c", namespace, change={"data": {"k": "1"}})["metadata"]["resourceVersion"]
     assert refused(lambda: cluster.patch(CONFIG_MAP, "c", namespace, change=change, resource_version=old)).is_conflict
     patched = cluster.patch(CONFIG_MAP, "c", namespace, change=change, resource_version=now)
     assert patched["data"] == {"k": "2"}
 
 
-def test_replace_is_guarded_by_the_version_it_names(cluster: KubernetesClient, namespace: str) -> None:
-    first = cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="0"))
+def test_replace_of_an_old_version_conflicts(cluster: KubernetesClient, namespace: str) -> None:
+    first = cluster.create(CONFIG_MAP, build_config_map("c", namespace, k="0"))
     second = cluster.replace(CONFIG_MAP, {**first, "data": {"k": "1"}})
     assert second["data"] == {"k": "1"}
     assert refused(lambda: cluster.replace(CONFIG_MAP, {**first, "data": {"k": "2"}})).is_conflict
 
 
-def test_status_is_written_by_itself(cluster: KubernetesClient, node: str) -> None:
+def test_status_is_written_separately(cluster: KubernetesClient, node: str) -> None:
     before = cluster.get(NODE, node)
     condition = {"type": "Lent", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": None}
     applied = cluster.apply(
@@ -158,11 +158,11 @@ def test_status_is_written_by_itself(cluster: KubernetesClient, node: str) -> No
     ).is_conflict
 
 
-def test_a_deletion_says_whether_something_is_left(cluster: KubernetesClient, namespace: str) -> None:
+def test_delete_returns_a_terminating_object(cluster: KubernetesClient, namespace: str) -> None:
     assert cluster.delete(CONFIG_MAP, "nothing", namespace) is None
-    cluster.create(CONFIG_MAP, a_config_map("c", namespace))
+    cluster.create(CONFIG_MAP, build_config_map("c", namespace))
     assert cluster.delete(CONFIG_MAP, "c", namespace) is None
-    held = a_config_map("held", namespace)
+    held = build_config_map("held", namespace)
     held["metadata"]["finalizers"] = ["ebbtide.dev/test"]
     cluster.create(CONFIG_MAP, held)
     left = cluster.delete(CONFIG_MAP, "held", namespace)
@@ -172,10 +172,8 @@ def test_a_deletion_says_whether_something_is_left(cluster: KubernetesClient, na
     assert cluster.get_or_none(CONFIG_MAP, "held", namespace) is None
 
 
-def test_a_deletion_meant_for_another_object_of_that_name_harms_nobody(
-    cluster: KubernetesClient, namespace: str
-) -> None:
-    made = cluster.create(CONFIG_MAP, a_config_map("c", namespace))
+def test_delete_checks_the_uid(cluster: KubernetesClient, namespace: str) -> None:
+    made = cluster.create(CONFIG_MAP, build_config_map("c", namespace))
     assert cluster.delete(CONFIG_MAP, "c", namespace, uid="00000000-0000-0000-0000-000000000000") is None
     assert cluster.get_or_none(CONFIG_MAP, "c", namespace) == made
     old = made["metadata"]["resourceVersion"]
@@ -186,47 +184,47 @@ def test_a_deletion_meant_for_another_object_of_that_name_harms_nobody(
     assert cluster.get_or_none(CONFIG_MAP, "c", namespace) is None
 
 
-def test_a_pod_that_nobody_bound_is_gone_at_once_and_a_bound_one_has_its_grace(
+def test_delete_of_bound_and_unbound_pods(
     cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str
 ) -> None:
     kubelet.stop_s = lambda pod: 600.0
-    cluster.create(POD, a_pod("free", namespace))
+    cluster.create(POD, build_pod("free", namespace))
     assert cluster.delete(POD, "free", namespace, grace_period_s=30) is None
     assert cluster.get_or_none(POD, "free", namespace) is None
-    pod = cluster.create(POD, a_pod("bound", namespace))
+    pod = cluster.create(POD, build_pod("bound", namespace))
     cluster.bind(pod, node)
-    # The API server looks into its watch cache first: a pod that is not bound there yet goes without grace.
+    # The API server checks its watch cache first, and deletes a pod that is unbound there without grace period.
     eventually(lambda: kubelet.pods.get("bound", namespace), what="the binding has come round")
     left = cluster.delete(POD, "bound", namespace, uid=uid_of(pod), grace_period_s=600)
     assert left is not None
     assert left["metadata"]["deletionGracePeriodSeconds"] == 600
 
 
-def test_binding_twice_is_binding_once_and_binding_elsewhere_a_conflict(
+def test_bind_is_idempotent_and_conflicts_elsewhere(
     cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str
 ) -> None:
     other = name_of(kubelet.add_node(f"other-of-{namespace}"))
-    pod = cluster.create(POD, a_pod("p", namespace))
+    pod = cluster.create(POD, build_pod("p", namespace))
     cluster.bind(pod, node)
     cluster.bind(pod, node)
     assert cluster.get(POD, "p", namespace)["spec"]["nodeName"] == node
     assert refused(lambda: cluster.bind(pod, other)).is_conflict
 
 
-def test_a_binding_is_for_one_pod_and_not_for_its_successor(
-    cluster: KubernetesClient, namespace: str, node: str
-) -> None:
-    first = cluster.create(POD, a_pod("p", namespace))
+def test_bind_checks_the_uid(cluster: KubernetesClient, namespace: str, node: str) -> None:
+    first = cluster.create(POD, build_pod("p", namespace))
     cluster.delete(POD, "p", namespace)
-    cluster.create(POD, a_pod("p", namespace))
+    cluster.create(POD, build_pod("p", namespace))
     assert refused(lambda: cluster.bind(first, node)).is_conflict
     assert "nodeName" not in cluster.get(POD, "p", namespace)["spec"]
     cluster.delete(POD, "p", namespace)
     assert refused(lambda: cluster.bind(first, node)).is_not_found
 
 
-def test_eviction_asks_the_budget(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str) -> None:
-    pod = cluster.create(POD, a_pod("p", namespace, labels={"app": "a"}))
+def test_eviction_respects_the_budget(
+    cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str
+) -> None:
+    pod = cluster.create(POD, build_pod("p", namespace, labels={"app": "a"}))
     cluster.bind(pod, node)
     budget = cluster.create(
         BUDGET,
@@ -235,23 +233,23 @@ def test_eviction_asks_the_budget(cluster: KubernetesClient, kubelet: FakeKubele
             "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}},
         },
     )
-    # What the disruption controller would write.
+    # The status that the disruption controller would write.
     status = {"observedGeneration": budget["metadata"]["generation"], "expectedPods": 1, "currentHealthy": 1}
     none_allowed = {**status, "desiredHealthy": 1, "disruptionsAllowed": 0}
     cluster.patch_status(BUDGET, "b", namespace, change={"status": none_allowed})
     kubelet_saw = cluster.get(POD, "p", namespace)
-    # No budget protects a pod that is not ready yet.
+    # Budgets do not protect pods that are not ready yet.
     eventually(lambda: is_ready(cluster.get(POD, "p", namespace)), what="the kubelet says that it is ready")
     assert cluster.evict(kubelet_saw) is EvictionResult.BLOCKED
     cluster.patch_status(BUDGET, "b", namespace, change={"status": {**none_allowed, "disruptionsAllowed": 1}})
     assert cluster.evict(kubelet_saw) is EvictionResult.EVICTED
     cluster.delete(POD, "p", namespace, grace_period_s=0)
     assert cluster.evict(kubelet_saw) is EvictionResult.NOT_FOUND
-    cluster.create(POD, a_pod("p", namespace))
+    cluster.create(POD, build_pod("p", namespace))
     assert cluster.evict(kubelet_saw) is EvictionResult.NOT_FOUND
 
 
-def test_who_may_not_is_told_so(cluster: KubernetesClient, control_plane: ControlPlane, namespace: str) -> None:
+def test_forbidden_request_raises(cluster: KubernetesClient, control_plane: ControlPlane, namespace: str) -> None:
     cluster.create(SERVICE_ACCOUNT, {"metadata": {"name": "robot", "namespace": namespace}})
     for path in (
         control_plane.kubeconfig_of_user("somebody", "a-group"),
@@ -264,7 +262,7 @@ def test_who_may_not_is_told_so(cluster: KubernetesClient, control_plane: Contro
         asker.close()
 
 
-def test_labels_that_are_taken_away_are_away(cluster: KubernetesClient, namespace: str) -> None:
-    cluster.create(CONFIG_MAP, a_config_map("c", namespace, labels={"a": "1", "b": "2"}))
+def test_labels_can_be_removed(cluster: KubernetesClient, namespace: str) -> None:
+    cluster.create(CONFIG_MAP, build_config_map("c", namespace, labels={"a": "1", "b": "2"}))
     patched = cluster.patch(CONFIG_MAP, "c", namespace, change={"metadata": {"labels": {"a": None}}})
     assert labels_of(patched) == {"b": "2"}
