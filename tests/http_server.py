@@ -1,4 +1,4 @@
-"""Small HTTP servers for tests: on loopback, without a word, gone when the test is."""
+"""Small HTTP servers on loopback for tests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LOOK_PERIOD_S = 0.01
 
 
 class QuietHandler:
-    """Before BaseHTTPRequestHandler among the bases of a handler: it says nothing on standard error."""
+    """Mixin before BaseHTTPRequestHandler that disables its log lines."""
 
     def log_message(self, *words: object) -> None:
-        """As it says."""
+        """Log nothing."""
 
 
 class LoopbackServer:
-    """Serves from its making until `close`, which may be called again; over TLS where it is given a context."""
+    """Serves from construction until `close`, which may be called repeatedly. With a context, it serves TLS."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""Ports of this machine."""
+"""Free TCP ports on loopback."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import itertools
 import os
 import socket
 
-# Below those that the system deals out by itself, so that no connection of another test takes the port before the
-# server that it is for; processes of one run begin far from one another.
+# Below the ephemeral ports of the system, so that no connection of another test takes the port before the server does.
+# Processes of one run start far from each other.
 _FIRST, _COUNT = 12_000, 20_000
 _next = itertools.count(os.getpid() * 7919)
 
 
 def find_free_port() -> int:
-    """One that nobody listens on now, and that was not given in this process before."""
+    """Return a port that is not in use and was not returned in this process before."""
     for number in _next:
         port = _FIRST + number % _COUNT
         try:
@@ -21,4 +21,4 @@ def find_free_port() -> int:
                 return port
         except OSError:
             continue
-    raise AssertionError("without end")
+    raise AssertionError("the counter never ends")

@@ -1,4 +1,4 @@
-"""Samples of an exposition, by name and labels, and what has been added to them."""
+"""Metric samples by name and labels, and their changes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Samples = dict[str, float]
 
 
 def read_samples(text: str | None = None) -> Samples:
-    """Every sample as `name{label="value",...}`, labels in order; of this process unless a text is given."""
+    """Return all samples by `name{label="value",...}` with sorted labels, of this process or of a given text."""
     families = text_string_to_metric_families(render_metrics().decode() if text is None else text)
     return {_format_key(one.name, one.labels): one.value for family in families for one in family.samples}
 
 
 def list_changed_samples(before: Samples) -> Samples:
-    """What has changed since, without buckets and what merely is there."""
+    """Return the changes of samples since `before`, without buckets."""
     now = read_samples()
     return {
         key: round(value - before.get(key, 0.0), 6)

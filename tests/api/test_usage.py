@@ -10,7 +10,7 @@ import pytest
 from api.usage import usage_csv, usage_rows, usage_sums
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from tests.api.conftest import NOW_S, ApiService, Problem
-from tests.books import check_usage
+from tests.usage_check import check_usage
 
 HOUR_S = 3600
 THIS_HOUR_S = int(NOW_S // HOUR_S) * HOUR_S

@@ -1,4 +1,4 @@
-"""The stores of contract tests: in memory, in SQLite, in a real PostgreSQL."""
+"""Stores of contract tests: in memory, in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.contract.store_records import OpenStore
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database, migrated."""
+    """URL of an empty, migrated database."""
     return _database(request, tmp_path)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database, migrated; empty for a store in memory."""
+    """URL of an empty, migrated database; an empty text for a store in memory."""
     return "" if request.param == "memory" else _database(request, tmp_path)
 
 
 @pytest.fixture
 def open_store(store_url: str) -> Iterator[OpenStore]:
-    """Opens the same store at every call: for SQL another connection of what may be another process."""
+    """Open the same store at every call; in SQL with a new connection, as another process would."""
     only, opened = MemoryStore(), list[SqlStore]()
 
     def open_again() -> ApiStore:

@@ -1,4 +1,4 @@
-"""Records that stores are given in their contract's tests, and the commits that give them."""
+"""Records and commits for the contract tests of stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_next_snapshot(previous: Snapshot, **changes: Any) -> Snapshot:
 
 
 def commit_next(store: Store, **changes: Any) -> Snapshot:
-    """Commit an otherwise unchanged snapshot, at the epoch of a lease that nobody took yet."""
+    """Commit an otherwise unchanged snapshot with the epoch of a lease that was never acquired."""
     previous = store.load().snapshot
     snapshot = make_next_snapshot(previous, **changes)
     store.commit(Commit(previous, snapshot, epoch=0))

@@ -1,4 +1,4 @@
-"""What both run logs keep to: a generation begins once, by the leader alone; an agent's newest word counts."""
+"""Contract of run logs: only the leader begins a generation, once, and the newest report of an agent wins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def log(store_url: str) -> Iterator[tuple[RunLog, int]]:
     store.close()
 
 
-def test_a_generation_begins_once(log: tuple[RunLog, int]) -> None:
+def test_generation_begins_once(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
     assert runs.begin_run(RUN, epoch=epoch)
     assert not runs.begin_run(replace(RUN, begun_at_s=9.0), epoch=epoch)
@@ -55,14 +55,14 @@ def test_a_generation_begins_once(log: tuple[RunLog, int]) -> None:
     assert runs.list_begun_runs_of("b") == ()
 
 
-def test_who_does_not_lead_any_more_begins_nothing(log: tuple[RunLog, int]) -> None:
+def test_fenced_leader_begins_no_run(log: tuple[RunLog, int]) -> None:
     runs, _ = log
     with pytest.raises(FencedError, match=str(NEVER)):
         runs.begin_run(RUN, epoch=NEVER)
     assert runs.list_begun_runs() == ()
 
 
-def test_the_doom_of_a_run_is_what_was_said_last_and_another_runs_is_untouched(log: tuple[RunLog, int]) -> None:
+def test_last_kill_order_of_a_run_wins(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
     other = replace(RUN, generation=4)
     runs.begin_run(RUN, epoch=epoch)
@@ -76,7 +76,7 @@ def test_the_doom_of_a_run_is_what_was_said_last_and_another_runs_is_untouched(l
     assert runs.list_begun_runs_of("a")[1] == other
 
 
-def test_a_run_ends_once(log: tuple[RunLog, int]) -> None:
+def test_run_ends_once(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
     runs.begin_run(RUN, epoch=epoch)
     with pytest.raises(FencedError):
@@ -89,7 +89,7 @@ def test_a_run_ends_once(log: tuple[RunLog, int]) -> None:
     assert not runs.begin_run(RUN, epoch=epoch)
 
 
-def test_the_newest_word_of_an_agent_counts_whenever_it_comes(log: tuple[RunLog, int]) -> None:
+def test_newest_report_of_an_agent_wins(log: tuple[RunLog, int]) -> None:
     runs, _ = log
     runs.record_reports(REPORT)
     runs.record_reports(replace(REPORT, at_s=5.0, ranks=()))
@@ -103,7 +103,7 @@ def test_the_newest_word_of_an_agent_counts_whenever_it_comes(log: tuple[RunLog,
     assert runs.get_report("a", "n2") is None
 
 
-def test_what_is_forgotten_is_gone_and_what_is_newer_stays(log: tuple[RunLog, int]) -> None:
+def test_deletion_keeps_newer_runs_and_reports(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
     newer, foreign = replace(RUN, generation=4), replace(RUN, job_id="b")
     for run in (RUN, newer, foreign):

@@ -1,4 +1,4 @@
-"""What every store promises: in memory, in SQLite, in a real PostgreSQL."""
+"""Contract of all stores: MemoryStore, and SqlStore with SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REASON = Reason(ReasonCode.GAIN_EXCEEDS_COST, "it gains 3 h", {"gain_s": 10_800.
 
 
 def _filled() -> Snapshot:
-    """A snapshot with every kind of record, job state and live loan state."""
+    """Return a snapshot with every kind of record, job state and live loan state."""
     live = [state for state in JobState if state not in ENDED_STATES]
     lending = LendingPolicy(blackouts=(Blackout(0.0, 3600.0),), lent_nodes_max=None, return_deadline_s=math.inf)
     nodes = [Node(f"i{at}", "serve", "a100-80g", 8, 80 * 2**30, inference_gpus=at) for at in range(3)]
@@ -69,7 +69,7 @@ def _event(at_s: float, subject: str) -> Event:
     return Event(at_s, EventCode.NODE_LENT, subject, "lent", {"gpus": 8.0})
 
 
-def test_a_new_store_is_empty(store: ApiStore) -> None:
+def test_new_store_is_empty(store: ApiStore) -> None:
     loaded = store.load()
     assert (loaded.snapshot, loaded.inbox, store.count_pending_commands()) == (Snapshot(), (), 0)
     assert (store.list_events(Page()), store.list_decisions(Page())) == ((), ())
@@ -82,14 +82,14 @@ def test_a_new_store_is_empty(store: ApiStore) -> None:
     assert store.load_usage(from_s=0.0, to_s=math.inf) == UsageSnapshot((), Snapshot())
 
 
-def test_a_snapshot_comes_back_as_it_was_committed(open_store: OpenStore) -> None:
+def test_snapshot_is_loaded_as_committed(open_store: OpenStore) -> None:
     store, filled = open_store(), _filled()
     store.commit(Commit(Snapshot(), filled, epoch=0))
     assert store.load().snapshot == filled
     assert open_store().load().snapshot == filled
 
 
-def test_a_command_is_found_whether_it_waits_or_was_consumed(open_store: OpenStore) -> None:
+def test_pending_and_consumed_commands_are_found(open_store: OpenStore) -> None:
     store, first = open_store(), _command(1)
     assert store.get_command("c1") is None
     store.send(first)
@@ -99,7 +99,7 @@ def test_a_command_is_found_whether_it_waits_or_was_consumed(open_store: OpenSto
     assert open_store().get_command("c1") == first
 
 
-def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> None:
+def test_reader_sees_changes_and_removals(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
     writer.commit(Commit(Snapshot(), filled := _filled(), epoch=0))
     before = reader.load().snapshot
@@ -120,7 +120,7 @@ def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> No
     assert after.jobs["job-0"] is before.jobs["job-0"], "what did not change stays the same object"
 
 
-def test_a_record_may_come_back_after_its_removal(open_store: OpenStore) -> None:
+def test_removed_record_can_be_added_again(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
     job = make_stored_job(0, JobState.QUEUED)
     for jobs in ({"job-0": job}, {}, {"job-0": replace(job, message="again")}):
@@ -129,7 +129,7 @@ def test_a_record_may_come_back_after_its_removal(open_store: OpenStore) -> None
     assert open_store().load().snapshot.jobs["job-0"].message == "again"
 
 
-def test_points_join_a_curve_that_has_none_and_may_change_sides(open_store: OpenStore) -> None:
+def test_points_are_added_to_an_empty_curve_and_may_become_infeasible(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
     plan = build_data_parallel_plan("a100-80g", 1)
     for curve in (ScalingCurve(), ScalingCurve({ONE: plan}), ScalingCurve({}, {ONE: "no"}), ScalingCurve()):
@@ -139,7 +139,7 @@ def test_points_join_a_curve_that_has_none_and_may_change_sides(open_store: Open
     assert reader.load().snapshot.curves == {}
 
 
-def test_the_second_of_two_commits_on_one_generation_conflicts_and_writes_nothing(open_store: OpenStore) -> None:
+def test_second_commit_on_a_generation_conflicts(open_store: OpenStore) -> None:
     first, second = open_store(), open_store()
     previous = second.load().snapshot
     winner = commit_next(first, now_s=1.0)
@@ -151,7 +151,7 @@ def test_the_second_of_two_commits_on_one_generation_conflicts_and_writes_nothin
     assert (second.count_pending_commands(), second.list_events(Page())) == (1, ())
 
 
-def test_a_leader_that_lost_its_lease_is_fenced_even_before_it_conflicts(open_store: OpenStore) -> None:
+def test_former_leader_is_fenced_before_it_conflicts(open_store: OpenStore) -> None:
     old, new = open_store(), open_store()
     lease = old.acquire_lease("old", now_s=0.0, ttl_s=10.0)
     assert lease is not None
@@ -164,7 +164,7 @@ def test_a_leader_that_lost_its_lease_is_fenced_even_before_it_conflicts(open_st
     assert old.load().snapshot.now_s == 11.0
 
 
-def test_the_lease_is_held_renewed_expired_and_released(open_store: OpenStore) -> None:
+def test_lease_is_acquired_renewed_expired_and_released(open_store: OpenStore) -> None:
     a, b = open_store(), open_store()
     first = a.acquire_lease("a", now_s=0.0, ttl_s=10.0)
     assert first is not None
@@ -186,7 +186,7 @@ def test_the_lease_is_held_renewed_expired_and_released(open_store: OpenStore) -
     assert third.epoch > second.epoch
 
 
-def test_a_leader_that_released_its_lease_commits_nothing_more(store: ApiStore) -> None:
+def test_leader_cannot_commit_after_releasing_its_lease(store: ApiStore) -> None:
     lease = store.acquire_lease("a", now_s=0.0, ttl_s=10.0)
     assert lease is not None
     store.release_lease("a")
@@ -194,7 +194,7 @@ def test_a_leader_that_released_its_lease_commits_nothing_more(store: ApiStore) 
         store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=lease.epoch))
 
 
-def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: OpenStore) -> None:
+def test_commands_are_pending_in_order_until_consumed(open_store: OpenStore) -> None:
     writer, sender = open_store(), open_store()
     bodies = (ReportDemand("serve", 12.0), CurveSolved("c", EIGHT, build_data_parallel_plan("a100-80g", 8)))
     commands = (_command(3), Command("c2", 2.0, bodies[0]), Command("c1", 1.0, bodies[1]))
@@ -207,7 +207,7 @@ def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: O
     assert (sender.load().inbox, sender.count_pending_commands()) == ((commands[1],), 1)
 
 
-def test_the_inbox_takes_each_id_once_for_ever(store: ApiStore) -> None:
+def test_command_id_is_accepted_once(store: ApiStore) -> None:
     assert store.send(_command(1))
     assert not store.send(replace(_command(1), actor="bob"))
     assert store.load().inbox == (_command(1),)
@@ -216,25 +216,25 @@ def test_the_inbox_takes_each_id_once_for_ever(store: ApiStore) -> None:
     assert store.load().inbox == ()
 
 
-def test_of_many_who_send_one_id_at_once_exactly_one_is_told_that_it_was_new(open_store: OpenStore) -> None:
-    stores, told = [open_store(), open_store()], list[tuple[str, bool]]()
+def test_one_of_many_concurrent_senders_of_an_id_succeeds(open_store: OpenStore) -> None:
+    stores, results = [open_store(), open_store()], list[tuple[str, bool]]()
 
     def send(number: int) -> None:
         for at in range(10):
             command = _command(at)
-            told.append((command.id, stores[number % 2].send(command)))
+            results.append((command.id, stores[number % 2].send(command)))
 
     threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(command_id for command_id, is_new in told if is_new) == sorted(_command(at).id for at in range(10))
-    assert len(told) == 80
+    assert sorted(command_id for command_id, is_new in results if is_new) == sorted(_command(at).id for at in range(10))
+    assert len(results) == 80
     assert len(stores[0].load().inbox) == 10
 
 
-def test_events_are_numbered_paged_and_found_by_subject(store: ApiStore) -> None:
+def test_events_are_numbered_paged_and_filtered_by_subject(store: ApiStore) -> None:
     previous = Snapshot()
     assert store.get_last_event_number() == 0
     for tick in range(3):
@@ -252,7 +252,7 @@ def test_events_are_numbered_paged_and_found_by_subject(store: ApiStore) -> None
     assert [(each.generation, each.event) for each in of_one] == [(2, _event(1.0, "i1"))]
 
 
-def test_decisions_are_kept_with_generation_and_time(store: ApiStore) -> None:
+def test_decisions_have_generation_and_time(store: ApiStore) -> None:
     decisions = (
         LendNode("i0", REASON),
         StartJob("job-0", {"t0": (0, 2)}, build_data_parallel_plan("a100-80g", 2), REASON),
@@ -264,7 +264,7 @@ def test_decisions_are_kept_with_generation_and_time(store: ApiStore) -> None:
     assert store.list_decisions(Page(limit=1)) == stored[:1]
 
 
-def test_many_threads_send_and_load_while_one_commits(store: ApiStore) -> None:
+def test_threads_send_and_load_during_commits(store: ApiStore) -> None:
     def send(sender: int) -> None:
         for number in range(10):
             assert store.send(_command(sender * 100 + number))

@@ -1,4 +1,4 @@
-"""What every store promises of what has ended, was read and was used: in memory, in SQLite, in a real PostgreSQL."""
+"""Contract of all stores for history: ended jobs and loans, readings, usage and samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
 from tests.contract.store_records import OpenStore, commit_next, make_next_snapshot, make_stored_job
 
 
-def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: ApiStore) -> None:
+def test_ended_jobs_and_loans_are_listed_newest_first(store: ApiStore) -> None:
     jobs = tuple(make_stored_job(at, state) for at, state in enumerate(sorted(ENDED_STATES)))
     loans = tuple(Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0) for at, s in enumerate(list(LoanState)[3:]))
     store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
@@ -29,7 +29,7 @@ def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: ApiStore)
     assert store.list_ended_loans(limit=9) == loans[::-1]
 
 
-def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: ApiStore) -> None:
+def test_ended_jobs_are_paged_by_submission_and_filtered(store: ApiStore) -> None:
     jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED_STATES)] * 3)]
     store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
     asked = [
@@ -49,14 +49,14 @@ def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(
 
 
 def _listed(at: int, state: JobState) -> Job:
-    """Several of one moment, with ids that other orders than that of code points would turn round."""
+    """Return jobs of one time, with ids whose order depends on sorting by code points."""
     job = make_stored_job(at, state)
     spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
     job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
     return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
 
 
-def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: ApiStore) -> None:
+def test_ended_loans_are_paged_by_offer_and_filtered(store: ApiStore) -> None:
     ended = [LoanState.RETURNED, LoanState.LOST] * 3
     loans = [Loan(f"l{at}", f"i{at % 3}", f"p{at % 2}", state, at // 2, 9.0) for at, state in enumerate(ended)]
     store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_loans=tuple(loans)))
@@ -66,7 +66,7 @@ def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_aske
         assert store.find_ended_loans(wanted, after=get_loan_sort_key(listed[0]), limit=1) == tuple(listed[1:2])
 
 
-def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: ApiStore) -> None:
+def test_page_of_ended_jobs_is_repeatable(store: ApiStore) -> None:
     jobs = tuple(_listed(at, JobState.FAILED) for at in range(6))
     store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=jobs))
     first = store.find_ended_jobs(JobQuery(), after=None, limit=4)
@@ -75,7 +75,7 @@ def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: ApiS
     assert store.find_ended_jobs(JobQuery(), after=None, limit=6)[:4] == first
 
 
-def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: ApiStore) -> None:
+def test_readings_are_listed_by_pool_in_order_of_time(store: ApiStore) -> None:
     late, early, same = DemandReading(30.0, 8.0, 9.0), DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 7.0, 7.0)
     readings = (("serve", late), ("serve", early), ("other", early), ("serve", same))
     store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, readings=readings))
@@ -84,7 +84,7 @@ def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: ApiStore) -
     assert store.list_readings("other", since_s=10.1) == ()
 
 
-def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapshot(open_store: OpenStore) -> None:
+def test_usage_is_summed_by_key_and_loaded_with_its_snapshot(open_store: OpenStore) -> None:
     own, lent = (UsageKey(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
     later, nameless = replace(own, hour_s=7200), replace(own, owner="", gpu="")
     writer, reader = open_store(), open_store()
@@ -100,7 +100,7 @@ def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapsh
     assert reader.load_usage(from_s=0.0, to_s=3600.0).entries == ()
 
 
-def test_a_commit_that_fails_books_nothing(store: ApiStore) -> None:
+def test_failed_commit_adds_no_usage(store: ApiStore) -> None:
     usage = (UsageEntry(UsageKey(0, "vision", "ada", "a100-80g", False), 1.0),)
     previous = store.load().snapshot
     commit_next(store)
@@ -111,7 +111,7 @@ def test_a_commit_that_fails_books_nothing(store: ApiStore) -> None:
     assert store.load_usage(from_s=0.0, to_s=math.inf).entries == ()
 
 
-def test_a_sample_takes_the_place_of_the_one_before_it_and_a_series_is_given_in_order_of_time(
+def test_sample_replaces_the_one_in_its_place_and_series_are_ordered(
     open_store: OpenStore,
 ) -> None:
     first, second = Sample(10.0, 1.0), Sample(20.0, 2.0, 0.5, 8.25, 70_000_000_000)
@@ -133,7 +133,7 @@ def test_a_sample_takes_the_place_of_the_one_before_it_and_a_series_is_given_in_
     assert writer.list_samples("nobody") == ()
 
 
-def test_a_commit_that_fails_keeps_no_samples(store: ApiStore) -> None:
+def test_failed_commit_stores_no_samples(store: ApiStore) -> None:
     previous = store.load().snapshot
     commit_next(store)
     with pytest.raises(ConflictError):
@@ -143,11 +143,11 @@ def test_a_commit_that_fails_keeps_no_samples(store: ApiStore) -> None:
     assert store.list_samples("a") == ()
 
 
-def test_the_last_events_of_a_subject_come_in_their_order_with_where_its_job_stood(store: ApiStore) -> None:
+def test_last_events_of_a_subject_are_in_order_with_their_job_step(store: ApiStore) -> None:
     step = JobStep(JobState.RUNNING, 3, 8, 2, "dp8 · 1 micro-batch")
-    told = [Event(float(at), EventCode.JOB_STATE, "ab"[at % 2], "so", job=step if at else None) for at in range(9)]
-    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, events=tuple(told)))
-    assert [each.event for each in store.list_last_events("a", limit=9)] == told[::2]
-    assert [each.event for each in store.list_last_events("a", limit=2)] == [told[6], told[8]]
+    events = [Event(float(at), EventCode.JOB_STATE, "ab"[at % 2], "so", job=step if at else None) for at in range(9)]
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, events=tuple(events)))
+    assert [each.event for each in store.list_last_events("a", limit=9)] == events[::2]
+    assert [each.event for each in store.list_last_events("a", limit=2)] == [events[6], events[8]]
     assert store.list_last_events("a", limit=2) == store.list_events(Page(), subject="a")[-2:]
     assert store.list_last_events("nobody", limit=2) == ()

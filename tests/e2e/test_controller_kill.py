@@ -23,7 +23,7 @@ from scheduler.executors.local_executor import CRASH_POINTS
 from scheduler.executors.local_run import find_marked_processes
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
-from tests.books import check_usage
+from tests.usage_check import check_usage
 from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 

@@ -14,7 +14,7 @@ from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Simulation, TickRecord
 from scheduler.simulator.fault_injection import SeededFaultInjector
-from tests.books import check_usage
+from tests.usage_check import check_usage
 from tests.simulation.test_faults import RATES, world
 
 TICKS_BETWEEN = 97

@@ -87,7 +87,7 @@ def test_pool_uses_its_own_series_or_the_one_it_names() -> None:
     first, second = build_demand_traces(shared(fn0=[9.0, 9.0], fn1=[0.0, 2.0], inference=[1.0, 2.0]), cluster)
     assert (first.pool, first.gpus) == ("inference", (6.0, 12.0))
     assert (second.pool, second.gpus) == ("chat", (0.0, 6.0)), "a zero of a file of many series is a quiet time"
-    with pytest.raises(DemandError, match="line 1: .* pool inference: got fn0, fn1"):
+    with pytest.raises(DemandError, match=r"line 1: .* pool inference: got fn0, fn1"):
         build_demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
-    with pytest.raises(DemandError, match="line 1: .* pool chat: got inference"):
+    with pytest.raises(DemandError, match=r"line 1: .* pool chat: got inference"):
         build_demand_traces(rows(1.0), cluster)

@@ -1,4 +1,4 @@
-"""What is swept of a store's history, in SQLite and in a real PostgreSQL: what is old, a slice at a time, and told."""
+"""Retention in SQLite and PostgreSQL: deletes old rows in batches and audits it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(database_url: str) -> Iterator[SqlStore]:
 
 
 def commit_at(store: SqlStore, now_s: float, *consumed: str) -> None:
-    """One tick of that time, with an event and a decision."""
+    """Commit a tick at that time with one event and one decision."""
     previous = store.load().snapshot
     event = Event(now_s, EventCode.JOB_STATE, "job-1", f"at {now_s:g}")
     recall = RecallNode("i0", now_s, Reason(ReasonCode.INFERENCE_NEEDS_NODE, "soon"))
@@ -41,71 +41,71 @@ def commit_at(store: SqlStore, now_s: float, *consumed: str) -> None:
     )
 
 
-def remove(store: SqlStore, log: HistoryLog, *, before_s: float, rows_max: int = 100) -> DeletedBatch:
+def delete_rows(store: SqlStore, log: HistoryLog, *, before_s: float, rows_max: int = 100) -> DeletedBatch:
     return store.retention.delete_old_rows(log, before_s=before_s, rows_max=rows_max, epoch=0)
 
 
 @pytest.mark.parametrize("log", [HistoryLog.EVENTS, HistoryLog.DECISIONS])
-def test_old_rows_go_a_slice_at_a_time_and_a_mark_says_how_far(store: SqlStore, log: HistoryLog) -> None:
+def test_old_rows_are_deleted_in_batches_up_to_a_mark(store: SqlStore, log: HistoryLog) -> None:
     for now_s in (1.0, 2.0, 3.0, 4.0, 5.0):
         commit_at(store, now_s)
     read = store.list_events if log is HistoryLog.EVENTS else store.list_decisions
     assert store.get_retention_mark(log) == 0
-    assert remove(store, log, before_s=4.0, rows_max=2) == DeletedBatch(2, is_complete=False)
+    assert delete_rows(store, log, before_s=4.0, rows_max=2) == DeletedBatch(2, is_complete=False)
     assert (store.get_retention_mark(log), [row.number for row in read(Page())]) == (2, [3, 4, 5])
-    assert remove(store, log, before_s=4.0, rows_max=2) == DeletedBatch(1, is_complete=True)
-    assert remove(store, log, before_s=4.0, rows_max=2) == DeletedBatch(0, is_complete=True)
+    assert delete_rows(store, log, before_s=4.0, rows_max=2) == DeletedBatch(1, is_complete=True)
+    assert delete_rows(store, log, before_s=4.0, rows_max=2) == DeletedBatch(0, is_complete=True)
     assert [row.number for row in read(Page())] == [4, 5]
 
 
-def test_the_newest_row_stays_so_that_no_number_is_given_out_again(store: SqlStore) -> None:
+def test_newest_row_stays_so_that_its_number_is_not_reused(store: SqlStore) -> None:
     for now_s in (1.0, 2.0):
         commit_at(store, now_s)
-    assert remove(store, HistoryLog.EVENTS, before_s=99.0).rows == 1
+    assert delete_rows(store, HistoryLog.EVENTS, before_s=99.0).rows == 1
     commit_at(store, 3.0)
     assert [row.number for row in store.list_events(Page())] == [2, 3]
 
 
-def test_consumed_commands_go_and_submissions_and_what_waits_stay(store: SqlStore) -> None:
+def test_consumed_commands_are_deleted_except_submissions(store: SqlStore) -> None:
     others = [Command(f"c{number}", 1.0, PauseLending()) for number in range(4)]
     for command in (SUBMITTED, *others):
         store.send(command)
     commit_at(store, 2.0, SUBMITTED.id, "c0", "c1")
-    assert remove(store, HistoryLog.COMMANDS, before_s=3.0) == DeletedBatch(2, is_complete=True)
+    assert delete_rows(store, HistoryLog.COMMANDS, before_s=3.0) == DeletedBatch(2, is_complete=True)
     assert (store.get_command("c0"), store.get_command("c1")) == (None, None)
     assert store.load().inbox == (others[2], others[3])
     assert not store.send(SUBMITTED), "the key is the same job for ever"
     commit_at(store, 4.0, "c2", "c3")
     store.send(others[0])
-    assert remove(store, HistoryLog.COMMANDS, before_s=3.0).rows == 0
-    assert remove(store, HistoryLog.COMMANDS, before_s=5.0).rows == 2
+    assert delete_rows(store, HistoryLog.COMMANDS, before_s=3.0).rows == 0
+    assert delete_rows(store, HistoryLog.COMMANDS, before_s=5.0).rows == 2
 
 
-def test_deliveries_go_by_their_end(store: SqlStore) -> None:
+def test_deliveries_are_deleted_by_their_end(store: SqlStore) -> None:
     store.webhooks.create(Webhook("wh_a", "ada", "https://a.example/", 5.0))
     message = Delivery("msg_1", "wh_a", 1, "JobStarted", "job-1", 10.0, "{}")
     store.webhooks.add_delivery(message)
     for number, ended_at_s in ((2, 30.0), (3, 20.0)):
         ended = replace(message, id=f"msg_{number}", state=DeliveryState.DELIVERED, ended_at_s=ended_at_s)
         store.webhooks.add_delivery(ended)
-    assert remove(store, HistoryLog.DELIVERIES, before_s=25.0) == DeletedBatch(1, is_complete=True)
+    assert delete_rows(store, HistoryLog.DELIVERIES, before_s=25.0) == DeletedBatch(1, is_complete=True)
     assert [each.id for each in store.webhooks.list_deliveries("wh_a", limit=9)] == ["msg_2", "msg_1"]
 
 
-def test_the_sweep_alone_shortens_the_audit_log_and_tells_so_in_it(store: SqlStore, database_url: str) -> None:
+def test_only_retention_deletes_from_the_audit_log_and_logs_it(store: SqlStore, database_url: str) -> None:
     for at_s in (1.0, 2.0, 3.0):
         store.audit_log.append(replace(ENTRY, at_s=at_s))
         commit_at(store, at_s)
-    assert remove(store, HistoryLog.AUDIT, before_s=2.5, rows_max=1) == DeletedBatch(1, is_complete=False)
-    assert remove(store, HistoryLog.AUDIT, before_s=2.5).rows == 1
-    assert remove(store, HistoryLog.EVENTS, before_s=1.5).rows == 1
+    assert delete_rows(store, HistoryLog.AUDIT, before_s=2.5, rows_max=1) == DeletedBatch(1, is_complete=False)
+    assert delete_rows(store, HistoryLog.AUDIT, before_s=2.5).rows == 1
+    assert delete_rows(store, HistoryLog.EVENTS, before_s=1.5).rows == 1
     store.retention.audit_deletions(now_s=9.0, epoch=0)
     store.retention.audit_deletions(now_s=9.5, epoch=0)
     after = {"audit": {"rows": 2, "up_to_s": 2.0}, "events": {"rows": 1, "up_to_s": 1.0}}
-    told = AuditEntry(9.0, "ebbtide", "", "SweepHistory", "history", None, after, "")
+    entry = AuditEntry(9.0, "ebbtide", "", "SweepHistory", "history", None, after, "")
     assert [row.entry for row in store.audit_log.list_entries(Page(), AuditFilter())] == [
         replace(ENTRY, at_s=3.0),
-        told,
+        entry,
     ]
     engine = create_engine(database_url)
     for statement in ("DELETE FROM audit_log WHERE number = 3", "UPDATE audit_log SET actor = 'eve'"):
@@ -114,18 +114,18 @@ def test_the_sweep_alone_shortens_the_audit_log_and_tells_so_in_it(store: SqlSto
     engine.dispose()
 
 
-def test_who_leads_no_more_removes_nothing(store: SqlStore) -> None:
+def test_fenced_leader_deletes_nothing(store: SqlStore) -> None:
     for now_s in (1.0, 2.0):
         commit_at(store, now_s)
     store.webhooks.create(Webhook("wh_a", "ada", "https://a.example/", 5.0))
     store.webhooks.add_delivery(
         Delivery("m", "wh_a", 1, "JobStarted", "j", 1.0, "{}", DeliveryState.DEAD, ended_at_s=1.0)
     )
-    remove(store, HistoryLog.DECISIONS, before_s=9.0)
+    delete_rows(store, HistoryLog.DECISIONS, before_s=9.0)
     store.acquire_lease("another", now_s=5.0, ttl_s=5.0)
     for log in (HistoryLog.EVENTS, HistoryLog.DELIVERIES):
         with pytest.raises(FencedError):
-            remove(store, log, before_s=9.0)
+            delete_rows(store, log, before_s=9.0)
     with pytest.raises(FencedError):
         store.retention.audit_deletions(now_s=9.0, epoch=0)
     assert (len(store.list_events(Page())), len(store.webhooks.list_deliveries("wh_a", limit=9))) == (2, 1)

@@ -1,5 +1,4 @@
-"""A database is backed up while it is used, and restored as deploy/README.md says: SQLite by its own means, PostgreSQL
-by pg_dump and pg_restore."""
+"""Backup of a database in use, and restore as in deploy/README.md: SQLite backup API, and pg_dump with pg_restore."""
 
 from __future__ import annotations
 
@@ -46,55 +45,57 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _commit(store: SqlStore, lease: Lease, job_id: str) -> None:
-    """One tick that brings a job."""
+    """Commit a tick that adds a job."""
     before = store.load().snapshot
     jobs = {**before.jobs, job_id: a_job(job_id)}
-    told = (Event(1.0, EventCode.JOB_STATE, job_id, "submitted"),)
-    store.commit(Commit(before, replace(before, generation=before.generation + 1, jobs=jobs), lease.epoch, events=told))
+    events = (Event(1.0, EventCode.JOB_STATE, job_id, "submitted"),)
+    store.commit(
+        Commit(before, replace(before, generation=before.generation + 1, jobs=jobs), lease.epoch, events=events)
+    )
 
 
-def _acquired(store: SqlStore, holder: str) -> Lease:
+def _acquire(store: SqlStore, holder: str) -> Lease:
     lease = store.acquire_lease(holder, now_s=1e12, ttl_s=10.0)
     assert lease is not None
     return lease
 
 
-def test_what_was_there_at_the_back_up_is_there_again(site: Site) -> None:
+def test_restore_brings_back_the_state_of_the_backup(site: Site) -> None:
     store, waiting = SqlStore(site.url), Command("c", 1.0, RecallAll())
-    _commit(store, _acquired(store, "one"), "a")
+    _commit(store, _acquire(store, "one"), "a")
     store.send(waiting)
-    before, told = store.load(), store.list_events(Page())
+    before, events = store.load(), store.list_events(Page())
     site.back_up()
-    _commit(store, _acquired(store, "one"), "b")
+    _commit(store, _acquire(store, "one"), "b")
     store.send(Command("d", 1.0, RecallAll()))
     site.restore()
     adopt_restored_database(site.url)
     found = SqlStore(site.url)
     assert (found.load().snapshot.jobs, found.load().inbox) == (before.snapshot.jobs, (waiting,))
-    assert found.list_events(Page()) == told
+    assert found.list_events(Page()) == events
     assert (found.send(waiting), found.send(Command("d", 1.0, RecallAll()))) == (False, True)
     found.close()
     store.close()
 
 
-def test_a_leader_from_before_the_restore_is_fenced_though_its_epoch_was_never_heard_of(site: Site) -> None:
+def test_leader_from_before_the_restore_is_fenced(site: Site) -> None:
     store = SqlStore(site.url)
-    store.release_lease(_acquired(store, "one").holder)
+    store.release_lease(_acquire(store, "one").holder)
     site.back_up()
-    sleeper = _acquired(store, "sleeper")
+    sleeper = _acquire(store, "sleeper")
     site.restore()
     adopt_restored_database(site.url)
     after = SqlStore(site.url)
-    assert _acquired(after, "new").epoch > sleeper.epoch
+    assert _acquire(after, "new").epoch > sleeper.epoch
     after.close()
     with pytest.raises(FencedError):
         store.commit(Commit(Snapshot(), Snapshot(generation=1), sleeper.epoch))
     store.close()
 
 
-def test_a_reader_from_before_the_restore_sees_nothing_of_what_is_no_more(site: Site) -> None:
+def test_reader_from_before_the_restore_reloads_everything(site: Site) -> None:
     store = SqlStore(site.url)
-    lease = _acquired(store, "one")
+    lease = _acquire(store, "one")
     _commit(store, lease, "a")
     site.back_up()
     for number in range(3):
@@ -104,7 +105,7 @@ def test_a_reader_from_before_the_restore_sees_nothing_of_what_is_no_more(site: 
     site.restore()
     adopt_restored_database(site.url)
     after = SqlStore(site.url)
-    _commit(after, _acquired(after, "two"), "b")
+    _commit(after, _acquire(after, "two"), "b")
     assert set(reader.load().snapshot.jobs) == {"a", "b"}
     for each in (store, reader, after):
         each.close()

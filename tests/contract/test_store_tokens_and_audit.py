@@ -1,4 +1,4 @@
-"""Tokens and audit log, as every store keeps them: in memory, in SQLite, in a real PostgreSQL."""
+"""Contract of all stores for API tokens and the audit log."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ TOKEN = ApiToken("tok-b", "ci", "ebk_abc", "d1", ("viewer", "submitter:research"
 ALL = AuditFilter()
 
 
-def entries(store: ApiStore, wanted: AuditFilter = ALL, page: Page | None = None) -> list[AuditEntry]:
+def list_entries(store: ApiStore, wanted: AuditFilter = ALL, page: Page | None = None) -> list[AuditEntry]:
     return [stored.entry for stored in store.audit_log.list_entries(page or Page(), wanted)]
 
 
-def test_a_command_is_logged_with_it_and_not_again(store: ApiStore) -> None:
+def test_command_is_audited_once(store: ApiStore) -> None:
     command = Command("c1", 5.0, PauseLending(), actor="anna")
     assert store.send(command, audit=ENTRY)
     assert not store.send(command, audit=replace(ENTRY, request_id="r-2"))
-    assert entries(store) == [ENTRY]
+    assert list_entries(store) == [ENTRY]
     assert store.count_pending_commands() == 1
 
 
-def test_the_log_is_read_by_number_and_filtered(store: ApiStore) -> None:
+def test_audit_log_is_paged_and_filtered(store: ApiStore) -> None:
     later = replace(ENTRY, at_s=9.0, before=None, outcome="forbidden")
     other = replace(ENTRY, actor="bert", subject="job-2", after=None)
     for entry in (ENTRY, other, later):
         store.audit_log.append(entry)
     assert [each.number for each in store.audit_log.list_entries(Page(), ALL)] == [1, 2, 3]
     assert store.audit_log.list_entries(Page(1, 1), ALL) == (StoredAuditEntry(2, other),)
-    assert entries(store, AuditFilter(actor="anna")) == [ENTRY, later]
-    assert entries(store, AuditFilter(subject="job-2")) == [other]
-    assert entries(store, AuditFilter(since_s=9.0)) == [later]
+    assert list_entries(store, AuditFilter(actor="anna")) == [ENTRY, later]
+    assert list_entries(store, AuditFilter(subject="job-2")) == [other]
+    assert list_entries(store, AuditFilter(since_s=9.0)) == [later]
 
 
-def test_a_token_comes_back_as_it_was_kept_and_its_making_is_logged(store: ApiStore) -> None:
+def test_token_is_stored_and_its_creation_audited(store: ApiStore) -> None:
     store.tokens.add(TOKEN, ENTRY)
     assert store.tokens.find_by_digest("d1") == store.tokens.find_by_id("tok-b") == TOKEN
     assert (store.tokens.find_by_digest("d2"), store.tokens.find_by_id("tok-c")) == (None, None)
-    assert entries(store) == [ENTRY]
+    assert list_entries(store) == [ENTRY]
 
 
 def test_tokens_are_listed_by_id(store: ApiStore) -> None:
@@ -55,18 +55,18 @@ def test_tokens_are_listed_by_id(store: ApiStore) -> None:
     assert [token.id for token in store.tokens.list_tokens(after="tok-1", limit=2)] == ["tok-2"]
 
 
-def test_a_token_is_revoked_once_and_for_all(store: ApiStore) -> None:
+def test_token_is_revoked_once(store: ApiStore) -> None:
     store.tokens.add(TOKEN, ENTRY)
     store.tokens.record_use("tok-b", 3.0)
     over = replace(TOKEN, last_used_at_s=3.0, revoked_at_s=7.0)
     assert store.tokens.revoke("tok-b", 7.0, ENTRY) == over
     assert store.tokens.revoke("tok-b", 8.0, ENTRY) == over
     assert store.tokens.revoke("tok-c", 8.0, ENTRY) is None
-    assert len(entries(store)) == 2
+    assert len(list_entries(store)) == 2
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'eve'", "DELETE FROM audit_log"])
-def test_the_database_itself_refuses_to_change_the_log(store: ApiStore, store_url: str, statement: str) -> None:
+def test_database_refuses_changes_of_the_audit_log(store: ApiStore, store_url: str, statement: str) -> None:
     store.audit_log.append(ENTRY)
     if not store_url:
         return  # a log in memory has nobody else to guard against
@@ -74,4 +74,4 @@ def test_the_database_itself_refuses_to_change_the_log(store: ApiStore, store_ur
     with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
         connection.execute(text(statement))
     engine.dispose()
-    assert entries(store) == [ENTRY]
+    assert list_entries(store) == [ENTRY]

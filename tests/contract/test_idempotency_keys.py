@@ -1,4 +1,4 @@
-"""Keys of what was made, in SQLite and in a real PostgreSQL: whoever is second makes nothing."""
+"""Idempotency keys in SQLite and PostgreSQL: the second request with a key creates nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(database_url: str) -> Iterator[SqlStore]:
     made.close()
 
 
-def test_a_key_is_taken_with_what_it_makes_or_not_at_all(store: SqlStore) -> None:
+def test_key_is_stored_together_with_its_resource(store: SqlStore) -> None:
     assert store.idempotency_keys.find("key") is None
     store.webhooks.create(WEBHOOK, KEY)
     assert store.idempotency_keys.find("key") == (KEY, "wh_a")
@@ -38,7 +38,7 @@ def test_a_key_is_taken_with_what_it_makes_or_not_at_all(store: SqlStore) -> Non
     assert store.idempotency_keys.find("key") == (KEY, "wh_a")
 
 
-def test_of_many_at_once_one_makes_something(store: SqlStore) -> None:
+def test_one_of_many_concurrent_requests_creates_a_resource(store: SqlStore) -> None:
     def make(at: int) -> bool:
         try:
             store.webhooks.create(replace(WEBHOOK, id=f"wh_{at}"), KEY)
