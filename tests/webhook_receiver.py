@@ -76,8 +76,8 @@ def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         yield made
 
 
-def wait_for(reached: Callable[[], bool], told: Callable[[], object] = lambda: "") -> None:
+def wait_for(reached: Callable[[], bool], describe: Callable[[], object] = lambda: "") -> None:
     limit_s = time.monotonic() + PATIENCE_S
     while not reached():
-        assert time.monotonic() < limit_s, told()
+        assert time.monotonic() < limit_s, describe()
         time.sleep(0.02)

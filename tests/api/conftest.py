@@ -41,12 +41,12 @@ class AppTransport(httpx.BaseTransport):
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
         body = request.read()
-        asked = httpx.Request(request.method, request.url, headers=request.headers, content=body)
-        answer = await self._transport.handle_async_request(asked)
-        told = httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
-        if told.content and told.headers.get("content-type") == "application/json":
-            validate_response(request.method, request.url.path, told.status_code, told.json())
-        return told
+        forwarded = httpx.Request(request.method, request.url, headers=request.headers, content=body)
+        answer = await self._transport.handle_async_request(forwarded)
+        response = httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+        if response.content and response.headers.get("content-type") == "application/json":
+            validate_response(request.method, request.url.path, response.status_code, response.json())
+        return response
 
 
 class ApiService:

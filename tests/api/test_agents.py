@@ -64,8 +64,8 @@ def agent(fleet: ApiService) -> Agent:
 
 
 def running(generation: int = 1, **status: object) -> dict[str, Any]:
-    told = {"rank": 0, "status": {"phase": "running", "step": 3, **status}, "written_at_ns": 5}
-    return {"pod": "p1", "generation": generation, "ranks": [told]}
+    rank = {"rank": 0, "status": {"phase": "running", "step": 3, **status}, "written_at_ns": 5}
+    return {"pod": "p1", "generation": generation, "ranks": [rank]}
 
 
 def test_an_agent_waits_until_its_generation_starts(agent: Agent) -> None:
@@ -221,12 +221,12 @@ def test_only_the_agent_of_rank_0_gets_the_checkpoint_notice(agent: Agent) -> No
     agent.begin()
     assert agent.report_state(running())["notice"] is None
     job = agent.service.store.load().snapshot.jobs[agent.job_id]
-    wish = CheckpointRequest(asked_at_s=7.5, generation=1, steps=3.0)
-    told = {"action": "checkpoint", "step": 3, "seconds_left": None, "request": "7.5"}
+    request = CheckpointRequest(asked_at_s=7.5, generation=1, steps=3.0)
+    notice = {"action": "checkpoint", "step": 3, "seconds_left": None, "request": "7.5"}
     other = replace(agent.report, ranks=(replace(agent.report.ranks[0], rank=1),))
     later = replace(agent.report, generation=2)
-    asked = replace(job, save_wish=wish)
-    assert [checkpoint_notice(asked, report) for report in (agent.report, other, later)] == [told, None, None]
-    granted = replace(asked, progress=replace(job.progress, checkpoint_steps=3.0))
-    undated = replace(job, save_wish=replace(wish, steps=None))
+    requested_job = replace(job, save_wish=request)
+    assert [checkpoint_notice(requested_job, report) for report in (agent.report, other, later)] == [notice, None, None]
+    granted = replace(requested_job, progress=replace(job.progress, checkpoint_steps=3.0))
+    undated = replace(job, save_wish=replace(request, steps=None))
     assert [checkpoint_notice(each, agent.report) for each in (job, granted, undated)] == [None, None, None]

@@ -56,11 +56,11 @@ BAD_JOBS: list[tuple[str, dict[str, Any], str]] = [
 def test_a_malformed_job_is_refused_with_field_value_and_accepted_values(
     service: ApiService, field: str, change: dict[str, Any], allowed: str
 ) -> None:
-    told = service.refused("POST", "/v1/jobs", JOB | change)
-    error = told["errors"][0]
+    refusal = service.refused("POST", "/v1/jobs", JOB | change)
+    error = refusal["errors"][0]
     assert error["field"] == field
     assert allowed in error["allowed"]
-    assert field in told["detail"]
+    assert field in refusal["detail"]
     service.refused("POST", "/v1/jobs:dry-run", JOB | change)
 
 
@@ -153,8 +153,8 @@ def test_a_malformed_node_is_refused(fleet: ApiService, field: str, change: dict
 
 @pytest.mark.parametrize("gpus", [-1, -0.5, "1", None, True, 1e12])
 def test_malformed_demand_is_refused(fleet: ApiService, gpus: object) -> None:
-    told = fleet.refused("POST", "/v1/pools/inference/demand", {"gpus": gpus})
-    assert told["errors"][0]["field"] == "gpus"
+    refusal = fleet.refused("POST", "/v1/pools/inference/demand", {"gpus": gpus})
+    assert refusal["errors"][0]["field"] == "gpus"
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ def test_a_requested_checkpoint_is_reported_when_complete(fleet: ApiService) -> 
     waiting = fleet.store.count_pending_commands()
     assert fleet.made(f"/v1/jobs/{job}:checkpoint") == asked
     assert fleet.store.count_pending_commands() == waiting, "it is not asked for again while it is waited for"
-    fleet.tick()  # taken in
-    fleet.tick()  # saved, and seen
+    fleet.tick()  # the command is applied
+    fleet.tick()  # the checkpoint is saved and observed
     done = fleet.get(f"/v1/jobs/{job}/checkpoints")
     assert (done["awaited"], done["latest"]["completed_at_s"]) == (None, fleet.clock.now_s())
     assert fleet.get(f"/v1/jobs/{job}/progress")["checkpoint_steps"] == done["latest"]["step"] > 0
     fleet.made(f"/v1/jobs/{job}:checkpoint")
-    assert fleet.store.count_pending_commands() == 1, "the next wish is another one"
+    assert fleet.store.count_pending_commands() == 1, "the next request is a new one"
 
 
 def test_only_a_running_job_can_save_a_checkpoint(fleet: ApiService, problem: Problem) -> None:

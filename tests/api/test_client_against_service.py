@@ -65,11 +65,11 @@ def test_the_fleet_and_its_loans(fleet: ApiService, client: Client) -> None:
 def test_overview_and_waiting_jobs(fleet: ApiService, client: Client) -> None:
     client.submit({"name": "huge", "gpus": {"min": 64, "max": 64}, "steps": 100})
     fleet.tick()
-    told = client.overview()
-    assert {node["name"] for node in told["nodes"]} == {"i0", "i1", "t0"}
+    overview = client.overview()
+    assert {node["name"] for node in overview["nodes"]} == {"i0", "i1", "t0"}
     client.cordon("t0")
     fleet.tick()
-    assert [node["name"] for node in client.overview(generation=told["generation"])["nodes"]] == ["t0"]
+    assert [node["name"] for node in client.overview(generation=overview["generation"])["nodes"]] == ["t0"]
     assert [job["name"] for job in client.waiting(limit=1)["items"]] == ["huge"]
 
 

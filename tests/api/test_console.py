@@ -49,13 +49,13 @@ def test_the_overview_counts_the_fleet(fleet: ApiService) -> None:
     fleet.lend_all()
     fleet.submit("waits", gpus={"min": 64, "max": 64})
     fleet.tick()
-    told = fleet.get("/v1/overview")
-    assert {node["name"]: node["state"] for node in told["nodes"]} == {"i0": "lent", "i1": "lent", "t0": "training"}
-    assert told["complete"]
-    assert told["leader"]
-    assert told["loans"] == {"active": 2}
-    assert [job["name"] for job in told["waiting"]] == ["waits"]
-    assert {pool["name"]: pool["gpus"] for pool in told["pools"]} == {"inference": 2, "training": 2}
+    view = fleet.get("/v1/overview")
+    assert {node["name"]: node["state"] for node in view["nodes"]} == {"i0": "lent", "i1": "lent", "t0": "training"}
+    assert view["complete"]
+    assert view["leader"]
+    assert view["loans"] == {"active": 2}
+    assert [job["name"] for job in view["waiting"]] == ["waits"]
+    assert {pool["name"]: pool["gpus"] for pool in view["pools"]} == {"inference": 2, "training": 2}
 
 
 def test_the_overview_since_a_generation_has_changed_nodes_only(fleet: ApiService) -> None:
@@ -73,10 +73,10 @@ def test_pending_jobs_have_reasons(fleet: ApiService) -> None:
     fleet.submit("huge", gpus={"min": 64, "max": 64})
     fleet.submit("waits", gpus={"min": 96, "max": 96})
     fleet.tick()
-    told = fleet.get("/v1/waiting", limit=1)
-    assert [(job["name"], job["position"]) for job in told["items"]] == [("huge", 1)]
-    assert "needs 64 GPUs" in told["items"][0]["reason"]["detail"]
-    assert told["reasons"] == {"NoMatchingFlavor": 2}
+    view = fleet.get("/v1/waiting", limit=1)
+    assert [(job["name"], job["position"]) for job in view["items"]] == [("huge", 1)]
+    assert "needs 64 GPUs" in view["items"][0]["reason"]["detail"]
+    assert view["reasons"] == {"NoMatchingFlavor": 2}
 
 
 def test_pending_jobs_of_other_queues_are_hidden() -> None:
@@ -86,9 +86,9 @@ def test_pending_jobs_of_other_queues_are_hidden() -> None:
             document = {"name": queue, "queue": queue, "gpus": {"min": 64, "max": 64}}
             assert guarded.request("POST", "/v1/jobs", guarded.root, document).status_code == 201
         guarded.tick()
-        told = guarded.request("GET", "/v1/waiting", guarded.token("r", "viewer:research")).json()
-    assert [job["name"] for job in told["items"]] == ["research"]
-    assert sum(told["reasons"].values()) == 1
+        view = guarded.request("GET", "/v1/waiting", guarded.token("r", "viewer:research")).json()
+    assert [job["name"] for job in view["items"]] == ["research"]
+    assert sum(view["reasons"].values()) == 1
 
 
 def test_polling_clients_share_an_expensive_dry_run() -> None:
@@ -107,10 +107,10 @@ def test_a_viewer_of_one_queue_sees_only_that_queue() -> None:
         for queue in ("research", "vision"):
             guarded.job(guarded.root, queue, name=queue)
         guarded.tick()
-        told = guarded.request("GET", "/v1/overview", guarded.token("r", "viewer:research")).json()
-    assert [queue["name"] for queue in told["queues"]] == ["research"]
-    assert sum(told["jobs"].values()) == 1
-    assert [node["name"] for node in told["nodes"]] == ["t0"]
+        view = guarded.request("GET", "/v1/overview", guarded.token("r", "viewer:research")).json()
+    assert [queue["name"] for queue in view["queues"]] == ["research"]
+    assert sum(view["jobs"].values()) == 1
+    assert [node["name"] for node in view["nodes"]] == ["t0"]
 
 
 def test_only_recent_generations_are_remembered() -> None:

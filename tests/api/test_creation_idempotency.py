@@ -64,9 +64,9 @@ def test_a_key_with_another_document_names_what_it_created(
     sql_service: ApiService, problem: Problem, noun: str
 ) -> None:
     made = ask(sql_service, noun, document(noun)).json()["id"]
-    told = problem(ask(sql_service, noun, other(noun)), 422)
-    assert told["type"] == "urn:ebbtide:problem:idempotency-key-reused"
-    assert made in told["detail"]
+    refusal = problem(ask(sql_service, noun, other(noun)), 422)
+    assert refusal["type"] == "urn:ebbtide:problem:idempotency-key-reused"
+    assert made in refusal["detail"]
 
 
 @pytest.mark.parametrize("noun", NOUNS)
@@ -95,7 +95,9 @@ def test_concurrent_requests_create_one(sql_service: ApiService, noun: str) -> N
     made = json.dumps(document(noun))
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: ask(sql_service, noun, json.loads(made)), range(8)))
-    done = [answer for answer in answers if answer.status_code != 429]  # so many are read at a time, not more
+    done = [
+        answer for answer in answers if answer.status_code != 429
+    ]  # 429: only a few simulations are checked concurrently
     assert len({answer.json()["id"] for answer in done if answer.is_success}) == 1
     assert all(answer.is_success for answer in done)
     assert len(sql_service.get(f"/v1/{noun}")["items"]) == 1

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/nothing", "/v1/jobs/", "/v2/jobs"])
 def test_an_unknown_path_is_a_404_problem(service: ApiService, problem: Problem, path: str) -> None:
-    told = problem(service.http.get(path), 404)
-    assert told["type"] == "urn:ebbtide:problem:not-found"
-    assert told["instance"] == path
+    body = problem(service.http.get(path), 404)
+    assert body["type"] == "urn:ebbtide:problem:not-found"
+    assert body["instance"] == path
 
 
 def test_a_wrong_method_is_a_405_that_names_the_allowed_ones(service: ApiService, problem: Problem) -> None:

@@ -33,7 +33,7 @@ def test_a_stream_continues_after_the_last_event_id(play: StreamProcess) -> None
         first = next(messages)
         assert (first["data"]["subject"], first["retry"]) == ("a", "1000")
         assert first["data"]["number"] == int(first["id"]) == play.store.get_last_event_number() - 1
-    play.commit(None, "c")  # while nobody listens
+    play.commit(None, "c")  # while no stream is open
     with play.follow("/v1/events", last_id=first["id"]) as reader:
         messages = reader.messages()
         play.commit(None, "d")
@@ -57,7 +57,7 @@ def test_streams_continue_at_the_next_process_without_gap_or_duplicate(play: Str
         messages = reader.messages()
         play.commit(None, "a")
         last = next(messages)["id"]
-        play.stop()  # waits for its end
+        play.stop()  # waits until the process has ended
         assert list(messages) == []
     assert play.log() == ""
     play.commit(None, "b")
@@ -73,12 +73,12 @@ def test_all_streams_get_the_same_events_and_one_too_many_is_refused(play: Strea
         with play.follow("/v1/events") as refused:
             assert (refused.status, refused.headers["retry-after"]) == (503, "10")
             assert "60 streams are open" in refused.problem()["detail"]
-        told = [str(number) for number in range(20)]
-        for number in told:
+        subjects = [str(number) for number in range(20)]
+        for number in subjects:
             play.commit(None, number)
         for reader in readers:
-            assert [message["data"]["subject"] for message in islice(reader.messages(), 20)] == told
-    while True:  # the places of those who have gone are free, once that was seen
+            assert [message["data"]["subject"] for message in islice(reader.messages(), 20)] == subjects
+    while True:  # slots are freed once the service notices the disconnects
         with play.follow("/v1/events") as reader:
             if reader.status == 200:
                 return
@@ -99,9 +99,9 @@ def test_a_slow_reader_delays_no_other_and_misses_nothing(play: StreamProcess) -
 
 def test_an_invalid_last_event_id_is_refused(play: StreamProcess) -> None:
     newest = play.store.get_last_event_number()
-    for wrong, said in (("abc", "the id of an event of this stream"), (str(newest + 1), f"at most {newest}")):
+    for wrong, words in (("abc", "the id of an event of this stream"), (str(newest + 1), f"at most {newest}")):
         with play.follow("/v1/events", last_id=wrong) as reader:
             assert reader.status == 422
             problem = reader.problem()
             assert problem["errors"][0]["field"] == "Last-Event-ID"
-            assert said in problem["detail"]
+            assert words in problem["detail"]

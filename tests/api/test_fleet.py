@@ -33,8 +33,8 @@ def test_creating_a_pool_again_changes_nothing_and_a_different_one_conflicts(
 ) -> None:
     waiting = fleet.store.count_pending_commands()
     assert fleet.post("/v1/pools", {"name": "training", "kind": "training"}).status_code == 200
-    told = problem(fleet.post("/v1/pools", {"name": "training", "kind": "inference"}), 409)
-    assert [error["field"] for error in told["errors"]] == ["kind"]
+    body = problem(fleet.post("/v1/pools", {"name": "training", "kind": "inference"}), 409)
+    assert [error["field"] for error in body["errors"]] == ["kind"]
     assert fleet.store.count_pending_commands() == waiting
 
 
@@ -47,8 +47,8 @@ def test_adding_a_node_again_changes_nothing(fleet: ApiService) -> None:
 
 def test_adding_a_node_with_another_shape_conflicts_and_names_the_field(fleet: ApiService, problem: Problem) -> None:
     waiting = fleet.store.count_pending_commands()
-    told = problem(fleet.post("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 4}), 409)
-    [error] = told["errors"]
+    body = problem(fleet.post("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 4}), 409)
+    [error] = body["errors"]
     assert (error["field"], error["value"]) == ("gpus", 4)
     assert error["allowed"].startswith("2")
     assert fleet.store.count_pending_commands() == waiting
@@ -66,8 +66,8 @@ def test_a_pool_with_nodes_is_not_deleted(fleet: ApiService, problem: Problem) -
 
 def test_a_pool_with_lent_nodes_is_not_deleted(fleet: ApiService, problem: Problem) -> None:
     fleet.lend_all()
-    told = problem(fleet.http.delete("/v1/pools/inference"), 409)
-    assert "i0, i1" in told["detail"]
+    body = problem(fleet.http.delete("/v1/pools/inference"), 409)
+    assert "i0, i1" in body["detail"]
     assert fleet.store.count_pending_commands() == 0
 
 
@@ -109,9 +109,9 @@ def test_idle_inference_nodes_are_lent_and_listed(fleet: ApiService) -> None:
 
 def test_demand_above_capacity_is_accepted_clamped_and_recalls_every_loan(fleet: ApiService) -> None:
     fleet.lend_all()
-    told = fleet.made("/v1/pools/inference/demand", {"gpus": 99.5})
-    assert told["clamped"] is True
-    assert (told["gpus"], told["asked_gpus"], told["capacity_gpus"]) == (2.0, 99.5, 2)
+    body = fleet.made("/v1/pools/inference/demand", {"gpus": 99.5})
+    assert body["clamped"] is True
+    assert (body["gpus"], body["asked_gpus"], body["capacity_gpus"]) == (2.0, 99.5, 2)
     for _ in range(3):
         fleet.tick()
     states = {loan["state"] for loan in fleet.get("/v1/loans")["items"]}
@@ -125,9 +125,9 @@ def test_demand_is_read_back_with_its_history(fleet: ApiService) -> None:
     fleet.made("/v1/pools/inference/demand", {"gpus": 1, "at": fleet.clock.now_s() - 60})
     fleet.tick()
     fleet.made("/v1/pools/inference/demand", {"gpus": 2})
-    told = fleet.get("/v1/pools/inference/demand")
-    assert told["latest"]["gpus"] == 2
-    assert [reading["gpus"] for reading in told["readings"]] == [1]
+    body = fleet.get("/v1/pools/inference/demand")
+    assert body["latest"]["gpus"] == 2
+    assert [reading["gpus"] for reading in body["readings"]] == [1]
     assert fleet.get("/v1/pools/inference/demand", since_s=fleet.clock.now_s())["readings"] == []
     assert fleet.get("/v1/pools/inference/forecast") == {"pool": "inference", "forecast": None}
 
@@ -136,8 +136,8 @@ def test_demand_out_of_order_or_in_the_future_is_refused(fleet: ApiService) -> N
     now_s = fleet.clock.now_s()
     fleet.made("/v1/pools/inference/demand", {"gpus": 1, "at": now_s})
     for at_s in (now_s - 1, now_s + DAY_S):
-        told = fleet.refused("POST", "/v1/pools/inference/demand", {"gpus": 1, "at": at_s})
-        assert told["errors"][0]["field"] == "at"
+        body = fleet.refused("POST", "/v1/pools/inference/demand", {"gpus": 1, "at": at_s})
+        assert body["errors"][0]["field"] == "at"
 
 
 def test_a_training_pool_has_no_demand(fleet: ApiService, problem: Problem) -> None:

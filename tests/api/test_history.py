@@ -24,12 +24,12 @@ def history(fleet: ApiService, job_id: str) -> dict[str, Any]:
     return fleet.get(f"/v1/jobs/{job_id}/history")
 
 
-def states(told: dict[str, Any]) -> list[str]:
-    return [step["state"] for step in told["states"]]
+def states(view: dict[str, Any]) -> list[str]:
+    return [step["state"] for step in view["states"]]
 
 
-def allocations(told: dict[str, Any]) -> list[tuple[int, int, int]]:
-    return [(step["generation"], step["gpus"], step["lent_gpus"]) for step in told["allocations"]]
+def allocations(view: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(step["generation"], step["gpus"], step["lent_gpus"]) for step in view["allocations"]]
 
 
 def test_a_new_job_is_submitted_and_holds_nothing(fleet: ApiService) -> None:
@@ -55,13 +55,13 @@ def test_history_reaches_from_submission_to_the_end_and_survives_the_job(
     fleet.tick()
     fleet.tick()
     assert job_id not in fleet.store.load().snapshot.jobs
-    told = history(fleet, job_id)
-    assert states(told) == ["submitted", "queued", "starting", "running", "resizing", "running", "cancelled"]
-    assert allocations(told) == [(0, 0, 0), (1, 2, 0), (2, 1, 0), (3, 0, 0)]
-    assert [step["plan"] for step in told["allocations"]] == [None, "dp2 · 1 micro-batch", "dp1 · 1 micro-batch", None]
-    assert [step["at_s"] for step in told["states"]] == [NOW_S + at for at in (1, 1, 1, 2, 3, 4, 5)]
-    assert told["states"][0]["message"] == "train, 1 to 2 GPUs"
-    assert told["states"][1]["message"] == ""
+    view = history(fleet, job_id)
+    assert states(view) == ["submitted", "queued", "starting", "running", "resizing", "running", "cancelled"]
+    assert allocations(view) == [(0, 0, 0), (1, 2, 0), (2, 1, 0), (3, 0, 0)]
+    assert [step["plan"] for step in view["allocations"]] == [None, "dp2 · 1 micro-batch", "dp1 · 1 micro-batch", None]
+    assert [step["at_s"] for step in view["states"]] == [NOW_S + at for at in (1, 1, 1, 2, 3, 4, 5)]
+    assert view["states"][0]["message"] == "train, 1 to 2 GPUs"
+    assert view["states"][1]["message"] == ""
 
 
 def test_lent_gpus_are_counted_separately(fleet: ApiService) -> None:
@@ -107,14 +107,14 @@ JOB = Job("a", JobSpec("a", 1, 1), JobState.RUNNING, 0.0, 7.0, Progress(7.0), me
 
 def test_events_of_older_versions_are_completed_with_the_current_state() -> None:
     old = [Event(5.0, EventCode.JOB_STATE, "a", "starting -> running")]
-    told = job_history_view(JOB, old, [], Snapshot())
-    assert told["states"] == [{"at_s": 7.0, "state": JobState.RUNNING, "message": "it runs"}]
+    view = job_history_view(JOB, old, [], Snapshot())
+    assert view["states"] == [{"at_s": 7.0, "state": JobState.RUNNING, "message": "it runs"}]
 
 
 def test_events_newer_than_the_snapshot_win() -> None:
     newer = [Event(8.0, EventCode.JOB_PREEMPTED, "a", "the node went home", job=JobStep(JobState.PREEMPTED, 2))]
-    told = job_history_view(JOB, newer, [], Snapshot())
-    assert told["states"] == [{"at_s": 8.0, "state": JobState.PREEMPTED, "message": "the node went home"}]
+    view = job_history_view(JOB, newer, [], Snapshot())
+    assert view["states"] == [{"at_s": 8.0, "state": JobState.PREEMPTED, "message": "the node went home"}]
 
 
 @settings(max_examples=50)
@@ -125,11 +125,11 @@ def test_allocations_are_deduplicated_and_the_newest_are_kept(steps: list[tuple[
         Event(float(at), EventCode.JOB_STATE, "a", "x -> y: z", job=JobStep(JobState.RESIZING, generation, gpus))
         for at, (generation, gpus) in enumerate(steps)
     ]
-    told = job_history_view(JOB, events, [], Snapshot())
-    assert len(told["states"]) <= HISTORY_ITEMS_MAX
-    assert len(told["allocations"]) <= HISTORY_ITEMS_MAX
-    kinds = [{**step, "at_s": 0.0} for step in told["allocations"]]
+    view = job_history_view(JOB, events, [], Snapshot())
+    assert len(view["states"]) <= HISTORY_ITEMS_MAX
+    assert len(view["allocations"]) <= HISTORY_ITEMS_MAX
+    kinds = [{**step, "at_s": 0.0} for step in view["allocations"]]
     assert all(one != other for one, other in pairwise(kinds))
     if len(steps) > 8:
-        assert told["allocations"][-1]["generation"] == steps[-1][0]
-        assert told["states"][-1]["at_s"] == len(steps) - 1
+        assert view["allocations"][-1]["generation"] == steps[-1][0]
+        assert view["states"][-1]["at_s"] == len(steps) - 1

@@ -44,9 +44,9 @@ def test_another_key_creates_another_job(service: ApiService) -> None:
 
 def test_a_key_with_another_document_names_the_job(service: ApiService, problem: Problem) -> None:
     job_id = submit(service, "k-1").json()["id"]
-    told = problem(submit(service, "k-1", {**JOB, "gpus": {"min": 1, "max": 3}}), 422)
-    assert told["type"] == "urn:ebbtide:problem:idempotency-key-reused"
-    assert job_id in told["detail"]
+    refusal = problem(submit(service, "k-1", {**JOB, "gpus": {"min": 1, "max": 3}}), 422)
+    assert refusal["type"] == "urn:ebbtide:problem:idempotency-key-reused"
+    assert job_id in refusal["detail"]
 
 
 def test_a_refused_document_does_not_use_the_key(service: ApiService) -> None:
@@ -64,5 +64,5 @@ def test_concurrent_requests_create_one_job(service: ApiService) -> None:
 
 @pytest.mark.parametrize("key", ["", "two words", "k" * 256])
 def test_an_invalid_key_is_refused(service: ApiService, problem: Problem, key: str) -> None:
-    told = problem(submit(service, key), 422)
-    assert [error["field"] for error in told["errors"]] == ["Idempotency-Key"]
+    refusal = problem(submit(service, key), 422)
+    assert [error["field"] for error in refusal["errors"]] == ["Idempotency-Key"]

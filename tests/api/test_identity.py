@@ -37,10 +37,10 @@ def test_a_secret_is_shown_once_and_stored_as_a_digest(guarded: AuthenticatedSer
     assert re.fullmatch(r"ebk_[A-Za-z0-9_-]{43}", made["secret"])
     assert made["secret"].startswith(made["prefix"])
     assert made["created_by"] == "root"
-    told = (
+    responses = (
         guarded.request("GET", "/v1/tokens", guarded.root).text + guarded.request("GET", "/v1/audit", guarded.root).text
     )
-    assert made["secret"] not in told
+    assert made["secret"] not in responses
     kept = guarded.store.tokens.find_by_id(made["id"])
     assert kept is not None
     assert made["secret"] not in repr(kept)
@@ -172,15 +172,15 @@ def test_hidden_job_ids_are_redacted_everywhere(guarded: AuthenticatedService) -
     hers = guarded.job(anna, "research")
     guarded.tick()
     paths = ("/v1/events", "/v1/decisions", "/v1/nodes", "/v1/nodes/t0", f"/v1/jobs/{hers}/explanation", "/v1/queues")
-    told = {path: guarded.request("GET", path, anna) for path in paths}
+    responses = {path: guarded.request("GET", path, anna) for path in paths}
     document = {"name": "x", "queue": "research", "gpus": {"min": 1, "max": 1}, "steps": 9}
-    told["dry run"] = guarded.request("POST", "/v1/jobs:dry-run", anna, document)
-    for path, answer in told.items():
+    responses["dry run"] = guarded.request("POST", "/v1/jobs:dry-run", anna, document)
+    for path, answer in responses.items():
         assert answer.status_code == 200
         assert his not in answer.text, path
         assert "secret" not in answer.text, path
-    assert HIDDEN_JOB in told["/v1/nodes/t0"].json()["jobs"]
-    assert hers in told["/v1/events"].text
+    assert HIDDEN_JOB in responses["/v1/nodes/t0"].json()["jobs"]
+    assert hers in responses["/v1/events"].text
     assert his in guarded.request("GET", "/v1/decisions", guarded.root).text
 
 

@@ -50,8 +50,8 @@ def test_a_job_starts_with_the_next_tick_and_shows_its_gpus_and_plan(fleet: ApiS
     assert set(plan) >= {"schedule", "micro_batches", "iteration_time_s", "peak_bytes_per_gpu", "optimality_gap"}
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}")["state"] == "running"
-    told = [event["code"] for event in fleet.get(f"/v1/jobs/{job_id}/events")["items"]]
-    assert "JobStarted" in told
+    body = [event["code"] for event in fleet.get(f"/v1/jobs/{job_id}/events")["items"]]
+    assert "JobStarted" in body
 
 
 def test_progress_shows_the_remaining_time(fleet: ApiService) -> None:
@@ -134,22 +134,22 @@ def test_a_pending_job_is_explained_with_numbers(fleet: ApiService) -> None:
     fleet.tick()
     second = fleet.submit("second", gpus={"min": 2, "max": 2})
     fleet.tick()
-    told = fleet.get(f"/v1/jobs/{second}/explanation")
-    assert told["state"] == "queued"
-    assert told["needed_gpus"] == 2
-    assert told["free_gpus"] == 0
-    assert told["holders"] == {first: 2}
-    assert told["reason"]["code"]
-    assert told["unblocks"]
+    body = fleet.get(f"/v1/jobs/{second}/explanation")
+    assert body["state"] == "queued"
+    assert body["needed_gpus"] == 2
+    assert body["free_gpus"] == 0
+    assert body["holders"] == {first: 2}
+    assert body["reason"]["code"]
+    assert body["unblocks"]
 
 
 def test_a_dry_run_shows_decisions_and_stores_nothing(fleet: ApiService) -> None:
     fleet.tick()
     before = fleet.store.load()
-    told = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 2}, "steps": 10})
-    assert told["state"] == "starting"
-    assert told["job"]["nodes"] == {"t0": [0, 1]}
-    assert told["plan"]["stages"][0]["gpus"] == 2
+    body = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 2}, "steps": 10})
+    assert body["state"] == "starting"
+    assert body["job"]["nodes"] == {"t0": [0, 1]}
+    assert body["plan"]["stages"][0]["gpus"] == 2
     waits = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 64, "max": 64}})
     assert waits["state"] == "queued"
     assert waits["reason"]["detail"]
@@ -161,12 +161,12 @@ def test_a_dry_run_names_only_decisions_caused_by_the_job(fleet: ApiService) -> 
     fleet.tick()
     fleet.tick(after_s=400.0)
     assert fleet.get(f"/v1/jobs/{other}")["gpus"]["target"] == 2
-    told = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 1}, "steps": 10})
-    [shrunk] = told["resized"]
+    body = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 1}, "steps": 10})
+    [shrunk] = body["resized"]
     assert (shrunk["job_id"], shrunk["from_gpus"], shrunk["to_gpus"]) == (other, 2, 1)
-    assert (told["preempted"], told["lent"], told["placement"]) == ([], [], None)
-    assert told["reason"]["code"] == "WaitingForPreemptedWorkloads"
-    assert told["expected_start_s"] == shrunk["leave_by_s"]
+    assert (body["preempted"], body["lent"], body["placement"]) == ([], [], None)
+    assert body["reason"]["code"] == "WaitingForPreemptedWorkloads"
+    assert body["expected_start_s"] == shrunk["leave_by_s"]
     huge = fleet.made("/v1/jobs:dry-run", {"name": "huge", "gpus": {"min": 64, "max": 64}})
     assert (huge["resized"], huge["others"], huge["expected_start_s"]) == ([], [], None)
 

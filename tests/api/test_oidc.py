@@ -48,14 +48,20 @@ class Provider:
 
     def claims(self, **changes: Any) -> Claims:
         now_s = int(time.time())
-        told = {"iss": self.url, "aud": "ebbtide", "sub": "anna", "exp": now_s + 300, "ebbtide": ["submitter:research"]}
-        return {name: value for name, value in {**told, **changes}.items() if value is not None}
+        content = {
+            "iss": self.url,
+            "aud": "ebbtide",
+            "sub": "anna",
+            "exp": now_s + 300,
+            "ebbtide": ["submitter:research"],
+        }
+        return {name: value for name, value in {**content, **changes}.items() if value is not None}
 
 
 def _jwk(key: Any, kid: str) -> dict[str, Any]:
     algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
-    told: dict[str, Any] = algorithm.to_jwk(key.public_key(), as_dict=True)
-    return {**told, "kid": kid, "use": "sig"}
+    content: dict[str, Any] = algorithm.to_jwk(key.public_key(), as_dict=True)
+    return {**content, "kid": kid, "use": "sig"}
 
 
 def signed(claims: Claims, key: Any = RSA_KEY, alg: str = "RS256", kid: str = "rsa-1") -> str:
@@ -68,9 +74,9 @@ def _signed_with_the_public_key(claims: Claims) -> str:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     parts = ({"alg": "HS256", "typ": "JWT", "kid": "rsa-1"}, claims)
-    told = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts)
-    digest = hmac.new(public, told, sha256).digest()
-    return (told + b"." + base64.urlsafe_b64encode(digest).rstrip(b"=")).decode()
+    content = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts)
+    digest = hmac.new(public, content, sha256).digest()
+    return (content + b"." + base64.urlsafe_b64encode(digest).rstrip(b"=")).decode()
 
 
 @pytest.fixture

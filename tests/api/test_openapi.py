@@ -60,9 +60,9 @@ def test_every_body_has_an_example(document: dict[str, Any]) -> None:
 
 
 def test_every_example_matches_its_schema(document: dict[str, Any]) -> None:
-    told = load_examples().keys() & document["components"]["schemas"].keys()
-    assert told >= {name for name in load_examples() if not name.startswith("PageOf")}
-    for name in told:
+    names = load_examples().keys() & document["components"]["schemas"].keys()
+    assert names >= {name for name in load_examples() if not name.startswith("PageOf")}
+    for name in names:
         whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
         Draft202012Validator(whole).validate(load_examples()[name])
 

@@ -73,9 +73,9 @@ def test_a_plan_has_an_inspection_and_runners_up(service: ApiService) -> None:
 
 def test_an_infeasible_request_names_the_binding_constraint(service: ApiService, problem: Problem) -> None:
     big = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 1, "globalBatch": 8, "memory": "16GB"}
-    told = problem(service.post("/v1/plans", big), 422)
-    assert told["type"] == "urn:ebbtide:problem:infeasible"
-    assert "16.0 GB" in told["detail"]
+    body = problem(service.post("/v1/plans", big), 422)
+    assert body["type"] == "urn:ebbtide:problem:infeasible"
+    assert "16.0 GB" in body["detail"]
 
 
 @pytest.mark.parametrize(

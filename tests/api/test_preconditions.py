@@ -31,9 +31,9 @@ def test_a_jobs_etag_changes_with_its_specification_and_not_with_progress(fleet:
         fleet.http.post(f"{path}:suspend", headers={"If-Match": f"W/{changed.headers['etag']}x, {read}"}),
         fleet.http.delete(path, headers={"If-Match": f"W/{changed.headers['etag']}"}),
     ):
-        told = problem(late, 412)
-        assert told["type"].endswith(":changed")
-        assert changed.headers["etag"] in told["detail"]
+        body = problem(late, 412)
+        assert body["type"].endswith(":changed")
+        assert changed.headers["etag"] in body["detail"]
     assert fleet.store.count_pending_commands() == waiting
     for fitting in ("*", f'"other", {changed.headers["etag"]}'):
         assert fleet.http.post(f"{path}:suspend", headers={"If-Match": fitting}).status_code == 202
@@ -65,8 +65,8 @@ def test_a_node_is_drained_conditionally(fleet: ApiService, problem: Problem) ->
 
 def test_queue_and_priority_of_a_job_can_be_changed(fleet: ApiService) -> None:
     job_id = fleet.submit()
-    told = fleet.http.patch(f"/v1/jobs/{job_id}", json={"queue": "blue", "priority": 7}).json()
-    assert (told["queue"], told["priority"]) == ("blue", 7)
+    body = fleet.http.patch(f"/v1/jobs/{job_id}", json={"queue": "blue", "priority": 7}).json()
+    assert (body["queue"], body["priority"]) == ("blue", 7)
     assert fleet.store.load().inbox[-1].body == ChangeJob(job_id, "blue", 7)
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}")["queue"] == "blue"

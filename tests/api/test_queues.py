@@ -40,8 +40,8 @@ def test_creating_a_queue_again_changes_nothing_and_a_different_one_conflicts(
     fleet.made("/v1/queues", VISION)
     waiting = fleet.store.count_pending_commands()
     assert fleet.post("/v1/queues", VISION).status_code == 200
-    told = problem(fleet.post("/v1/queues", {**VISION, "limit_gpus": None, "weight": 1}), 409)
-    assert [(error["field"], error["allowed"]) for error in told["errors"]] == [
+    body = problem(fleet.post("/v1/queues", {**VISION, "limit_gpus": None, "weight": 1}), 409)
+    assert [(error["field"], error["allowed"]) for error in body["errors"]] == [
         ("limit_gpus", "4, as it was declared"),
         ("weight", "2.0, as it was declared"),
     ]
@@ -61,8 +61,8 @@ def test_a_queue_is_changed_field_by_field(fleet: ApiService, problem: Problem) 
         view = answer.json()
         assert (view["guaranteed_gpus"], view["limit_gpus"], view["weight"]) == expected
     assert view["user_limit_gpus"] == 2
-    told = fleet.refused("PATCH", "/v1/queues/vision", {"limit_gpus": 1})
-    assert "at least guaranteed_gpus, which is 2" in told["errors"][0]["allowed"]
+    body = fleet.refused("PATCH", "/v1/queues/vision", {"limit_gpus": 1})
+    assert "at least guaranteed_gpus, which is 2" in body["errors"][0]["allowed"]
     problem(fleet.http.patch("/v1/queues/nobody", json={"weight": 2}), 404)
 
 
@@ -128,10 +128,10 @@ def test_pending_jobs_per_user_are_limited(fleet: ApiService, problem: Problem) 
     assert again.json()["id"] == second.json()["id"], "a retry of an accepted submission must not be refused"
     fleet.submit(queue="elsewhere", **fields)
     fleet.tick()
-    told = fleet.get(f"/v1/jobs/{second.json()['id']}/explanation")
-    assert told["reason"]["code"] == "WaitingForUserLimit"
-    assert told["reason"]["numbers"] == {"needed_gpus": 2.0, "user_used_gpus": 2.0, "user_limit_gpus": 2.0}
-    assert "user limit" in told["unblocks"]
+    body = fleet.get(f"/v1/jobs/{second.json()['id']}/explanation")
+    assert body["reason"]["code"] == "WaitingForUserLimit"
+    assert body["reason"]["numbers"] == {"needed_gpus": 2.0, "user_used_gpus": 2.0, "user_limit_gpus": 2.0}
+    assert "user limit" in body["unblocks"]
 
 
 def test_undeclared_queues_are_accepted_or_refused_by_setting(

@@ -26,15 +26,15 @@ from tests.api.seeded_service import SeededService
 CASES = 200
 CASES_FULL = 2000
 VARIED_RATIO = 0.8
-"""The part of the operations that take anything which could be wrong: the others are tried a few times."""
+"""Share of the operations with parameters or a body; the others are tried only a few times."""
 REACHED_RATIO_MIN = 0.6
 WELL_FORMED_BUT_REFUSED = ["2xx", "401", "403", "404", "409", "412", "422", "429", "503"]
-"""What the document permits may still be refused for what no schema can say, such as a minimum above a maximum."""
+"""A valid document may still be refused for reasons that no schema can express, such as a minimum above a maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`tried` and `reached` count by operation: requests, and those that were answered with a 2xx."""
+    """`tried` counts requests by operation, `reached` those answered with a 2xx."""
 
     seeded: SeededService
     seed: int
@@ -47,13 +47,13 @@ def test_every_operation_matches_the_document(cases: int, seed: int, tmp_path: P
     trial = Trial(SeededService(tmp_path), seed)
     schema = schemathesis.openapi.from_dict(_document(trial.seeded))
     schema.config.checks.positive_data_acceptance.expected_statuses = WELL_FORMED_BUT_REFUSED
-    found = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
-    assert len(found) == len(list(schema.get_all_operations()))
-    each = cases / (VARIED_RATIO * len(found))
-    for operation in found:
+    operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
+    assert len(operations) == len(list(schema.get_all_operations()))
+    cases_per_operation = cases / (VARIED_RATIO * len(operations))
+    for operation in operations:
         for mode, share in ((GenerationMode.POSITIVE, 0.7), (GenerationMode.NEGATIVE, 0.3)):
-            _try(trial, operation, mode, ceil(share * each))
-    names = {operation.definition.raw["operationId"] for operation in found}
+            _try(trial, operation, mode, ceil(share * cases_per_operation))
+    names = {operation.definition.raw["operationId"] for operation in operations}
     assert trial.tried.total() >= cases
     assert len(trial.reached) / len(names) >= REACHED_RATIO_MIN, sorted(names - trial.reached.keys())
 
@@ -61,7 +61,7 @@ def test_every_operation_matches_the_document(cases: int, seed: int, tmp_path: P
 def _document(seeded: SeededService) -> dict[str, Any]:
     """Return the document without its security schemes; the test sends the right token itself."""
     document = deepcopy(seeded.service.app.openapi())
-    for secured in (document, *(each for path in document["paths"].values() for each in path.values())):
+    for secured in (document, *(operation for path in document["paths"].values() for operation in path.values())):
         secured.pop("security", None)
     return document
 
@@ -90,18 +90,18 @@ def _try(trial: Trial, operation: Any, mode: GenerationMode, cases: int) -> None
         trial.tried[name] += 1
         if answer.is_success:
             trial.reached[name] += 1
-        # It would send requests of its own; tests/api/test_identity_refusals.py tries every route without a token.
+        # `ignored_auth` sends requests of its own; test_route_authorization.py tries every route without a token.
         case.validate_response(answer, excluded_checks=[ignored_auth])
 
-    with suppress(Unsatisfiable):  # there is nothing that could be wrong with a request without parameters
+    with suppress(Unsatisfiable):  # a request without parameters has no invalid form
         check()
 
 
 def _send(seeded: SeededService, case: Any, headers: dict[str, str]) -> httpx.Response:
-    asked = case.as_transport_kwargs(base_url="http://service", headers=headers)
-    if isinstance(asked.get("data"), bytes | str):
-        asked["content"] = asked.pop("data")
-    seeded.service.http.cookies = asked.pop("cookies", None) or {}
-    answer = seeded.service.http.request(**asked)
+    request = case.as_transport_kwargs(base_url="http://service", headers=headers)
+    if isinstance(request.get("data"), bytes | str):
+        request["content"] = request.pop("data")
+    seeded.service.http.cookies = request.pop("cookies", None) or {}
+    answer = seeded.service.http.request(**request)
     answer.elapsed = timedelta()
     return answer

@@ -74,9 +74,9 @@ def test_concurrent_requests_share_the_next_read() -> None:
     present, seen = StateReader(store), list[set[str]]()
     first = _in_thread(lambda: present.read(NOW_S))
     store.has_begun.wait()
-    store.send(_command(1, SubmitJob("a", a_spec())))  # after the first look read, before it ended
+    store.send(_command(1, SubmitJob("a", a_spec())))  # after the first read fetched its state and before it returned
     others = [_in_thread(lambda: seen.append(set(present.read(NOW_S).snapshot.jobs))) for _ in range(8)]
-    time.sleep(0.2)  # most of them have come by then, which is enough
+    time.sleep(0.2)  # enough for most threads to have started
     store.may_end.set()
     for thread in (first, *others):
         thread.join()

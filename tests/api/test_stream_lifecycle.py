@@ -44,7 +44,7 @@ def tell(store: MemoryStore, *subjects: str, code: EventCode = EventCode.JOB_STA
 
 
 async def sent_by(
-    streams: StreamRegistry, store: MemoryStore, wish: EventSubscription, *, stalls: bool = False
+    streams: StreamRegistry, store: MemoryStore, subscription: EventSubscription, *, stalls: bool = False
 ) -> list[dict[str, Any]]:
     """Return all ASGI messages of one stream."""
     sent: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ async def sent_by(
     async def receive() -> Any:
         await asyncio.sleep(3600)
 
-    await EventStreamResponse(follow_events(streams, store, wish), streams)(SCOPE, receive, send)
+    await EventStreamResponse(follow_events(streams, store, subscription), streams)(SCOPE, receive, send)
     return sent
 
 
@@ -91,8 +91,8 @@ def test_a_stream_survives_an_unavailable_database(monkeypatch: pytest.MonkeyPat
         store.away = True
         streams = StreamRegistry(store, streams_max=1, timings=QUICK)
         chunks = follow_events(streams, store, EventSubscription(ANONYMOUS, 0))
-        told = [await anext(chunks) for _ in range(3)]
-        assert told[1:] == [b": still here\n\n"] * 2
+        frames = [await anext(chunks) for _ in range(3)]
+        assert frames[1:] == [b": still here\n\n"] * 2
         tell(store, "a")
         store.away = False
         while (chunk := await anext(chunks)) == b": still here\n\n":
@@ -106,8 +106,8 @@ def test_a_stream_survives_an_unavailable_database(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{job}/events", "/v1/jobs/{job}/logs"])
 def test_a_stream_ends_when_its_token_becomes_invalid(path: str) -> None:
     guarded = AuthenticatedService()
-    pace = replace(QUICK, lifetime_s=60.0, token_check_s=0.01)
-    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=1, timings=pace)
+    timings = replace(QUICK, lifetime_s=60.0, token_check_s=0.01)
+    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=1, timings=timings)
     job_id, secret = guarded.job(guarded.root, "research"), guarded.token("ann", "viewer", life_s=60.0)
 
     async def play() -> httpx.Response:
@@ -180,6 +180,6 @@ def test_events_outside_the_ring_are_read_from_the_store(monkeypatch: pytest.Mon
                 await asyncio.sleep(0.001)
             found = [tail.events_after(number) for number in (1, 2, 4, 5)]
         assert tail.events_after(5) is None, "nobody listens: nothing is known"
-        return tuple(None if each is None else [told.number for told in each] for each in found)
+        return tuple(None if each is None else [event.number for event in each] for each in found)
 
     assert asyncio.run(play()) == (None, [3, 4, 5], [5], [])

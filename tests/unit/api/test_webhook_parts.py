@@ -170,8 +170,8 @@ def test_events_are_filtered_by_code_subject_and_queue() -> None:
 
     def passed(**wanted: Any) -> list[int]:
         webhook = replace(WEBHOOK, **wanted)
-        sight = webhook_visibility(webhook, snapshot, NO_JOBS.get)
-        found = (build_delivery(webhook, event, sight, now_s=4.0) for event in (started, of_queue, of_node))
+        visibility = webhook_visibility(webhook, snapshot, NO_JOBS.get)
+        found = (build_delivery(webhook, event, visibility, now_s=4.0) for event in (started, of_queue, of_node))
         return [each.event_number for each in found if each is not None]
 
     assert passed() == [7, 8, 9]
@@ -198,8 +198,8 @@ def test_job_ids_of_other_queues_are_redacted() -> None:
 
     def body(queue: str) -> str:
         webhook = replace(WEBHOOK, queue=queue)
-        sight = webhook_visibility(webhook, Snapshot(jobs=jobs), ended.get)
-        made = build_delivery(webhook, StoredEvent(7, 1, event), sight, now_s=4.0)
+        visibility = webhook_visibility(webhook, Snapshot(jobs=jobs), ended.get)
+        made = build_delivery(webhook, StoredEvent(7, 1, event), visibility, now_s=4.0)
         assert made is not None
         return made.body
 
