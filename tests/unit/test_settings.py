@@ -51,8 +51,13 @@ def test_invalid_setting_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch, na
         Settings()
 
 
-def test_every_setting_has_a_description() -> None:
-    assert all(field.description for field in Settings.model_fields.values())
+def test_every_setting_has_a_description_with_its_unit() -> None:
+    units = {"_per_s": "per second", "_s": "seconds", "_bytes": "bytes", "_days": "days"}
+    for name, field in Settings.model_fields.items():
+        description = field.description or ""
+        assert description.endswith("."), name
+        unit = next((unit for suffix, unit in units.items() if name.endswith(suffix)), "")
+        assert unit in description, name
 
 
 def test_every_policy_setting_is_a_service_setting_with_the_same_default() -> None:
