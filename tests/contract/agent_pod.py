@@ -40,7 +40,7 @@ STUBBORN = OBEY.replace('(run_dir / "notice.json").exists()', "False")
 
 
 class Desk:
-    """An HTTP server that keeps the newest report and gives `reply`, or breaks the connection where that is None."""
+    """An HTTP server that keeps the newest report and returns `reply`; None breaks the connection."""
 
     def __init__(self) -> None:
         self.reply: dict[str, Any] | None = dict(NOTHING)
@@ -98,7 +98,7 @@ class Pod:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def order(self, script: str, *, generation: int = 1, ranks: int = 2, **more: Any) -> None:
-        """What the desk tells from now on: start these ranks, which run `script`."""
+        """Set the reply: start these ranks, which run `script`."""
         path = self.folder / "rank.py"
         path.write_text(dedent(script))
         self.desk.reply = {

@@ -22,7 +22,7 @@ OF_THE_CONTROLLER = ("after-commit", "during-a-save")
 
 
 def state(number: int, folder: Path) -> Snapshot:
-    """The desired state that was committed under `number`."""
+    """Return the desired state committed under `number`."""
     mover = rank_job("mover", "obey", {"t0": (0, 1)}, folder, SAVE_S="0.3")
     stayer = rank_job("stayer", "ignore_notices", {"i0": (0,), "t0": (2,)}, folder)
     if number >= 2:
@@ -52,7 +52,7 @@ def main(folder: Path, point: str) -> None:
 
 
 def _killer(point: str) -> Callable[[str], None]:
-    """Kills at the second passage of points that every tick passes: then there is something to leave behind."""
+    """Kill at the second pass of points that every tick passes, so that there is something to recover."""
     passages = 0
 
     def at(name: str) -> None:
@@ -65,7 +65,7 @@ def _killer(point: str) -> Callable[[str], None]:
 
 
 def _reached(number: int, meanwhile: Callable[[], None]) -> Callable[[Observation], bool]:
-    """Whether the generations that state `number` wants all run."""
+    """Return whether all generations of state `number` run."""
     wanted = {("mover", 2 if number >= 2 else 1): "running", ("stayer", 2 if number >= 3 else 1): "running"}
 
     def reached(seen: Observation) -> bool:

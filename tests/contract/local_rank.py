@@ -46,7 +46,7 @@ def hold_slots() -> list[IO[str]]:
 
 
 def obey() -> None:
-    """Runs until a notice comes, saves for a moment and leaves. As in a session, SIGTERM stops nothing by itself."""
+    """Run until a notice, save and leave. Ignores SIGTERM, like a worker in its own session."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("running", step=5, loss=2.5)
     wait_for(notice)
@@ -71,7 +71,7 @@ def finish() -> None:
 
 
 def crash() -> None:
-    """Rank 1 dies as soon as rank 0 runs; rank 0 would wait for it for ever."""
+    """Rank 1 exits once rank 0 runs; rank 0 would wait for it forever."""
     if RANK == 1:
         wait_for((RUN_DIR / "status-0.json").exists)
         print("CUDA error: out of slots", flush=True)
@@ -84,7 +84,7 @@ def fail() -> None:
 
 
 def run_out_of_memory() -> None:
-    """Rank 1 runs out of memory and says so; rank 0 says that it has lost its peer."""
+    """Rank 1 reports that it ran out of memory; rank 0 reports that it lost its peer."""
     if RANK == 1:
         say("failed", reason="OutOfMemoryError", cause="out-of-memory", peak_bytes=900)
         sys.exit(1)
@@ -99,20 +99,20 @@ def be_killed() -> None:
 
 
 def freeze() -> None:
-    """Freezes one layer more than are frozen already."""
+    """Freeze one more layer than is already frozen."""
     say("running", step=5, frozen_layers=int(os.environ["EBBTIDE_FROZEN_LAYERS"]) + 1)
     wait_for(notice)
 
 
 def spawn_child() -> None:
-    """Starts a child in its group and one in a group of its own."""
+    """Start a child in the same process group and one in a new group."""
     for own_group in (False, True):
         subprocess.Popen(["sleep", "600"], start_new_session=own_group)
     obey()
 
 
 def parent() -> None:
-    """Crashes and leaves a child in its group behind."""
+    """Exit with an error and leave a child behind."""
     subprocess.Popen(["sleep", "600"], start_new_session=bool(os.environ.get("OWN_GROUP")))
     sys.exit(1)
 

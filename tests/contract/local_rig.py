@@ -19,7 +19,7 @@ from scheduler.executors.local_executor import LocalExecutor
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
 RANK_SCRIPT = Path(__file__).with_name("local_rank.py")
-# Stands in for the store process: it publishes a port and lives as long as its input is open.
+# A stand-in for the rendezvous store: it publishes a port and lives until its stdin closes.
 RENDEZVOUS = (
     sys.executable,
     "-SEc",
@@ -31,14 +31,14 @@ PATIENCE_S = 60.0
 
 
 def rank_job(job_id: str, behaviour: str, on: Gpus, folder: Path, **env: str) -> Job:
-    """A job whose ranks are `local_rank.py` doing `behaviour`."""
+    """Build a job whose ranks run `local_rank.py` with `behaviour`."""
     command = ("python", str(RANK_SCRIPT), behaviour)
     job = a_job(job_id, 1, 8, state=JobState.STARTING, on=on, command=command, env=env)
     return _with_slots(job, folder)
 
 
 def moved(job: Job, to: Gpus, *, leave_by_s: float, folder: Path) -> Job:
-    """The job with its next generation on other GPUs (none: it has to leave)."""
+    """Return the job with its next generation on other GPUs, or none."""
     width = gpu_sets.count(to)
     allocation = Allocation(
         generation=job.allocation.generation + 1,
@@ -55,7 +55,7 @@ def desired(generation: int, *jobs: Job) -> Snapshot:
 
 
 def drive(executor: LocalExecutor, state: Snapshot, until: Callable[[Observation], bool]) -> Observation:
-    """Observe and converge, as ticks do, until the observation is as wanted."""
+    """Observe and converge, like ticks, until the observation matches."""
     limit_s = time.monotonic() + PATIENCE_S
     while not until(seen := executor.observe()):
         assert time.monotonic() < limit_s, f"not reached within {PATIENCE_S:g} s; last seen: {seen.runs}"
@@ -76,7 +76,7 @@ def phases(seen: Observation) -> dict[tuple[str, int], str]:
 
 def _with_slots(job: Job, folder: Path) -> Job:
     slots = [f"{node}-{gpu}" for node in sorted(job.allocation.target) for gpu in job.allocation.target[node]]
-    # Lent nodes sort before owned ones by name here, ranks are dealt to owned ones first.
+    # Lent nodes sort before owned ones by name here, but ranks are assigned to owned ones first.
     slots.sort(key=lambda slot: not slot.startswith("t"))
     env = {**job.spec.env, "SLOT_DIR": str(folder), "SLOTS": ",".join(slots)}
     return replace(job, spec=replace(job.spec, env=env))

@@ -43,7 +43,7 @@ class Target:
 
 
 class Prometheus:
-    """`data`: blocks of samples that there are already. `rules` are judged as often as it scrapes."""
+    """A Prometheus process. `data` are initial blocks of samples. `rules` are evaluated at the scrape interval."""
 
     def __init__(
         self, folder: Path, target: str, *, every: str = "200ms", data: Path | None = None, rules: Path | None = None
@@ -72,7 +72,7 @@ class Prometheus:
         eventually(self._is_ready, what=f"Prometheus is up: see {self._folder / 'prometheus.log'}")
 
     def ask(self, path: str, **question: str | float) -> Any:
-        """The data of an answer of its HTTP API, `/api/v1` and what follows."""
+        """Return the data of a response of the HTTP API; the path follows `/api/v1`."""
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=question, timeout=60.0).json()
         assert answer["status"] == "success", (question, answer)
         return answer["data"]

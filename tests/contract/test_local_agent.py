@@ -18,7 +18,7 @@ from scheduler.executors.rank_launch import RUN_DIR_VARIABLE
 from scheduler.runtime.clock import ManualClock
 from tests.contract.local_rig import PATIENCE_S, RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
 
-# An agent loads this until a file `loaded` is there.
+# A module whose import blocks until the file `loaded` exists.
 SLOW = """
 import os, pathlib, time
 while not (pathlib.Path(os.environ["SLOT_DIR"]) / "loaded").exists():
@@ -33,7 +33,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def executor(tmp_path: Path, clock: ManualClock, request: pytest.FixtureRequest) -> Iterator[LocalExecutor]:
-    """Its agents load nothing, or what the test names."""
+    """Yield an executor whose agents preload nothing, or what the test names."""
     preload = getattr(request, "param", ())
     executor = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=preload)
     yield executor
@@ -43,7 +43,7 @@ def executor(tmp_path: Path, clock: ManualClock, request: pytest.FixtureRequest)
 
 
 def agents(folder: Path, job_id: str = "a") -> dict[str, int]:
-    """The pids of a job's living agents by node."""
+    """Return the pids of a job's live agents by node."""
     found = {}
     for process in psutil.Process().children():
         try:

@@ -51,7 +51,7 @@ def test_recovery_after_a_crash_at(point: str, tmp_path: Path) -> None:
 
 
 def _next_generations(executor: LocalExecutor, wanted: Snapshot, folder: Path) -> Snapshot:
-    """What the core does about a current generation that was lost: the job gets a new one."""
+    """Give each job with a lost generation a new one, as the scheduler does."""
     ended = {(run.job_id, run.generation) for run in executor.observe().runs if not run.gpus and _is_over(run.phase)}
     jobs = {
         job.id: moved(job, job.allocation.target, leave_by_s=NOW_S, folder=folder)
@@ -68,7 +68,7 @@ def _is_over(phase: RunPhase) -> bool:
 
 @pytest.mark.e2e
 def test_statuses_of_orphaned_ranks_count(tmp_path: Path) -> None:
-    """The controller dies while the ranks save; they finish that by themselves, and leave."""
+    """The controller is killed while the ranks save. They finish saving and leave by themselves."""
     controller = [sys.executable, "-m", "tests.contract.local_controller", str(tmp_path), "during-a-save"]
     subprocess.run(controller, cwd=ROOT, capture_output=True, timeout=PATIENCE_S)
     status = tmp_path / "run/jobs/mover/gen-1/status-0.json"

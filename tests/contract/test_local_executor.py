@@ -198,7 +198,7 @@ def test_frozen_layers_are_passed_and_reported(executor: LocalExecutor, tmp_path
 
 @pytest.mark.parametrize("risen", [True, False])
 def test_sigkill_is_oom_only_if_the_kernel_counted_it(executor: LocalExecutor, tmp_path: Path, risen: bool) -> None:
-    """The kernel's own file of this control group is read; what the rank had read there before is made up."""
+    """Reads the kernel's file of this control group; the rank's earlier count is simulated."""
     kills = OomKillCounter.for_this_process()
     if kills is None or (count := kills.read()) is None:
         pytest.skip("this system does not count whom it kills for memory")
@@ -253,7 +253,7 @@ def test_silent_script_is_judged_by_its_exit_code(executor: LocalExecutor, tmp_p
     drive(executor, state, lambda seen: phases(seen) == expected)
 
     def has_patience_ended(seen: Observation) -> bool:
-        # Patience counts from when the agent says that the script has started, which may be later than this.
+        # The timeout starts when the agent reports the start, which may be later than now.
         clock.move_to(clock.now_s() + RunTimeouts().status_s)
         return run_of(seen, "quiet").phase is RunPhase.RUNNING
 

@@ -79,7 +79,7 @@ def test_failed_notice_write_is_retried(pod: Pod) -> None:
 
 
 def test_ranks_get_sigterm_if_the_notice_cannot_be_written(pod: Pod) -> None:
-    """As where a node evicts its pods because its disk is full."""
+    """For example, a node that evicts pods because its disk is full."""
     pod.order(HEARS_SIGTERM)
     pod.wait(lambda: pod.phases() == ["running", "running"])
     (pod.folder / "run/jobs/a%2Fb/gen-1/.notice.json.part").mkdir()

@@ -114,7 +114,7 @@ class FakeKubelet:
         return self._cluster.patch_status(NODE, name, change={"status": status})
 
     def fail_node(self, name: str) -> None:
-        """Make the node silent, and apply what the node lifecycle controller would do. Its pods keep their last status."""
+        """Make the node silent, as the node lifecycle controller would see it. Its pods keep their last status."""
         self._silent.add(name)
         self._set_ready(name, "Unknown")
 
@@ -125,7 +125,7 @@ class FakeKubelet:
             self._queue.add(key)
 
     def remove_node(self, name: str) -> None:
-        """Delete the node like `kubectl delete node`. Its pods stay until they are deleted without grace."""
+        """Delete the node. Its pods stay until they are deleted without grace period."""
         self._nodes.discard(name)
         self._cluster.delete(NODE, name)
         self._cluster.delete(LEASE, name, LEASE_NAMESPACE)

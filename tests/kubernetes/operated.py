@@ -120,7 +120,7 @@ class Operated:
         return lease is not None and lease.epoch > epoch
 
     def leader(self) -> subprocess.Popen[bytes]:
-        """Return the operator that holds the store's lease. The holder's name ends in its process id and a random part."""
+        """Return the operator that holds the store's lease. Holder names end in process id and random part."""
         found = eventually(self._find_leader, what="somebody leads")
         assert found is not None
         return found

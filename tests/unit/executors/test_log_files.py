@@ -48,7 +48,7 @@ def texts(log: Path, offset: int = 0, *, is_over: bool = True) -> list[str]:
 def test_reader_sees_all_lines_except_reported_gaps(tmp_path: Path, steps: Steps) -> None:
     log = tmp_path / "rank.log"
     log.unlink(missing_ok=True)
-    ends: dict[int, str] = {}  # where each line ends, and what it says
+    ends: dict[int, str] = {}  # text of each line by its end offset
     size = offset = dropped = told = 0
     with log.open("ab", buffering=0) as printer:
         for what, count in [*steps, ("bound", 0), ("read", 10**6)]:

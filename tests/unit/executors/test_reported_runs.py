@@ -45,12 +45,12 @@ def status(phase: str, **more: object) -> RankStatus:
 
 
 def rank(number: int, phase: str = "", code: int | None = None, **more: object) -> RankReport:
-    """A rank that said `phase` (nothing where that is empty)."""
+    """Build a rank that reported `phase`; an empty one means no status."""
     return RankReport(number, code, status(phase, **more) if phase else None)
 
 
 def report(number: int, told: RankReport | None, **more: object) -> AgentReport:
-    """What the agent of node n<number> says of its one rank, since a minute."""
+    """Build the report of the agent of node n<number> about its only rank, unchanged for a minute."""
     ranks = () if told is None else (told,)
     base = AgentReport("a", f"n{number}", f"p{number}", NOW_S, 1 if ranks else 0, ranks, since_s=NOW_S - 60.0)
     return replace(base, **more)  # type: ignore[arg-type]  # each field by its name
@@ -64,7 +64,7 @@ def look(
     now_s: float = NOW_S,
     ends: Mapping[str, AgentEnd] | None = None,
 ) -> ReportedRun:
-    """The run by what the agents of n0 and n1 say of their ranks (None: nothing of this generation yet)."""
+    """Return the run, given the ranks that the agents of n0 and n1 report (None: no report for this generation)."""
     reports = [report(number, told) for number, told in enumerate(ranks)]
     jobs = {} if job is None else {"a": job}
     (seen,) = compute_reported_runs([run], reports, agents, jobs, now_s, ends=ends or {})
@@ -72,7 +72,7 @@ def look(
 
 
 def moving(*, leave_by_s: float) -> Job:
-    """The job once the next generation is wanted."""
+    """Return the job with its next generation."""
     return replace(JOB, allocation=replace(JOB.allocation, generation=2, leave_by_s=leave_by_s))
 
 

@@ -31,7 +31,7 @@ FOUR: Gpus = {"t0": (0, 1, 2, 3)}
 
 
 class Desired:
-    """A desired state under construction: each call is the next generation of it, put into effect."""
+    """A desired state under construction. Each call creates and applies its next generation."""
 
     def __init__(self, executor: SimulatedExecutor) -> None:
         self.executor = executor
@@ -324,7 +324,7 @@ def test_requested_checkpoint_is_kept() -> None:
     (seen,) = executor.observe().runs
     assert (seen.checkpoint_steps, seen.steps is None) == (0.0, False)
     wish = CheckpointRequest(100.0, job.allocation.generation, steps=seen.steps)
-    for _ in range(2):  # twice the same is once
+    for _ in range(2):  # converge is idempotent
         desired.put(jobs={"a": replace(job, save_wish=wish)})
     executor.advance_to(110.0)
     (saved,) = executor.observe().runs

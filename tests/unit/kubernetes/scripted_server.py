@@ -15,7 +15,7 @@ from tests.http_server import LoopbackServer, QuietHandler
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`cut` closes the connection after the request was read, without a word."""
+    """A scripted response. `cut` closes the connection after reading the request."""
 
     status: int = 200
     body: Object | str = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Answer:
 
 
 class ScriptedServer:
-    """Answers in the order of `script` while it is `running`; `heard` is what was asked, "METHOD path"."""
+    """Responds in the order of `script` while it is `running`. `heard` records the requests as "METHOD path"."""
 
     def __init__(self, *script: Answer) -> None:
         self.heard: list[str] = []

@@ -26,7 +26,7 @@ OURS = {MANAGED_BY_LABEL: "ebbtide", JOB_LABEL: "a", NODE_LABEL: "t0", GENERATIO
 
 @pytest.fixture
 def build_cache(tmp_path: Path) -> ClusterCache:
-    """Never started: lists are given by hand."""
+    """Return a cache without watches; tests pass the lists."""
     return ClusterCache(connect(kubeconfig(tmp_path, "http://127.0.0.1:1")))
 
 
@@ -36,7 +36,7 @@ def build_object(name: str, *, namespace: str = "", notes: dict[str, str] | None
 
 
 def test_huge_numbers_in_labels_are_ignored(build_cache: ClusterCache) -> None:
-    """Who may write a pod or a ConfigMap somewhere could end the thread that watches them, and with it the operator."""
+    """Anyone who can write a pod or ConfigMap could otherwise kill the watch thread, and with it the operator."""
     notes = {EPOCH_ANNOTATION: ENDLESS}
     pod = build_object("p", namespace="ns", notes=notes, spec={"schedulerName": "ebbtide", "containers": []})
     build_cache.pods.replace(ObjectList((pod,), "1"))

@@ -41,7 +41,7 @@ def told(known: PoolDemand, before: PoolReadings = NONE_YET, **more: Any) -> Poo
 
 
 def readings(found: PoolReadings) -> list[tuple[float, float]]:
-    """Time and GPUs."""
+    """Return time and GPUs of the readings."""
     return [(each.at_s, each.body.gpus) for each in found.commands if isinstance(each.body, ReportDemand)]
 
 
@@ -106,7 +106,7 @@ def test_reading_is_sent_until_the_snapshot_contains_it(reading: DemandReading, 
 
 @dataclass
 class Demanding(OperatorRig):
-    """With the demand of the Pool `serving` as it is known."""
+    """A rig in which the demand of the Pool `serving` is given."""
 
     known: PoolDemand = NO_SERIES
     told: PoolReadings = field(default_factory=PoolReadings)

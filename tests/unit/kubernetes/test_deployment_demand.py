@@ -51,7 +51,7 @@ def test_higher_autoscaler_replicas_count() -> None:
 
 
 def test_higher_spec_replicas_count() -> None:
-    """One that cannot read its metrics keeps its last word, and lets people scale by hand."""
+    """An autoscaler that cannot read its metrics keeps its last status and allows manual scaling."""
     assert wanted(build_deployment(replicas=10), autoscalers=(build_autoscaler(3),)) == 20
 
 

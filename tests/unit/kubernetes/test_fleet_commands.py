@@ -19,7 +19,7 @@ TRAIN, SERVE = {"role": "train"}, {"role": "serve"}
 
 
 def build_fleet() -> OperatorRig:
-    """Pools `training` (t0) and `serving` (s0, s1), taken in."""
+    """Return a rig with the Pools `training` (t0) and `serving` (s0, s1)."""
     rig = OperatorRig()
     rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": TRAIN})
     rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": SERVE, "lending": {"returnDeadline": "2m"}})

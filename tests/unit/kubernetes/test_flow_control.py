@@ -87,7 +87,7 @@ def test_bearer_token_is_sent(script: Script) -> None:
 
 
 def test_former_leader_cannot_write(script: Script) -> None:
-    """A converge of many steps may take longer than a Lease lasts, and its end would undo what the next leader does."""
+    """A converge with many steps can outlast a Lease, and its last steps would undo the next leader's."""
     leading = [True, False]
     cluster, _, asked = script(BROKEN, Answer(body=MADE), may_write=lambda: leading.pop(0))
     with pytest.raises(FencedError, match="apply of configmaps"):

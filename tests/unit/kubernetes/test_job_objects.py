@@ -45,7 +45,7 @@ def build_starting_job(generation: int = 1) -> Job:
 
 
 def attempts(made: JobObjectActions, job: Job, clock: Clock, *, seconds: int) -> int:
-    """How often a tick a second asks for the job's objects, all in vain."""
+    """Return how often one tick per second attempts to create the job's objects."""
     count = 0
     for _ in range(seconds):
         clock.now_s += 1.0

@@ -50,7 +50,7 @@ def test_long_node_name_is_truncated_in_the_label() -> None:
 
 
 def container_of(**named: Any) -> dict[str, Any]:
-    """The container of a pod of a job that is named so."""
+    """Return the container of an agent pod for a job with this name."""
     job = a_job("llama-k3f9q1", 1, 8, **named)
     container: dict[str, Any] = build_agent_pod(job, PodToCreate(job.id, f"{job.id}-g1-0", "t0", 8), SITE)["spec"][
         "containers"

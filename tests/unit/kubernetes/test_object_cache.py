@@ -143,8 +143,9 @@ STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["write", "del
 
 @given(STEPS, st.data())
 def test_cache_converges_for_any_order_of_events(steps: list[tuple[str, str]], data: st.DataObject) -> None:
-    """The server's history is told by the watch in order, while the answers to any of its writes arrive at any time,
-    and a relist may come in between."""
+    """The watch delivers the server's history in order, responses to writes arrive at any time, and lists may come in
+    between.
+    """
     server: dict[str, Object] = {}
     told: list[WatchEvent] = []
     answers: list[Object] = []
@@ -165,7 +166,7 @@ def test_cache_converges_for_any_order_of_events(steps: list[tuple[str, str]], d
     mirror = synced(1)
     for index, event in enumerate(told):
         for answer in answers:
-            # An answer cannot come before its write, but may come before or long after the watch tells of it.
+            # A response follows its write, but may precede or follow the watch event.
             if data.draw(st.booleans()):
                 mirror.assume(answer)
         if data.draw(st.integers(0, 5)) == 0:

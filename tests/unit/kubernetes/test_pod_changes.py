@@ -128,7 +128,7 @@ def test_terminating_pods_occupy_their_node() -> None:
 
 
 def test_pod_waits_for_its_predecessor_on_the_node() -> None:
-    """An agent is known by its job and its node. Of two, one would be taken for the other, and its ranks for dead."""
+    """Agents are identified by job and node, so that two of them would be confused."""
     before, after = pod("t0", 2, is_deleting=True), pod("t0", 4, generation=2, bound=False)
     job = on({"t0": (0, 1, 2, 3)}, generation=2)
     both = plan_pod_changes(job, [before, after], NOW_S)
@@ -138,7 +138,7 @@ def test_pod_waits_for_its_predecessor_on_the_node() -> None:
 
 
 def test_stuck_pod_does_not_block_a_new_name() -> None:
-    """Somebody deleted it, and a finalizer of somebody else holds it back, for ever perhaps."""
+    """The pod was deleted, and a foreign finalizer may hold it forever."""
     job, others = on({"t0": (0,), "t1": (0,)}), [pod("t0", 1, bound=False)]
     kept = replace(pod("t1", 1, is_deleting=True, phase="Failed"), name="a-g1-1")
     changes = plan_pod_changes(job, [*others, kept], NOW_S)

@@ -28,7 +28,7 @@ def with_jobs(*jobs: Job, **more: Any) -> OperatorRig:
 
 
 def build_running_job(job_id: str = "llama-abc123", **more: Any) -> Job:
-    """On a node of training's and a lent one, 900 of 3600 steps done, one each second."""
+    """Return a job on an owned and a lent node, with 900 of 3600 steps completed at one step per second."""
     job = a_job(job_id, 2, 8, state=JobState.RUNNING, on=BOTH, now_s=NOW_S, **more)
     assert job.allocation.plan is not None
     plan = replace(job.allocation.plan, iteration_time_s=1.0)

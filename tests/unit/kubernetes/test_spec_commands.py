@@ -20,7 +20,7 @@ SPEC = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 
 
 def with_job(**spec: object) -> tuple[OperatorRig, str]:
-    """One ElasticJob `llama`, taken in, and the id of its job."""
+    """Return a rig with one ElasticJob `llama` and the id of its job."""
     rig = OperatorRig()
     made = rig.server.add(ELASTIC_JOB, "llama", {**SPEC, **spec}, namespace="team-a")
     rig.run_until_stable()
@@ -75,7 +75,7 @@ def test_later_http_change_wins() -> None:
 
 
 def test_change_during_a_tick_is_not_marked_as_applied() -> None:
-    """It would count as taken in, and the resource would be made to follow the job: the wish would be lost."""
+    """Otherwise the change would count as applied, and the resource would be reset to the job's values."""
     rig, job_id = with_job()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 16})
     rig.send(*rig.compute_commands().commands)

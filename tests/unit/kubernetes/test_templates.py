@@ -26,12 +26,12 @@ ODD = st.recursive(
 
 
 def mostly(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """As it should be, nine times of ten."""
+    """Generate a valid value nine times out of ten."""
     return st.integers(0, 9).flatmap(lambda drawn: inner if drawn else ODD)
 
 
 def some(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects with any of the fields, each as it should be or odd."""
+    """Generate objects with any of the fields, each valid or odd."""
     return st.fixed_dictionaries({}, optional={name: mostly(inner) for name, inner in fields.items()})
 
 
