@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [name ...]`: prints the machine, then every number with its bar."""
+"""`python -m tests.benchmarks [name ...]`: prints the machine, then each measurement with its target."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(names: Sequence[str]) -> int:
 
 
 def rows(name: str) -> Iterator[Row]:
-    """The rows of one sibling module. One that is not there, or whose data is missing, says so as a row."""
+    """Return the rows of one benchmark module. A missing module or missing data becomes a row that says so."""
     if not (Path(__file__).parent / f"{name}.py").exists():
         yield (name, "", "not measured: there is no such module yet")
         return
@@ -49,7 +49,7 @@ def rows(name: str) -> Iterator[Row]:
 
 
 def _processor() -> str:
-    """The CPU's name as Linux tells it, else the architecture."""
+    """Return the CPU name from /proc/cpuinfo, else the architecture."""
     listing = Path("/proc/cpuinfo")
     lines = listing.read_text().splitlines() if listing.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""How far the cost model is from measured runs: with the shipped constants, and with those that `ebbtide fit` finds."""
+"""Error of the cost model against measured runs, with shipped constants and with those of `ebbtide fit`."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ FIRST_GUESS: dict[str, Any] = {
     "inter_bandwidth_bytes_per_s": 1.25e10,
     "inter_latency_s": 1e-4,
 }
-"""Where the fits that leave a run out start: the shipped constants come from the same runs, and would give it away."""
+"""Start profile of leave-one-out fits. The shipped constants come from the same runs and would leak the answer."""
 VTRAIN_GUESS: dict[str, Any] = {"launch_s": 5e-4, "unaligned_slowdown": 1.0}
-"""Where the fits to vTrain's runs start, for the same reason: these two shipped constants come from them."""
+"""Start profile of the fits to vTrain's runs: these two shipped constants come from them."""
 RUBICK_ROWS = 7
 
 Row = tuple[str, str, str]
 
 
 def rows() -> Iterator[Row]:
-    """(name, bar, measured) of each comparison."""
+    """Return (name, target, measured) of each comparison."""
     papers = {name: [run for _, run in published(name)] for name in ("SC21", "2205.05198", "torchtitan")}
     timed = {name: [run for run in runs if np.isfinite(run.iteration_time_s)] for name, runs in papers.items()}
     megatron = [*timed["2205.05198"], *timed["SC21"]]
@@ -93,7 +93,7 @@ def drawn_fits(
     seeds: Iterable[int],
     names: tuple[str, ...] = (),
 ) -> Iterator[Floats]:
-    """For each seed the errors |predicted / measured - 1| of the runs that were not fitted to."""
+    """Return, per seed, the errors |predicted / measured - 1| of the runs that were not fitted."""
     times, measured_s = RunTimePredictor.from_runs(runs, hardware), np.array([run.iteration_time_s for run in runs])
     for seed in seeds:
         drawn = sample_runs(runs, count, np.random.default_rng(seed))

@@ -1,7 +1,7 @@
-"""How many reports of node agents one API process answers: 1,000 agents of 125 jobs, on a SQLite store.
+"""Throughput of node agent reports on one API process: 1,000 agents of 125 jobs, SQLite store.
 
-Each runs 8 ranks whose steps go on. All of them together ask 500 times a second (every 2 s); here they ask as fast as
-they are answered, over 50 connections that stay open.
+Each agent runs 8 ranks that make progress. In production they send 500 reports per second in total (one per agent every
+2 s). Here they send as fast as the API answers, over 50 open connections.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 def _measured(folder: Path) -> tuple[list[float], float, float]:
-    """Seconds of each exchange, of all of it, and of the API's processor."""
+    """Return the seconds of each exchange, the total seconds, and the CPU seconds of the API."""
     url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
     migrate(url)
     _fill(url)
@@ -80,7 +80,7 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
 
 
 def _fill(url: str) -> None:
-    """Running jobs, each begun on its nodes."""
+    """Create running jobs that have started on their nodes."""
     store = SqlStore(url)
     lease = store.acquire_lease("bench", now_s=time.time(), ttl_s=1e6)
     assert lease is not None

@@ -1,4 +1,4 @@
-"""The console in a real Chromium on loopback, with 1,000 nodes and 5,000 jobs: first paint, updates, bytes."""
+"""The console in Chromium on loopback, with 1,000 nodes and 5,000 jobs: first paint, updates, bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WATCH = """() => {
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """(name, bar, measured)."""
+    """Return (name, target, measured)."""
     chromium = shutil.which("chromium")
     if chromium is None:
         raise FileNotFoundError(2, "not installed", "chromium")
@@ -74,7 +74,7 @@ def _rows(site: ConsoleSite, browser: Browser) -> Iterator[tuple[str, str, str]]
 
 
 def _bytes_loaded(page: Page) -> list[float]:
-    """Bodies and headers of what has come, as they were sent; the stream of events, which never ends, is not in it."""
+    """Return bodies and headers of the responses as sent, without the endless event stream."""
     loaded = list[float]()
     devtools = page.context.new_cdp_session(page)
     devtools.send("Network.enable")
@@ -83,8 +83,10 @@ def _bytes_loaded(page: Page) -> list[float]:
 
 
 def _updates(site: ConsoleSite, page: Page) -> tuple[list[float], list[float]]:
-    """From the commit to the frame, and the processor time of the page's own thread for all that follows, both in ms.
-    Other work on the machine disturbs the second least."""
+    """Return the time from the commit to the frame, and the CPU time of the page's main thread, both in ms.
+
+    The CPU time is less sensitive to other work on the machine.
+    """
     seen_ms, busy_ms = list[float](), list[float]()
     devtools = page.context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})

@@ -1,4 +1,4 @@
-"""Time of whole scaling curves, from the model's name to the plans, in one process after a warm-up."""
+"""Time to solve whole scaling curves in one process after a warm-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPETITIONS = 5
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(name, bar, measured median and the largest proven gap). Costs are worked out anew each time."""
+    """Return (name, target, median time and largest proven gap). Costs are computed anew each time."""
     shapes = [shape for gpu in GPUS for shape in list_canonical_shapes(gpu, gpus_per_node=8, gpus_max=64)]
     taken_s, gap = [], 0.0
     for _ in range(1 + REPETITIONS):

@@ -1,9 +1,8 @@
-"""Time of one tick's parts on contended fleets of 1,000, 10,000 and 100,000 GPUs.
+"""Time of the parts of one tick on contended fleets of 1,000, 10,000 and 100,000 GPUs.
 
-Nodes have 8 GPUs; four of five are training's own, the others are lent. Demand takes back a tenth of all nodes, and 50
-more jobs arrive, while as many jobs wait as run. Half of the jobs have a model, with a solved curve. Every decide is
-measured on a snapshot that was absorbed anew, as a tick does it: the ledger of the tick before is known, what changed
-since is not.
+Nodes have 8 GPUs. Four of five nodes belong to training, the others are lent. Demand recalls a tenth of all nodes and
+50 jobs arrive, while as many jobs are pending as running. Half of the jobs have a model with a solved curve. Each
+measurement uses a freshly updated snapshot, as in a tick: only data that changed since the last tick is uncached.
 """
 
 from __future__ import annotations
@@ -47,9 +46,12 @@ RANGES = ((1, 4), (2, 8), (2, 16), (4, 4), (4, 8), (8, 16))
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A fleet and its load; `decides` of them are measured, over several drawn fleets. `settled`: those who run have
-    given all to those who wait, as after the first minutes of a crowd; else each holds more than its base by chance,
-    and all of that is taken back in one tick."""
+    """A fleet and its load. `decides` measurements are taken over several random fleets.
+
+    If `settled`, running jobs hold their minimum, as in a crowded fleet after some minutes. Otherwise each holds
+    more than
+    its minimum and all of the surplus is reclaimed in one tick.
+    """
 
     gpus: int
     running: int
@@ -72,7 +74,7 @@ SIZES = (
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(name, bar, measured)."""
+    """Return (name, target, measured)."""
     return [row for size in SIZES for row in _rows(size)]
 
 
@@ -111,7 +113,7 @@ def _arrivals() -> tuple[Command, ...]:
 
 
 def contended(size: Size, seed: int = 7) -> tuple[Snapshot, Observation]:
-    """The fleet as it stands when demand has just risen, and what an executor sees of it."""
+    """Return the fleet just after demand has risen, and the executor's observation of it."""
     random = Random(seed)
     lent = size.nodes // 5
     pools, nodes = a_fleet(
@@ -150,8 +152,10 @@ def _job(job_id: str, spec: JobSpec, state: JobState) -> Job:
 
 
 def _running(job_id: str, random: Random, slots: list[tuple[str, int]], *, settled: bool) -> Job:
-    """A job on the next free slots, as wide as chance has it; about one in twenty GPUs stays free. A settled fleet has
-    base demand for nearly all of its GPUs."""
+    """Place a job of random width on the next free GPUs. About one in twenty GPUs stays free.
+
+    In a settled fleet, minimum demand covers nearly all GPUs.
+    """
     job = _job(job_id, _spec(random.randrange(1_000)), JobState.RUNNING)
     if settled:
         base = random.choice((4, 4, 4, 6, 6))
@@ -172,12 +176,12 @@ def _running(job_id: str, random: Random, slots: list[tuple[str, int]], *, settl
 
 
 def _plan(gpus: int) -> ParallelPlan:
-    """Speed grows more slowly than the GPUs, so that a GPU gains less the more there are."""
+    """Return a speed with diminishing returns per GPU."""
     return replace(build_data_parallel_plan(GPU, gpus), iteration_time_s=10.0 / gpus**0.7)
 
 
 def _curve() -> ScalingCurve:
-    """The canonical shapes; shapes of two unequal nodes are solved too, as they would be after a while."""
+    """Return the canonical shapes and the shapes of two unequal nodes, as solved in a running service."""
     counts = canonical_gpu_counts(1, 64, NODE_GPUS)
     pairs = [GpuShape.from_node_counts([(GPU, a), (GPU, b)]) for a in range(1, 9) for b in range(1, a + 1)]
     shapes = [GpuShape.packed(GPU, count, NODE_GPUS) for count in counts] + pairs
@@ -199,7 +203,7 @@ def _commit_rows(name: str, before: Snapshot, after: Snapshot, result: TickResul
 
 
 def _commit_ms(open_store: Callable[[], Store], before: Snapshot, after: Snapshot, result: TickResult) -> str:
-    """Back and forth between the two states, so that each commit writes the same rows."""
+    """Alternate between two states, so that each commit writes the same rows."""
     store = open_store()
     lease = store.acquire_lease("bench", now_s=0.0, ttl_s=1e9)
     assert lease is not None
@@ -215,7 +219,7 @@ def _commit_ms(open_store: Callable[[], Store], before: Snapshot, after: Snapsho
 
 
 def _spread_ms(taken_s: list[float]) -> str:
-    """CPU time, which other work on the machine disturbs least."""
+    """Return CPU time, which is least sensitive to other work on the machine."""
     p99_s = quantiles(taken_s, n=100, method="inclusive")[98]
     return f"{median(taken_s) * 1e3:.1f} ms, p99 {p99_s * 1e3:.1f} ms"
 

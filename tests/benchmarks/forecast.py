@@ -1,4 +1,4 @@
-"""Time of one forecast in the simulator's use: a reading and a forecast every 5 minutes, 14 days and more behind."""
+"""Time of one forecast in the simulator: a reading and a forecast every 5 minutes, with 14 or more days of history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMED_STEPS = 500
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(name, bar, measured median)."""
+    """Return (name, target, median)."""
     generator = np.random.default_rng(7)
     times_s = np.arange(HISTORY_STEPS + TIMED_STEPS) * STEP_S
     gpus = (300 + 200 * np.sin(2 * np.pi * times_s / 86_400)) * np.exp(0.1 * generator.standard_normal(len(times_s)))

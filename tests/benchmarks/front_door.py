@@ -28,12 +28,12 @@ LISTS_PER_S, GETS_PER_S = 4.0, 20.0
 CLIENTS, CONNECTIONS = 16, 64
 WANTED_PER_S = {"PostgreSQL": 120.0, "SQLite": 80.0}
 APIS = {"PostgreSQL": (1, 2), "SQLite": (1,)}
-"""Processes of the API: a file has one writer at a time."""
+"""API processes: SQLite allows one writer at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds that each request took, by what it asked for."""
+    """Seconds of each request, by kind of request."""
 
     submit: list[float] = field(default_factory=list)
     page: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ def _database(dialect: str, folder: Path) -> Iterator[str]:
 
 def _rows(name: str, site: Site, wanted_per_s: float) -> Iterator[tuple[str, str, str]]:
     stored = filled_jobs(site.url)
-    asyncio.run(_at_a_rate(site.port, wanted_per_s, 3.0))  # everything has been done once
+    asyncio.run(_at_a_rate(site.port, wanted_per_s, 3.0))  # warm-up
     rest_from_s = time.time()
     time.sleep(REST_S)
     at_rest = site.ticks(rest_from_s, time.time())
@@ -98,7 +98,7 @@ def _rows(name: str, site: Site, wanted_per_s: float) -> Iterator[tuple[str, str
 
 
 def _told(rounds: Sequence[Sequence[float]]) -> str:
-    """Medians over the rounds of their median, 99th percentile and worst."""
+    """Return the medians over the rounds of their median, 99th percentile and maximum."""
     cuts = [quantiles(times, n=100, method="inclusive") for times in rounds]
     p50_ms = 1e3 * median(each[49] for each in cuts)
     p99_ms = 1e3 * median(each[98] for each in cuts)
@@ -107,7 +107,7 @@ def _told(rounds: Sequence[Sequence[float]]) -> str:
 
 
 async def _at_a_rate(port: int, submits_per_s: float, seconds: float) -> Times:
-    """Requests at fixed times, over as many open connections as that takes."""
+    """Send requests at fixed times, over as many connections as needed."""
     times, random = Times(), Random(1)
     free: asyncio.Queue[_Connection] = asyncio.Queue()
     for _ in range(CONNECTIONS):
@@ -152,7 +152,7 @@ async def _in_turn(port: int, clients: int, seconds: float) -> list[float]:
 
 
 def _some_job(random: Random) -> str:
-    """One in two has ended."""
+    """Create jobs, half of which have ended."""
     return random.choice((f"run-{random.randrange(RUNNING)}", f"past-{random.randrange(ENDED)}"))
 
 
@@ -168,7 +168,7 @@ def _get(path: str) -> bytes:
 
 
 class _Connection:
-    """One connection that stays open; a real client's own work would be measured along."""
+    """One open connection. A real client would add its own work to the measurement."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

@@ -1,7 +1,7 @@
-"""What the front door's benchmark asks: a database with 100,000 jobs, a controller and an API process on it.
+"""Processes of the front door benchmark: a database with 100,000 jobs, a controller and API processes.
 
-99,000 jobs have ended. Of 1,000 live ones, 400 run on 4 GPUs each and 600 wait for room in a queue that is at its
-limit; 400 GPUs are left for the brief jobs that come and go.
+99,000 jobs have ended. Of 1,000 live jobs, 400 run on 4 GPUs each and 600 are pending in a queue at its limit. 400 GPUs
+are free for the short jobs of the benchmark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PATIENCE_S = 120.0
 
 
 def fill(url: str) -> None:
-    """Takes about a minute."""
+    """Create the database. Takes about a minute."""
     store, now_s = SqlStore(url), time.time()
     lease = store.acquire_lease("filler", now_s=now_s, ttl_s=1e6)
     assert lease is not None
@@ -59,7 +59,7 @@ def fill(url: str) -> None:
 
 
 def _settle(url: str) -> None:
-    """A server would tidy up after so many rows by itself, a minute later, in the middle of what is measured."""
+    """Run the maintenance that a server would otherwise start during the measurement."""
     engine = open_engine(url).execution_options(isolation_level="AUTOCOMMIT")
     if engine.dialect.name == "postgresql":
         with engine.connect() as connection:
@@ -92,7 +92,7 @@ def filled_jobs(url: str) -> int:
 
 
 class Site:
-    """`apis` processes of the API, on one port, and a controller on one database; `close` ends all."""
+    """`apis` API processes on one port and a controller, on one database. `close` stops all of them."""
 
     def __init__(self, folder: Path, url: str, *, apis: int) -> None:
         self.url = url
@@ -115,12 +115,12 @@ class Site:
         self._wait()
 
     def ticks(self, since_s: float, until_s: float) -> list[float]:
-        """Seconds of each tick that ended between two moments."""
+        """Return the seconds of each tick that ended in a period."""
         lines = [json.loads(line) for line in self.record.read_text().splitlines()]
         return [took_s for at_s, took_s, *_ in lines if since_s <= at_s < until_s]
 
     def used_s(self) -> dict[str, float]:
-        """Processor seconds so far. Other work on the machine disturbs them less than the time that passes."""
+        """Return the CPU seconds so far, which are less sensitive to other work than wall-clock time."""
         *apis, controller = self.processes
         names = {controller.pid: "controller", **dict.fromkeys((api.pid for api in apis), "API")}
         used_s = {"client": _cpu_s(psutil.Process()), "API": 0.0, "controller": 0.0, "database": 0.0}
@@ -130,7 +130,7 @@ class Site:
         return used_s
 
     def delays(self, count: int) -> list[float]:
-        """How long the last `count` submissions lay in the inbox before a tick took them in, in s."""
+        """Return how many seconds the last `count` submissions were in the inbox before a tick applied them."""
         engine = open_engine(self.url)
         with engine.connect() as connection:
             sent = connection.execute(select(INBOX).order_by(INBOX.c.number.desc()).limit(count)).all()

@@ -1,4 +1,4 @@
-"""Galvatron's cost model: time of its stage tables, and our plan beside its own at the memory that it really had."""
+"""Galvatron's cost model: time of its stage tables, and our plan against Galvatron's at equal memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPETITIONS = 3
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Stage tables first, then each case: our iteration time, Galvatron's, and how long either search took."""
+    """Return the stage tables first, then for each case both iteration times and both search times."""
     return [_tables(), *((f"galvatron: {folder.name}", "at most as slow", _case(folder)) for folder in FOLDERS)]
 
 

@@ -1,7 +1,7 @@
-"""Jobs on a real API server: how soon a gang is bound, what a tick costs at 1,000 nodes, an operator at rest.
+"""Jobs on a real Kubernetes API server: time to bind a gang, cost of a tick at 1,000 nodes, load of an idle operator.
 
-etcd and kube-apiserver (KUBEBUILDER_ASSETS) run on the same cores as the operator and the fake kubelet, so that all of
-their work is in these figures.
+etcd and kube-apiserver (KUBEBUILDER_ASSETS) run on the same cores as the operator and the fake kubelet, so the
+measurements include their work.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _gang_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> 
 
 
 def _bound_after_s(operated: Operated, name: str) -> float:
-    """Seconds from the answer to `apply`; the job is gone again when this returns."""
+    """Return the seconds from the response to `apply`. Deletes the job."""
     operated.submit(name, 8 * GANG_PODS, 8 * GANG_PODS)
     began_s = time.monotonic()
     eventually(lambda: sum("nodeName" in pod["spec"] for pod in operated.pods()) == GANG_PODS, what="all are bound")
@@ -92,8 +92,7 @@ def _bound_after_s(operated: Operated, name: str) -> float:
 
 
 def _handover_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
-    """A second operator waits while the first one is killed, and later while it is told to stop; then a lent node is
-    called home."""
+    """Fail over to a standby operator after SIGKILL and after SIGTERM, then recall a lent node."""
     kubelet = FakeKubelet(cluster)
     kubelet.start()
     operated = Operated(plane, cluster, kubelet, _namespace(cluster), _folder(folder, "handover"))
@@ -119,7 +118,7 @@ def _told(times_s: list[float]) -> str:
 
 
 def _taken_over_after_s(operated: Operated, number: signal.Signals) -> float:
-    """From the signal to the leader to another one's epoch in the store."""
+    """Return the seconds from the signal until another leader's epoch is in the store."""
     while len(operated.operators) < 2:
         operated.start_operator()
     first = operated.leader()
@@ -177,7 +176,7 @@ def _big_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> I
 def _rest_rows(
     plane: ControlPlane, cluster: KubernetesClient, kubelet: FakeKubelet, folder: Path, namespace: str
 ) -> Iterator[Row]:
-    """An operator takes over what runs, and then nothing happens."""
+    """Measure an operator that takes over running jobs and is then idle."""
     operated = Operated(
         plane, cluster, kubelet, namespace, folder, url=f"sqlite:///{folder}/site.sqlite", has_agents=False
     )
@@ -200,7 +199,7 @@ def _rest_rows(
 
 
 def _requests(plane: ControlPlane) -> float:
-    """All that the API server has answered, to itself too."""
+    """Return the number of requests that the API server has answered, including its own."""
     asked = ["kubectl", f"--kubeconfig={plane.admin_kubeconfig}", "get", "--raw", "/metrics"]
     text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     return sum(float(count) for count in re.findall(r"^apiserver_request_total\{.*\} (\S+)$", text, re.MULTILINE))

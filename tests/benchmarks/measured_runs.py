@@ -1,13 +1,14 @@
-"""Published training runs as MeasuredRun: readers of the files in tests/data/measured (README.md there says whose).
+"""Published training runs as MeasuredRun: readers of the files in tests/data/measured (see README.md there for
+sources).
 
-What a file leaves open is filled in from the public code of those who made it, once for all its rows:
+Values that a file lacks come from the public code of its authors, once for all rows:
 
 * SC21: heads, micro-batches and interleaving of NVIDIA/Megatron-LM, examples/sc21.
-* vTrain: the vocabulary is the default of its configuration, 50,257 columns, unpadded: unsplit heads are
-  slower than a padded vocabulary explains, and those split in two are not. Its own simulator assumes recompute
-  throughout; on one node that would be 200 TFLOP/s at a width of 2,048, where SC21 reports 137 at 2,304 with recompute
-  and large batches. So recompute is taken for runs on several nodes alone, which do not fit without it.
-* Rubick: the digits of a plan are pipeline, tensor and data degree, all in one micro-batch.
+* vTrain: the vocabulary is the default of its configuration, 50,257 columns, unpadded: unsplit heads are slower than a
+  padded vocabulary explains, and heads split in two are not. Its simulator assumes recompute throughout. On one node
+  that would mean 200 TFLOP/s at a width of 2,048, where SC21 reports 137 at 2,304 with recompute and large batches. So
+  recompute is assumed only for runs on several nodes, which do not fit without it.
+* Rubick: the digits of a plan are pipeline, tensor and data degree, with one micro-batch.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def _whole(row: Mapping[str, str], column: str, default: int = 1) -> int:
 
 
 def published(source: str) -> list[tuple[str, MeasuredRun]]:
-    """Runs of measured_training_runs.csv with their names; `source` is "SC21", "2205.05198" or "torchtitan".
+    """Return runs of measured_training_runs.csv by name. `source` is "SC21", "2205.05198" or "torchtitan".
 
-    Those that tell memory alone have an iteration time of infinity.
+    Runs that report only memory have an infinite iteration time.
     """
     rows = _rows("measured_training_runs.csv")
     if source == "torchtitan":
@@ -116,7 +117,7 @@ def _published(row: dict[str, str], source: str) -> MeasuredRun:
 
 
 def vtrain(which: str) -> list[MeasuredRun]:
-    """The runs of vTrain on one node ("single") or several ("multi"), all on A100."""
+    """Return the vTrain runs on one node ("single") or several ("multi"), all on A100."""
     return [_vtrain(row, which) for row in _rows(f"vtrain_{which}_node_a100.csv")]
 
 
@@ -184,13 +185,14 @@ RUBICK: dict[str, tuple[int, Architecture]] = {  # model: global batch, architec
     "llama30": (4, Architecture(Family.DECODER, 60, 6_656, 52, 17_920, **_LLAMA)),
 }
 _ROBERTA_SAMPLES_MAX = 32
-"""Its runs on one GPU without recompute take as long as half of the batch would; the file does not say why."""
+"""Runs on one GPU without recompute take as long as half of the batch would; the file does not explain why."""
 
 
 def rubick_hardware() -> HardwareProfile:
-    """Where the fits to Rubick's runs start: an A800 under eager PyTorch, whose DDP overlaps half of its reduction.
+    """Return the start profile of the fits to Rubick's runs: an A800 with eager PyTorch, whose DDP overlaps half of its
+    reduction.
 
-    The rates are rounded from what fits to whole models of the file gave, so they are not independent of it.
+    The rates are rounded from fits to whole models of the same file, so they are not independent of it.
     """
     return replace(
         load_gpu(A800),
@@ -217,8 +219,10 @@ RUBICK_CONSTANTS = (
 
 
 def rubick(model: str) -> list[tuple[str, MeasuredRun]]:
-    """The runs of one model with their plan's kind; those that did not run, and those that do not fill their GPUs, are
-    left out. A placement is one digit a node."""
+    """Return the runs of one model with the kind of their plan. A placement has one digit per node.
+
+    Skips runs that failed and runs that do not use all of their GPUs.
+    """
     batch, architecture = RUBICK[model]
     profile, found = build_transformer_profile(model, architecture), []
     for row in _rows("rubick_a800_placements.csv"):
@@ -257,7 +261,7 @@ def rubick(model: str) -> list[tuple[str, MeasuredRun]]:
 
 
 def _scaled(profile: ModelProfile, samples: float) -> ModelProfile:
-    """`profile` with `samples` samples for one, as a batch need not divide over the replicas."""
+    """Return `profile` with `samples` samples as one, because a batch need not be divisible by the replicas."""
     return replace(
         profile,
         layers=tuple(_times(run, samples, _PER_SAMPLE) for run in profile.layers),

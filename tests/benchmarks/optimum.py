@@ -1,4 +1,4 @@
-"""How close reclaiming and the knapsack come to the optimum, and how long they take at scale."""
+"""Distance of reclaiming and of the knapsack from the optimum, and their time at scale."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MILP_LIMIT_S = 60.0
 
 
 def rows() -> Iterator[Row]:
-    """(name, bar, measured)."""
+    """Return (name, target, measured)."""
     yield (
         "knapsack, 1,000 random instances, to exact dynamic programming",
         "equal",
@@ -49,7 +49,7 @@ def rows() -> Iterator[Row]:
 
 
 def _knapsack_ratios(count: int) -> Iterator[float]:
-    """Time saved by the exact programme over time saved by ours."""
+    """Return the time saved by the exact solver relative to ours."""
     for make in (any_order, falling, curve, nodes, alike):
         random = Random(make.__name__)
         for _ in range(count):
@@ -62,7 +62,7 @@ def _knapsack_ratios(count: int) -> Iterator[float]:
 
 
 def _knapsack_time(groups: int, items: int, budget: int) -> str:
-    """Half of the groups follow a curve over every count, half have holes and gains in any order."""
+    """Create groups: half follow a curve over every count, half have gaps and gains in any order."""
 
     def instance(random: Random) -> dict[str, list[Item]]:
         return {f"j{at}": (_rising if at % 2 else _jagged)(random, items) for at in range(groups)}
@@ -94,7 +94,7 @@ def _recall_ratios(count: int, crowded: bool) -> Iterator[float]:
 
 
 def _milp_ratios(count: int, lent: int, leaving: int) -> Iterator[float]:
-    """On fleets without room to move to: that is what the programme leaves out."""
+    """Compare on fleets without free GPUs to move to, which the exact model omits."""
     for seed in range(count):
         snapshot = a_lent_fleet(Random(seed), lent, crowded=True)
         used = sorted(name for name in snapshot.loans if is_usable(snapshot, name))
@@ -103,7 +103,7 @@ def _milp_ratios(count: int, lent: int, leaving: int) -> Iterator[float]:
 
 
 def _least_gpu_s(cost: RecallCost, count: int) -> float:
-    """What HiGHS proves that emptying `count` nodes costs at least."""
+    """Return the lower bound that HiGHS proves for the cost of emptying `count` nodes."""
     programme = MilpModel()
     leaves = programme.add_columns(np.zeros(len(cost.nodes)), integer=True)
     programme.add_row((leaves, 1.0), lower=count, upper=count)
@@ -131,7 +131,7 @@ def _recall_time(*, crowded: bool) -> str:
 
 
 def a_large_fleet(random: Random, lent: int, jobs: int, *, crowded: bool) -> Snapshot:
-    """Jobs of one to three nodes; in a crowd they also hold every GPU that would be free."""
+    """Create jobs on one to three nodes. In a crowded fleet they hold every GPU."""
     free = {f"i{at}": 8 for at in range(lent)}
     shares: list[Counter[str]] = []
     while len(shares) < jobs:
@@ -163,7 +163,7 @@ def _ratios(ratios: Sequence[float]) -> str:
 
 
 def _timed(calls: Sequence[Callable[[], object]]) -> str:
-    """CPU time of each call after one to warm up."""
+    """Return the CPU time of each call after one warm-up call."""
     calls[0]()
     taken_ms = []
     for call in calls:

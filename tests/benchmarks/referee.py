@@ -1,7 +1,7 @@
-"""The exact search against UniAP's programme on HiGHS: one thread each, the same arrays, the whole loop over pairs.
+"""The exact search against the UniAP MILP on HiGHS: one thread each, the same arrays, the loop over all pairs.
 
-HiGHS is timed by its own clock, without the building of its model. Its loop runs as UniAP's does, each pair to its own
-optimum, and once more with the best objective so far as a cutoff, which is kinder to it than the paper.
+HiGHS is timed by its own clock, without building its model. Its loop solves each pair to its own optimum as in UniAP,
+and once more with the best objective so far as a cutoff, which favours it over the published method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BAR = "median 100x, worst 10x"
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Over the loops that HiGHS proved."""
+    """Compare over the loops that HiGHS proved."""
     loops = [_loop(seed) for seed in range(LOOPS)]
     own_s = [_own_s(loop) for loop in loops]
     return [

@@ -1,8 +1,8 @@
-"""The regimes of the README tables: recorded jobs and demand on two equal pools, one policy set at a time.
+"""Regimes of the benchmark tables: recorded jobs and demand on two equal pools, one policy set at a time.
 
-The traces do not come with the repository: the environment variable EBBTIDE_DATA names the folder that holds jobs/ and
-demand/ (microsoft/elasticflow-traces; alibaba/ServeGen). Each play's report is kept as one JSON file of a folder, so
-that a table can be continued; solved points of scaling curves are kept there too.
+The traces are not part of the repository. The environment variable EBBTIDE_DATA names the folder with jobs/ and
+demand/ (microsoft/elasticflow-traces; alibaba/ServeGen). Each report is saved as a JSON file, so that a table can be
+continued. Solved points of scaling curves are saved in the same folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """What the issue wants of `ebbtide`; None where it sets no bar."""
+    """Targets of `ebbtide`; None means no target."""
 
     jct_gain_min: float | None = None
     waiting_s_max: float | None = None
@@ -55,8 +55,9 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """`nodes` of 8 GPUs in each of two pools. `elastic_ratio`: share of all jobs that are elastic, drawn among those of
-    2 GPUs and more; None: all of those are."""
+    """`nodes` nodes of 8 GPUs in each of two pools. `elastic_ratio` is the share of all jobs that are elastic, sampled
+    from
+    the jobs with 2 or more GPUs; None makes all of those elastic."""
 
     name: str
     trace: str
@@ -81,7 +82,7 @@ REGIMES = {
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One policy set in one regime. `truth` as in `parse_truth`; `limit` 0: all jobs."""
+    """One policy set in one regime. `truth` as in `parse_truth`; `limit` 0 means all jobs."""
 
     regime: str
     policy: str
@@ -96,7 +97,7 @@ class Play:
 
 
 def played(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Play, Report]:
-    """The report of every play: those in `folder` as they are there, the others played and put there."""
+    """Return the report of every run, from `folder` if it is there; otherwise simulates and saves it."""
     data_folder()
     folder.mkdir(parents=True, exist_ok=True)
     missing = [play for play in plays if not (folder / play.file).exists()]
@@ -112,7 +113,7 @@ def played(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Pl
 
 
 def play_one(one: Play, folder: Path) -> Report:
-    """Plays, and keeps the report in `folder`."""
+    """Simulate and save the report in `folder`."""
     regime, data = REGIMES[one.regime], data_folder()
     rows = read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: one.limit or None]
     if regime.elastic_ratio is not None:
@@ -132,7 +133,7 @@ def play_one(one: Play, folder: Path) -> Report:
 
 
 def variant(name: str, cluster: ClusterDocument) -> PolicySet:
-    """A named policy set, or one of ours with something left out."""
+    """Return a named policy set, or `ebbtide` without one of its parts."""
     (policies,) = resolve_policy_sets("ebbtide" if name in (ORACLE, UNPRICED, LINEAR) else name, cluster)
     settings = policies.settings
     if name == LINEAR:
@@ -155,7 +156,7 @@ def regime_cluster(nodes: int) -> ClusterDocument:
 
 
 def mostly_rigid(rows: Iterable[JobRow], elastic_ratio: float, seed: int) -> tuple[JobRow, ...]:
-    """The same jobs of which only this share is elastic, drawn among those of 2 GPUs and more."""
+    """Return the jobs with this share of elastic jobs, sampled from the jobs with 2 or more GPUs."""
     listed = tuple(rows)
     wide = [row.job_id for row in listed if row.gpus >= 2]
     count = min(len(wide), round(elastic_ratio * len(listed)))
@@ -164,7 +165,7 @@ def mostly_rigid(rows: Iterable[JobRow], elastic_ratio: float, seed: int) -> tup
 
 
 def data_folder() -> Path:
-    """Raises FileNotFoundError where the environment names no folder of traces."""
+    """Return the folder of traces. Raises FileNotFoundError if EBBTIDE_DATA is not set."""
     folder = Path(os.environ.get("EBBTIDE_DATA", ""))
     if not os.environ.get("EBBTIDE_DATA") or not (folder / DEMAND).is_file():
         raise FileNotFoundError(2, "EBBTIDE_DATA does not name the folder of the traces", str(folder / DEMAND))
@@ -172,7 +173,7 @@ def data_folder() -> Path:
 
 
 class KeptCurves(CurveCache):
-    """Solved points outlive the process, as long as the solver stays the same."""
+    """File of solved points. They stay valid as long as the solver does not change."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -193,7 +194,7 @@ class KeptCurves(CurveCache):
         return self._known[wanted]
 
     def keep(self) -> int:
-        """Puts the new points into the file; how many there are."""
+        """Append the new points to the file and return their number."""
         text = "".join(json.dumps(encode(point)) + "\n" for point in self._new)
         with self._file.open("ab", buffering=0) as file:  # one write: other processes append too
             file.write(text.encode())

@@ -1,8 +1,8 @@
-"""`python -m tests.benchmarks.regimes`: every policy in every regime, and which bars `ebbtide` meets.
+"""`python -m tests.benchmarks.regimes`: all policies in all regimes, and the targets that `ebbtide` meets.
 
-Prints Markdown. The traces come from the folder that EBBTIDE_DATA names; a full run plays for hours on two cores, so
-each report is kept in --cache and the table can be continued. Everything is told beside `fifo`: without that among the
---policies reports are made and no table.
+Prints Markdown. EBBTIDE_DATA names the folder of traces. A full run takes hours on two cores, so each report is saved
+in --cache and the table can be continued. All values are relative to `fifo`: without `fifo` in --policies, reports are
+saved and no table is printed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bound_gain(fifo: Report) -> float:
 
 
 def table(reports: Reports) -> Iterator[str]:
-    """Markdown, one line a policy."""
+    """Return a Markdown table with one row per policy."""
     yield f"| policy | {' | '.join(COLUMNS)} |"
     yield "|---|" + "---:|" * len(COLUMNS)
     for policy, one in reports.items():
@@ -59,7 +59,7 @@ def table(reports: Reports) -> Iterator[str]:
 
 
 def checks(regime: Regime, reports: Reports) -> Iterator[Check]:
-    """(bar, measured, met) of `ebbtide`. Rivals that were not played set no bar."""
+    """Return (target, measured, met) of `ebbtide`. Policies without a report set no target."""
     ours, fifo, bars = reports["ebbtide"], reports["fifo"], regime.bars
     waiting_s, jct_s = ours["queueing_s"]["mean"], ours["jct_s"]["mean"]
     if bars.jct_gain_min is not None:
@@ -114,7 +114,7 @@ def _rows(text: str) -> list[str]:
 
 
 def arguments(policies: Sequence[str], about: str) -> argparse.ArgumentParser:
-    """The options that both tables take."""
+    """Add the options of both tables."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--rows", type=_rows, default=list(REGIMES), help=f"of {', '.join(REGIMES)}")
     parser.add_argument("--policies", default=",".join(policies))

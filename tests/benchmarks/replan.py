@@ -1,15 +1,14 @@
-"""Planned re-plans of a real training: from the last step under the old plan to the first under the new one.
+"""Planned re-plans of a real training: time from the last step of the old plan to the first step of the new one.
 
-A controller in a process of its own, two nodes of two slots, the reference trainer with 20 million parameters. The job
-is scaled up and down; each time the clock runs from the moment at which the last step of the old generation stands in
-the ledger to the moment at which the first of the new one does. `cold` is the same with a command that only a new
-interpreter can run. Bars: 3 s warm, 25 s cold, for 4 processes on 2 cores.
+Setup: a controller process, two nodes with two slots, and the reference trainer with 20 million parameters. The job is
+scaled up and down. Each time is measured between the ledger entries of the last step of the old generation and the
+first step of the new one. `cold` uses a command that only a new interpreter can run. Targets: 3 s warm and 25 s cold,
+for 4 processes on 2 cores.
 
-Below each, a row a phase: what the ranks themselves tell (`ebbtide_replan_phase_seconds`, the slowest rank's), and
-`between`, which is in none of them: exits that are seen, the tick, orders to the agents. While the ranks wait for the
-step boundary at which they follow a notice they still make that step, so that a re-plan as a whole is that `notice` and
-the time without a step. The last rows are what the ranks read to come back (`replan_bytes`), and how long a save in the
-background holds the training up.
+One row per phase follows, reported by the slowest rank (`ebbtide_replan_phase_seconds`). `between` is time outside all
+phases: observed exits, the tick, orders to the agents. During `notice` the ranks still make the step up to the
+boundary, so a re-plan takes `notice` plus the time without a step. The last rows are the bytes that the ranks read
+(`replan_bytes`) and the time for which a background checkpoint blocks training.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ Row = tuple[str, str, str]
 
 
 def rows() -> Iterator[Row]:
-    """(name, bar, measured) for warm and for cold processes, each with where the time goes."""
+    """Return (name, target, measured) for warm and for cold processes, each with its phases."""
     held_up_s: list[float] = []
     loads: list[LoadTraffic] = []
     placements: list[Placement] = []
@@ -82,7 +81,7 @@ def rows() -> Iterator[Row]:
 
 
 def _phase_rows(kind: str, found: Sequence[Mapping[str, float]]) -> Iterator[Row]:
-    """One a phase. Shares are of all re-plans' seconds together, so that they add up to the whole."""
+    """Return one row per phase. Shares are of the total time of all re-plans, so that they add up."""
     whole_s = sum(one[ReplanPhase.NOTICE] + one[PAUSE] for one in found)
     for phase in (*ReplanPhase, BETWEEN):
         spent = [one[phase] for one in found]
@@ -92,8 +91,7 @@ def _phase_rows(kind: str, found: Sequence[Mapping[str, float]]) -> Iterator[Row
 
 
 def measure(folder: Path, kind: str) -> tuple[list[dict[str, float]], list[LoadTraffic], list[Placement]]:
-    """Seconds from last step to first step of each re-plan, in all and by part; what each read; where the ranks sat
-    before the first and after each."""
+    """Return the seconds of each re-plan in total and by phase, the bytes read, and the rank placements."""
     settings = _settings(folder)
     migrate(settings.database_url)
     store = SqlStore(settings.database_url)
@@ -136,7 +134,7 @@ def _replans(folder: Path, store: SqlStore, kind: str, placements: list[Placemen
 
 
 def _spans(folder: Path, old: int, new: int) -> dict[str, float]:
-    """Seconds of one re-plan whose first step has just been made: of each phase, between them, and without a step."""
+    """Return the seconds of one re-plan: of each phase, between them, and without a step."""
     ledger, runs = folder / "ledger", folder / "run/jobs/job"
     pause_s = _time(ledger / f"losses-g{new}.jsonl") - _time(ledger / f"losses-g{old}.jsonl")
     # A rank writes down what its first step took a moment after the step stands in the ledger.
@@ -157,13 +155,13 @@ def _statuses(run_dir: Path) -> list[RankStatus]:
 
 
 def _held_up_s(folder: Path) -> list[float]:
-    """Of rank 0, from its logs."""
+    """Return a value of rank 0 from its logs."""
     logs = (path.read_text() for path in (folder / "run/jobs/job").glob("gen-*/rank-0.log"))
     return [float(found) for log in logs for found in re.findall(r"held the training up for ([0-9.]+) s", log)]
 
 
 def _first_step(folder: Path, *, after: int) -> tuple[int, int]:
-    """The generation after `after` once its first step is in the ledger, and that step. Stops right then."""
+    """Wait for the first step of a generation after `after` and return both, immediately."""
     generation = 0
 
     def begun() -> bool:
@@ -210,7 +208,7 @@ def _send(store: SqlStore, body: CommandBody) -> None:
 
 
 def _settings(folder: Path) -> Settings:
-    """The service's own settings, but for policies that would have it rest between two resizes."""
+    """Return the service's settings without the pause between two resizes."""
     return Settings(
         database_url=f"sqlite:///{folder / 'ebbtide.sqlite'}",
         run_dir=folder / "run",

@@ -1,8 +1,8 @@
-"""Bytes that the ranks of real re-plans read of their checkpoint, over what they needed and over the floor.
+"""Bytes that the ranks of real re-plans read of their checkpoint, relative to what they need and to the lower bound.
 
-The floor is the mapping's: what the new ranks need that the GPUs could not have kept, in whatever order the ranks sit
-(see `resharding`). Ranks are new processes and keep nothing, so "moved" is counted by nodes: what they read of pieces
-that another node has written. Of replicas one writes, wherever it sits, so that this may lie above the floor or below.
+The lower bound is what the new ranks need and the GPUs could not have kept, for any order of ranks (see `resharding`).
+Ranks are new processes and keep nothing, so "moved" counts data read from pieces that another node wrote. One replica
+writes, on any node, so the result can be above or below the lower bound.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from scheduler.store.protocol import Page
 from scheduler.store.sql_store import SqlStore
 
 STATE_BYTES = 12.0
-"""A parameter under AdamW in fp32."""
+"""Bytes per parameter with AdamW in fp32."""
 
 
 def rows(model: str, loads: Sequence[LoadTraffic], placements: Sequence[Placement]) -> Iterator[tuple[str, str, str]]:
-    """Of re-plans one after the other: what each load read, and the placements before, between and after them."""
+    """Loads of consecutive re-plans, and the placements before, between and after them."""
     needed, read, moved = ([getattr(load, f"{kind}_bytes") for load in loads] for kind in ("needed", "read", "moved"))
     ratios = [of_read / of_needed for of_read, of_needed in zip(read, needed, strict=True)]
     told = f"{sum(read) / sum(needed):.3f}, worst {max(ratios):.3f} of {len(loads)}, {sum(needed) / 1e6:.0f} MB needed"
@@ -34,7 +34,7 @@ def rows(model: str, loads: Sequence[LoadTraffic], placements: Sequence[Placemen
 
 
 def placement(store: SqlStore) -> Placement:
-    """Where the ranks of the job sit now."""
+    """Return the current placement of the job's ranks."""
     snapshot = store.load().snapshot
     allocation = snapshot.jobs["job"].allocation
     assert allocation.plan is not None
@@ -42,7 +42,7 @@ def placement(store: SqlStore) -> Placement:
 
 
 def loads(store: SqlStore) -> list[LoadTraffic]:
-    """Of the re-plans that were told so far."""
+    """Return the bytes of the re-plans reported so far."""
     events = [stored.event for stored in store.list_events(Page(limit=1000), subject="job")]
     told = [event.numbers for event in events if event.code is EventCode.JOB_REPLANNED]
     return [LoadTraffic(*(int(one[f"{kind}_bytes"]) for kind in ("needed", "read", "moved"))) for one in told]

@@ -1,6 +1,6 @@
-"""Published simulations, played again by ours: the rows that others printed, and what ours prints for them.
+"""Published simulations, reproduced: the published values and ours.
 
-The traces do not come with the repository: the environment variable EBBTIDE_DATA names the folder that holds
+The traces are not part of the repository. The environment variable EBBTIDE_DATA names the folder with
 jobs/muri_trace3.csv.gz (Rivendile/Muri, from Philly).
 """
 
@@ -20,8 +20,8 @@ Row = tuple[str, str, str]
 
 MURI_JOBS = "jobs/muri_trace3.csv.gz"
 MURI_STRETCH = 1.016
-"""Muri's simulator makes iterations 1.5% longer than they were measured, and takes a little off the progress of every
-running job at every event: its jobs run that much longer than the trace says."""
+"""Muri's simulator makes iterations 1.5% longer than measured and reduces the progress of every running job a little at
+each event, so its jobs run longer than in the trace."""
 MURI_CLUSTER = {
     "pools": [{"name": "training", "kind": "training", "nodes": 8, "gpus_per_node": 8, "gpu": "v100-32g"}],
     "reconfiguration_s": 0,
@@ -31,7 +31,7 @@ MURI_CLUSTER = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Mean JCT and waiting of a policy on the Muri trace, and how far from them ours may be."""
+    """Mean JCT and queueing time of a policy on the Muri trace, and the accepted deviation."""
 
     policy: str
     jct_s: float
@@ -47,10 +47,10 @@ MURI = (
 
 
 def traces(*names: str) -> Path:
-    """The folder of the traces.
+    """Return the folder of the traces.
 
     Raises:
-        FileNotFoundError: EBBTIDE_DATA does not name it, or it lacks one of `names`.
+        FileNotFoundError: EBBTIDE_DATA is not set, or the folder lacks one of `names`.
     """
     folder = os.environ.get("EBBTIDE_DATA")
     if not folder:
@@ -62,10 +62,10 @@ def traces(*names: str) -> Path:
 
 
 def play_muri(policy: str) -> PolicyReport:
-    """The whole Muri trace 3 on 8 nodes of 8 GPUs, nobody elastic, preemption free of charge.
+    """Simulate the whole Muri trace 3 on 8 nodes of 8 GPUs, without elastic jobs and with free preemption.
 
     Raises:
-        FileNotFoundError: the trace is not there.
+        FileNotFoundError: the trace is missing.
     """
     jobs = read_jobs(traces(MURI_JOBS) / MURI_JOBS)
     stretched = [replace(job, duration_s=job.duration_s * MURI_STRETCH) for job in jobs]
@@ -73,7 +73,7 @@ def play_muri(policy: str) -> PolicyReport:
 
 
 def rows() -> list[Row]:
-    """(what, bar, measured) of each published row."""
+    """Return (name, target, measured) of each published row."""
     return [_row(published, play_muri(published.policy)) for published in MURI]
 
 

@@ -1,8 +1,8 @@
-"""Figure 8a of ElasticFlow (ASPLOS'23), played again: how many deadlines are met.
+"""Figure 8a of ElasticFlow (ASPLOS'23), reproduced: share of deadlines met.
 
-The folder that the environment variable EBBTIDE_DATA names has to hold jobs/elasticflow_fig8a.csv.gz and
-profiles/elasticflow_throughputs.csv.gz (both pkusys/ElasticFlow). Its simulator replans once a minute at most and takes
-2 to 16 s of every running job each time, 31 to 43 s every sixtieth time; ours takes 30 s for each change of a job.
+The folder in EBBTIDE_DATA must contain jobs/elasticflow_fig8a.csv.gz and profiles/elasticflow_throughputs.csv.gz (both
+pkusys/ElasticFlow). ElasticFlow's simulator re-plans at most once a minute and charges 2 to 16 s of every running job
+each time, 31 to 43 s every sixtieth time. Ours charges 30 s for each change of a job.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CLUSTER = {
     "reconfiguration_s": 30,
     "lending_period_s": 3600,
 }
-"""The ratios leave every measured count from 1 to 64 to every job, as ElasticFlow's simulator does."""
+"""The ratios allow every measured count from 1 to 64 for every job, as in ElasticFlow's simulator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Share of the deadlines that a policy met, and how far below and above it ours may be."""
+    """Share of deadlines met by a policy, and the accepted range of ours."""
 
     policy: str
     met_ratio: float
@@ -41,10 +41,10 @@ FIGURE_8A = (Published("edf", 0.118, 0.02, 0.02), Published("elastic-deadline", 
 
 
 def play(policy: str) -> PolicyReport:
-    """All 195 jobs of the figure on 64 GPUs.
+    """Simulate all 195 jobs of the figure on 64 GPUs.
 
     Raises:
-        FileNotFoundError: the trace or the profile is not there.
+        FileNotFoundError: the trace or the profile is missing.
     """
     folder = traces(JOBS, PROFILE)
     options = SimulationOptions(profiles=(read_throughput(folder / PROFILE),))
@@ -58,7 +58,7 @@ def met_ratio(report: PolicyReport) -> float:
 
 
 def rows() -> list[Row]:
-    """(what, bar, measured) of each bar of the figure."""
+    """Return (name, target, measured) of each bar of the figure."""
     return [_row(published, play(published.policy)) for published in FIGURE_8A]
 
 

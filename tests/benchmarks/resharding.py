@@ -1,17 +1,16 @@
-"""Bytes that move when allocations change, over 200 seeded transitions on 1 to 64 GPUs in nodes of 8.
+"""Bytes moved when allocations change, over 200 seeded transitions on 1 to 64 GPUs in nodes of 8.
 
-Between plans of the solver for shipped models, as jobs go through them; between random plans that have nothing in
-common; and between plans of which data parallelism alone changes, on whole nodes. The GPUs that a job keeps are drawn
-at random: whole nodes, or some of one node. Three yardsticks:
+Transitions are between solver plans of shipped models, between unrelated random plans, and between plans that differ
+only in data parallelism on whole nodes. The GPUs that a job keeps are random: whole nodes, or part of one node. Three
+references:
 
-* floor: everything that the new ranks need, less the smaller of two sums, of what each rank could keep on its best GPU
-  and of what each GPU could keep of its best rank. No order of ranks can beat it, and not always can one reach it.
-* optimum: the best of all orders by the linear programme of the assignment problem on HiGHS, so not by the code that
-  is measured, and also of orders that tear tensor groups apart.
-* rank order: the ranks on the GPUs as a launcher lists them. Of what that moves, only what lies above the floor could
-  be saved at all.
+* lower bound: all data that the new ranks need, minus the smaller of two sums: what each rank could keep on its best
+  GPU, and what each GPU could keep of its best rank. No order of ranks beats it, and not always does one reach it.
+* optimum: the best of all orders, from a linear assignment solved by HiGHS, independent of the code under test. It
+  includes orders that split tensor groups.
+* rank order: ranks on GPUs in launcher order. Only bytes above the lower bound can be saved.
 
-What is measured keeps together who was together, but for the rows of `any order`.
+The measured code keeps groups together, except in the rows `any order`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ MODELS = ("gpt2", "llama-2-7b", "llama-2-13b", "llama-2-70b", "mixtral-8x7b")
 GPU = "a100-80g"
 GLOBAL_BATCH = 64
 STATE_BYTES = 12.0
-"""A parameter under AdamW in fp32."""
+"""Bytes per parameter with AdamW in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Case:
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Ratios, infinite where we move something and the yardstick nothing; how many others move nothing at all."""
+    """Ratios (infinite if only we move data), and the number of transitions without any move."""
     curves = [curve_of(name, GPU) for name in MODELS]
     yield from _rows("solver's plans", [_solved(seed, curves) for seed in range(TRANSITIONS)])
     yield from _rows("random plans", [_random(seed) for seed in range(TRANSITIONS)])
@@ -91,7 +90,7 @@ def _solved(seed: int, curves: Sequence[tuple[ModelProfile, list[ParallelPlan]]]
 
 
 def state_tensors(model: ModelProfile) -> tuple[TensorSpec, ...]:
-    """What the layers of the model weigh, embedding and head with the first and the last."""
+    """Return the bytes of each layer; embedding and head belong to the first and last layer."""
     sizes = [float(run.parameters) for run in model.layers for _ in range(run.layers)]
     sizes[0] += model.embedding.parameters
     sizes[-1] += model.head.parameters
@@ -106,7 +105,7 @@ def _random(seed: int) -> Case:
 
 
 def _rescaled(seed: int) -> Case:
-    """From 1 to 8 nodes to another number of them: pipeline, tensor degree and sharding stay."""
+    """Return transitions from 1 to 8 nodes to another number, with equal pipeline, tensor degree and sharding."""
     seeded = random.Random(f"resharding, rescaled {seed}")
     layers, tp, devices = seeded.choice([12, 24, 32, 48, 96]), seeded.choice([1, 2, 4, 8]), seeded.choice([1, 2, 4])
     zero, hybrid = seeded.choice([(0, False), (3, False), (3, False), (3, True)])
@@ -130,7 +129,7 @@ def _case(transition: Transition, tensors: tuple[TensorSpec, ...]) -> Case:
 
 
 def _tensors(seeded: random.Random, layers: int, experts: int) -> tuple[TensorSpec, ...]:
-    """Layers of about 1 GB with larger ends; with experts, a stack of them in each layer beside the dense part."""
+    """Return layers of about 1 GB with larger ends; with experts, a stack of them per layer beside the dense part."""
     sizes = [1e9] * layers
     sizes[0], sizes[-1] = 1e9 * seeded.uniform(1, 4), 1e9 * seeded.uniform(1, 4)
     stacks = (

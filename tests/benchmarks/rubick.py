@@ -1,13 +1,13 @@
-"""Rubick's own workloads on 8 nodes of 8 A800, its measured placements being the truth, beside its own simulator.
+"""Rubick's workloads on 8 nodes of 8 A800, with its measured placements as ground truth, against Rubick's simulator.
 
-The files do not come with the repository: the environment variable EBBTIDE_DATA names the folder that holds
-jobs/rubick_workload_base.csv and _bp.csv and measured/rubick_a800_placements.csv, all of
-AlibabaPAI/reconfigurable-dl-scheduler. How times between measured placements are found stands at
+The files are not part of the repository. The environment variable EBBTIDE_DATA names the folder with
+jobs/rubick_workload_base.csv and _bp.csv and measured/rubick_a800_placements.csv, all from
+AlibabaPAI/reconfigurable-dl-scheduler. For times between measured placements, see
 `scheduler.simulator.throughput_curves.PlacedCurves`.
 
-Rubick's simulator charges 260 s for the first placement of a job too, and lets a job that lost its GPUs run on in its
-old placement (`reallocate` compares a result with itself). Here nobody runs without GPUs. A trace's run times have the
-start in them, so a first start is free, as in every simulation of ours; the last row charges it as well.
+Rubick's simulator also charges 260 s for the first placement of a job, and lets a job that lost its GPUs keep running
+in its old placement (`reallocate` compares a result with itself). Here no job runs without GPUs. The run times of the
+trace include the start, so a first start is free, as in all our simulations; the last row charges it as well.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ CLUSTER = {
 
 
 def play_rubick(workload: str, policy: str, **more: Any) -> PolicyReport:
-    """One workload under one policy set; `more` goes into the cluster.
+    """Simulate one workload under one policy set. `more` extends the cluster document.
 
     Raises:
-        FileNotFoundError: the files are not there.
+        FileNotFoundError: the files are missing.
     """
     folder = traces(PLACEMENTS, WORKLOADS[workload])
     jobs, options = (
@@ -51,7 +51,7 @@ def play_rubick(workload: str, policy: str, **more: Any) -> PolicyReport:
 
 
 def rows() -> list[Row]:
-    """(what, bar, measured) of each workload and policy."""
+    """Return (name, target, measured) of each workload and policy."""
     bar = f"JCT {JCT_S_MAX:,.0f} s, makespan {RUBICK_MAKESPAN_S:,.0f} s, {WALL_S_MAX:.0f} s"
     rubick = ("Rubick's workload base, its own simulator", "-", _told(RUBICK_JCT_S, RUBICK_MAKESPAN_S))
     played = [

@@ -1,21 +1,21 @@
-"""Bytes that move when a job shrinks, from the product's own decision to what any decision could do at best.
+"""Bytes moved when a job shrinks: the product's decision against the best possible decisions.
 
-A job runs a plan of the solver for a shipped model on as few nodes of 8 GPUs as hold it, and gets fewer GPUs: `reduced`
-says which it keeps, and `seated` which rank goes where, both as in a tick, and both without knowing how large each
-layer is. Here layers weigh what their model says, 12 bytes a parameter. The new plan is the same for all choices: that
-of as few nodes as possible. Pairs of plans are drawn at random, or the smaller one is the next that the curve has.
+A job runs a solver plan of a shipped model on as few nodes of 8 GPUs as possible, and shrinks. The shrink selection
+decides which GPUs it keeps, and the rank placement decides the order of ranks, both as in a tick and without layer
+sizes. Here layers have the sizes of their model, at 12 bytes per parameter. The new plan is the same for all choices:
+that of as few nodes as possible. Pairs of plans are random, or the smaller one is the next point of the curve.
 
-Bytes are those that a GPU needs and does not hold itself, those of its node too; `over the network` are those of them
-that no GPU of its node held; `by time` counts what a neighbour has at the ratio of both bandwidths of the A100's
-profile. Yardsticks:
+Moved bytes are those that a GPU needs and does not hold, including those on its node. `over the network` counts those
+that no GPU of its node holds. `by time` weighs bytes of neighbours by the ratio of the A100 profile's bandwidths.
+References:
 
 * rank order: the job keeps the GPUs of its first ranks, and new rank i takes that of old rank i.
-* equal choices, groups together: every set of nodes that lies alike, each in the best order that leaves together the
-  ranks that talk most. This is what the product may choose from; all sets are tried.
-* equal choices, any order: the same sets, each in the best of all orders, also of those that tear groups apart.
-* all choices, any order: one linear programme (HiGHS) over all GPUs that the job has. Nothing can move less.
-* m of n GPUs kept: where n GPUs hold a state without copies in equal parts, m of them hold m/n of it, so that 1 - m/n
-  of it moves whatever is chosen. A shrink to m of n GPUs saves at most m/n of what rank order moves.
+* equal choices, groups together: every equivalent set of nodes, each in the best order that keeps together the ranks
+  that communicate most. The product chooses from these.
+* equal choices, any order: the same sets, each in the best of all orders, including those that split groups.
+* all choices, any order: a linear programme (HiGHS) over all GPUs of the job. Nothing can move less.
+* m of n GPUs kept: if n GPUs hold a state without copies in equal parts, m of them hold m/n of it, so 1 - m/n moves
+  with any choice. A shrink to m of n GPUs saves at most m/n of the bytes that rank order moves.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from tests.builders_resharding import NODE_GPUS
 SHRINKS = 200
 PROFILE = load_gpu("a100-80g")
 NEAR = PROFILE.inter_bandwidth_bytes_per_s / PROFILE.intra_bandwidth_bytes_per_s
-"""What a byte of a neighbour on the node costs, in bytes over the network."""
+"""Cost of a byte from the same node, in bytes over the network."""
 SUBSETS_MAX = 70
-"""Every choice of up to 8 nodes."""
+"""All choices of up to 8 nodes are tried."""
 OTHERS = ("baichuan2-13b", "bert-large", "codeqwen1.5-7b", "llama-3-8b", "t5-large")
 Curve = tuple[Sequence[TensorSpec], list[ParallelPlan]]
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes: moved, over the network, by time; and the `least_` ones under each yardstick."""
+    """Bytes moved, in total, over the network and by time, and the `least_` values of each reference."""
 
     old_gpus: int
     gpus: int
@@ -78,7 +78,7 @@ class Moved:
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Shares that are saved against rank order, and ratios to each least."""
+    """Return the shares saved against rank order, and the ratios to each reference."""
     measured = [_loaded(name, "a100-80g") for name in MODELS]
     yield from _rows("any smaller plan", _drawn("shrinks", measured, _any_smaller))
     yield from _rows("the next smaller plan", _drawn("shrinks", measured, _next_smaller))
@@ -141,7 +141,7 @@ def _shrink(old_plan: ParallelPlan, plan: ParallelPlan, tensors: Sequence[Tensor
 
 
 def _decided(old_plan: ParallelPlan, plan: ParallelPlan) -> tuple[tuple[GpuSlot, ...], tuple[GpuSlot, ...], float]:
-    """The job's seats, then those that the core decides, and how long that took."""
+    """Return the job's rank placement, the one that the scheduler decides, and the time of the decision."""
     gpu, width = plan.stages[0].gpu, old_plan.world_size
     on = {f"t{at}": tuple(range(min(NODE_GPUS, width - NODE_GPUS * at))) for at in range(-(-width // NODE_GPUS))}
     pools, nodes = a_fleet(training=len(on), inference=0)
@@ -164,8 +164,10 @@ def _decided(old_plan: ParallelPlan, plan: ParallelPlan) -> tuple[tuple[GpuSlot,
 
 
 def _equal_choices(both: StateOverlap, old: Placement, plan: ParallelPlan, kept: Floats) -> tuple[float, float]:
-    """The fewest bytes that move with groups together, and the most that is kept in any order, of all sets of nodes
-    that have as many GPUs of the job; and of all sets of GPUs, where the job shrinks to a part of a node."""
+    """Return the fewest bytes moved with groups together, and the most kept in any order.
+
+    Covers all sets of nodes with as many GPUs of the job, and all sets of GPUs if the job shrinks to part of a node.
+    """
     gpus, nodes = plan.world_size, list(dict.fromkeys(seat.node for seat in old.slots))
     full = [node for node in nodes if sum(seat.node == node for seat in old.slots) == min(NODE_GPUS, len(old.slots))]
     sets = list(combinations(full, -(-gpus // NODE_GPUS)))

@@ -1,6 +1,6 @@
-"""`ebbtide simulate` on recorded traces: how fast it is, and that strict FIFO waits as long as it has to.
+"""`ebbtide simulate` on recorded traces: its speed, and the queueing times of strict FIFO.
 
-The traces do not come with the repository: the environment variable EBBTIDE_DATA names the folder that holds
+The traces are not part of the repository. The environment variable EBBTIDE_DATA names the folder with
 jobs/itp_cluster08.csv.gz (microsoft/elasticflow-traces) and demand/servegen_m_small.csv.gz (alibaba/ServeGen).
 """
 
@@ -33,7 +33,7 @@ Row = tuple[str, str, str]
 
 
 def rows() -> list[Row]:
-    """(name, bar, measured) of each benchmark; one row that says why where there are no traces."""
+    """Return (name, target, measured) of each benchmark, or one row with the reason if there are no traces."""
     folder = Path(os.environ.get("EBBTIDE_DATA", ""))
     if not os.environ.get("EBBTIDE_DATA"):
         return [("simulate", "-", "skipped: EBBTIDE_DATA does not name the folder of the traces")]

@@ -34,7 +34,7 @@ _SCALED = (
 
 @dataclass(frozen=True)
 class Case:
-    """Layers of llama-2-7b's size on a100-80g; `kinds` 0 makes every layer different."""
+    """Return layers of the size of llama-2-7b on a100-80g. `kinds` 0 makes every layer different."""
 
     layers: int
     kinds: int
@@ -70,7 +70,7 @@ CASES = (
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(name, bar, measured median with the gap that was proven)."""
+    """Return (name, target, median with the proven gap)."""
     return [*((case.name, f"{case.bar}, gap {case.tolerance:.1%}", _solved(case)) for case in CASES), _mixed()]
 
 
@@ -99,7 +99,7 @@ def _median(request: SolveRequest, tolerance: float) -> str:
 
 
 def _model(layers: int, kinds: int) -> ModelProfile:
-    """Kinds are the layer of llama-2-7b, scaled by a seeded draw from half to one and a half."""
+    """Return kinds of the llama-2-7b layer, scaled by a seeded factor from 0.5 to 1.5."""
     preset = load_model("llama-2-7b")
     base = preset.layers[0]
     if kinds == ALIKE:

@@ -1,11 +1,11 @@
-"""What the search predicts to gain over the plans people write by hand, by the evaluator's yardstick.
+"""Predicted speed-up of the search over hand-written plans, under the same evaluator.
 
-Three rivals, each on the same model, GPUs and batch:
+Three references, each on the same model, GPUs and batch:
 
-* data parallel alone: the best of DDP, ZeRO and FSDP with any recompute and micro-batches;
-* the hand rule: tensor parallel over the node, as few pipeline stages across nodes as fit, data parallel for the rest
-  (ZeRO-1); of those, the best micro-batch (a power of two) and recompute;
-* even stages and powers of two: the same search with every stage of equal length.
+* data parallel only: the best of DDP, ZeRO and FSDP with any recompute and micro-batches;
+* rule of thumb: tensor parallel within the node, as few pipeline stages across nodes as fit, data parallel for the rest
+  (ZeRO-1), with the best micro-batch (a power of two) and recompute;
+* even stages and powers of two: the same search with stages of equal length.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DATA_PARALLEL = frozenset(
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(model on GPUs, no bar, predicted speed-ups)."""
+    """Return (model on GPUs, no target, predicted speed-ups)."""
     return [(f"speedup: {model} on {gpus} a100-80g", "none", _gains(_request(model, gpus))) for model, gpus in _cases()]
 
 
@@ -77,7 +77,7 @@ def _data_parallel_s(request: SolveRequest) -> float:
 
 
 def _even_stages_s(request: SolveRequest) -> float:
-    """GPUs are powers of two here, so that every degree is one."""
+    """Return the hand-written plan. GPU counts are powers of two, so every degree is one."""
     pairs = []
     overhead_s = request.hardware[0].iteration_overhead_s
     for pipeline in enumerate_pipelines(request, OracleCache()):

@@ -1,5 +1,7 @@
-"""Idle event streams of one real API process: what they hold in memory, and how late an event is that another process
-has committed. All on one machine: API, writer, readers and SQLite on its cores."""
+"""Idle event streams of one API process: memory per stream, and delay of events that another process commits.
+
+API, writer, readers and SQLite share one machine.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 async def _measured(play: StreamProcess) -> tuple[int, int, list[float], float, float]:
-    """Bytes without and with streams, seconds from commit to reader, the share of a core that idle streams take, and
-    seconds of the API's processor while events came."""
+    """Return bytes without and with streams, delays from commit to reader in seconds, the share of a core that idle
+    streams
+    use, and CPU seconds of the API during events."""
     api = psutil.Process(play.api.pid)
     before = api.memory_info().rss
     streams = [await _follow(play.port) for _ in range(STREAMS)]
@@ -70,7 +73,7 @@ async def _follow(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def _read(reader: asyncio.StreamReader) -> list[float]:
-    """Seconds from the commit of each event until it was here."""
+    """Return the seconds from the commit of each event to its arrival."""
     delays_s = list[float]()
     while len(delays_s) < EVENTS:
         line = await reader.readline()
@@ -80,7 +83,7 @@ async def _read(reader: asyncio.StreamReader) -> list[float]:
 
 
 def _write(url: str) -> None:
-    """In a process of its own: commits, each with an event that says when it was made."""
+    """Commit events that contain the time of their commit, in a separate process."""
     store = SqlStore(url)
     lease = store.get_lease()
     assert lease is not None

@@ -1,6 +1,6 @@
-"""Two controllers on one PostgreSQL, and the one that leads is killed or stopped: how long until the other has ticked.
+"""Failover between two controllers on one PostgreSQL: time from killing or stopping the leader to the standby's tick.
 
-The lease lasts as long as the settings say by default.
+The lease duration is that of the default settings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 class Pair:
-    """A leader and one that waits behind it, each with the record of its ticks."""
+    """A leader and a standby, each with a record of its ticks."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._folder, self._started = folder, 0
@@ -59,8 +59,8 @@ class Pair:
         self._other = self._start()
 
     def take_over(self, how: signal.Signals) -> float:
-        """Seconds from the signal to the end of the other's first tick; then there are two of them again."""
-        time.sleep(REST_S)  # the other waits for its turn
+        """Return the seconds from the signal to the end of the standby's first tick. Starts a new standby."""
+        time.sleep(REST_S)  # let the standby reach its wait
         _, process = self._leader
         assert not self._other[0].read_text(), "nobody else leads"
         process.send_signal(how)
@@ -79,7 +79,7 @@ class Pair:
         self._store.close()
 
     def _start(self) -> tuple[Path, subprocess.Popen[bytes]]:
-        """Once it has come up: whoever has two does not wait for that."""
+        """Wait for the standby to start, so that failover does not include its start-up."""
         self._started += 1
         record = self._folder / f"controller-{self._started}"
         command = [sys.executable, "-m", "tests.controller_process", str(record)]

@@ -1,8 +1,7 @@
-"""How the simulator's time grows with the fleet: itp_cluster04 on 80 + 80 nodes, and ten of each of its jobs on ten
-times the nodes.
+"""Growth of the simulator's time with the fleet: itp_cluster04 on 80 + 80 nodes, and tenfold jobs on tenfold nodes.
 
-The copies of a job are submitted within ten minutes of it, so that ten times the jobs are ten times the events. Both
-fleets make a full pass every 5 minutes. `python -m tests.benchmarks.tenfold` plays all 15,802 jobs instead of the first
+The copies of a job are submitted within ten minutes of it, so that there are ten times as many events. Both fleets make
+a full pass every 5 minutes. `python -m tests.benchmarks.tenfold` simulates all 15,802 jobs instead of the first
 thousand.
 """
 
@@ -26,11 +25,11 @@ SPREAD_S = 600.0
 
 Row = tuple[str, str, str]
 Cost = tuple[float, int, float]
-"""CPU seconds, ticks, GiB at the most."""
+"""CPU seconds, ticks, peak memory in GiB."""
 
 
 def rows(first_jobs: int = FIRST_JOBS) -> list[Row]:
-    """(name, bar, measured). Each fleet is played in a process of its own, one after the other."""
+    """Return (name, target, measured). Each fleet is simulated in a separate process, one after the other."""
     once, tenfold = (_apart(times, first_jobs) for times in (1, TIMES))
     which = f"the first {first_jobs:,}" if first_jobs else "all"
     return [
@@ -66,7 +65,7 @@ def _played(times: int, first_jobs: int) -> Cost:
 
 
 def multiplied(rows: Iterable[JobRow], times: int) -> tuple[JobRow, ...]:
-    """Each row, and `times` - 1 copies of it a little later."""
+    """Yield each row and `times` - 1 copies of it that are submitted a little later."""
     random = Random(0)
     copies = [
         replace(row, job_id=f"{row.job_id}-{at}", submit_time_s=row.submit_time_s + delay_s)

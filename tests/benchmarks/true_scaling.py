@@ -1,7 +1,8 @@
-"""`python -m tests.benchmarks.true_scaling`: the same regimes in a world that does not scale as anybody believes.
+"""`python -m tests.benchmarks.true_scaling`: the regimes with ground truth that differs from what policies believe.
 
-Jobs of 2 GPUs and more have models by their size, each job's speed on each GPU count is off its curve by a seeded
-error (15%), and lengths are declared to within 50% (`scheduler.simulator.ground_truth`). `lyra` and `afs` believe in linear
+Jobs with 2 or more GPUs have models by their size. Each job's speed deviates from its curve by a seeded error
+(15%), and
+declared durations are within 50% of the truth (`scheduler.simulator.ground_truth`). `lyra` and `afs` assume linear
 scaling. Prints Markdown: means over the seeds, and their range.
 """
 
@@ -21,7 +22,7 @@ WITHOUT = {LINEAR: "the curves", UNPRICED: "the price of reconfiguration", UNLEN
 
 Figure = Callable[[Report, Report], float]
 Seeded = Mapping[str, Sequence[Report]]
-"""Reports by policy, one a seed."""
+"""Reports by policy, one per seed."""
 
 COLUMNS: Mapping[str, tuple[Figure, str]] = {
     "waiting, mean": (lambda one, fifo: float(one["queueing_s"]["mean"]), ",.0f"),
@@ -38,7 +39,7 @@ COLUMNS: Mapping[str, tuple[Figure, str]] = {
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """The mean, and from least to most."""
+    """Format the mean, minimum and maximum."""
     return f"{mean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
@@ -52,8 +53,11 @@ def table(reports: Seeded) -> Iterator[str]:
 
 
 def gains(reports: Seeded) -> Iterator[str]:
-    """By how much `ebbtide` is faster than each other policy, seed by seed; and what it owes to each of its parts, as
-    the share of its gain over fifo that is gone without it. They overlap, and ordering and scaling as such are a rest.
+    """Return by how much `ebbtide` is faster than each other policy, per seed, and the contribution of each of its
+    parts.
+
+    A contribution is the share of the gain over fifo that is lost without the part. Contributions overlap; ordering and
+    scaling themselves are the remainder.
     """
     ours = _jct_s(reports["ebbtide"])
     for name in ("fifo", *RIVALS):
