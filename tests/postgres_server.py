@@ -28,8 +28,8 @@ SETTINGS = ("shared_buffers=64MB", "max_connections=60", "listen_addresses=")
 class PostgresServer:
     """Listens only on a socket in its own folder. Call `start` before use and `close` after it.
 
-    Commits do not wait for the disk unless the server `is_durable`: tests do not simulate power failures of the machine,
-    and waiting would take most of their time.
+    Commits do not wait for the disk unless the server `is_durable`: tests do not simulate power failures of
+    the machine, and waiting would take most of their time.
     """
 
     def __init__(self, *, is_durable: bool = False) -> None:

@@ -1,5 +1,4 @@
-"""What a service counts beside its ticks, done once by its real parts: shapes solved, webhooks told, old rows removed,
-a stream that is open."""
+"""Metrics of a service outside its ticks, recorded by its real parts: solves, webhooks, retention and streams."""
 
 from __future__ import annotations
 
@@ -35,20 +34,19 @@ _EVENTS, _LAG_S = 4, 45.0
 
 
 def record_solves(now_s: float) -> None:
-    """Two points of a curve; in a simulation the solver runs in place, uncounted."""
+    """Solve two points of a curve in a pool. Simulations call the solver directly, without metrics."""
     job = a_job("a", 1, 8, model="llama-2-7b", global_batch=8)
     snapshot = a_snapshot(a_fleet(training=1, inference=0), [job])
     pool = ProcessPool(1)
     curves = CurveBuilder(pool, in_flight_max=4, on_solved=record_solve)
     curves.request_shapes(snapshot, [WantedShape(job.spec.curve_key, GpuShape.packed(GPU, gpus, 8)) for gpus in (4, 8)])
-    wait([pool.submit(int)])  # one process takes them in turn
+    wait([pool.submit(int)])  # the only process has solved them before
     assert len(curves.collect_finished(now_s)) == 2
     curves.close()
 
 
 def deliver_and_delete(folder: Path, now_s: float) -> None:
-    """A webhook whose receiver takes the first message, never the second, and is not asked again for the third: that
-    one waits. Then all events are old enough to be removed."""
+    """Deliver three messages (the first succeeds, the second is dead, the third pending), then delete all events."""
     url = f"sqlite:///{folder / 'webhooks.sqlite'}"
     migrate(url)
     store, clock = SqlStore(url), ManualClock(now_s)
@@ -111,7 +109,7 @@ def _list_attempts(store: SqlStore) -> list[int]:
 
 @contextmanager
 def open_stream(app: ASGIApp) -> Iterator[None]:
-    """Within it, somebody follows the events of this application."""
+    """Follow the events of the application during the block."""
     loop, leaves = asyncio.new_event_loop(), asyncio.Event()
 
     async def follow() -> None:
@@ -129,7 +127,7 @@ def open_stream(app: ASGIApp) -> Iterator[None]:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            """Nobody reads it."""
+            """Discard the message."""
 
         await app(scope, receive, send)
 

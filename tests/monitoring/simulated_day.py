@@ -1,8 +1,7 @@
-"""`python -m tests.monitoring.simulated_day PATH`: a day of a fleet, played by the simulator and scraped all along.
+"""`python -m tests.monitoring.simulated_day PATH`: simulates a day of a cluster and scrapes its metrics.
 
-Demand like a tide, lending and recalls, queues that borrow and get theirs back, crashes and lost nodes, an hour in
-which saves hang and nobody kills who has to leave, a policy that is wrong for a while, webhooks, a stream: what a
-service would show at /metrics, with the times of that day. By real parts, but for the world in which jobs run.
+The day has periodic demand, loans and recalls, borrowing queues, crashes and lost nodes, hours in which saves hang, a
+faulty policy, webhooks and an event stream. All parts but the executor are those of the service.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from scheduler.telemetry.tick_metrics import TickRecorder
 from tests.api.conftest import AppTransport
 from tests.builders import a_fleet
 from tests.memory_run_log import MemoryRunLog
+from tests.monitoring.reporting_executor import ReportingExecutor, make_faulty_placement
 from tests.monitoring.service_at_work import deliver_and_delete, open_stream, record_solves
-from tests.monitoring.told_world import ReportingExecutor, make_faulty_placement
 
 START_S = 20_370 * 86_400.0
 END_S = START_S + 86_400.0
 SCRAPE_S = 120.0
-_CRASHY, _CRASHES_S = "crashy", (36_000.0, 39_000.0)
-_WRONG_S, _HANGS_S, _STREAMS_S = (27_000.0, 28_800.0), (12_000.0, 23_000.0), (50_400.0, 54_000.0)
-_WORKING_S = 21_600.0
+_CRASHING_JOB, _CRASHING_S = "crashy", (36_000.0, 39_000.0)
+_FAULTY_POLICY_S, _HANGING_S, _STREAMING_S = (27_000.0, 28_800.0), (12_000.0, 23_000.0), (50_400.0, 54_000.0)
+_SERVICE_WORK_S = 21_600.0
 _FAULTS: Mapping[FaultKind, float] = {FaultKind.NODE_LOSS: 20_000.0, FaultKind.WORKER_CRASH: 6_000.0}
 
 
@@ -59,18 +58,19 @@ def write_day(path: Path) -> None:
 
 
 class _SimulatedDay:
-    """Watches the simulation, and stands between it and its faults, because what a scrape sees is what the tick before
-    it has left."""
+    """Observer and fault injector of the simulation. It scrapes as a fault, between two ticks."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._recorder = TickRecorder()
         self._scrape_at_s = START_S
-        world = _scenario()
-        policies = replace(load_policy_set("ebbtide"), place=make_faulty_placement(lambda: self._is_within(_WRONG_S)))
+        scenario = _build_scenario()
+        policies = replace(
+            load_policy_set("ebbtide"), place=make_faulty_placement(lambda: self._is_within(_FAULTY_POLICY_S))
+        )
         rates = FaultRates(END_S - 7200.0, _FAULTS)
-        self._faults = SeededFaultInjector(1, tuple(node.name for node in world.nodes), rates, start_s=START_S)
-        self._simulation = Simulation(world, policies, observers=(self,), faults=self)
+        self._faults = SeededFaultInjector(1, tuple(node.name for node in scenario.nodes), rates, start_s=START_S)
+        self._simulation = Simulation(scenario, policies, observers=(self,), faults=self)
         app = create_app(
             self._simulation.memory_store,
             Settings(auth="off", allowed_hosts="service", metrics_by_job=True),
@@ -91,13 +91,13 @@ class _SimulatedDay:
         self._recorder.record(tick.report)
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """The next tick tells of it."""
+        """Do nothing: the next tick reports it."""
 
     def wrap_store(self, store: Store) -> Store:
         return self._faults.wrap_store(store)
 
     def wrap_executor(self, executor: Executor) -> Executor:
-        return ReportingExecutor(self._faults.wrap_executor(executor), hangs=lambda: self._is_within(_HANGS_S))
+        return ReportingExecutor(self._faults.wrap_executor(executor), hangs=lambda: self._is_within(_HANGING_S))
 
     def next_event_s(self) -> float:
         return min(self._faults.next_event_s(), self._scrape_at_s)
@@ -105,16 +105,16 @@ class _SimulatedDay:
     def inject_due(self, now_s: float, world: SimulatedExecutor) -> None:
         self._faults.inject_due(now_s, world)
         if now_s >= self._scrape_at_s:
-            if self._is_within(_CRASHES_S):
-                world.crash_job(_CRASHY)
-            for job_id in world.list_running_jobs() if self._is_within(_HANGS_S) else ():
+            if self._is_within(_CRASHING_S):
+                world.crash_job(_CRASHING_JOB)
+            for job_id in world.list_running_jobs() if self._is_within(_HANGING_S) else ():
                 world.delay_save(job_id, 1800.0)
             self._scrape(now_s)
-            if now_s == START_S + _STREAMS_S[0]:
+            if now_s == START_S + _STREAMING_S[0]:
                 self._stream.enter_context(open_stream(self._app))
-            if now_s == START_S + _STREAMS_S[1]:
+            if now_s == START_S + _STREAMING_S[1]:
                 self._stream.close()
-            if now_s == START_S + _WORKING_S:
+            if now_s == START_S + _SERVICE_WORK_S:
                 record_solves(now_s)
                 with TemporaryDirectory() as folder:
                     deliver_and_delete(Path(folder), now_s)
@@ -131,15 +131,15 @@ class _SimulatedDay:
                 self._file.write(f"{line} {now_s:.3f}\n")
 
 
-def _scenario() -> Scenario:
+def _build_scenario() -> Scenario:
     lending = LendingPolicy(quantile=0.9, return_deadline_s=300.0, cold_start_s=300.0)
     pools, nodes = a_fleet(training=3, inference=5, lending=lending)
     queues = (JobQueue("lab", guaranteed_gpus=16), JobQueue("web", guaranteed_gpus=8))
     return Scenario(
         tuple(pools.values()),
         tuple(nodes.values()),
-        tuple(sorted(_submissions(), key=lambda submission: submission.at_s)),
-        (_demand(),),
+        tuple(sorted(_generate_submissions(), key=lambda submission: submission.at_s)),
+        (_build_demand(),),
         Delays(),
         seed=1,
         truth=GroundTruth(error=0.1, seed=1),
@@ -147,24 +147,28 @@ def _scenario() -> Scenario:
     )
 
 
-def _submissions() -> Iterator[Submission]:
+def _generate_submissions() -> Iterator[Submission]:
     random, at_s = Random("jobs of a day"), START_S
-    yield _submission(_CRASHY, START_S + 30_000.0, JobSpec(_CRASHY, 1, 1, steps=40_000, priority=9, retries=99))
+    yield _build_submission(
+        _CRASHING_JOB, START_S + 30_000.0, JobSpec(_CRASHING_JOB, 1, 1, steps=40_000, priority=9, retries=99)
+    )
     for number in range(110):
-        least = random.choice((1, 2, 4, 8))
-        steps = round(least * 5000.0 * random.lognormvariate(0.0, 0.8))
-        queue = random.choice(("lab", "lab", "web", "somebodys"))
-        yield _submission(f"job-{number}", at_s, JobSpec(f"job-{number}", least, 4 * least, queue, steps=steps))
+        gpus_min = random.choice((1, 2, 4, 8))
+        steps = round(gpus_min * 5000.0 * random.lognormvariate(0.0, 0.8))
+        queue = random.choice(("lab", "lab", "web", "undeclared"))
+        yield _build_submission(
+            f"job-{number}", at_s, JobSpec(f"job-{number}", gpus_min, 4 * gpus_min, queue, steps=steps)
+        )
         at_s += random.expovariate(1.0 / 750.0)
-    yield _submission("last", END_S - 600.0, JobSpec("last", 1, 1, steps=500))
+    yield _build_submission("last", END_S - 600.0, JobSpec("last", 1, 1, steps=500))
 
 
-def _submission(job_id: str, at_s: float, spec: JobSpec) -> Submission:
+def _build_submission(job_id: str, at_s: float, spec: JobSpec) -> Submission:
     return Submission(at_s, job_id, replace(spec, checkpoint=CheckpointSpec(interval_s=600.0)), spec.max_gpus, 1.0)
 
 
-def _demand() -> DemandTrace:
-    """From 4 to 36 of 40 GPUs, least in the morning of that day, with a surge that nobody could foresee."""
+def _build_demand() -> DemandTrace:
+    """Return demand from 4 to 36 of 40 GPUs, lowest in the morning, with an unforeseeable surge."""
     random, times_s = Random("demand of a day"), [START_S + 300.0 * number for number in range(288)]
     waves = [20.0 - 16.0 * math.sin(2.0 * math.pi * (at_s - START_S) / 86_400.0) for at_s in times_s]
     surges = [12.0 if 20_000.0 <= at_s - START_S < 24_000.0 else 0.0 for at_s in times_s]

@@ -1,5 +1,4 @@
-"""Every query of the dashboards and every alert's, on a real Prometheus that has the samples of a day of a fleet; and
-one that scrapes a real service."""
+"""Queries of dashboards and alerts on a real Prometheus, with the samples of a simulated day and of a real service."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ NOWHERE = "127.0.0.1:1"
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has the day's samples."""
+    """A Prometheus with the samples of the day."""
     folder = tmp_path_factory.mktemp("day")
     samples, data = folder / "samples.txt", folder / "data"
     subprocess.run([sys.executable, "-W", "error", "-m", "tests.monitoring.simulated_day", samples], check=True)
@@ -48,13 +47,13 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def values(day: Prometheus, query: str) -> list[float]:
-    """All values that a query has throughout the day, but for its first minutes, when nothing could have increased."""
-    told = day.ask("query_range", query=query, start=START_S + 600.0, end=END_S, step=SCRAPE_S)
-    return [float(value) for series in told["result"] for _, value in series["values"]]
+    """Return all values of a query over the day, except for its first minutes, when nothing has increased."""
+    answer = day.ask("query_range", query=query, start=START_S + 600.0, end=END_S, step=SCRAPE_S)
+    return [float(value) for series in answer["result"] for _, value in series["values"]]
 
 
 def panels(*, kubernetes: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each panel with its board's and its own name: those of the row that operators fill, or all others."""
+    """Yield panels with their names: those of the Kubernetes row, or all others."""
     for file in sorted(dashboards.FOLDER.glob("*.json")):
         row = ""
         for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]:
@@ -64,9 +63,11 @@ def panels(*, kubernetes: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("panel", [pytest.param(panel, id=name) for name, panel in panels(kubernetes=False)])
-def test_each_query_of_a_panel_shows_something_of_the_day(day: Prometheus, panel: dict[str, Any]) -> None:
-    """Something that is not 0, but for the gap of shapes that were solved to the optimum. The row of Kubernetes:
-    tests/kubernetes/test_monitored.py, with a real operator."""
+def test_every_panel_query_has_values(day: Prometheus, panel: dict[str, Any]) -> None:
+    """Values must not all be 0, except for the gap of optimal solutions.
+
+    tests/kubernetes/test_monitored.py checks the Kubernetes row with a real operator.
+    """
     for target in panel["targets"]:
         shown = [value for value in values(day, target["expr"]) if math.isfinite(value)]
         assert any(shown) or (shown and "gap" in target["expr"]), target["expr"]
@@ -80,14 +81,12 @@ EXPECTED = {
     "EbbtidePromiseBroken",
     "EbbtideRecallLate",
 }
-"""Alerts of a day on which a job crashes again and again, nodes go down, demand, of which no earlier day is known,
-surges, saves hang past their deadlines, and a policy names GPUs that there are not; all else goes well."""
+"""Alerts expected on this day: a job that keeps crashing, lost nodes, an unforeseen surge of demand, saves that exceed
+their deadlines, and a policy that selects unknown GPUs."""
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
-def test_an_alert_can_be_judged_and_would_fire_where_the_day_gives_cause(
-    day: Prometheus, alert: dict[str, Any]
-) -> None:
+def test_alert_is_evaluated_and_fires_if_expected(day: Prometheus, alert: dict[str, Any]) -> None:
     assert bool(values(day, alert["expr"])) == (alert["alert"] in EXPECTED)
 
 
@@ -96,11 +95,11 @@ COUNTED = {
     "EbbtidePromiseBroken": 'ebbtide_breaches_total{kind="node-down"}',
     "EbbtideRecallLate": "ebbtide_recalls_late_total",
 }
-"""Alerts on counters, and what of it they count on that day."""
+"""Alerts on counters, and the events that they count on this day."""
 
 
 @pytest.mark.parametrize("alert", COUNTED)
-def test_an_alert_on_a_counter_fires_on_its_very_first_event(day: Prometheus, alert: str) -> None:
+def test_counter_alert_fires_on_the_first_event(day: Prometheus, alert: str) -> None:
     (rule,) = [rule for rule in alerts() if rule["alert"] == alert]
     query = f"{COUNTED[alert]} > 0"
     counted = day.ask("query_range", query=query, start=START_S, end=END_S, step=SCRAPE_S)["result"]
@@ -109,7 +108,7 @@ def test_an_alert_on_a_counter_fires_on_its_very_first_event(day: Prometheus, al
     assert day.ask("query", query=rule["expr"], time=first_s - SCRAPE_S)["result"] == []
 
 
-def test_a_real_service_is_scraped_and_every_rule_is_judged(tmp_path: Path) -> None:
+def test_real_service_is_scraped_and_every_rule_is_evaluated(tmp_path: Path) -> None:
     address = f"127.0.0.1:{find_free_port()}"
     environment = {
         **os.environ,

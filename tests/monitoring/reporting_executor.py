@@ -1,7 +1,4 @@
-"""What a simulated world leaves out and a service shows: figures that ranks tell, saves that hang, a faulty policy.
-
-All of it goes through the real tick, as it would if an executor or a policy set of somebody's were like that.
-"""
+"""Executor and policy for a simulated day: reported figures of ranks, hanging saves, and a faulty policy."""
 
 from __future__ import annotations
 
@@ -23,28 +20,28 @@ _TRAFFIC = LoadTraffic(needed_bytes=800_000_000, read_bytes=840_000_000, moved_b
 
 
 class ReportingExecutor:
-    """Around an executor. Ranks tell phases, bytes, loss, speed and memory; and while `hangs`, workers are not killed
-    at their deadlines, as where the node does not answer."""
+    """Wraps an executor and adds phases, bytes, loss, speed and memory to its runs.
+
+    While `hangs`, workers are not killed at their deadlines, as on a node that does not respond.
+    """
 
     def __init__(self, executor: Executor, hangs: Callable[[], bool]) -> None:
         self._executor = executor
         self._hangs = hangs
-        self._told: dict[int, tuple[Run, Run]] = {}
-        self._patient: dict[int, tuple[Job, Job]] = {}
+        self._runs: dict[int, tuple[Run, Run]] = {}
+        self._jobs: dict[int, tuple[Job, Job]] = {}
 
     def observe(self) -> Observation:
-        seen = self._executor.observe()
-        known = self._told
-        self._told = {id(run): known.get(id(run)) or (run, _with_reported_figures(run)) for run in seen.runs}
-        return replace(seen, runs=tuple(told for _, told in self._told.values()))
+        # Unchanged runs must stay the same objects, because the tick skips these.
+        observation, known = self._executor.observe(), self._runs
+        self._runs = {id(run): known.get(id(run)) or (run, _with_reported_figures(run)) for run in observation.runs}
+        return replace(observation, runs=tuple(reported for _, reported in self._runs.values()))
 
     def converge(self, desired: Snapshot) -> None:
-        known, self._patient = self._patient, {}
+        known, self._jobs = self._jobs, {}
         if self._hangs():
-            self._patient = {
-                id(job): known.get(id(job)) or (job, _without_deadline(job)) for job in desired.jobs.values()
-            }
-            desired = replace(desired, jobs={job.id: job for _, job in self._patient.values()})
+            self._jobs = {id(job): known.get(id(job)) or (job, _without_deadline(job)) for job in desired.jobs.values()}
+            desired = replace(desired, jobs={job.id: job for _, job in self._jobs.values()})
         self._executor.converge(desired)
 
     def close(self) -> None:
@@ -52,8 +49,7 @@ class ReportingExecutor:
 
 
 def _with_reported_figures(run: Run) -> Run:
-    """The same run as the reference trainer's ranks would tell of it. It is the same object at each look: a run that
-    tells nothing new is passed over by the tick."""
+    """Return the run with the figures that ranks of the reference trainer would report."""
     if run.phase in _ENDED_PHASES:
         return replace(run, phases_s=_STOP_PHASES_S)
     if run.phase is not RunPhase.RUNNING:
@@ -72,7 +68,7 @@ def _without_deadline(job: Job) -> Job:
 def make_faulty_placement(
     faulty: Callable[[], bool],
 ) -> Callable[[Snapshot, Iterable[FreeGpus], Job, int], Gpus | None]:
-    """As `owned_first`; while `faulty`, GPUs are named that no node has."""
+    """Return a placement like `owned_first` that selects GPUs no node has while `faulty`."""
 
     def place(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
         found = owned_first(snapshot, rooms, job, count)
