@@ -96,8 +96,8 @@ def load_contexts() -> Contexts:
 
     try:
         document: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        told = document.get("contexts", {}).items()
-        targets = {str(name): Target(each["url"], each.get("token", ""), str(name)) for name, each in told}
+        entries = document.get("contexts", {}).items()
+        targets = {str(name): Target(each["url"], each.get("token", ""), str(name)) for name, each in entries}
         return Contexts(str(document.get("current", "")), targets)
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise InputError(

@@ -34,16 +34,16 @@ def supervise(commands: Mapping[str, Sequence[str]], *, grace_s: float = STOP_GR
     The code is 0 only if a signal requested the stop and every child exited cleanly.
     """
     children: dict[str, subprocess.Popen[bytes]] = {}
-    with _stop_requests() as asked:
+    with _stop_requests() as signals:
         try:
             for name, command in commands.items():
                 children[name] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            while not asked and not _find_exited(children):
+            while not signals and not _find_exited(children):
                 time.sleep(POLL_INTERVAL_S)
             first = _find_exited(children)
         finally:
             killed = _stop_children(children, grace_s)
-    return _describe_outcome(children, first, killed, stop_requested=bool(asked))
+    return _describe_outcome(children, first, killed, stop_requested=bool(signals))
 
 
 def exit_with_parent() -> None:

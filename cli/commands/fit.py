@@ -62,13 +62,13 @@ def fit(
     hardware, csv_text = load_hardware("--gpu", gpu), read_text(runs)
     with input_errors_from(runs):
         measured = parse_measured_runs(csv_text, hardware)
-    drawn = sample_runs(measured, rows, np.random.default_rng(seed))
-    if leave_one_out and len(drawn) < 2:
-        raise_input_error(f"--leave-one-out: {len(drawn)} run is sampled. At least 2 are required.")
+    sampled = sample_runs(measured, rows, np.random.default_rng(seed))
+    if leave_one_out and len(sampled) < 2:
+        raise_input_error(f"--leave-one-out: {len(sampled)} run is sampled. At least 2 are required.")
     names = tuple(name.strip() for name in constants.split(",")) if constants else ()
     with input_errors_from("--constants" if names else runs):
-        result = calibrate(measured, hardware, drawn, names=names, leave_one_out=leave_one_out)
-    source = f"fitted to {len(drawn)} of {len(measured)} runs of {Path(runs).name}, seed {seed}"
+        result = calibrate(measured, hardware, sampled, names=names, leave_one_out=leave_one_out)
+    source = f"fitted to {len(sampled)} of {len(measured)} runs of {Path(runs).name}, seed {seed}"
     if out is not None:
         _write_profile(out, result, source, gpu)
     print_document(_to_document(result, source), output, lambda: _render_calibration(result, source))

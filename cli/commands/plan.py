@@ -40,19 +40,26 @@ def plan(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Find the fastest parallel plan of a model. The plan fits into the memory of the given GPUs."""
-    asked = {"model": model, "gpus": gpus, "gpu": gpu, "nodes": nodes, "shape": shape, "global-batch": global_batch}
-    asked |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
-    how = options.SolverOptions(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
+    options_given = {
+        "model": model,
+        "gpus": gpus,
+        "gpu": gpu,
+        "nodes": nodes,
+        "shape": shape,
+        "global-batch": global_batch,
+    }
+    options_given |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
+    solver_options = options.SolverOptions(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
     if galvatron is not None:
-        _reject_conflicting_options("--galvatron", {**asked, "load": load})
+        _reject_conflicting_options("--galvatron", {**options_given, "load": load})
         _print_galvatron(galvatron, galvatron_plan, memory_reading, output)
     elif galvatron_plan is not None:
         raise_input_error(f"--galvatron-plan: {galvatron_plan} needs --galvatron DIR, the profile to evaluate it on")
     elif load is not None:
-        _reject_conflicting_options("--load", asked)
-        _print_instances(load, how, output)
+        _reject_conflicting_options("--load", options_given)
+        _print_instances(load, solver_options, output)
     else:
-        _print_request(_build_query(asked), how, plot=plot, dump=dump, output=output)
+        _print_request(_build_query(options_given), solver_options, plot=plot, dump=dump, output=output)
 
 
 def _reject_conflicting_options(option: str, others: Mapping[str, Any]) -> None:

@@ -150,11 +150,11 @@ def _describe_setting(inputs: SimulationInputs, files: Sequence[str], options_gi
     from scheduler.simulator.demand import build_demand_traces
 
     pools = (f"{pool.name} {pool.nodes} × {pool.gpus_per_node} {pool.gpu}" for pool in inputs.cluster.pools)
-    said = "".join(f"; {name} {value}" for name, value in options_given.items() if value)
+    suffix = "".join(f"; {name} {value}" for name, value in options_given.items() if value)
     period_s = min((trace.period_s for trace in build_demand_traces(inputs.demand, inputs.cluster)), default=math.inf)
     if period_s < inputs.jobs[-1].submit_time_s:
-        said += f"; demand repeats every {format_duration(period_s)} at varying levels"
-    return f"{format_count(len(inputs.jobs), 'job')} of {', '.join(files)} on {' + '.join(pools)}{said}"
+        suffix += f"; demand repeats every {format_duration(period_s)} at varying levels"
+    return f"{format_count(len(inputs.jobs), 'job')} of {', '.join(files)} on {' + '.join(pools)}{suffix}"
 
 
 def parse_seeds(seeds: str | None, first_seed: int) -> tuple[int, ...]:

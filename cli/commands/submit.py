@@ -72,7 +72,7 @@ def submit(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Submit a job from a file, from options, or both. Options override the file."""
-    given = {
+    options = {
         "name": name,
         "gpus": _build_gpu_range(min_gpus, max_gpus),
         "model": model,
@@ -85,7 +85,7 @@ def submit(
         "command": _split_command(command),
         "env": dict(_parse_env(item) for item in env) if env else None,
     }
-    document = build_job_document(file, {field: value for field, value in given.items() if value is not None})
+    document = build_job_document(file, {field: value for field, value in options.items() if value is not None})
     with service_client(url) as client:
         if dry_run:
             response = client.dry_run(document)
@@ -131,8 +131,8 @@ def build_job_document(file: str | None, options_given: dict[str, Any]) -> dict[
 
 
 def _build_gpu_range(minimum: int | None, maximum: int | None) -> dict[str, int] | None:
-    given = {"min": minimum, "max": maximum}
-    return {field: value for field, value in given.items() if value is not None} or None
+    options = {"min": minimum, "max": maximum}
+    return {field: value for field, value in options.items() if value is not None} or None
 
 
 def _split_command(command: str | None) -> list[str] | None:

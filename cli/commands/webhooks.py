@@ -57,9 +57,11 @@ def create_webhook(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Create a webhook and print its signing secret once. It receives events from now on."""
-    given = {"codes": codes, "queue": queue, "subject": subject}
+    event_filter = {"codes": codes, "queue": queue, "subject": subject}
     with service_client(url) as client:
-        created = client.create_webhook({"url": target, **{name: value for name, value in given.items() if value}})
+        created = client.create_webhook(
+            {"url": target, **{name: value for name, value in event_filter.items() if value}}
+        )
     print_document(
         created,
         output,

@@ -48,8 +48,8 @@ def check_events(events: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
     late = [e for e in events if e["code"] == "Breach" and e["message"].startswith("recall-late")]
     early = [e["numbers"]["early_s"] for e in events if e["code"] == "NodeReturned" and "early_s" in e["numbers"]]
     returns = "1 return," if len(early) == 1 else f"{len(early)} returns, the latest"
-    seen = f"{returns} {min(early, default=math.nan):.1f} s before its deadline"
-    yield CheckResult("no return is late", not late and all(margin_s >= 0 for margin_s in early), seen)
+    observed = f"{returns} {min(early, default=math.nan):.1f} s before its deadline"
+    yield CheckResult("no return is late", not late and all(margin_s >= 0 for margin_s in early), observed)
     dropped = counts["DecisionDropped"]
     yield CheckResult("no decision is illegal", dropped == 0, f"{dropped} dropped")
 
@@ -60,8 +60,10 @@ def check_training(training: TrainingRun) -> Iterator[CheckResult]:
     steps = range(1, training.steps + 1)
     complete = all(step in losses and step in reference for step in steps)
     furthest = max((abs(losses[s] - reference[s]) for s in steps), default=math.inf) if complete else math.inf
-    seen = f"{len(losses)} of {training.steps} steps, largest difference {furthest:.1e}"
-    yield CheckResult(f"{training.name}: losses equal those of an uninterrupted run", furthest <= LOSS_TOLERANCE, seen)
+    observed = f"{len(losses)} of {training.steps} steps, largest difference {furthest:.1e}"
+    yield CheckResult(
+        f"{training.name}: losses equal those of an uninterrupted run", furthest <= LOSS_TOLERANCE, observed
+    )
     yield _check_samples(training)
 
 
@@ -76,9 +78,9 @@ def _check_samples(training: TrainingRun) -> CheckResult:
     whole = all(len(samples) == training.global_batch for samples in ours.values())
     same = {step: sorted(samples) for step, samples in ours.items()} == {s: sorted(x) for s, x in theirs.items()}
     total = sum(len(samples) for samples in ours.values())
-    seen = f"{total} samples in {len(ours)} steps, {training.steps * training.global_batch} expected"
+    observed = f"{total} samples in {len(ours)} steps, {training.steps * training.global_batch} expected"
     return CheckResult(
-        f"{training.name}: every sample is used exactly once", whole and same and set(ours) == steps, seen
+        f"{training.name}: every sample is used exactly once", whole and same and set(ours) == steps, observed
     )
 
 
@@ -88,10 +90,10 @@ def _read_losses(folder: Path) -> dict[int, float]:
 
 def _read_samples(folder: Path) -> dict[int, list[int]]:
     """Return the samples of each step over all ranks and generations. A repeated step has twice the samples."""
-    seen: dict[int, list[int]] = {}
+    observed: dict[int, list[int]] = {}
     for line in _read_lines(folder, "samples-*.jsonl"):
-        seen.setdefault(line["step"], []).extend(line["samples"])
-    return seen
+        observed.setdefault(line["step"], []).extend(line["samples"])
+    return observed
 
 
 def _read_lines(folder: Path, pattern: str) -> Iterable[dict[str, Any]]:

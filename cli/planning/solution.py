@@ -142,24 +142,24 @@ def solve_instances_file(file: str, solver_options: SolverOptions) -> Json:
 def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Json:
     """Return the plan found by the MILP, like `solve_plan`. Objective and bound omit the fixed overhead of a step."""
     started_s = time.perf_counter()
-    every = _enumerate_pipelines(request)
-    report = SearchStats(sum(pipeline.candidates for _, pipeline in every), 0)
-    if not every:
+    pipelines = _enumerate_pipelines(request)
+    report = SearchStats(sum(pipeline.candidates for _, pipeline in pipelines), 0)
+    if not pipelines:
         nothing = explain_infeasible_shape(request) if len(request.groups) > 2 else explain_infeasible_batch(request)
         return {**infeasible_to_json(nothing), "search_time_s": 0.0, "candidates": 0}
-    answer = _solve_instances([pipeline.search.instance for _, pipeline in every], solver_options)
+    answer = _solve_instances([pipeline.search.instance for _, pipeline in pipelines], solver_options)
     took = {"search_time_s": time.perf_counter() - started_s, "candidates": report.candidates}
-    details = {**_result_to_json(answer, solver_options, len(every)), **took}
+    details = {**_result_to_json(answer, solver_options, len(pipelines)), **took}
     if answer.solution is None:
-        whole = [pipeline for asked, pipeline in every if asked is request]
+        whole = [pipeline for pipeline_request, pipeline in pipelines if pipeline_request is request]
         nothing = (
             explain_infeasible_memory(request, whole) if answer.proven else _explain_no_solution(answer, solver_options)
         )
         return {**infeasible_to_json(nothing), **details}
-    asked, pipeline = every[answer.instance_index]
-    plan = build_evaluated_plan(asked, pipeline, answer.solution, answer.objective_s, answer.optimality_gap)
-    remark = "" if asked is request else f"{asked.shape} alone is faster"
-    return {**search_outcome_to_json(SearchOutcome(plan, report, remark=remark), plan, asked), **details}
+    pipeline_request, pipeline = pipelines[answer.instance_index]
+    plan = build_evaluated_plan(pipeline_request, pipeline, answer.solution, answer.objective_s, answer.optimality_gap)
+    remark = "" if pipeline_request is request else f"{pipeline_request.shape} alone is faster"
+    return {**search_outcome_to_json(SearchOutcome(plan, report, remark=remark), plan, pipeline_request), **details}
 
 
 def _enumerate_pipelines(request: SolveRequest) -> list[tuple[SolveRequest, Pipeline]]:
@@ -169,7 +169,11 @@ def _enumerate_pipelines(request: SolveRequest) -> list[tuple[SolveRequest, Pipe
     alone = (
         [request.restrict_to_gpu(group.hardware.gpu) for group in request.groups] if len(request.groups) == 2 else []
     )
-    return [(asked, pipeline) for asked in (request, *alone) for pipeline in enumerate_pipelines(asked, OracleCache())]
+    return [
+        (pipeline_request, pipeline)
+        for pipeline_request in (request, *alone)
+        for pipeline in enumerate_pipelines(pipeline_request, OracleCache())
+    ]
 
 
 def _solve_instances(instances: Sequence[Instance], solver_options: SolverOptions) -> _InstanceResult:

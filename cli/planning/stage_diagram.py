@@ -40,16 +40,16 @@ class StageDiagram:
 
         room = max(24, options.max_width - _FIGURES_WIDTH)
         time_cells, memory_cells = room - room // 4, room // 4
-        drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        drawn.add_column("stage", justify="right")
-        drawn.add_column(f"one step, {format_duration(self.step_s)}", no_wrap=True)
-        drawn.add_column("busy", justify="right", no_wrap=True)
-        drawn.add_column("memory", no_wrap=True)
-        drawn.add_column("", justify="right", no_wrap=True)
-        drawn.add_column("bound by", overflow="fold")
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        table.add_column("stage", justify="right")
+        table.add_column(f"one step, {format_duration(self.step_s)}", no_wrap=True)
+        table.add_column("busy", justify="right", no_wrap=True)
+        table.add_column("memory", no_wrap=True)
+        table.add_column("", justify="right", no_wrap=True)
+        table.add_column("bound by", overflow="fold")
         for position, device in enumerate(self.devices):
             need, limit = device["memory_bytes"], device["memory_bytes_max"]
-            drawn.add_row(
+            table.add_row(
                 str(position),
                 self._draw_time_bar(device, time_cells),
                 format_percent(1 - device["idle_s"] / self.step_s),
@@ -57,7 +57,7 @@ class StageDiagram:
                 format_bytes(need),
                 Text(self._format_bottleneck(device)),
             )
-        yield drawn
+        yield table
         yield self._draw_legend()
 
     def _draw_time_bar(self, device: Device, cells: int) -> Text:

@@ -102,8 +102,8 @@ def _draw_usage(figure: Figure, series: Series, looks: Looks) -> None:
         homes["inference pools"] = [one.inference_usage_ratio for one in series]
     figure.set_figheight(1.0 + 2.4 * len(homes))
     step_s = _choose_daily_step_s(series)
-    every = figure.subplots(len(homes), sharex=True, squeeze=False).flat
-    for axes, (home, usage) in zip(every, homes.items(), strict=True):
+    panels = figure.subplots(len(homes), sharex=True, squeeze=False).flat
+    for axes, (home, usage) in zip(panels, homes.items(), strict=True):
         for one, ratios in zip(series, usage, strict=True):
             _plot_line(axes, one, ratios, step_s, looks)
         axes.set_ylim(0, 1.02)
@@ -115,18 +115,18 @@ def _draw_lending(figure: Figure, series: Series, looks: Looks) -> None:
     lenders = [one for one in series if any(one.lent_nodes)]
     longest = max(lenders, key=_series_length_s)
     length_s, nodes = min(_time_axis_end_s(series), _series_length_s(longest)), longest.inference_nodes
-    looked_at: list[tuple[Window, float]] = [((0.0, length_s), _choose_daily_step_s(lenders))]
+    windows: list[tuple[Window, float]] = [((0.0, length_s), _choose_daily_step_s(lenders))]
     if length_s > 1.5 * _WEEK_S:
-        looked_at.append((_find_peak_lending_week(longest, length_s), longest.step_s))
-    idle, foreseen = (
+        windows.append((_find_peak_lending_week(longest, length_s), longest.step_s))
+    idle, forecast_idle = (
         [nodes * (1 - needed / longest.inference_gpus) for needed in gpus]
         for gpus in (longest.demand_gpus, longest.forecast_gpus)
     )
-    figure.set_figheight(1.0 + 2.9 * len(looked_at))
-    every = figure.subplots(len(looked_at), squeeze=False).flat
-    for axes, (window, step_s) in zip(every, looked_at, strict=True):
+    figure.set_figheight(1.0 + 2.9 * len(windows))
+    panels = figure.subplots(len(windows), squeeze=False).flat
+    for axes, (window, step_s) in zip(panels, windows, strict=True):
         _plot_stairs(axes, longest, idle, step_s, fill=True, color=_AREA_COLOR, label="idle by demand")
-        _plot_stairs(axes, longest, foreseen, step_s, color=_TEXT_COLOR, linewidth=0.7, label="idle by forecast")
+        _plot_stairs(axes, longest, forecast_idle, step_s, color=_TEXT_COLOR, linewidth=0.7, label="idle by forecast")
         for behind, one in enumerate(reversed(lenders)):
             # Lines often coincide here: lines further back are wider, so that they stay visible.
             width = 1.4 + 1.1 * min(behind, 4)

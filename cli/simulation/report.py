@@ -60,19 +60,19 @@ class ReportFolder:
 
     def write(self, document: Document, setting: str, series: Sequence[PolicySeries]) -> None:
         """Write all files. `setting` is one line on the inputs; `series` holds the time series of the first seed."""
-        drawn = {picture: picture.render(series) for picture in select_charts(series)}
+        rendered = {chart: chart.render(series) for chart in select_charts(series)}
         texts = {"report.json": json.dumps(document, indent=2), "report.md": render_markdown(document)}
         texts["report.html"] = render_page(
-            document, setting, {picture: forms["svg"] for picture, forms in drawn.items()}
+            document, setting, {chart: forms["svg"] for chart, forms in rendered.items()}
         )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
                 (self._folder / name).write_text(text, encoding="utf-8")
-            for picture, forms in drawn.items():
-                (self._folder / f"{picture.name}.png").write_bytes(forms["png"])
-            for picture in ALL_CHARTS - drawn.keys():  # remove charts of an earlier report
-                (self._folder / f"{picture.name}.png").unlink(missing_ok=True)
+            for chart, forms in rendered.items():
+                (self._folder / f"{chart.name}.png").write_bytes(forms["png"])
+            for chart in ALL_CHARTS - rendered.keys():  # remove charts of an earlier report
+                (self._folder / f"{chart.name}.png").unlink(missing_ok=True)
         except OSError as error:
             raise_input_error(f"--report: {error.filename} cannot be written: {error.strerror or error}")
 
