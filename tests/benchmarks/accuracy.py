@@ -60,16 +60,20 @@ def rows() -> Iterator[Row]:
         yield (
             f"time, A100, {name}, {len(timed[name])} runs",
             "5% / worst 12%",
-            _told(compute_time_errors(timed[name], a100)),
+            _format_errors(compute_time_errors(timed[name], a100)),
         )
-    yield "time, A100, the 18 runs, shipped constants", "5% / worst 12%", _told(compute_time_errors(megatron, a100))
+    yield (
+        "time, A100, the 18 runs, shipped constants",
+        "5% / worst 12%",
+        _format_errors(compute_time_errors(megatron, a100)),
+    )
     left_out = compute_leave_one_out_errors(megatron, replace(a100, **FIRST_GUESS))
-    yield "time, A100, the 18 runs, each left out", "5% / worst 12%", _told(left_out)
-    yield "memory, A100, 2205.05198", "5%", _told(compute_memory_errors(papers["2205.05198"], a100))
-    yield "time, H100, torchtitan bf16", "10%", _told(compute_time_errors(timed["torchtitan"], h100))
-    yield "memory, H100, torchtitan bf16", "10%", _told(compute_memory_errors(papers["torchtitan"], h100))
+    yield "time, A100, the 18 runs, each left out", "5% / worst 12%", _format_errors(left_out)
+    yield "memory, A100, 2205.05198", "5%", _format_errors(compute_memory_errors(papers["2205.05198"], a100))
+    yield "time, H100, torchtitan bf16", "10%", _format_errors(compute_time_errors(timed["torchtitan"], h100))
+    yield "memory, H100, torchtitan bf16", "10%", _format_errors(compute_memory_errors(papers["torchtitan"], h100))
     for which, theirs in (("single", 8.37), ("multi", 14.73)):
-        fits = drawn_fits(vtrain(which), replace(a100, **VTRAIN_GUESS), VTRAIN_ROWS, SEEDS)
+        fits = sample_fits(vtrain(which), replace(a100, **VTRAIN_GUESS), VTRAIN_ROWS, SEEDS)
         means = [100 * errors.mean() for errors in fits]
         spread = f"{np.mean(means):.2f}% ({min(means):.1f} to {max(means):.1f})"
         yield f"vTrain {which} node, {VTRAIN_ROWS} rows fitted, others, {len(means)} seeds", f"8% ({theirs}%)", spread
@@ -80,13 +84,17 @@ def _rubick() -> Iterator[Row]:
     every = []
     for model in RUBICK:
         runs = [run for _, run in rubick(model)]
-        errors = np.concatenate(list(drawn_fits(runs, rubick_hardware(), RUBICK_ROWS, SEEDS, RUBICK_CONSTANTS)))
+        errors = np.concatenate(list(sample_fits(runs, rubick_hardware(), RUBICK_ROWS, SEEDS, RUBICK_CONSTANTS)))
         every.append(errors)
-        yield f"Rubick {model}, {RUBICK_ROWS} of {len(runs)} rows fitted, others", "5% / p95 12%", _told(errors)
-    yield "Rubick, all models", "5% / p95 12%", _told(np.concatenate(every))
+        yield (
+            f"Rubick {model}, {RUBICK_ROWS} of {len(runs)} rows fitted, others",
+            "5% / p95 12%",
+            _format_errors(errors),
+        )
+    yield "Rubick, all models", "5% / p95 12%", _format_errors(np.concatenate(every))
 
 
-def drawn_fits(
+def sample_fits(
     runs: Sequence[MeasuredRun],
     hardware: HardwareProfile,
     count: int,
@@ -101,7 +109,7 @@ def drawn_fits(
         yield np.delete(np.abs(times.predict_s(found) / measured_s - 1), drawn)
 
 
-def _told(ratios: Floats) -> str:
+def _format_errors(ratios: Floats) -> str:
     errors = ErrorSummary.from_ratios(ratios)
     return f"{100 * errors.mean:.2f}%, p95 {100 * errors.p95:.1f}%, worst {100 * errors.worst:.1f}%"
 

@@ -70,9 +70,9 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
     api = subprocess.Popen([sys.executable, "-m", "cli", "api"], env=env, stdin=subprocess.PIPE)
     try:
         _wait_for(f"http://127.0.0.1:{port}/healthz")
-        asyncio.run(_ask_all(port, secret, until_s=time.monotonic()))  # each agent's first word is written
+        asyncio.run(_report_all(port, secret, until_s=time.monotonic()))  # each agent's first word is written
         started_s, used_s = time.monotonic(), _cpu_s(api.pid)
-        times_s = asyncio.run(_ask_all(port, secret, until_s=started_s + SECONDS))
+        times_s = asyncio.run(_report_all(port, secret, until_s=started_s + SECONDS))
         return times_s, time.monotonic() - started_s, _cpu_s(api.pid) - used_s
     finally:
         api.terminate()
@@ -100,15 +100,15 @@ def _job(name: str, number: int) -> Job:
     return replace(a_job(name, 1, 64, state=JobState.RUNNING), allocation=Allocation(1, target, plan=plan))
 
 
-async def _ask_all(port: int, secret: bytes, *, until_s: float) -> list[float]:
+async def _report_all(port: int, secret: bytes, *, until_s: float) -> list[float]:
     agents = [(number, f"job-{number // NODES_PER_JOB}") for number in range(JOBS * NODES_PER_JOB)]
     tokens = {job: issue_agent_token(secret, job) for _, job in agents}
     shares = [agents[at::CONNECTIONS] for at in range(CONNECTIONS)]
-    found = await asyncio.gather(*(_ask(port, share, tokens, until_s) for share in shares))
+    found = await asyncio.gather(*(_report_one(port, share, tokens, until_s) for share in shares))
     return [seconds for times in found for seconds in times]
 
 
-async def _ask(port: int, agents: list[tuple[int, str]], tokens: dict[str, str], until_s: float) -> list[float]:
+async def _report_one(port: int, agents: list[tuple[int, str]], tokens: dict[str, str], until_s: float) -> list[float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     times_s, step = list[float](), 0
     while not step or time.monotonic() < until_s:

@@ -93,17 +93,17 @@ def _updates(site: ConsoleSite, page: Page) -> tuple[list[float], list[float]]:
     for round_number in range(UPDATES):
         page.wait_for_timeout(REST_MS)
         page.evaluate(_WATCH)
-        before_s = _worked_s(devtools.send("Performance.getMetrics"))
+        before_s = _measure_main_thread_s(devtools.send("Performance.getMetrics"))
         state = NodeState.UP if round_number % 2 else NodeState.DOWN
         begin_ms = 1e3 * time.time()
         commit_nodes(site, {f"t{at}": state for at in range(100, 100 + CHANGED_NODES)})
         seen_ms.append(page.evaluate("drawn") - begin_ms)
         page.wait_for_timeout(REST_MS)
-        busy_ms.append(1e3 * (_worked_s(devtools.send("Performance.getMetrics")) - before_s))
+        busy_ms.append(1e3 * (_measure_main_thread_s(devtools.send("Performance.getMetrics")) - before_s))
     return seen_ms, busy_ms
 
 
-def _worked_s(told: dict[str, Any]) -> float:
+def _measure_main_thread_s(told: dict[str, Any]) -> float:
     return float(next(each["value"] for each in told["metrics"] if each["name"] == "TaskDuration"))
 
 

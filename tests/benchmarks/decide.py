@@ -83,7 +83,7 @@ def _rows(size: Size) -> list[tuple[str, str, str]]:
     decide_s, absorb_s, apply_s, result = list[float](), list[float](), list[float](), TickResult()
     fleets = max(1, min(8, size.decides // 10))
     for number in range(fleets):
-        snapshot, observation = contended(size, number)
+        snapshot, observation = build_contended_fleet(size, number)
         for _ in range(size.decides // fleets):
             gc.collect()
             begin_s = process_time()
@@ -112,7 +112,7 @@ def _arrivals() -> tuple[Command, ...]:
     return tuple(Command(f"c{at}", NOW_S, SubmitJob(f"new-{at:03d}", _spec(at))) for at in range(ARRIVALS))
 
 
-def contended(size: Size, seed: int = 7) -> tuple[Snapshot, Observation]:
+def build_contended_fleet(size: Size, seed: int = 7) -> tuple[Snapshot, Observation]:
     """Return the fleet just after demand has risen, and the executor's observation of it."""
     random = Random(seed)
     lent = size.nodes // 5

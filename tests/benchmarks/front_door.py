@@ -1,8 +1,8 @@
-"""The front door under load: client, API, controller with a live tick, and database on the same cores.
+"""The API under load: client, API, controller with a live tick, and database on the same cores.
 
-Submissions come at a fixed rate, whatever becomes of those before (each one's time counts from when it was due), and
-carry an Idempotency-Key, as the SDK sends one. Beside them go lists of 100 jobs and looks at single jobs. Then so many
-clients that each submit again as soon as they are answered. The database writes through to the disk.
+Submissions arrive at a fixed rate, independent of earlier ones, and carry an Idempotency-Key as the SDK sends it. Each
+time counts from when the request was due. In parallel, clients list 100 jobs and get single jobs. A second phase has
+clients that submit again as soon as they get a response. The database syncs to disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
 from scheduler.store.schema_migration import migrate
-from tests.benchmarks.front_door_site import ENDED, RUNNING, Site, fill, filled_jobs
+from tests.benchmarks.front_door_site import ENDED, RUNNING, Site, count_filled_jobs, fill
 from tests.controller_process import BRIEF
 from tests.postgres_server import PostgresServer
 
@@ -68,36 +68,36 @@ def _database(dialect: str, folder: Path) -> Iterator[str]:
 
 
 def _rows(name: str, site: Site, wanted_per_s: float) -> Iterator[tuple[str, str, str]]:
-    stored = filled_jobs(site.url)
-    asyncio.run(_at_a_rate(site.port, wanted_per_s, 3.0))  # warm-up
+    stored = count_filled_jobs(site.url)
+    asyncio.run(_send_at_rate(site.port, wanted_per_s, 3.0))  # warm-up
     rest_from_s = time.time()
     time.sleep(REST_S)
     at_rest = site.ticks(rest_from_s, time.time())
     rounds, loaded, used_s = list[Times](), list[list[float]](), site.used_s()
     for _ in range(ROUNDS):
         from_s = time.time()
-        rounds.append(asyncio.run(_at_a_rate(site.port, wanted_per_s, SECONDS)))
+        rounds.append(asyncio.run(_send_at_rate(site.port, wanted_per_s, SECONDS)))
         loaded.append(site.ticks(from_s, time.time()))
     used_s = {name: after_s - used_s[name] for name, after_s in site.used_s().items()}
     delays_s = site.delays(int(wanted_per_s * SECONDS))
-    closed = [asyncio.run(_in_turn(site.port, CLIENTS, SECONDS / 2)) for _ in range(ROUNDS)]
+    closed = [asyncio.run(_send_back_to_back(site.port, CLIENTS, SECONDS / 2)) for _ in range(ROUNDS)]
     of = f"{name}, {stored:,} jobs"
     rate = f"{wanted_per_s:g} submits/s, {LISTS_PER_S:g} lists/s and {GETS_PER_S:g} gets/s"
-    yield f"{of}: {rate}: submit", "p99 < 150 ms", _told([each.submit for each in rounds])
-    yield f"{of}: the same: list of 100", "p99 < 50 ms", _told([each.page for each in rounds])
-    yield f"{of}: the same: get", "p99 < 50 ms", _told([each.one for each in rounds])
-    yield f"{of}: tick at rest", "", _told([at_rest])
-    yield f"{of}: tick under that load", "p99 not more than doubled", _told(loaded)
-    yield f"{of}: a submission waits for its tick", "", _told([delays_s])
+    yield f"{of}: {rate}: submit", "p99 < 150 ms", _format_times([each.submit for each in rounds])
+    yield f"{of}: the same: list of 100", "p99 < 50 ms", _format_times([each.page for each in rounds])
+    yield f"{of}: the same: get", "p99 < 50 ms", _format_times([each.one for each in rounds])
+    yield f"{of}: tick at rest", "", _format_times([at_rest])
+    yield f"{of}: tick under that load", "p99 not more than doubled", _format_times(loaded)
+    yield f"{of}: a submission waits for its tick", "", _format_times([delays_s])
     submits = sum(len(each.submit) for each in rounds)
     shares = ", ".join(f"{name} {1e3 * each_s / submits:.1f}" for name, each_s in used_s.items())
     yield f"{of}: processor time of all that, by submission", "", f"{shares} ms"
     per_s = median(len(times) / (SECONDS / 2) for times in closed)
     clients = f"{CLIENTS} clients, each submits when it is answered"
-    yield f"{of}: {clients}", f"over {wanted_per_s:g}/s", f"{per_s:.0f}/s, {_told(closed)}"
+    yield f"{of}: {clients}", f"over {wanted_per_s:g}/s", f"{per_s:.0f}/s, {_format_times(closed)}"
 
 
-def _told(rounds: Sequence[Sequence[float]]) -> str:
+def _format_times(rounds: Sequence[Sequence[float]]) -> str:
     """Return the medians over the rounds of their median, 99th percentile and maximum."""
     cuts = [quantiles(times, n=100, method="inclusive") for times in rounds]
     p50_ms = 1e3 * median(each[49] for each in cuts)
@@ -106,7 +106,7 @@ def _told(rounds: Sequence[Sequence[float]]) -> str:
     return f"p50 {p50_ms:.1f}, p99 {p99_ms:.1f}, most {worst_ms:.1f} ms"
 
 
-async def _at_a_rate(port: int, submits_per_s: float, seconds: float) -> Times:
+async def _send_at_rate(port: int, submits_per_s: float, seconds: float) -> Times:
     """Send requests at fixed times, over as many connections as needed."""
     times, random = Times(), Random(1)
     free: asyncio.Queue[_Connection] = asyncio.Queue()
@@ -124,7 +124,7 @@ async def _at_a_rate(port: int, submits_per_s: float, seconds: float) -> Times:
     kinds: tuple[tuple[float, Callable[[], bytes], list[float], bytes], ...] = (
         (submits_per_s, lambda: _submission(random), times.submit, b"201"),
         (LISTS_PER_S, lambda: _get("/v1/jobs?limit=100"), times.page, b"200"),
-        (GETS_PER_S, lambda: _get(f"/v1/jobs/{_some_job(random)}"), times.one, b"200"),
+        (GETS_PER_S, lambda: _get(f"/v1/jobs/{_pick_job(random)}"), times.one, b"200"),
     )
     asked: list[Awaitable[None]] = [
         ask(start_s + (at + random.random()) / per_s, request(), taken, expected)
@@ -137,7 +137,7 @@ async def _at_a_rate(port: int, submits_per_s: float, seconds: float) -> Times:
     return times
 
 
-async def _in_turn(port: int, clients: int, seconds: float) -> list[float]:
+async def _send_back_to_back(port: int, clients: int, seconds: float) -> list[float]:
     async def client(number: int) -> list[float]:
         connection, random, times = await _Connection.open(port), Random(number), list[float]()
         while time.monotonic() < until_s:
@@ -151,7 +151,7 @@ async def _in_turn(port: int, clients: int, seconds: float) -> list[float]:
     return [each for times in await asyncio.gather(*map(client, range(clients))) for each in times]
 
 
-def _some_job(random: Random) -> str:
+def _pick_job(random: Random) -> str:
     """Create jobs, half of which have ended."""
     return random.choice((f"run-{random.randrange(RUNNING)}", f"past-{random.randrange(ENDED)}"))
 

@@ -83,7 +83,7 @@ def _ended(at: int, now_s: float) -> Job:
     return a_job(f"past-{at}", 1, 4, state=JobState.SUCCEEDED, now_s=now_s - 1e6 + at)
 
 
-def filled_jobs(url: str) -> int:
+def count_filled_jobs(url: str) -> int:
     engine = open_engine(url)
     with engine.connect() as connection:
         count = connection.execute(select(func.count()).select_from(ENDED_JOBS)).scalar_one()

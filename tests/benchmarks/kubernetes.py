@@ -54,8 +54,8 @@ def rows() -> Iterator[Row]:
         try:
             custom_resources.install(cluster)
             yield from _gang_rows(plane, cluster, Path(folder))
-            yield from _handover_rows(plane, cluster, Path(folder))
-            yield from _big_rows(plane, cluster, Path(folder))
+            yield from _failover_rows(plane, cluster, Path(folder))
+            yield from _large_cluster_rows(plane, cluster, Path(folder))
         finally:
             cluster.close()
             plane.close()
@@ -69,7 +69,7 @@ def _gang_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> 
         operated.add_nodes(GANG_PODS)
         operated.start_operator()
         eventually(lambda: len(operated.store.load().snapshot.nodes) == GANG_PODS, what="the nodes are known")
-        times_s = [_bound_after_s(operated, f"gang-{number}") for number in range(GANGS_APPLIED)]
+        times_s = [_measure_binding_s(operated, f"gang-{number}") for number in range(GANGS_APPLIED)]
     finally:
         operated.close()
         kubelet.close()
@@ -79,7 +79,7 @@ def _gang_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> 
     yield f"apply to all {GANG_PODS} pods bound, quiet cluster", "under 3 s", told
 
 
-def _bound_after_s(operated: Operated, name: str) -> float:
+def _measure_binding_s(operated: Operated, name: str) -> float:
     """Return the seconds from the response to `apply`. Deletes the job."""
     operated.submit(name, 8 * GANG_PODS, 8 * GANG_PODS)
     began_s = time.monotonic()
@@ -91,7 +91,7 @@ def _bound_after_s(operated: Operated, name: str) -> float:
     return seconds
 
 
-def _handover_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
+def _failover_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
     """Fail over to a standby operator after SIGKILL and after SIGTERM, then recall a lent node."""
     kubelet = FakeKubelet(cluster)
     kubelet.start()
@@ -99,25 +99,25 @@ def _handover_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path)
     try:
         operated.add_nodes(1)
         operated.add_inference(2, replicas=0)
-        killed = [_taken_over_after_s(operated, signal.SIGKILL) for _ in range(HANDOVERS)]
-        asked = [_taken_over_after_s(operated, signal.SIGTERM) for _ in range(HANDOVERS)]
-        recalled = [_home_after_s(operated, f"tenant-{number}") for number in range(HANDOVERS)]
+        killed = [_measure_takeover_s(operated, signal.SIGKILL) for _ in range(HANDOVERS)]
+        asked = [_measure_takeover_s(operated, signal.SIGTERM) for _ in range(HANDOVERS)]
+        recalled = [_measure_return_s(operated, f"tenant-{number}") for number in range(HANDOVERS)]
     finally:
         operated.close()
         kubelet.close()
         sweep(cluster)
-    yield "second operator leads after SIGKILL of the first", "15 s", _told(killed)
-    yield "the same after SIGTERM", "at once", _told(asked)
+    yield "second operator leads after SIGKILL of the first", "15 s", _format_times(killed)
+    yield "the same after SIGTERM", "at once", _format_times(asked)
     what = "demand rises to lent node free of pods and taint, ranks that save at once"
-    yield what, "save + 5 s", _told(recalled)
+    yield what, "save + 5 s", _format_times(recalled)
 
 
-def _told(times_s: list[float]) -> str:
+def _format_times(times_s: list[float]) -> str:
     each = ", ".join(f"{seconds:.1f}" for seconds in times_s)
     return f"median {statistics.median(times_s):.1f}, worst {max(times_s):.1f} s ({each})"
 
 
-def _taken_over_after_s(operated: Operated, number: signal.Signals) -> float:
+def _measure_takeover_s(operated: Operated, number: signal.Signals) -> float:
     """Return the seconds from the signal until another leader's epoch is in the store."""
     while len(operated.operators) < 2:
         operated.start_operator()
@@ -134,7 +134,7 @@ def _taken_over_after_s(operated: Operated, number: signal.Signals) -> float:
     return seconds
 
 
-def _home_after_s(operated: Operated, name: str) -> float:
+def _measure_return_s(operated: Operated, name: str) -> float:
     if not operated.operators:
         operated.start_operator()
     operated.scale_inference(0)
@@ -149,7 +149,7 @@ def _home_after_s(operated: Operated, name: str) -> float:
     return seconds
 
 
-def _big_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
+def _large_cluster_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
     kubelet = FakeKubelet(cluster, lease_period_s=600.0)
     kubelet.start()
     site = Site(cluster, kubelet, _namespace(cluster), _folder(folder, "big"))
@@ -170,10 +170,10 @@ def _big_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> I
     site.store.release_lease("site")
     site.close()
     kubelet.close_quietly()
-    yield from _rest_rows(plane, cluster, kubelet, folder / "big", site.namespace)
+    yield from _idle_rows(plane, cluster, kubelet, folder / "big", site.namespace)
 
 
-def _rest_rows(
+def _idle_rows(
     plane: ControlPlane, cluster: KubernetesClient, kubelet: FakeKubelet, folder: Path, namespace: str
 ) -> Iterator[Row]:
     """Measure an operator that takes over running jobs and is then idle."""

@@ -255,12 +255,12 @@ def rubick(model: str) -> list[tuple[str, MeasuredRun]]:
             samples_per_replica=1,
         )
         shape = GpuShape.from_node_counts([(A800, count) for count in gpus])
-        run = MeasuredRun(_scaled(profile, samples / micro_batches), shape, plan, float(row["iter_time"]))
+        run = MeasuredRun(_scale_profile(profile, samples / micro_batches), shape, plan, float(row["iter_time"]))
         found.append(("3d" if sliced else row["exec_plan"], run))
     return found
 
 
-def _scaled(profile: ModelProfile, samples: float) -> ModelProfile:
+def _scale_profile(profile: ModelProfile, samples: float) -> ModelProfile:
     """Return `profile` with `samples` samples as one, because a batch need not be divisible by the replicas."""
     return replace(
         profile,

@@ -65,18 +65,18 @@ def _knapsack_time(groups: int, items: int, budget: int) -> str:
     """Create groups: half follow a curve over every count, half have gaps and gains in any order."""
 
     def instance(random: Random) -> dict[str, list[Item]]:
-        return {f"j{at}": (_rising if at % 2 else _jagged)(random, items) for at in range(groups)}
+        return {f"j{at}": (_increasing_group if at % 2 else _irregular_group)(random, items) for at in range(groups)}
 
     instances = [instance(Random(seed)) for seed in range(10)]
-    return _timed([partial(solve_knapsack, groups, budget) for groups in instances])
+    return _time_calls([partial(solve_knapsack, groups, budget) for groups in instances])
 
 
-def _rising(random: Random, count: int) -> list[Item]:
+def _increasing_group(random: Random, count: int) -> list[Item]:
     least, work_s, power = random.choice((1, 2, 4, 8)), random.expovariate(1e-4), random.uniform(0.6, 1.0)
     return [Item(gpus, work_s / gpus**power) for gpus in range(least, least + count)]
 
 
-def _jagged(random: Random, count: int) -> list[Item]:
+def _irregular_group(random: Random, count: int) -> list[Item]:
     counts = sorted(random.sample(range(1, 41), count))
     return [Item(gpus, random.uniform(0.0, 1e4)) for gpus in counts]
 
@@ -99,10 +99,10 @@ def _milp_ratios(count: int, lent: int, leaving: int) -> Iterator[float]:
         snapshot = a_lent_fleet(Random(seed), lent, crowded=True)
         used = sorted(name for name in snapshot.loans if is_usable(snapshot, name))
         cost = RecallCost(build_recall_cost(snapshot, used, SETTINGS).jobs, [("", 0)] * len(used), {})
-        yield _ratio(cost.compute(find_cheapest_nodes(cost, leaving)), _least_gpu_s(cost, leaving))
+        yield _ratio(cost.compute(find_cheapest_nodes(cost, leaving)), _lower_bound_gpu_s(cost, leaving))
 
 
-def _least_gpu_s(cost: RecallCost, count: int) -> float:
+def _lower_bound_gpu_s(cost: RecallCost, count: int) -> float:
     """Return the lower bound that HiGHS proves for the cost of emptying `count` nodes."""
     programme = MilpModel()
     leaves = programme.add_columns(np.zeros(len(cost.nodes)), integer=True)
@@ -126,11 +126,11 @@ def _least_gpu_s(cost: RecallCost, count: int) -> float:
 
 
 def _recall_time(*, crowded: bool) -> str:
-    snapshot = a_large_fleet(Random(1), 1_000, 2_000, crowded=crowded)
-    return _timed([lambda: least_preemption_cost(snapshot, "inference", 100, SETTINGS)] * 10)
+    snapshot = build_large_fleet(Random(1), 1_000, 2_000, crowded=crowded)
+    return _time_calls([lambda: least_preemption_cost(snapshot, "inference", 100, SETTINGS)] * 10)
 
 
-def a_large_fleet(random: Random, lent: int, jobs: int, *, crowded: bool) -> Snapshot:
+def build_large_fleet(random: Random, lent: int, jobs: int, *, crowded: bool) -> Snapshot:
     """Create jobs on one to three nodes. In a crowded fleet they hold every GPU."""
     free = {f"i{at}": 8 for at in range(lent)}
     shares: list[Counter[str]] = []
@@ -162,7 +162,7 @@ def _ratios(ratios: Sequence[float]) -> str:
     return f"mean {mean(ratios):.4f}, worst {max(ratios):.3f}, exact {exact} of {len(ratios)}"
 
 
-def _timed(calls: Sequence[Callable[[], object]]) -> str:
+def _time_calls(calls: Sequence[Callable[[], object]]) -> str:
     """Return the CPU time of each call after one warm-up call."""
     calls[0]()
     taken_ms = []

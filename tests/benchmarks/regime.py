@@ -43,7 +43,7 @@ Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class Targets:
     """Targets of `ebbtide`; None means no target."""
 
     jct_gain_min: float | None = None
@@ -62,20 +62,20 @@ class Regime:
     name: str
     trace: str
     nodes: int
-    bars: Bars
+    bars: Targets
     elastic_ratio: float | None = None
 
 
 REGIMES = {
     regime.name: regime
     for regime in (
-        Regime("04", "04", 80, Bars(1.74, 10.0)),
-        Regime("04-crowded", "04", 70, Bars(3.20, 10.0)),
-        Regime("02", "02", 24, Bars(1.35, 50.0)),
-        Regime("06", "06", 28, Bars(1.97, 10.0)),
-        Regime("08", "08", 14, Bars(1.29, 100.0)),
-        Regime("04-saturated", "04", 44, Bars(usage_gain_min=1.25, lost_ratio_max=0.01)),
-        Regime("04-rigid", "04", 80, Bars(waiting_gain_min=1.53), elastic_ratio=0.05),
+        Regime("04", "04", 80, Targets(1.74, 10.0)),
+        Regime("04-crowded", "04", 70, Targets(3.20, 10.0)),
+        Regime("02", "02", 24, Targets(1.35, 50.0)),
+        Regime("06", "06", 28, Targets(1.97, 10.0)),
+        Regime("08", "08", 14, Targets(1.29, 100.0)),
+        Regime("04-saturated", "04", 44, Targets(usage_gain_min=1.25, lost_ratio_max=0.01)),
+        Regime("04-rigid", "04", 80, Targets(waiting_gain_min=1.53), elastic_ratio=0.05),
     )
 }
 
@@ -96,13 +96,13 @@ class Play:
         return f"{self.regime}-{self.policy}-seed{self.seed}{marks}.json"
 
 
-def played(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Play, Report]:
+def load_or_simulate_reports(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Play, Report]:
     """Return the report of every run, from `folder` if it is there; otherwise simulates and saves it."""
     data_folder()
     folder.mkdir(parents=True, exist_ok=True)
     missing = [play for play in plays if not (folder / play.file).exists()]
     with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(play_one, play, folder): play for play in missing}
+        futures = {pool.submit(simulate_one, play, folder): play for play in missing}
         for number, future in enumerate(as_completed(futures), 1):
             report, one = future.result(), futures[future]
             told = f"waiting {report['queueing_s']['mean']:,.0f} s, JCT {report['jct_s']['mean']:,.0f} s"
@@ -112,13 +112,13 @@ def played(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Pl
     return {play: json.loads((folder / play.file).read_text()) for play in plays}
 
 
-def play_one(one: Play, folder: Path) -> Report:
+def simulate_one(one: Play, folder: Path) -> Report:
     """Simulate and save the report in `folder`."""
     regime, data = REGIMES[one.regime], data_folder()
     rows = read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: one.limit or None]
     if regime.elastic_ratio is not None:
-        rows = mostly_rigid(rows, regime.elastic_ratio, one.seed)
-    cluster, curves = regime_cluster(regime.nodes), KeptCurves(folder)
+        rows = with_elastic_share(rows, regime.elastic_ratio, one.seed)
+    cluster, curves = regime_cluster(regime.nodes), CurveFile(folder)
     policies = variant(one.policy, cluster)
     options = SimulationOptions(
         forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_ground_truth(one.truth)
@@ -155,7 +155,7 @@ def regime_cluster(nodes: int) -> ClusterDocument:
     return parse_document(ClusterDocument, document)
 
 
-def mostly_rigid(rows: Iterable[JobRow], elastic_ratio: float, seed: int) -> tuple[JobRow, ...]:
+def with_elastic_share(rows: Iterable[JobRow], elastic_ratio: float, seed: int) -> tuple[JobRow, ...]:
     """Return the jobs with this share of elastic jobs, sampled from the jobs with 2 or more GPUs."""
     listed = tuple(rows)
     wide = [row.job_id for row in listed if row.gpus >= 2]
@@ -172,7 +172,7 @@ def data_folder() -> Path:
     return folder
 
 
-class KeptCurves(CurveCache):
+class CurveFile(CurveCache):
     """File of solved points. They stay valid as long as the solver does not change."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.benchmarks.regime import ORACLE, REGIMES, Play, Regime, Report, played
+from tests.benchmarks.regime import ORACLE, REGIMES, Play, Regime, Report, load_or_simulate_reports
 
 POLICIES = ("fifo", "opportunistic", "afs", "lyra", "ebbtide", "ebbtide-loaning", "ebbtide-scaling", ORACLE)
 RIVALS = ("opportunistic", "afs", "lyra")
@@ -63,23 +63,23 @@ def checks(regime: Regime, reports: Reports) -> Iterator[Check]:
     ours, fifo, bars = reports["ebbtide"], reports["fifo"], regime.bars
     waiting_s, jct_s = ours["queueing_s"]["mean"], ours["jct_s"]["mean"]
     if bars.jct_gain_min is not None:
-        yield _least(f"JCT over fifo at least {bars.jct_gain_min}", gain(ours, fifo), bars.jct_gain_min)
+        yield _minimum(f"JCT over fifo at least {bars.jct_gain_min}", gain(ours, fifo), bars.jct_gain_min)
     if bars.waiting_s_max is not None:
         met = waiting_s <= bars.waiting_s_max
         yield f"mean waiting at most {bars.waiting_s_max:.0f} s", f"{waiting_s:.1f} s", met
     if bars.waiting_gain_min is not None:
         ratio = fifo["queueing_s"]["mean"] / waiting_s if waiting_s else float("inf")
-        yield _least(f"waiting at least {bars.waiting_gain_min} times lower than fifo", ratio, bars.waiting_gain_min)
+        yield _minimum(f"waiting at least {bars.waiting_gain_min} times lower than fifo", ratio, bars.waiting_gain_min)
     if bars.usage_gain_min is not None:
         ratio = ours["usage_ratio"]["overall"] / fifo["usage_ratio"]["overall"]
-        yield _least(f"usage at least {bars.usage_gain_min} of fifo's", ratio, bars.usage_gain_min)
+        yield _minimum(f"usage at least {bars.usage_gain_min} of fifo's", ratio, bars.usage_gain_min)
     for name in (rival for rival in RIVALS if rival in reports):
         rival_s = reports[name]["jct_s"]["mean"]
         yield f"JCT below {name}", f"{jct_s:,.0f} s, {name} {rival_s:,.0f} s", jct_s < rival_s
-    yield from _kept_low(reports, bars.lost_ratio_max)
+    yield from _stays_low(reports, bars.lost_ratio_max)
 
 
-def _kept_low(reports: Reports, lost_ratio_max: float) -> Iterator[Check]:
+def _stays_low(reports: Reports, lost_ratio_max: float) -> Iterator[Check]:
     ours, fifo, lyra = reports["ebbtide"], reports["fifo"], reports.get("lyra")
     if rivals := [reports[name]["jct_s"]["p95"] for name in RIVALS if name in reports]:
         ratio = ours["jct_s"]["p95"] / min(rivals)
@@ -98,7 +98,7 @@ def _kept_low(reports: Reports, lost_ratio_max: float) -> Iterator[Check]:
     yield "idle while a job waits at least 95% below fifo", saved, idle_h <= IDLE_RATIO_MAX * fifo_idle_h
 
 
-def _least(bar: str, value: float, least: float) -> Check:
+def _minimum(bar: str, value: float, least: float) -> Check:
     return bar, f"{value:.3f}", value >= least
 
 
@@ -128,7 +128,7 @@ def main(given: Sequence[str]) -> int:
     options = arguments(POLICIES, "Every policy in every regime, as Markdown.").parse_args(given)
     rows, policies = options.rows, options.policies.split(",")
     plays = {(row, policy): Play(row, policy, limit=options.limit) for row in rows for policy in policies}
-    reports = played(tuple(plays.values()), options.cache, processes=options.processes)
+    reports = load_or_simulate_reports(tuple(plays.values()), options.cache, processes=options.processes)
     for row in rows if "fifo" in policies else ():
         here = {policy: reports[plays[row, policy]] for policy in policies}
         print(f"\n### {title(REGIMES[row])}\n", *table(here), sep="\n")

@@ -66,7 +66,7 @@ def rows() -> Iterator[Row]:
             found, told, seated = measure(Path(folder), kind)
             if kind == "warm":
                 loads, placements = told, seated
-            held_up_s += _held_up_s(Path(folder))
+            held_up_s += _checkpoint_stall_s(Path(folder))
         totals = [one[PAUSE] for one in found]
         widths = "->".join(map(str, (4, *WIDTHS[kind])))
         yield (
@@ -129,7 +129,7 @@ def _replans(folder: Path, store: SqlStore, kind: str, placements: list[Placemen
         generation, since = _first_step(folder, after=old)
         yield _spans(folder, old, generation)
         placements.append(replan_bytes.placement(store))
-        _wait(partial(_has_told, store, number))
+        _wait(partial(_has_reported, store, number))
     _send(store, ScaleJob("job", 1, 1))
 
 
@@ -154,7 +154,7 @@ def _statuses(run_dir: Path) -> list[RankStatus]:
     return [status for status in found if status is not None]
 
 
-def _held_up_s(folder: Path) -> list[float]:
+def _checkpoint_stall_s(folder: Path) -> list[float]:
     """Return a value of rank 0 from its logs."""
     logs = (path.read_text() for path in (folder / "run/jobs/job").glob("gen-*/rank-0.log"))
     return [float(found) for log in logs for found in re.findall(r"held the training up for ([0-9.]+) s", log)]
@@ -178,7 +178,7 @@ def _has_reached(folder: Path, generation: int, step: int) -> bool:
     return _last_step(folder, generation) >= step
 
 
-def _has_told(store: SqlStore, replans: int) -> bool:
+def _has_reported(store: SqlStore, replans: int) -> bool:
     return len(replan_bytes.loads(store)) >= replans
 
 

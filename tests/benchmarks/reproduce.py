@@ -61,7 +61,7 @@ def traces(*names: str) -> Path:
     return Path(folder)
 
 
-def play_muri(policy: str) -> PolicyReport:
+def simulate_muri(policy: str) -> PolicyReport:
     """Simulate the whole Muri trace 3 on 8 nodes of 8 GPUs, without elastic jobs and with free preemption.
 
     Raises:
@@ -74,7 +74,7 @@ def play_muri(policy: str) -> PolicyReport:
 
 def rows() -> list[Row]:
     """Return (name, target, measured) of each published row."""
-    return [_row(published, play_muri(published.policy)) for published in MURI]
+    return [_row(published, simulate_muri(published.policy)) for published in MURI]
 
 
 def _row(published: Published, ours: PolicyReport) -> Row:

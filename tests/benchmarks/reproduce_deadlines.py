@@ -32,7 +32,7 @@ class Published:
     """Share of deadlines met by a policy, and the accepted range of ours."""
 
     policy: str
-    met_ratio: float
+    measure_met_ratio: float
     below: float
     above: float
 
@@ -52,7 +52,7 @@ def play(policy: str) -> PolicyReport:
     return simulate(read_jobs(folder / JOBS), (), cluster, policy, seed=0, options=options).policies[0]
 
 
-def met_ratio(report: PolicyReport) -> float:
+def measure_met_ratio(report: PolicyReport) -> float:
     assert report.deadlines_met_ratio is not None, "every job of the trace has a deadline"
     return report.deadlines_met_ratio
 
@@ -65,6 +65,8 @@ def rows() -> list[Row]:
 def _row(published: Published, ours: PolicyReport) -> Row:
     within = f"within {published.below * 100:.0f} points" if published.below else "or more"
     bar = f"{published.met_ratio:.1%} of deadlines met, {within}"
-    met = round(met_ratio(ours) * ours.jobs)
-    measured = f"{met_ratio(ours):.1%} ({met} of {ours.jobs}), {ours.preemptions} preemptions, {ours.resizes} resizes"
+    met = round(measure_met_ratio(ours) * ours.jobs)
+    measured = (
+        f"{measure_met_ratio(ours):.1%} ({met} of {ours.jobs}), {ours.preemptions} preemptions, {ours.resizes} resizes"
+    )
     return f"ElasticFlow figure 8a, 16 x 4 GPUs, {published.policy}: {ours.wall_s:.0f} s to play", bar, measured

@@ -59,20 +59,24 @@ def rows() -> Iterator[tuple[str, str, str]]:
     curves = [curve_of(name, GPU) for name in MODELS]
     yield from _rows("solver's plans", [_solved(seed, curves) for seed in range(TRANSITIONS)])
     yield from _rows("random plans", [_random(seed) for seed in range(TRANSITIONS)])
-    yield from _rows("same degrees", [_rescaled(seed) for seed in range(TRANSITIONS)])
+    yield from _rows("same degrees", [_rescale_transitions(seed) for seed in range(TRANSITIONS)])
 
 
 def _rows(kind: str, cases: list[Case]) -> Iterator[tuple[str, str, str]]:
     shrinks = [case for case in cases if case.transition.shrinks]
     times_ms = sorted(case.taken_s * 1e3 for case in cases)
     took = f"median {median(times_ms):.1f} ms, p99 {quantiles(times_ms, n=100)[98]:.1f} ms, worst {times_ms[-1]:.1f} ms"
-    yield f"{kind}: moved over the floor", "at most 1.05", _over(cases, lambda case: case.mapping.floor_bytes)
-    yield f"{kind}: moved over the optimum", "at most 1.05", _over(cases, lambda case: case.optimum_bytes)
-    yield f"{kind}, any order: over the floor", "", _over(cases, lambda case: case.mapping.floor_bytes, loose=True)
-    yield f"{kind}, any order: over the optimum", "1", _over(cases, lambda case: case.optimum_bytes, loose=True)
+    yield f"{kind}: moved over the floor", "at most 1.05", _ratio_over(cases, lambda case: case.mapping.floor_bytes)
+    yield f"{kind}: moved over the optimum", "at most 1.05", _ratio_over(cases, lambda case: case.optimum_bytes)
+    yield (
+        f"{kind}, any order: over the floor",
+        "",
+        _ratio_over(cases, lambda case: case.mapping.floor_bytes, loose=True),
+    )
+    yield f"{kind}, any order: over the optimum", "1", _ratio_over(cases, lambda case: case.optimum_bytes, loose=True)
     yield f"{kind}: saved against rank order, shrinks", "median 40%", _saved(shrinks)
     yield f"{kind}, any order: saved, shrinks", "", _saved(shrinks, loose=True)
-    yield f"{kind}: saved of what could be saved, shrinks", "", _saved_of_avoidable(shrinks)
+    yield f"{kind}: saved of what could be saved, shrinks", "", _saved_share_of_avoidable(shrinks)
     yield f"{kind}: saved against rank order, all", "", _saved(cases)
     yield f"{kind}: time of one mapping with its overlap", "", took
 
@@ -104,7 +108,7 @@ def _random(seed: int) -> Case:
     return _case(a_transition(seeded, layers, experts=experts), _tensors(seeded, layers, experts))
 
 
-def _rescaled(seed: int) -> Case:
+def _rescale_transitions(seed: int) -> Case:
     """Return transitions from 1 to 8 nodes to another number, with equal pipeline, tensor degree and sharding."""
     seeded = random.Random(f"resharding, rescaled {seed}")
     layers, tp, devices = seeded.choice([12, 24, 32, 48, 96]), seeded.choice([1, 2, 4, 8]), seeded.choice([1, 2, 4])
@@ -158,7 +162,7 @@ def _optimum_bytes(old: Placement, transition: Transition, tensors: tuple[Tensor
     return float(both.needed.sum() - kept.ravel()[solved.x > 0.5].sum())  # its corners are whole assignments
 
 
-def _over(cases: list[Case], yardstick: Callable[[Case], float], *, loose: bool = False) -> str:
+def _ratio_over(cases: list[Case], yardstick: Callable[[Case], float], *, loose: bool = False) -> str:
     ratios = list[float]()
     nothing = 0
     for case in cases:
@@ -181,7 +185,7 @@ def _saved(cases: list[Case], *, loose: bool = False) -> str:
     return f"median {median(saved):.1%} fewer ({len(saved)} transitions), {total:.1%} of all bytes"
 
 
-def _saved_of_avoidable(cases: list[Case]) -> str:
+def _saved_share_of_avoidable(cases: list[Case]) -> str:
     found = (case.mapping for case in cases)
     saved = [
         (one.moved_bytes_in_order - one.moved_bytes) / (one.moved_bytes_in_order - one.floor_bytes)

@@ -35,7 +35,7 @@ CLUSTER = {
 }
 
 
-def play_rubick(workload: str, policy: str, **more: Any) -> PolicyReport:
+def simulate_rubick(workload: str, policy: str, **more: Any) -> PolicyReport:
     """Simulate one workload under one policy set. `more` extends the cluster document.
 
     Raises:
@@ -64,7 +64,7 @@ def rows() -> list[Row]:
 
 
 def _of(workload: str, policy: str, **more: Any) -> str:
-    report = play_rubick(workload, policy, **more)
+    report = simulate_rubick(workload, policy, **more)
     return f"{_told(report.jct_s.mean, report.makespan_s)}, {report.wall_s:.1f} s to play"
 
 

@@ -79,30 +79,34 @@ class Moved:
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Return the shares saved against rank order, and the ratios to each reference."""
-    measured = [_loaded(name, "a100-80g") for name in MODELS]
-    yield from _rows("any smaller plan", _drawn("shrinks", measured, _any_smaller))
-    yield from _rows("the next smaller plan", _drawn("shrinks", measured, _next_smaller))
-    others = [_loaded(name, "h100-80g") for name in OTHERS]
-    yield from _rows("other seeds, models and GPU, any smaller plan", _drawn("more shrinks", others, _any_smaller))
-    yield from _rows("other seeds, models and GPU, the next smaller", _drawn("more shrinks", others, _next_smaller))
+    measured = [_load_pairs(name, "a100-80g") for name in MODELS]
+    yield from _rows("any smaller plan", _sample_pairs("shrinks", measured, _random_smaller_plan))
+    yield from _rows("the next smaller plan", _sample_pairs("shrinks", measured, _next_smaller_plan))
+    others = [_load_pairs(name, "h100-80g") for name in OTHERS]
+    yield from _rows(
+        "other seeds, models and GPU, any smaller plan", _sample_pairs("more shrinks", others, _random_smaller_plan)
+    )
+    yield from _rows(
+        "other seeds, models and GPU, the next smaller", _sample_pairs("more shrinks", others, _next_smaller_plan)
+    )
 
 
-def _loaded(name: str, gpu: str) -> Curve:
+def _load_pairs(name: str, gpu: str) -> Curve:
     model, plans = curve_of(name, gpu)
     return state_tensors(model), sorted(plans, key=lambda plan: plan.world_size)
 
 
-def _any_smaller(seeded: random.Random, plans: Sequence[ParallelPlan]) -> tuple[ParallelPlan, ParallelPlan]:
+def _random_smaller_plan(seeded: random.Random, plans: Sequence[ParallelPlan]) -> tuple[ParallelPlan, ParallelPlan]:
     fewer, more = sorted(seeded.sample(range(len(plans)), 2))
     return plans[more], plans[fewer]
 
 
-def _next_smaller(seeded: random.Random, plans: Sequence[ParallelPlan]) -> tuple[ParallelPlan, ParallelPlan]:
+def _next_smaller_plan(seeded: random.Random, plans: Sequence[ParallelPlan]) -> tuple[ParallelPlan, ParallelPlan]:
     more = seeded.randrange(1, len(plans))
     return plans[more], plans[more - 1]
 
 
-def _drawn(
+def _sample_pairs(
     seed: str,
     curves: Sequence[Curve],
     pair: Callable[[random.Random, Sequence[ParallelPlan]], tuple[ParallelPlan, ParallelPlan]],
@@ -116,7 +120,7 @@ def _drawn(
 
 
 def _shrink(old_plan: ParallelPlan, plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> Moved:
-    held, seats, taken_s = _decided(old_plan, plan)
+    held, seats, taken_s = _decide_placement(old_plan, plan)
     old, gpus = Placement(old_plan, held), plan.world_size
     both = compute_overlap(old, plan, tensors)
     kept, near = compute_bytes_by_slot(both, old, held)
@@ -133,14 +137,16 @@ def _shrink(old_plan: ParallelPlan, plan: ParallelPlan, tensors: Sequence[Tensor
         rank_order_network=needed - float(near[at, at].sum()),
         least_together=together,
         least_alike=needed - alike,
-        least=needed - _most_kept(kept),
+        least=needed - _maximum_kept(kept),
         timed=needed - float(timed[at, columns].sum()),
-        least_timed=needed - _most_kept(timed),
+        least_timed=needed - _maximum_kept(timed),
         taken_s=taken_s,
     )
 
 
-def _decided(old_plan: ParallelPlan, plan: ParallelPlan) -> tuple[tuple[GpuSlot, ...], tuple[GpuSlot, ...], float]:
+def _decide_placement(
+    old_plan: ParallelPlan, plan: ParallelPlan
+) -> tuple[tuple[GpuSlot, ...], tuple[GpuSlot, ...], float]:
     """Return the job's rank placement, the one that the scheduler decides, and the time of the decision."""
     gpu, width = plan.stages[0].gpu, old_plan.world_size
     on = {f"t{at}": tuple(range(min(NODE_GPUS, width - NODE_GPUS * at))) for at in range(-(-width // NODE_GPUS))}
@@ -184,7 +190,7 @@ def _equal_choices(both: StateOverlap, old: Placement, plan: ParallelPlan, kept:
     return together, alike
 
 
-def _most_kept(kept: Floats) -> float:
+def _maximum_kept(kept: Floats) -> float:
     rows, columns = kept.shape
     scale = kept.max() or 1.0
     each_rank = kron(eye_array(rows), np.ones((1, columns)))
@@ -204,10 +210,18 @@ def _rows(kind: str, found: list[Moved]) -> Iterator[tuple[str, str, str]]:
     yield f"{kind}: m of n GPUs kept", "", f"median {counted:.1%}: nothing in equal parts without copies saves more"
     yield f"{kind}, at least half kept: saved", "", _saved(half, lambda one: one.moved)
     yield f"{kind}, at least half kept: could save", "", _saved(half, lambda one: one.least)
-    yield f"{kind}: over equal choices, groups together", "at most 1.05", _over(found, lambda one: one.least_together)
-    yield f"{kind}: over equal choices, any order", "", _over(found, lambda one: one.least_alike)
-    yield f"{kind}: over all choices, any order", "at most 1.05", _over(found, lambda one: one.least)
-    yield f"{kind}, by time: over all choices, any order", "", _over(found, lambda one: one.least_timed, timed=True)
+    yield (
+        f"{kind}: over equal choices, groups together",
+        "at most 1.05",
+        _ratio_over(found, lambda one: one.least_together),
+    )
+    yield f"{kind}: over equal choices, any order", "", _ratio_over(found, lambda one: one.least_alike)
+    yield f"{kind}: over all choices, any order", "at most 1.05", _ratio_over(found, lambda one: one.least)
+    yield (
+        f"{kind}, by time: over all choices, any order",
+        "",
+        _ratio_over(found, lambda one: one.least_timed, timed=True),
+    )
     yield f"{kind}: saved over the network", "", _saved_over_network(found)
     yield (
         f"{kind}: time to choose and to seat",
@@ -231,7 +245,7 @@ def _saved_over_network(found: Sequence[Moved]) -> str:
     return f"median {median(saved):.1%}, {total:.1%} of all bytes ({len(saved)} send any)"
 
 
-def _over(found: Sequence[Moved], least: Callable[[Moved], float], *, timed: bool = False) -> str:
+def _ratio_over(found: Sequence[Moved], least: Callable[[Moved], float], *, timed: bool = False) -> str:
     pairs = [(one.timed if timed else one.moved, least(one)) for one in found]
     ratios = [moved / bound if bound > 1.0 else inf if moved > 1.0 else 1.0 for moved, bound in pairs]
     told = f"median {median(ratios):.4f}, worst {max(ratios):.4f}"

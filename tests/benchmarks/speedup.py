@@ -95,14 +95,16 @@ def _hand_rule_s(request: SolveRequest) -> float:
     stages = 1
     while stages * tensor <= request.gpus and stages <= request.model.layer_count:
         choices = product(Recompute, (1, 2, 4, 8))
-        best_s = min(_judged_s(_by_hand(request, tensor, stages, *choice), request) for choice in choices)
+        best_s = min(_evaluate_s(_hand_written_plan(request, tensor, stages, *choice), request) for choice in choices)
         if best_s < inf:
             return best_s
         stages *= 2
     return inf
 
 
-def _by_hand(request: SolveRequest, tensor: int, stages: int, recompute: Recompute, samples: int) -> ParallelPlan:
+def _hand_written_plan(
+    request: SolveRequest, tensor: int, stages: int, recompute: Recompute, samples: int
+) -> ParallelPlan:
     data = request.gpus // stages // tensor
     strategy = LayerStrategy(
         layers=1,
@@ -124,7 +126,7 @@ def _by_hand(request: SolveRequest, tensor: int, stages: int, recompute: Recompu
     )
 
 
-def _judged_s(plan: ParallelPlan, request: SolveRequest) -> float:
+def _evaluate_s(plan: ParallelPlan, request: SolveRequest) -> float:
     try:
         judged = evaluate(plan, request)
     except PlanError:

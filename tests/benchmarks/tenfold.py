@@ -30,7 +30,7 @@ Cost = tuple[float, int, float]
 
 def rows(first_jobs: int = FIRST_JOBS) -> list[Row]:
     """Return (name, target, measured). Each fleet is simulated in a separate process, one after the other."""
-    once, tenfold = (_apart(times, first_jobs) for times in (1, TIMES))
+    once, tenfold = (_in_own_process(times, first_jobs) for times in (1, TIMES))
     which = f"the first {first_jobs:,}" if first_jobs else "all"
     return [
         (f"ebbtide on itp_cluster04, {which} jobs", "under 1 GiB", _told(once)),
@@ -44,14 +44,14 @@ def _told(cost: Cost) -> str:
     return f"{cpu_s:,.0f} s for {ticks:,} ticks, {gib:.2f} GiB"
 
 
-def _apart(times: int, first_jobs: int) -> Cost:
+def _in_own_process(times: int, first_jobs: int) -> Cost:
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_played, (times, first_jobs))
+        return pool.apply(_simulate, (times, first_jobs))
 
 
-def _played(times: int, first_jobs: int) -> Cost:
+def _simulate(times: int, first_jobs: int) -> Cost:
     data, regime = data_folder(), REGIMES["04"]
-    jobs = multiplied(read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: first_jobs or None], times)
+    jobs = multiply_jobs(read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: first_jobs or None], times)
     cluster = regime_cluster(regime.nodes * times)
     (policies,) = resolve_policy_sets("ebbtide", cluster)
     curves = CurveCache()
@@ -64,7 +64,7 @@ def _played(times: int, first_jobs: int) -> Cost:
     return process_time() - begin_s, report.ticks, memory_gib
 
 
-def multiplied(rows: Iterable[JobRow], times: int) -> tuple[JobRow, ...]:
+def multiply_jobs(rows: Iterable[JobRow], times: int) -> tuple[JobRow, ...]:
     """Yield each row and `times` - 1 copies of it that are submitted a little later."""
     random = Random(0)
     copies = [

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean
 
-from tests.benchmarks.regime import LINEAR, REGIMES, TRUTH, UNPRICED, Play, Report, played
+from tests.benchmarks.regime import LINEAR, REGIMES, TRUTH, UNPRICED, Play, Report, load_or_simulate_reports
 from tests.benchmarks.regimes import RIVALS, arguments, bound_gain, gain, title
 
 UNLENT = "ebbtide-scaling"
@@ -88,7 +88,7 @@ def main(given: Sequence[str]) -> int:
         for seed in seeds
         for policy in policies
     }
-    reports = played(tuple(plays.values()), options.cache, processes=options.processes)
+    reports = load_or_simulate_reports(tuple(plays.values()), options.cache, processes=options.processes)
     for row in rows:
         here = {policy: [reports[plays[row, policy, seed]] for seed in seeds] for policy in policies}
         print(f"\n### {title(REGIMES[row])}, true scaling, {len(seeds)} seeds\n", *table(here), "", sep="\n")

@@ -11,7 +11,7 @@ from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.engine import Simulation
 from scheduler.simulator.simulate import build_scenario, resolve_policy_sets
 from scheduler.simulator.throughput_curves import CurveCache
-from tests.benchmarks.reproduce import MURI, MURI_JOBS, Published, play_muri, traces
+from tests.benchmarks.reproduce import MURI, MURI_JOBS, Published, simulate_muri, traces
 
 FOUR_GPUS = parse_document(
     ClusterDocument,
@@ -59,7 +59,7 @@ def test_muri_trace_matches_muris_simulator(published: Published) -> None:
         traces(MURI_JOBS)
     except FileNotFoundError as missing:
         pytest.skip(f"{missing} is missing")
-    report = play_muri(published.policy)
+    report = simulate_muri(published.policy)
     print(f"\n{published.policy}: JCT {report.jct_s.mean:,.0f} s, waiting {report.queueing_s.mean:,.0f} s")
     assert report.completed == report.jobs == 992
     assert report.jct_s.mean == pytest.approx(published.jct_s, rel=published.tolerance)

@@ -11,7 +11,7 @@ from scheduler.solver.calibration.constant_fit import compute_memory_errors, com
 from scheduler.solver.calibration.run_prediction import RunTimePredictor
 from scheduler.solver.evaluate import evaluate
 from scheduler.solver.profiles.catalog import load_gpu
-from tests.benchmarks.accuracy import VTRAIN_GUESS, drawn_fits
+from tests.benchmarks.accuracy import VTRAIN_GUESS, sample_fits
 from tests.benchmarks.measured_runs import A100, H100, published, vtrain
 
 SEEDS = range(3)
@@ -44,7 +44,7 @@ def test_torchtitan_h100_time_and_memory_within_10_percent() -> None:
 def test_fit_to_20_vtrain_runs_predicts_the_others(which: str, runs: int, most: float) -> None:
     """The mean over a few samples counts, because a single sample varies by half a percent."""
     blind = replace(load_gpu(A100), **VTRAIN_GUESS)
-    means = [errors.mean() for errors in drawn_fits(vtrain(which), blind, 20, SEEDS)]
+    means = [errors.mean() for errors in sample_fits(vtrain(which), blind, 20, SEEDS)]
     assert len(vtrain(which)) == runs
     assert np.mean(means) <= most
 
