@@ -177,8 +177,7 @@ def create_token(
 ) -> None:
     """Create a token and print it once.
 
-    Uses the API if --url, EBBTIDE_URL or a context names a service. Otherwise, or with --database-url, writes to the
-    service's database directly.
+    Uses the API if a service is configured; otherwise, or with --database-url, writes to the database directly.
     """
     document: dict[str, Any] = {"name": name, "grants": grant}
     if expires:
