@@ -269,7 +269,7 @@ def _check_changes(history: History, by_client: list[Accepted]) -> None:
     for job_id, events in history.events.items():
         if job_id in history.ended:
             assert sum(event.message.startswith("submitted:") for event in events) == 1
-            taken = sum(event.message.startswith("its range is now") for event in events)
+            taken = sum(event.message.startswith("range changed to") for event in events)
             refused = sum(event.code is EventCode.COMMAND_REFUSED for event in events)
             assert taken <= scales[job_id] <= taken + refused, f"{job_id}: each scaling must be applied once"
 

@@ -285,9 +285,9 @@ def _apply_reduction(cycle: SchedulingCycle, allotment: Allotment, reduction: Re
             reason = Reason(ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, detail, numbers)
             cycle.apply(ResizeJob(job.id, gpus, plan, leave_by_s, reason))
     else:
-        reason = allotment.waiting.get(job.id)
-        detail = f"{winner.id} has precedence and needs {needed}" + (f"; {reason.detail}" if reason else "")
-        numbers = {**(reason.numbers if reason else {}), **numbers}
+        waiting = allotment.waiting.get(job.id)
+        detail = f"{winner.id} has precedence and needs {needed}" + (f"; {waiting.detail}" if waiting else "")
+        numbers = {**(waiting.numbers if waiting else {}), **numbers}
         cycle.apply(PreemptJob(job.id, leave_by_s, Reason(ReasonCode.OUTRANKED, detail, numbers)))
     cycle.settle(job.id)
 
