@@ -42,10 +42,12 @@ USED_FROM_OUTSIDE = {
     "isolation_level", "begin_transaction", "ping",  # of sqlite3's connection, and listeners of SQLAlchemy's events
     "converter", "daemon_threads", "do_GET", "log_message",  # of the standard library's base classes
     "set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "validate_checkpoint_id",  # called by torch
-    "orig_argv", "total_tokens", "node_deltas", "pending_reasons",  # of sys, anyio's limiter and the application's state
+    "orig_argv", "total_tokens", "node_deltas", "pending_reasons",  # of sys, anyio and the application's state
     "format_help", "demo", "ps",  # of the command line, called by Typer
 }  # fmt: skip
 """Names that a library or an operating system uses, each of a class or an object of theirs."""
+LIBRARY_DECORATORS = ["@*router*", "@app*", "@*_app*", "@event*", "@*validator*", "@*serializer*", "@pytest*"]
+"""Decorators by which a library calls the function."""
 _OPENS_FUNCTION = re.compile(r"(\bfunction\b.*|^ +(?:async |#|static )*\w+\([^;]*\) |=> )\{$")
 
 
@@ -171,10 +173,9 @@ def test_pure_packages_read_no_clock_and_draw_no_random_numbers() -> None:
 
 
 def test_no_function_class_or_method_is_dead() -> None:
-    vulture = Vulture(ignore_names=[*USED_FROM_OUTSIDE], ignore_decorators=["@*router*", "@app*", "@*_app*", "@event*"])
-    vulture.scavenge(
-        [str(ROOT / package) for package in (*PACKAGES, "tests")], exclude=["*node_modules*", "*/migrations/*"]
-    )
+    vulture = Vulture(ignore_names=[*USED_FROM_OUTSIDE], ignore_decorators=LIBRARY_DECORATORS)
+    folders = [str(ROOT / package) for package in (*PACKAGES, "tools", "tests")]
+    vulture.scavenge(folders, exclude=["*node_modules*", "*/migrations/*"])
     dead = [item for item in vulture.get_unused_code() if item.typ in ("function", "class", "method", "property")]
     ours = [item for item in dead if ROOT / "tests" not in Path(item.filename).parents]
     assert [_at(Path(item.filename), item.name) for item in ours] == []

@@ -340,7 +340,8 @@ def _render_alerts() -> str:
     groups = yaml.safe_load((CHART / "rules.yaml").read_text(encoding="utf-8"))["groups"]
     alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     sections = [_render_alert(alert) for alert in alerts]
-    return _page("Alerts", "The chart installs these rules. The [runbook](../how-to/runbook.md) says what to do for each.", *sections)
+    introduction = "The chart installs these rules. The [runbook](../how-to/runbook.md) says what to do for each."
+    return _page("Alerts", introduction, *sections)
 
 
 def _render_alert(alert: Schema) -> str:

@@ -114,11 +114,11 @@ def assemble_controller(
 
 
 def _notify_all(*listeners: Callable[[TickReport], None]) -> Callable[[TickReport], None]:
-    def tell(report: TickReport) -> None:
+    def notify(report: TickReport) -> None:
         for each in listeners:
             each(report)
 
-    return tell
+    return notify
 
 
 def build_retention(
