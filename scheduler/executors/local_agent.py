@@ -270,8 +270,9 @@ class AgentPool:
         )
 
     def prepare(self, job: Job, nodes: Collection[str], *, now_s: float) -> None:
-        """Start missing agents of the job. A dead agent is replaced only for a later generation, so that its end is
-        reported.
+        """Start missing agents of the job.
+
+        A dead agent is replaced only for a later generation, so that its end is reported.
         """
         for key in sorted((job.id, node) for node in nodes):
             agent = self._agents.get(key)

@@ -149,8 +149,9 @@ class LocalExecutor:
         self._on_crash_point("after-last-effect")
 
     def may_lead(self) -> bool:
-        """Return whether this process holds the lock of the run root. A stopped process keeps it, because only that
-        process can control what runs there.
+        """Return whether this process holds the lock of the run root.
+
+        A stopped process keeps it, because only that process can control what runs there.
         """
         try:
             self._root.lock()
@@ -163,8 +164,9 @@ class LocalExecutor:
         return self._agents.has_pending_reports or any(run.is_closing for run in self._runs.values())
 
     def close(self, *, grace_s: float | None = None) -> None:
-        """Ask all runs to leave, kill the rest after `grace_s` (default: `RunTimeouts.close_s`), end the rendezvous,
-        and wait.
+        """End all runs and the rendezvous store, and wait.
+
+        Runs have `grace_s` to save and leave (default: `RunTimeouts.close_s`) before they are killed.
         """
         grace_s = self._timeouts.close_s if grace_s is None else grace_s
         if not self._taken_over:

@@ -25,8 +25,9 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class RendezvousStore:
-    """The rendezvous store as a child process of the controller. Starts on first use and after a crash; ends when its
-    stdin closes.
+    """The rendezvous store as a child process of the controller.
+
+    Starts on first use and after a crash; ends when its stdin closes.
     """
 
     def __init__(self, command: Sequence[str], *, run_root: Path) -> None:

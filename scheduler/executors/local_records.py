@@ -199,8 +199,9 @@ class RunRoot:
                 yield unquote(path.name)
 
     def remove_runs(self, job_id: str) -> int:
-        """Delete logs and records of a job whose runs are all settled, but never checkpoints. Return the number of jobs
-        deleted.
+        """Delete logs and records of a job whose runs are all settled, but never checkpoints.
+
+        Return the number of jobs deleted.
         """
         folders = [self.folder(job_id, generation) for generation in self.list_generations(job_id)]
         if not folders or not all(folder.is_settled for folder in folders):

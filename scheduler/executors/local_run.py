@@ -233,8 +233,9 @@ class LocalRun:
         self._on_crash_point("after-notice")
 
     def request_checkpoint(self, request: CheckpointRequest) -> None:
-        """Ask the ranks to save and continue, once per request. Leaving runs save anyway. Raises OSError like
-        `request_leave`.
+        """Ask the ranks to save and continue, once per request.
+
+        Leaving runs save anyway. Raises OSError like `request_leave`.
         """
         is_new = request.steps is not None and request.asked_at_s != self._checkpoint_requested_at_s
         if self.end is None and self._leave_request is None and is_new:
@@ -266,8 +267,9 @@ class LocalRun:
         self._folder.settle()
 
     def _has_ending_agent(self) -> bool:
-        """Return whether an agent is being reaped, so that the run cannot be judged yet. Kill a run that lost ranks
-        with an agent.
+        """Return whether an agent is being reaped, so that the run cannot be judged yet.
+
+        Kill a run that lost ranks with an agent.
 
         Agents are polled after statuses. So when a rank failed because others died with their agent, that agent's end
         is known.

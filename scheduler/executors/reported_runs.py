@@ -188,7 +188,7 @@ def _evaluate_run(
     rank_views = [rank.view for rank in ranks]
     terminated = any(report.terminated for report in reports.values())
     agent_end = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
-    doom = _merge_kill_orders(
+    kill_order = _merge_kill_orders(
         run.doom,
         _compute_kill_order(ranks, reports, agent_end, now_s),
         deadline_order=_deadline_kill_order(leave_by_s, now_s),
@@ -197,13 +197,13 @@ def _evaluate_run(
     if any(view.exit_code is None for view in rank_views):
         outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
         gpus = _find_occupied_gpus(ranks)
-        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus), doom)
-    order = doom or KillOrder(now_s)
+        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus), kill_order)
+    order = kill_order or KillOrder(now_s)
     outcome = run_outcome.classify_outcome(
         rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated
     )
     cause = _find_cause(ranks, agent_end) if outcome.phase is RunPhase.FAILED else None
-    return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, cause=cause), doom)
+    return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, cause=cause), kill_order)
 
 
 def _compute_kill_order(
@@ -215,8 +215,8 @@ def _compute_kill_order(
         return (
             KillOrder(now_s, fault=agent_end.reason) if agent_end.is_fault else KillOrder(now_s, loss=agent_end.reason)
         )
-    if deadline_order := next((report.killed for report in reports.values() if report.killed), ""):
-        return KillOrder(now_s, loss=deadline_order)
+    if kill_reason := next((report.killed for report in reports.values() if report.killed), ""):
+        return KillOrder(now_s, loss=kill_reason)
     if failure := next((report.failure for report in reports.values() if report.failure), ""):
         return KillOrder(now_s, fault=failure)
     terminated = any(report.terminated for report in reports.values())
@@ -238,22 +238,25 @@ def _is_hearsay(culprit: RankView) -> bool:
 def _merge_kill_orders(
     old: KillOrder | None, new: KillOrder | None, *, deadline_order: KillOrder | None
 ) -> KillOrder | None:
-    """Merge kill orders. The first reason stands, unless it was hearsay that an agent's end explains; the earlier
-    deadline wins.
+    """Merge kill orders.
+
+    The first reason stands, unless it was hearsay that an agent's end explains; the earlier deadline wins.
     """
     if old is None or new is None:
-        doom = old or new
+        kill_order = old or new
     elif old.is_hearsay and new.loss:
-        doom = new
+        kill_order = new
     elif old.fault or old.loss:
-        doom = replace(old, by_s=min(old.by_s, new.by_s))
+        kill_order = replace(old, by_s=min(old.by_s, new.by_s))
     else:
-        doom = replace(new, by_s=min(old.by_s, new.by_s))
+        kill_order = replace(new, by_s=min(old.by_s, new.by_s))
     if deadline_order is None:
-        return doom
-    if doom is None or not (doom.fault or doom.loss):
-        return replace(deadline_order, by_s=min(deadline_order.by_s, math.inf if doom is None else doom.by_s))
-    return replace(doom, by_s=min(deadline_order.by_s, doom.by_s))
+        return kill_order
+    if kill_order is None or not (kill_order.fault or kill_order.loss):
+        return replace(
+            deadline_order, by_s=min(deadline_order.by_s, math.inf if kill_order is None else kill_order.by_s)
+        )
+    return replace(kill_order, by_s=min(deadline_order.by_s, kill_order.by_s))
 
 
 def _leave_by_s(run: BegunRun, job: Job | None) -> float | None:

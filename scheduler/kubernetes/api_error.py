@@ -68,9 +68,7 @@ class ApiError(Exception):
 
     @property
     def is_permanent(self) -> bool:
-        """Return whether retrying is useless until someone changes the object, the permissions, the quota or the
-        webhook.
-        """
+        """Return whether retries are useless until someone changes the object, permissions, quota or webhook."""
         return self.is_invalid or self.is_forbidden or self.is_not_found or self.is_webhook_unavailable
 
     @property

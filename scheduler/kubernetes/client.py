@@ -143,8 +143,9 @@ class KubernetesClient:
         timeout_s: float = 300.0,
         idle_timeout_s: float = 90.0,
     ) -> WatchStream:
-        """Stream changes after `resource_version`, with bookmarks, until the server ends the watch after about
-        `timeout_s`.
+        """Stream changes after `resource_version`, with bookmarks.
+
+        The server ends the watch after about `timeout_s`.
 
         Watches are not retried. The call or the iteration raises ApiError after `idle_timeout_s` without data, and with
         `is_gone` if `resource_version` has expired.
@@ -175,8 +176,9 @@ class KubernetesClient:
     def post_subresource(
         self, kind: ResourceKind, name: str, namespace: str = "", *, subresource: str, body: Object
     ) -> Object:
-        """Post to a subresource that creates no object, such as a ServiceAccount's `token`. Not retried after ambiguous
-        failures.
+        """Post to a subresource that creates no object, such as a ServiceAccount's `token`.
+
+        Not retried after ambiguous failures.
         """
         response: Object = self._sender.send(
             api_requests.build_subresource_post(kind, name, namespace, subresource, body)
@@ -257,8 +259,9 @@ class KubernetesClient:
         return deleted if api_requests.is_still_terminating(deleted) else None
 
     def bind(self, pod: Object, node: str) -> None:
-        """Bind the pod with this uid to the node. Succeeds if it is already bound there; raises a conflict if bound
-        elsewhere.
+        """Bind the pod with this uid to the node.
+
+        Succeeds if it is already bound there; raises a conflict if bound elsewhere.
         """
         try:
             self._sender.send(api_requests.build_bind(pod, node))
@@ -320,5 +323,5 @@ def connect(
     connection = Connection(
         load_configuration(kubeconfig), connect_timeout_s=limits.connect_timeout_s, read_timeout_s=limits.read_timeout_s
     )
-    asker = RequestSender(connection, limits=limits, on_request=on_request, may_write=may_write, rng=rng or Random())
-    return KubernetesClient(asker, host=connection.host)
+    sender = RequestSender(connection, limits=limits, on_request=on_request, may_write=may_write, rng=rng or Random())
+    return KubernetesClient(sender, host=connection.host)

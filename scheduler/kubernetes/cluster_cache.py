@@ -159,8 +159,9 @@ class ClusterCache:
 
     @property
     def jobs_with_pods(self) -> frozenset[tuple[str, str]]:
-        """(namespace, job id) of jobs with pods, ended pods included. Includes the namespace, because labels can be
-        forged.
+        """(namespace, job id) of jobs with pods, ended pods included.
+
+        Includes the namespace, because labels can be forged.
         """
         return frozenset((pod.namespace, pod.job_id) for pod in self.get_view().pods if pod.is_ours)
 
@@ -176,9 +177,7 @@ class ClusterCache:
             cache.assume(item)
 
     def assume_bound(self, pod: PodView) -> None:
-        """Record an acknowledged binding until the watch confirms it: the response to a binding does not contain the
-        pod.
-        """
+        """Record an acknowledged binding, whose response does not contain the pod, until the watch confirms it."""
         with self._lock:
             self._bound[pod.uid] = pod.target_node
             self._view_change_counts = ()
@@ -197,10 +196,10 @@ class ClusterCache:
             return self._view
 
     def _build_view(self) -> ClusterView:
-        facts: list[PodView] = [item[_VIEW_KEY] for item in self.pods.snapshot().values()]
-        unbound = {pod.uid for pod in facts if not pod.node}
+        views: list[PodView] = [item[_VIEW_KEY] for item in self.pods.snapshot().values()]
+        unbound = {pod.uid for pod in views if not pod.node}
         self._bound = {uid: node for uid, node in self._bound.items() if uid in unbound}
-        pods = [self._with_binding(pod) for pod in facts]
+        pods = [self._with_binding(pod) for pod in views]
         return ClusterView(
             pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
             nodes={item["metadata"]["name"]: parse_node_view(item) for item in self.nodes.snapshot().values()},
@@ -234,9 +233,9 @@ def _trim_metadata(item: Object) -> Object:
 
 
 def _trim_pod(item: Object) -> Object:
-    facts = parse_pod_view(item)
-    slim: dict[str, Any] = _trim_metadata(item)
-    return {**slim, _VIEW_KEY: facts}
+    view = parse_pod_view(item)
+    trimmed: dict[str, Any] = _trim_metadata(item)
+    return {**trimmed, _VIEW_KEY: view}
 
 
 def _trim_node(item: Object) -> Object:

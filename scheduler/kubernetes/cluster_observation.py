@@ -79,8 +79,9 @@ def _with_gpus(run: Run, held: Gpus) -> Run:
 
 
 def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[str]:
-    """Return nodes where foreign pods and the decided jobs need more GPUs than there are. The next decision accounts
-    for it.
+    """Return nodes where foreign pods and the decided jobs need more GPUs than there are.
+
+    The next decision accounts for it.
     """
     needed = Counter[str]()
     for pod in view.pods:

@@ -199,8 +199,9 @@ class EventRecorder:
         return [stored for stored in found if stored.event.at_s >= since_s]
 
     def _find_start(self, at_s: float) -> int:
-        """Return an event number before `at_s`, at most one page from the last such event. Binary search, because
-        stores keep years of events.
+        """Return an event number before `at_s`, at most one page from the last such event.
+
+        Binary search, because stores keep years of events.
         """
         low, step = 0, _PAGE_SIZE
         while self._is_older(low + step, at_s):

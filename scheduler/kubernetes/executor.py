@@ -43,8 +43,9 @@ _STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 
 
 class KubernetesExecutor:
-    """Implements Executor. `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on
-    all writes.
+    """Implements Executor.
+
+    `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes.
     """
 
     def __init__(

@@ -45,9 +45,7 @@ class FleetCommands:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedPools:
-    """Valid Pools, oldest first; the names of `rejected` Pools, whose nodes stay unchanged, and of Pools that are
-    `deleting`.
-    """
+    """Valid Pools, oldest first, and the names of `rejected` and `deleting` ones. Nodes of rejected Pools stay unchanged."""
 
     pools: tuple[PoolResource, ...]
     rejected: frozenset[str]

@@ -161,8 +161,9 @@ class JobObjectActions:
     def _create_objects(
         self, job: Job, missing: Sequence[PodToCreate], context: ManifestContext, view: ClusterView
     ) -> None:
-        """Create the objects in dependency order. The plan comes first, because `delete_leftovers` finds the others by
-        it.
+        """Create the objects in dependency order.
+
+        The plan comes first, because `delete_leftovers` finds the others by it.
         """
         key = (context.namespace, job_object_name(job.id))
         if not _has_plan(view, key, job.allocation.generation):

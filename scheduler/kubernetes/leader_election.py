@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimings:
-    """Durations of the election. A silent leader is replaced within `lease_duration_s` plus `retry_period_s` and
-    jitter.
+    """Durations of the election.
+
+    A silent leader is replaced within `lease_duration_s` plus `retry_period_s` and jitter.
 
     The leader stops `margin_s` before `renew_deadline_s`.
     """
@@ -120,9 +121,7 @@ class LeaderElector:
             self._release_lease()
 
     def step_down_for(self, duration_s: float) -> None:
-        """Stop leading, and leave the Lease to others for `duration_s`, because this process cannot do the leader's
-        work.
-        """
+        """Stop leading for `duration_s`, because this process cannot do the leader's work."""
         with self._lock:
             self._paused_until_s = self._monotonic_s() + duration_s
             if self.is_leading:

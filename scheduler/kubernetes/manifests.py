@@ -108,8 +108,9 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
 
 
 def build_service(job: Job, context: ManifestContext) -> Manifest:
-    """Return the headless service. It includes pods that are not ready, because ranks resolve each other's pod names
-    early.
+    """Return the headless service.
+
+    It includes pods that are not ready, because ranks resolve each other's pod names early.
     """
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_LABEL: job.id}}
     return _build_manifest(SERVICE, context, _job_metadata(job.id), spec=spec)
@@ -210,8 +211,9 @@ def _has_shm_mount(container: Mapping[str, Any]) -> bool:
 
 
 def _build_volumes(job: Job, *, needs_shm: bool) -> list[Manifest]:
-    """Return the volumes. `needs_shm`: NCCL and data loaders use shared memory, and containers get only 64 MiB by
-    default.
+    """Return the volumes.
+
+    `needs_shm`: NCCL and data loaders use shared memory, and containers get only 64 MiB by default.
     """
     name = job_object_name(job.id)
     volumes: list[Manifest] = [

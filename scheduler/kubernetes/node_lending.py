@@ -1,5 +1,4 @@
-"""Lending and returning nodes: the missing steps between decided loans and the nodes of the cluster, and their API
-calls.
+"""Lending and returning nodes: the missing steps towards the decided loans, and their API calls.
 
 A lent node has a taint, which keeps inference pods off, and a label with its loan. Inference pods leave by eviction,
 within their disruption budgets. A node without our label, or without our taint and epoch, is never touched.
@@ -192,8 +191,9 @@ class NodeLending:
         self._patch_node(node, [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY])
 
     def _patch_node(self, node: NodeView, taints: list[Any], *, loan: str | None = None) -> None:
-        """Patch taints, label and epoch. Taints are replaced as a list, so the resourceVersion protects changes by
-        others.
+        """Patch taints, label and epoch.
+
+        Taints are replaced as a list, so the resourceVersion protects changes by others.
         """
         if node.epoch > self._epoch():
             raise FencedError(

@@ -87,8 +87,9 @@ def find_orphans(pods: Iterable[PodView], jobs: Mapping[str, Job]) -> tuple[PodT
 
 
 def find_stranded_pods(pods: Iterable[PodView], nodes: Container[str]) -> tuple[PodToDelete, ...]:
-    """Return pods on nodes that no longer exist, to delete without grace period. Pods on unreachable nodes may still
-    run.
+    """Return pods on nodes that no longer exist, to delete without grace period.
+
+    Pods on unreachable nodes may still run.
     """
     return tuple(PodToDelete(pod, 0.0) for pod in pods if pod.is_ours and pod.node and pod.node not in nodes)
 

@@ -66,9 +66,7 @@ class PoolMembership:
             parts.append(f"nodes without allocatable nvidia.com/gpu: {_format_list(sorted(without_gpus))}")
         if untolerated:
             listed = _format_list(f"{node} ({taints})" for node, taints in sorted(untolerated.items()))
-            parts.append(
-                f"nodes with taints that the pool does not tolerate: {listed}; add them to tolerations"
-            )
+            parts.append(f"nodes with taints that the pool does not tolerate: {listed}; add them to tolerations")
         if not parts:
             return None
         reason = (
@@ -173,8 +171,9 @@ def _removal_commands(node: Node, snapshot: Snapshot, *, exists: bool) -> dict[s
 
 
 def _hardware_key(node: Node) -> tuple[str, str, int]:
-    """Return the immutable properties. Memory is excluded: a new release may correct it, which is no reason to drain
-    nodes.
+    """Return the immutable properties.
+
+    Memory is excluded: a new release may correct it, which is no reason to drain nodes.
     """
     return node.pool, node.gpu, node.gpus
 

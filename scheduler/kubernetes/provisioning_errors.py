@@ -17,8 +17,9 @@ _SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 
 
 def describe_claim_error(claim: Object | None, claim_name: str, *, max_gpus: int) -> str:
-    """Return why the claim cannot be mounted by a job of up to `max_gpus` GPUs, or an empty string. `claim_name`
-    includes the namespace.
+    """Return why the claim cannot be mounted by a job of up to `max_gpus` GPUs, or an empty string.
+
+    `claim_name` includes the namespace.
 
     Ebbtide binds pods itself, without the Kubernetes scheduler, which would wait for the claim. A bound pod that cannot
     mount its claim would hold its GPUs forever.

@@ -71,8 +71,9 @@ class Reflector:
         self._thread.start()
 
     def stop(self, *, join_s: float = JOIN_TIMEOUT_S) -> None:
-        """Stop the thread. Returns at once during a watch, else after at most `join_s`; the daemon thread then ends by
-        itself.
+        """Stop the thread.
+
+        Returns at once during a watch, else after at most `join_s`; the daemon thread then ends by itself.
         """
         self._stop.set()
         with self._lock:
@@ -109,8 +110,10 @@ class Reflector:
         self._record_contact()
 
     def _watch_until_closed(self) -> None:
-        """Watch until the server ends the watch. A watch that ends early and without events counts as a failure, so
-        that a server that closes every watch is not polled in a tight loop.
+        """Watch until the server ends the watch.
+
+        A watch that ends early and without events counts as a failure, so that a server that closes every watch is not
+        polled in a tight loop.
         """
         started_at_s, event_count = self._monotonic_s(), 0
         watch = self._open_watch()

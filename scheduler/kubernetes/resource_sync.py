@@ -116,31 +116,33 @@ def _build_job_writes(resource: Resource, state: PublishState) -> Writes:
     job_id = derive_job_id(meta)
     live_job = find_job(meta, state.snapshot.jobs, state.job_namespace)
     job = live_job or find_job(meta, state.ended_jobs, state.job_namespace)
-    subject = _JobResource(resource, meta, job, state.spec_commands.conditions.get(meta.uid, ()))
+    job_resource = _JobResource(resource, meta, job, state.spec_commands.conditions.get(meta.uid, ()))
     if meta.is_deleting and _has_released_resources(job, (meta.namespace, job_id), state):
         return remove_finalizer(ELASTIC_JOB, meta, JOB_FINALIZER)
     if job is None:
-        return _build_writes_without_job(subject, state)
+        return _build_writes_without_job(job_resource, state)
     finalizer_writes = add_finalizer(
         ELASTIC_JOB, meta, JOB_FINALIZER, state.epoch_annotations, labels={JOB_LABEL: job.id}
     )
-    if job.is_ended and _is_expired(subject, state):
+    if job.is_ended and _is_expired(job_resource, state):
         return _build_delete(meta)
     if finalizer_writes:
         return finalizer_writes
-    observed, spec_writes = _follow_job(subject, job, state)
-    status = _build_status(job, get_mapping(resource, "status"), subject, observed, state)
+    observed, spec_writes = _follow_job(job_resource, job, state)
+    status = _build_status(job, get_mapping(resource, "status"), job_resource, observed, state)
     return (*spec_writes, *build_status_writes(ELASTIC_JOB, resource, status, state))
 
 
-def _build_writes_without_job(subject: _JobResource, state: PublishState) -> Writes:
+def _build_writes_without_job(job_resource: _JobResource, state: PublishState) -> Writes:
     """Return the writes for an ElasticJob that is rejected, not submitted yet, or ended long ago."""
-    resource, meta = subject.resource, subject.meta
+    resource, meta = job_resource.resource, job_resource.meta
     current = get_mapping(resource, "status")
-    if _is_expired(subject, state):
+    if _is_expired(job_resource, state):
         return _build_delete(meta)
     conditions = (
-        (_no_such_job_condition(meta),) if is_from_api(meta) and not has_ended_phase(current) else subject.conditions
+        (_no_such_job_condition(meta),)
+        if is_from_api(meta) and not has_ended_phase(current)
+        else job_resource.conditions
     )
     if any(not condition.holds for condition in conditions):
         refused = build_refused_status(conditions)
@@ -158,21 +160,21 @@ def _no_such_job_condition(meta: Metadata) -> Condition:
     return Condition(ACCEPTED, False, "NoSuchJob", message)
 
 
-def _follow_job(subject: _JobResource, job: Job, state: PublishState) -> tuple[int, Writes]:
+def _follow_job(job_resource: _JobResource, job: Job, state: PublishState) -> tuple[int, Writes]:
     """Return the applied generation, and the writes that update the spec after a change over HTTP.
 
     The server increments the generation for our own change. It counts as applied, so that it is not taken for a user's
     change.
     """
-    meta, command_ids = subject.meta, state.spec_commands.command_ids.get(subject.meta.uid, ())
-    observed = get_applied_generation(subject.resource, meta)
-    if subject.conditions and (
-        subject.is_rejected or all(command in state.applied_command_ids for command in command_ids)
+    meta, command_ids = job_resource.meta, state.spec_commands.command_ids.get(job_resource.meta.uid, ())
+    observed = get_applied_generation(job_resource.resource, meta)
+    if job_resource.conditions and (
+        job_resource.is_rejected or all(command in state.applied_command_ids for command in command_ids)
     ):
         observed = meta.generation
-    spec, job_spec = get_mapping(subject.resource, "spec"), build_elastic_job_spec(job)
+    spec, job_spec = get_mapping(job_resource.resource, "spec"), build_elastic_job_spec(job)
     is_same = spec.get("gpus") == job_spec["gpus"] and spec.get("suspend", False) == job_spec["suspend"]
-    is_settled = job.is_ended or job.intent is Intent.CANCEL or meta.is_deleting or subject.is_rejected
+    is_settled = job.is_ended or job.intent is Intent.CANCEL or meta.is_deleting or job_resource.is_rejected
     if is_same or is_settled or observed != meta.generation:
         return observed, ()
     body = {
@@ -182,10 +184,12 @@ def _follow_job(subject: _JobResource, job: Job, state: PublishState) -> tuple[i
     return meta.generation + 1, (build_patch(ELASTIC_JOB, meta, body),)
 
 
-def _build_status(job: Job, current: Any, subject: _JobResource, observed: int, state: PublishState) -> dict[str, Any]:
+def _build_status(
+    job: Job, current: Any, job_resource: _JobResource, observed: int, state: PublishState
+) -> dict[str, Any]:
     waiting = state.waiting_reasons.get(job.id)
-    status = build_job_status(job, waiting, state.snapshot, before=current, accepted=subject.conditions)
-    return complete_status(status, subject.meta, before=current, observed_generation=observed, now_s=state.now_s)
+    status = build_job_status(job, waiting, state.snapshot, before=current, accepted=job_resource.conditions)
+    return complete_status(status, job_resource.meta, before=current, observed_generation=observed, now_s=state.now_s)
 
 
 def _has_released_resources(job: Job | None, key: tuple[str, str], state: PublishState) -> bool:
@@ -193,11 +197,11 @@ def _has_released_resources(job: Job | None, key: tuple[str, str], state: Publis
     return not held and key not in state.jobs_with_pods
 
 
-def _is_expired(subject: _JobResource, state: PublishState) -> bool:
+def _is_expired(job_resource: _JobResource, state: PublishState) -> bool:
     """Return whether a job submitted over HTTP ended longer ago than its retention. Users delete theirs."""
-    status = get_mapping(subject.resource, "status")
-    ended = has_ended_phase(status) and state.is_older_than(status.get("endedAt"), state.retention.jobs_s)
-    return ended and is_from_api(subject.meta) and not subject.meta.is_deleting
+    status = get_mapping(job_resource.resource, "status")
+    has_expired = has_ended_phase(status) and state.is_older_than(status.get("endedAt"), state.retention.jobs_s)
+    return has_expired and is_from_api(job_resource.meta) and not job_resource.meta.is_deleting
 
 
 def _build_delete(meta: Metadata) -> Writes:

@@ -59,8 +59,9 @@ def build_status_patch(kind: ResourceKind, meta: Metadata, status: dict[str, Any
 
 
 def compute_merge_patch(current: object, after: dict[str, Any]) -> dict[str, Any]:
-    """Return the smallest merge patch from `before` to `after`. `after` contains no null and no empty object as a
-    value.
+    """Return the smallest merge patch from `current` to `after`.
+
+    `after` contains no null and no empty object as a value.
     """
     if not isinstance(current, dict):
         return after
