@@ -150,14 +150,16 @@ def test_retired_names_do_not_come_back() -> None:
     defined = {
         _at(source.path, name)
         for source in _sources()
-        for name in (source.path.stem, *(node.name for node in ast.walk(source.tree) if _is_definition(node)))
+        for name in (source.path.stem, *_defined_names(source.tree))
         if name.lstrip("_") in RETIRED_NAMES
     }
     assert defined == set()
 
 
-def _is_definition(node: ast.AST) -> bool:
-    return isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+def _defined_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
 
 
 def test_pure_packages_read_no_clock_and_draw_no_random_numbers() -> None:

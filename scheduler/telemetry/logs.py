@@ -27,7 +27,7 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 class UtcTextFormatter(logging.Formatter):
     """Text lines with UTC times. The id of the request, if any, is appended in brackets."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
         line, request_id = super().format(record), REQUEST_ID.get()
@@ -37,7 +37,7 @@ class UtcTextFormatter(logging.Formatter):
 class UtcJsonFormatter(JsonFormatter):
     """JSON objects with the keys at, level, logger, message and, where they apply, request_id and traceback."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
