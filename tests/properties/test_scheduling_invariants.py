@@ -127,7 +127,7 @@ def copied(value: V, kind: type[V]) -> V:
     return decode(kind, json.loads(json.dumps(encode(value))))
 
 
-@WORLDS
+@FOR_EACH_POLICY_SET
 @given(seed=SEEDS)
 def test_update_depends_on_values_alone_and_keeps_its_input(seed: int) -> None:
     world = a_world(seed)
