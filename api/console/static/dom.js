@@ -114,14 +114,15 @@ export function figureOf(state, name, value, unit, below) {
 /** A button that copies `text`, a string or a function that returns one, to the clipboard. */
 export function copyButton(what, text) {
   const name = `Copy ${what}`;
-  const tell = (button, word, label = word) => {
+  const setLabel = (button, word, label = word) => {
     button.textContent = word;
     button.setAttribute("aria-label", label);
   };
   const copy = async ({ currentTarget: button }) => {
     const given = typeof text === "function" ? text() : text;
-    await navigator.clipboard.writeText(given).then(() => tell(button, "Copied"), () => tell(button, "Copy failed"));
-    setTimeout(() => tell(button, "Copy", name), COPIED_MS);
+    const copied = navigator.clipboard.writeText(given);
+    await copied.then(() => setLabel(button, "Copied"), () => setLabel(button, "Copy failed"));
+    setTimeout(() => setLabel(button, "Copy", name), COPIED_MS);
   };
   if (!navigator.clipboard) return null; // browsers offer it in secure contexts only
   return el("button", { type: "button", class: "small copy", "aria-label": name, on: { click: copy } }, "Copy");

@@ -33,8 +33,8 @@ export class FleetGrid {
     this.legend = el("ul", { class: "legend", "aria-label": `Nodes of pool ${pool} by state` });
     this.list.addEventListener("keydown", (event) => this.#move(event, pick));
     this.list.addEventListener("click", (event) => pickIn(event, pick));
-    this.list.addEventListener("mouseover", (event) => this.#tell(event));
-    this.list.addEventListener("focusin", (event) => this.#tell(event));
+    this.list.addEventListener("mouseover", (event) => this.#describe(event));
+    this.list.addEventListener("focusin", (event) => this.#describe(event));
     this.parts = [this.legend, this.list, this.caption];
   }
 
@@ -80,7 +80,7 @@ export class FleetGrid {
     put(this.legend, Object.keys(STATES).filter((state) => found[state]).map(entry));
   }
 
-  #tell(event) {
+  #describe(event) {
     const node = this.nodes.get(event.target.closest("li")?.dataset.name);
     if (node && !this.hasTiles) say(this.caption, sentence(node));
   }

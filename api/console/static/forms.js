@@ -41,8 +41,8 @@ export function showRefusals(form, place, error) {
     hint.classList.add("wrong");
   }
   const refusedOnly = (error.errors || []).length > 0 && strange.length === 0;
-  const said = "Some fields are invalid. The accepted values are shown below each field.";
-  put(place, refusedOnly ? el("p", { class: "note bad", role: "alert" }, said) : problemNote(error));
+  const message = "Some fields are invalid. The accepted values are shown below each field.";
+  put(place, refusedOnly ? el("p", { class: "note bad", role: "alert" }, message) : problemNote(error));
   form.querySelector('[aria-invalid="true"]')?.focus();
 }
 

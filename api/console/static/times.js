@@ -4,18 +4,18 @@ import { el, say } from "./dom.js";
 import { ago, duration, time, utc } from "./format.js";
 
 const EVERY_MS = 1000;
-const TELL = { ago, for: (atS, nowS) => duration(Math.max(0, Math.round(nowS - atS))) };
+const FORMATS = { ago, for: (atS, nowS) => duration(Math.max(0, Math.round(nowS - atS))) };
 
 export function when(atS, props = {}) {
   return el("time", { datetime: new Date(1000 * atS).toISOString(), title: utc(atS), ...props }, time(atS));
 }
 
-/** Formats an age: "3 min ago" or "in 20 s"; with `tell` "for": "3 min". */
-export function age(atS, tell = "ago") {
+/** Formats an age: "3 min ago" or "in 20 s"; with `format` "for": "3 min". */
+export function age(atS, format = "ago") {
   const at = when(atS);
-  Object.assign(at.dataset, { tell, at: atS });
+  Object.assign(at.dataset, { format, at: atS });
   at.title = `${time(atS)}, ${utc(atS)}`;
-  at.textContent = TELL[tell](atS, Date.now() / 1000);
+  at.textContent = FORMATS[format](atS, Date.now() / 1000);
   return at;
 }
 
@@ -27,8 +27,8 @@ export function due(atS) {
 export function keepAges() {
   setInterval(() => {
     if (document.hidden) return;
-    for (const each of document.querySelectorAll("time[data-tell]")) {
-      say(each, TELL[each.dataset.tell](Number(each.dataset.at), Date.now() / 1000));
+    for (const each of document.querySelectorAll("time[data-format]")) {
+      say(each, FORMATS[each.dataset.format](Number(each.dataset.at), Date.now() / 1000));
     }
   }, EVERY_MS);
 }

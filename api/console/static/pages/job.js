@@ -138,7 +138,7 @@ function whyCard(explanation) {
   ]);
   const { code: reasonCode } = explanation.reason ?? {};
   const code = reasonCode && el("span", { class: "muted small", title: reasonCode }, words(reasonCode));
-  const said = explanation.summary.replace(/^\w+: /, "");
+  const summary = explanation.summary.replace(/^\w+: /, "");
   const heading = [isWaiting ? "Why it is pending" : "Explanation", code];
-  return card(heading, el("p", {}, said[0].toUpperCase() + said.slice(1)), rows.children.length ? rows : null);
+  return card(heading, el("p", {}, summary[0].toUpperCase() + summary.slice(1)), rows.children.length ? rows : null);
 }

@@ -115,13 +115,13 @@ class Overview {
     const onLoan = `${gpus(lentGpus)}${recalled ? `, ${plural(recalled, "node")} recalled` : ""}`;
     const holding = HOLDING.reduce((sum, state) => sum + (overview.jobs[state] || 0), 0);
     const running = `${plural(holding, "job")} on GPUs`;
-    const asked = waiting ? `at least ${gpus(needed)} requested; ${running}` : running;
+    const pendingNote = waiting ? `at least ${gpus(needed)} requested; ${running}` : running;
     const inference = overview.pools.filter((pool) => pool.kind === "inference").slice(0, 2);
     return el("dl", { class: "figures" }, [
       figureOf("training", "GPUs in training", count(held), `of ${count(own + lentGpus)}`, used),
       ...inference.map((pool) => demandFigure(pool, this.#lentOf(pool), overview.pools.length > 2)),
       figureOf("lent", "Lent to training", count(lent.length), lent.length === 1 ? "node" : "nodes", onLoan),
-      figureOf("queued", "Pending jobs", count(waiting), "", asked),
+      figureOf("queued", "Pending jobs", count(waiting), "", pendingNote),
     ]);
   }
 

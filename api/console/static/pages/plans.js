@@ -45,15 +45,17 @@ export async function show(root, { query, signal }) {
 /** Creates fields filled from the URL, or with an example. */
 function fields(query) {
   const number = { kind: "number", min: 1 };
-  const asked = (name, label, props) => field(name, label, { ...props, value: query.get(name) ?? props.value ?? "" });
+  const fromQuery = (name, label, props) => {
+    return field(name, label, { ...props, value: query.get(name) ?? props.value ?? "" });
+  };
   const button = el("button", { class: "first", type: "submit" }, "Find the plan");
   return card("Request", el("div", { class: "form" },
-    asked("model", "Model", { list: "models", value: "llama-2-7b", required: true }),
-    asked("gpu", "GPU model", { list: "gpu-models", value: "a100-80g", required: true }),
-    asked("gpus", "GPUs", { ...number, value: 16 }),
-    asked("globalBatch", "Global batch", { ...number, value: 64 }),
-    asked("sequenceLength", "Sequence length", { ...number, hint: "Default: that of the model." }),
-    asked("frozenLayers", "Frozen layers", { ...number, hint: "Default: none." })),
+    fromQuery("model", "Model", { list: "models", value: "llama-2-7b", required: true }),
+    fromQuery("gpu", "GPU model", { list: "gpu-models", value: "a100-80g", required: true }),
+    fromQuery("gpus", "GPUs", { ...number, value: 16 }),
+    fromQuery("globalBatch", "Global batch", { ...number, value: 64 }),
+    fromQuery("sequenceLength", "Sequence length", { ...number, hint: "Default: that of the model." }),
+    fromQuery("frozenLayers", "Frozen layers", { ...number, hint: "Default: none." })),
     el("div", { class: "row" }, button));
 }
 
