@@ -24,6 +24,13 @@ LEVELS_PER_SEASON = 72
 SCALE_FLOOR = 0.25
 
 
+# With fewer residuals than this, a forecast allows for a rise by UNCALIBRATED_RESIDUAL scales.
+CALIBRATION_MIN_RESIDUALS = 20
+UNCALIBRATED_RESIDUAL = 1.0
+TAIL_SHARE = 0.05
+TAIL_RESIDUALS_MIN = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Season:
     """A season of `bins` bins of `step_s` seconds.
@@ -123,13 +130,6 @@ def _compute_masked_median(values: FloatArray, usable: np.ndarray[tuple[int, ...
     rows = np.arange(len(values))
     middle = ordered[rows, (count - 1) // 2] + ordered[rows, count // 2]
     return np.asarray(np.where(np.isfinite(middle), middle / 2, 0.0))
-
-
-# With fewer residuals than this, a forecast allows for a rise by UNCALIBRATED_RESIDUAL scales.
-CALIBRATION_MIN_RESIDUALS = 20
-UNCALIBRATED_RESIDUAL = 1.0
-TAIL_SHARE = 0.05
-TAIL_RESIDUALS_MIN = 5
 
 
 def compute_residual_quantile(sorted_residuals: FloatArray, level: float, *, overlap: int = 1) -> float:

@@ -17,125 +17,16 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.resharding.placement import GpuSlot, Placement, TensorSpec, check_slots, compute_sharding
 from scheduler.resharding.shards import Floats, StateOverlap, compute_overlap
 
-GainMatrix = NDArray[np.float64]
-
-
-def find_best_assignment(gains: Sequence[GainMatrix]) -> list[int]:
-    """Return the column of each row, each column once, under several objectives in order of priority.
-
-    Of all assignments with the most of `gains[0]` [n, n], those with the most of `gains[1]` are chosen, and so on.
-    Gains are whole numbers whose sums stay below 2^53, so that nothing is rounded. An assignment is optimal under one
-    objective if and only if all its edges are tight under that objective's dual (complementary slackness), so each
-    later objective chooses among the tight edges of those before it.
-    """
-    cost = -gains[0]
-    columns = _solve_assignment(cost)
-    for gain in gains[1:]:
-        cost = np.where(_find_tight_edges(cost, columns), -gain, np.inf)
-        columns = _solve_assignment(cost)
-    return columns
-
-
-def _solve_assignment(cost: GainMatrix) -> list[int]:
-    # Imported on the first resize: this import takes a quarter as long as all others of a process together.
-    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy ships no types
-
-    return list(map(int, linear_sum_assignment(cost)[1]))
-
-
-def _find_tight_edges(cost: GainMatrix, columns: Sequence[int]) -> NDArray[np.bool_]:
-    """Return [n, n]: the edges without reduced cost.
-
-    Let row i take the column of row k instead of its own, and compensate k for its loss: this costs detour[i, k]. At an
-    optimum no round trip of detours gains, so shortest paths over them exist and form a dual (Bellman-Ford).
-    """
-    taken = cost[:, columns]
-    detour = taken - np.diagonal(taken)
-    price = detour.min(axis=1)
-    for _ in range(len(cost)):
-        shorter = (detour + price).min(axis=1)
-        if np.array_equal(shorter, price):
-            break
-        price = shorter
-    else:
-        raise AssertionError("an optimal assignment has a dual")
-    tight = np.empty(cost.shape, dtype=np.bool_)
-    tight[:, columns] = detour - price[:, None] + price == 0
-    return tight
-
-
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 RankBlock = tuple[int, ...]
 """Ranks that move to the GPUs of another block together."""
 
-
-def group_equivalent_nodes(plan: ParallelPlan, slots: Sequence[GpuSlot], order: Sequence[int]) -> list[list[RankBlock]]:
-    """Return groups of equivalent nodes, each as the block of its ranks; `order` is the slot of each rank.
-
-    Nodes are equivalent if they have the same number of ranks for stages of the same GPU models. Exchanging whole nodes
-    keeps ranks together that share a node.
-    """
-    models = _gpu_models_by_rank(plan)
-    by_node = map(tuple, _group_by_key((slots[slot].node, rank) for rank, slot in enumerate(order)))
-    return _group_by_key((tuple(sorted(models[rank] for rank in block)), block) for block in by_node)
-
-
-def group_equivalent_units(plan: ParallelPlan, slots: Sequence[GpuSlot], order: Sequence[int]) -> list[list[RankBlock]]:
-    """Return groups of equivalent units: runs of ranks of one stage that share a node and communicate intensively.
-
-    A unit contains whole tensor, Ulysses and ring groups, and those expert and hybrid shard groups that fit into a
-    node. Everything else is sent alike to all of the stage, or of a wider such group, and each node keeps as many units
-    of it. So units can be exchanged.
-    """
-    found, first = list[tuple[tuple[int, ...], RankBlock]](), 0
-    for group in range(plan.pipeline_devices):
-        stages = plan.stages[group :: plan.pipeline_devices]
-        strategies = [strategy for stage in stages for strategy in stage.strategies]
-        nodes = [slots[slot].node for slot in order[first : first + stages[0].gpus]]
-        together = {size for strategy in strategies for size in _compute_group_sizes(strategy)}
-        wide = sorted(size for size in together if not _fits_into_nodes(nodes, size))
-        inner = (strategy.tp * strategy.ulysses * strategy.ring for strategy in strategies)
-        size = lcm(*inner, *together.difference(wide))
-        for start in range(0, len(nodes), size):
-            end = start + size
-            if len(set(nodes[start:end])) == 1:
-                key = (group, *(at // width for width in wide for at in (start, end - 1)))
-                found.append((key, tuple(range(first + start, first + end))))
-        first += len(nodes)
-    return _group_by_key(found)
-
-
-def group_equivalent_ranks(plan: ParallelPlan) -> list[list[RankBlock]]:
-    """Return single ranks, grouped by the GPU model of their stage."""
-    return _group_by_key((model, (rank,)) for rank, model in enumerate(_gpu_models_by_rank(plan)))
-
-
-def _gpu_models_by_rank(plan: ParallelPlan) -> list[str]:
-    return [stage.gpu for stage in plan.stages[: plan.pipeline_devices] for _ in range(stage.gpus)]
-
-
-def _compute_group_sizes(strategy: LayerStrategy) -> tuple[int, int]:
-    """Return the numbers of consecutive ranks that share a stack of experts, and that share one of several copies of
-    the layer."""
-    spread = compute_sharding(strategy)
-    hybrid = spread.shard_group if spread.shard_group < spread.replicas else 1
-    return strategy.tp * strategy.ep, strategy.tp * hybrid
-
-
-def _fits_into_nodes(nodes: Sequence[str], size: int) -> bool:
-    return all(len(set(nodes[start : start + size])) == 1 for start in range(0, len(nodes), size))
-
-
-def _group_by_key(pairs: Iterable[tuple[Key, Value]]) -> list[list[Value]]:
-    groups: defaultdict[Key, list[Value]] = defaultdict(list)
-    for key, value in pairs:
-        groups[key].append(value)
-    return list(groups.values())
-
-
 _MAX_ENUMERATED_SIZE = 4
 """Up to this size all orders of a block are tried at once; above, one assignment problem each is faster."""
+
+NodeSlots = tuple[GpuSlot, ...]
+"""GPUs of one node, some of which are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,67 +117,6 @@ def compute_bytes_by_slot(
     return kept, near
 
 
-def _exchange_blocks(
-    equivalent_blocks: Sequence[Sequence[RankBlock]], order: list[int], kept: Floats, near: Floats
-) -> None:
-    """Exchange the slots of equivalent blocks, then those within each block. `order`, the slot of each rank, is updated
-    in place.
-
-    No step makes the order worse, because leaving everything as it is remains possible.
-    """
-    for blocks in equivalent_blocks:
-        slots = [[order[rank] for rank in block] for block in blocks]
-        for block, other in zip(blocks, _assign_blocks(blocks, slots, kept, near), strict=True):
-            for rank, slot in zip(block, _assign_within_block(block, slots[other], kept), strict=True):
-                order[rank] = slot
-
-
-def _assign_blocks(
-    blocks: Sequence[RankBlock], slots: Sequence[Sequence[int]], kept: Floats, near: Floats
-) -> list[int]:
-    """Return, for each block of ranks, the block whose slots it gets. The slots of one block are on one node."""
-    if len(blocks) == 1:
-        return [0]
-    ranks, columns = np.array(blocks), np.array(slots)
-    most = _compute_max_kept(kept[ranks[:, None, :, None], columns[None, :, None, :]])
-    over_there = near[ranks[:, None, :], columns[None, :, :1]].sum(axis=2)
-    return find_best_assignment([most, over_there, _compute_closeness(ranks.min(axis=1), columns.min(axis=1))])
-
-
-def _compute_max_kept(kept: Floats) -> Floats:
-    """Return [blocks, blocks] from [blocks, blocks, size, size]: the most that a block can keep on the slots of
-    another."""
-    size = kept.shape[-1]
-    rows = np.arange(size)
-    if size <= _MAX_ENUMERATED_SIZE:
-        most: Floats = np.max([kept[:, :, rows, list(p)].sum(axis=2) for p in permutations(range(size))], axis=0)
-        return most
-    most = np.zeros(kept.shape[:2])
-    for pair in np.argwhere(kept.any(axis=(2, 3))):
-        gain = kept[tuple(pair)]
-        most[tuple(pair)] = gain[rows, find_best_assignment([gain])].sum()
-    return most
-
-
-def _assign_within_block(block: RankBlock, slots: Sequence[int], kept: Floats) -> list[int]:
-    """Return the slots in the order of the ranks of `block`."""
-    if len(block) == 1:
-        return list(slots)
-    gains = [kept[np.ix_(block, slots)], _compute_closeness(np.array(block), np.array(slots))]
-    return [slots[number] for number in find_best_assignment(gains)]
-
-
-def _compute_closeness(ranks: Floats, slots: Floats) -> Floats:
-    """Return [ranks, slots]: negative squared distances, so that of two ranks that could swap slots the lower gets
-    the earlier."""
-    apart: Floats = np.subtract.outer(ranks, slots).astype(np.float64)
-    return -(apart**2)
-
-
-NodeSlots = tuple[GpuSlot, ...]
-"""GPUs of one node, some of which are kept."""
-
-
 def select_slots_to_keep(
     state_overlap: StateOverlap,
     old: Placement,
@@ -350,3 +180,168 @@ def _assign_rows(gains: Sequence[Floats]) -> list[int]:
     rows, columns = gains[0].shape
     more = np.zeros((columns - rows, columns))
     return find_best_assignment([np.vstack([gain, more]) for gain in gains])[:rows]
+
+
+def _exchange_blocks(
+    equivalent_blocks: Sequence[Sequence[RankBlock]], order: list[int], kept: Floats, near: Floats
+) -> None:
+    """Exchange the slots of equivalent blocks, then those within each block. `order`, the slot of each rank, is updated
+    in place.
+
+    No step makes the order worse, because leaving everything as it is remains possible.
+    """
+    for blocks in equivalent_blocks:
+        slots = [[order[rank] for rank in block] for block in blocks]
+        for block, other in zip(blocks, _assign_blocks(blocks, slots, kept, near), strict=True):
+            for rank, slot in zip(block, _assign_within_block(block, slots[other], kept), strict=True):
+                order[rank] = slot
+
+
+def _assign_blocks(
+    blocks: Sequence[RankBlock], slots: Sequence[Sequence[int]], kept: Floats, near: Floats
+) -> list[int]:
+    """Return, for each block of ranks, the block whose slots it gets. The slots of one block are on one node."""
+    if len(blocks) == 1:
+        return [0]
+    ranks, columns = np.array(blocks), np.array(slots)
+    most = _compute_max_kept(kept[ranks[:, None, :, None], columns[None, :, None, :]])
+    over_there = near[ranks[:, None, :], columns[None, :, :1]].sum(axis=2)
+    return find_best_assignment([most, over_there, _compute_closeness(ranks.min(axis=1), columns.min(axis=1))])
+
+
+def _compute_max_kept(kept: Floats) -> Floats:
+    """Return [blocks, blocks] from [blocks, blocks, size, size]: the most that a block can keep on the slots of
+    another."""
+    size = kept.shape[-1]
+    rows = np.arange(size)
+    if size <= _MAX_ENUMERATED_SIZE:
+        most: Floats = np.max([kept[:, :, rows, list(p)].sum(axis=2) for p in permutations(range(size))], axis=0)
+        return most
+    most = np.zeros(kept.shape[:2])
+    for pair in np.argwhere(kept.any(axis=(2, 3))):
+        gain = kept[tuple(pair)]
+        most[tuple(pair)] = gain[rows, find_best_assignment([gain])].sum()
+    return most
+
+
+def _assign_within_block(block: RankBlock, slots: Sequence[int], kept: Floats) -> list[int]:
+    """Return the slots in the order of the ranks of `block`."""
+    if len(block) == 1:
+        return list(slots)
+    gains = [kept[np.ix_(block, slots)], _compute_closeness(np.array(block), np.array(slots))]
+    return [slots[number] for number in find_best_assignment(gains)]
+
+
+def _compute_closeness(ranks: Floats, slots: Floats) -> Floats:
+    """Return [ranks, slots]: negative squared distances, so that of two ranks that could swap slots the lower gets
+    the earlier."""
+    apart: Floats = np.subtract.outer(ranks, slots).astype(np.float64)
+    return -(apart**2)
+
+
+def group_equivalent_nodes(plan: ParallelPlan, slots: Sequence[GpuSlot], order: Sequence[int]) -> list[list[RankBlock]]:
+    """Return groups of equivalent nodes, each as the block of its ranks; `order` is the slot of each rank.
+
+    Nodes are equivalent if they have the same number of ranks for stages of the same GPU models. Exchanging whole nodes
+    keeps ranks together that share a node.
+    """
+    models = _gpu_models_by_rank(plan)
+    by_node = map(tuple, _group_by_key((slots[slot].node, rank) for rank, slot in enumerate(order)))
+    return _group_by_key((tuple(sorted(models[rank] for rank in block)), block) for block in by_node)
+
+
+def group_equivalent_units(plan: ParallelPlan, slots: Sequence[GpuSlot], order: Sequence[int]) -> list[list[RankBlock]]:
+    """Return groups of equivalent units: runs of ranks of one stage that share a node and communicate intensively.
+
+    A unit contains whole tensor, Ulysses and ring groups, and those expert and hybrid shard groups that fit into a
+    node. Everything else is sent alike to all of the stage, or of a wider such group, and each node keeps as many units
+    of it. So units can be exchanged.
+    """
+    found, first = list[tuple[tuple[int, ...], RankBlock]](), 0
+    for group in range(plan.pipeline_devices):
+        stages = plan.stages[group :: plan.pipeline_devices]
+        strategies = [strategy for stage in stages for strategy in stage.strategies]
+        nodes = [slots[slot].node for slot in order[first : first + stages[0].gpus]]
+        together = {size for strategy in strategies for size in _compute_group_sizes(strategy)}
+        wide = sorted(size for size in together if not _fits_into_nodes(nodes, size))
+        inner = (strategy.tp * strategy.ulysses * strategy.ring for strategy in strategies)
+        size = lcm(*inner, *together.difference(wide))
+        for start in range(0, len(nodes), size):
+            end = start + size
+            if len(set(nodes[start:end])) == 1:
+                key = (group, *(at // width for width in wide for at in (start, end - 1)))
+                found.append((key, tuple(range(first + start, first + end))))
+        first += len(nodes)
+    return _group_by_key(found)
+
+
+def group_equivalent_ranks(plan: ParallelPlan) -> list[list[RankBlock]]:
+    """Return single ranks, grouped by the GPU model of their stage."""
+    return _group_by_key((model, (rank,)) for rank, model in enumerate(_gpu_models_by_rank(plan)))
+
+
+def _gpu_models_by_rank(plan: ParallelPlan) -> list[str]:
+    return [stage.gpu for stage in plan.stages[: plan.pipeline_devices] for _ in range(stage.gpus)]
+
+
+def _compute_group_sizes(strategy: LayerStrategy) -> tuple[int, int]:
+    """Return the numbers of consecutive ranks that share a stack of experts, and that share one of several copies of
+    the layer."""
+    spread = compute_sharding(strategy)
+    hybrid = spread.shard_group if spread.shard_group < spread.replicas else 1
+    return strategy.tp * strategy.ep, strategy.tp * hybrid
+
+
+def _fits_into_nodes(nodes: Sequence[str], size: int) -> bool:
+    return all(len(set(nodes[start : start + size])) == 1 for start in range(0, len(nodes), size))
+
+
+def _group_by_key(pairs: Iterable[tuple[Key, Value]]) -> list[list[Value]]:
+    groups: defaultdict[Key, list[Value]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return list(groups.values())
+
+
+def find_best_assignment(gains: Sequence[Floats]) -> list[int]:
+    """Return the column of each row, each column once, under several objectives in order of priority.
+
+    Of all assignments with the most of `gains[0]` [n, n], those with the most of `gains[1]` are chosen, and so on.
+    Gains are whole numbers whose sums stay below 2^53, so that nothing is rounded. An assignment is optimal under one
+    objective if and only if all its edges are tight under that objective's dual (complementary slackness), so each
+    later objective chooses among the tight edges of those before it.
+    """
+    cost = -gains[0]
+    columns = _solve_assignment(cost)
+    for gain in gains[1:]:
+        cost = np.where(_find_tight_edges(cost, columns), -gain, np.inf)
+        columns = _solve_assignment(cost)
+    return columns
+
+
+def _solve_assignment(cost: Floats) -> list[int]:
+    # Imported on the first resize: this import takes a quarter as long as all others of a process together.
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy ships no types
+
+    return list(map(int, linear_sum_assignment(cost)[1]))
+
+
+def _find_tight_edges(cost: Floats, columns: Sequence[int]) -> NDArray[np.bool_]:
+    """Return [n, n]: the edges without reduced cost.
+
+    Let row i take the column of row k instead of its own, and compensate k for its loss: this costs detour[i, k]. At an
+    optimum no round trip of detours gains, so shortest paths over them exist and form a dual (Bellman-Ford).
+    """
+    taken = cost[:, columns]
+    detour = taken - np.diagonal(taken)
+    price = detour.min(axis=1)
+    for _ in range(len(cost)):
+        shorter = (detour + price).min(axis=1)
+        if np.array_equal(shorter, price):
+            break
+        price = shorter
+    else:
+        raise AssertionError("an optimal assignment has a dual")
+    tight = np.empty(cost.shape, dtype=np.bool_)
+    tight[:, columns] = detour - price[:, None] + price == 0
+    return tight

@@ -34,6 +34,10 @@ Ints = NDArray[np.int64]
 Interval = tuple[int, int]
 
 
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A part of `tensors[tensor]`. Intervals are (first, end), the end excluded; a dense tensor is expert 0."""
@@ -116,10 +120,6 @@ def _take_chunk(interval: tuple[Ints, Ints], parts: int, number: Ints) -> tuple[
     first, end = interval
     size = -(-(end - first) // parts)
     return np.minimum(first + size * number, end), np.minimum(first + size * (number + 1), end)
-
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from scheduler.solver.search.stage_oracle import OracleCache
 _GB = 1e9
 _ROUNDING_BYTES = 10**8
 """The memory that would suffice is rounded up to this many bytes."""
+
 _GPU_MULTIPLES = (2, 4, 8)
 """Multiples of the GPUs that are tried before no larger shape is proposed."""
 

@@ -21,6 +21,11 @@ from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import gpu_model, linear_step_times_s, min_feasible_gpus, node_sizes, packed
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Speeds = Callable[[Snapshot, Job, Mapping[str, int]], tuple[Ints, Floats]]
+"""Return counts and speeds of a job in a fleet with nodes of these sizes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
@@ -154,10 +159,6 @@ def _waiting_reason(ranked: RankedJob, position: int, left: int, every: int) -> 
     return Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
 
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A job that wants GPUs of one model, with the counts that it may have and its speed on them.
@@ -179,10 +180,6 @@ class Candidate:
     def missing_plan_reason(self) -> Reason:
         least, most = self.job.spec.min_gpus, self.job.spec.max_gpus
         return Reason(ReasonCode.WAITING_FOR_PLAN, f"no count from {least} to {most} has a plan yet")
-
-
-Speeds = Callable[[Snapshot, Job, Mapping[str, int]], tuple[Ints, Floats]]
-"""Return counts and speeds of a job in a fleet with nodes of these sizes."""
 
 
 def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> list[tuple[int, list[Candidate]]]:

@@ -27,6 +27,12 @@ from scheduler.scheduling.policies.allotment import (
 )
 from scheduler.scheduling.policies.settings import PolicySettings
 
+TOLERANCE_S = 1e-6
+"""A delay below this is a rounding error."""
+
+ROUNDING = 1e-9
+"""Steps below this share of a job's work are rounding errors."""
+
 
 def earliest_deadline_first(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
     """Allot by earliest deadline within priority, jobs without a deadline last; each takes the largest remaining count.
@@ -139,10 +145,6 @@ def _unreachable_reason(candidate: Candidate, left: int, position: int, now_s: f
     return Reason(ReasonCode.DEADLINE_UNREACHABLE, detail, numbers)
 
 
-TOLERANCE_S = 1e-6
-"""A delay below this is a rounding error."""
-
-
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
     """A job that requests admission, with its deadline `time_left_s` seconds from now."""
@@ -210,10 +212,6 @@ class _AdmissionPlan:
             counts.append(claimed[1])
         self._entries[first:], self._horizons, self._counts = later, horizons, counts
         return True
-
-
-ROUNDING = 1e-9
-"""Steps below this share of a job's work are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)

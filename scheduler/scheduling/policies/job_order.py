@@ -19,6 +19,12 @@ from scheduler.scheduling.policies.allotment import Allotment, RankedJob, allot_
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import efficient_gpus, node_sizes, remaining_s, step_time_s
 
+LAS_LIMITS_GPU_S = (3250.0, 7200.0)
+"""Attained service at which a job moves to the second and to the third queue; Muri's simulator
+(github.com/Rivendile/Muri, simulator/jobs.py) runs Tiresias with these limits."""
+
+_ROUNDING_GPU_S = 1e-3
+
 
 def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
     """Order by submission within priority."""
@@ -102,12 +108,6 @@ def _waited_s(job: Job, now_s: float) -> float:
 def _pending_jobs(snapshot: Snapshot) -> list[Job]:
     jobs = snapshot.jobs
     return [job for job_id in snapshot.index.waiting if (job := jobs[job_id]).intent is Intent.RUN]
-
-
-LAS_LIMITS_GPU_S = (3250.0, 7200.0)
-"""Attained service at which a job moves to the second and to the third queue; Muri's simulator
-(github.com/Rivendile/Muri, simulator/jobs.py) runs Tiresias with these limits."""
-_ROUNDING_GPU_S = 1e-3
 
 
 def shortest_remaining_time(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:

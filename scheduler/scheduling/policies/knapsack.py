@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 CELLS_MAX = 1 << 22
 """Cells of the dynamic programme that one call may fill. It takes 2,000 deliberately hard groups to approach it, and
 then 0.2 s. Without the bounds, 60 groups of 8 items over 300 GPUs would be 144,000 cells."""
+
 ROUNDING = 1e-12
 """Differences below this share of all values are rounding errors."""
 

@@ -26,6 +26,10 @@ PREEMPTION_SERVICE_RATIO = 2.0
 """A victim must have at least this many times the remaining service of each job that gets its GPUs."""
 
 
+_GpuRequest = tuple[str, bool]
+"""A GPU model, and whether lent nodes are acceptable."""
+
+
 def find_preemption_victims(
     snapshot: Snapshot, stranded: Iterable[Job], exempt: Collection[str], settings: PolicySettings
 ) -> Mapping[str, tuple[str, ...]]:
@@ -70,10 +74,6 @@ def _can_preempt(snapshot: Snapshot, taker: Job, job: Job) -> bool:
         and taker.spec.priority >= job.spec.priority
         and gpu_model(snapshot, taker, sizes) == gpu_model(snapshot, job, sizes)
     )
-
-
-_GpuRequest = tuple[str, bool]
-"""A GPU model, and whether lent nodes are acceptable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ UserKey = tuple[str, str]
 """A queue, and the owner of jobs in it."""
 
 
+_OWN = frozenset({"_gpus", "_used", "_base", "_of_user", "_base_of_user", "_claimants", "_undeclared"})
+
+
 def user_key(job: Job) -> UserKey:
     return job.spec.queue, job.owner
-
-
-_OWN = frozenset({"_gpus", "_used", "_base", "_of_user", "_base_of_user", "_claimants", "_undeclared"})
 
 
 class QuotaState:

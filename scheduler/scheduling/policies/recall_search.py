@@ -26,6 +26,7 @@ WINDOW, WINDOWS_MIN, WINDOWS_MAX = 10, 10, 50
 """Nodes per window, and bounds of the number of windows, which falls with the number of leaving nodes."""
 RANKS, SKIPS = 48, (0, 3, 6, 9)
 """Bundles at each end of the ranking that windows are made of, and how many of them a window skips."""
+
 BREADTHS = (1.2, 3.0)
 """Nodes that the greedy walks start from, as multiples of those that must leave."""
 ROUNDING, CLOSE_ENOUGH = 1.0 + 1e-9, 1.01

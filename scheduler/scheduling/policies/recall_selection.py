@@ -18,6 +18,12 @@ from scheduler.scheduling.policies.recall_search import find_cheapest_nodes
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import min_feasible_gpus, node_sizes
 
+GPU_BYTES_PER_S = 10e9
+"""Assumed bandwidth of one GPU's network port. The shipped GPU profiles have one port per GPU, of 3.5 (V100, L40S)
+to 40 GB/s (H100). Policies do not see them, and the choice between nodes of one GPU model needs only the magnitude."""
+
+_NO_TRANSFERS: Mapping[str, float] = {}
+
 
 def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
     """Return the `count` lent nodes of `pool` whose return costs least, or all if there are no more.
@@ -93,13 +99,6 @@ def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
     if job.state is not JobState.RUNNING:
         return 0.0
     return max(0.0, snapshot.now_s - max(job.progress.checkpoint_at_s, job.state_since_s))
-
-
-GPU_BYTES_PER_S = 10e9
-"""Assumed bandwidth of one GPU's network port. The shipped GPU profiles have one port per GPU, of 3.5 (V100, L40S)
-to 40 GB/s (H100). Policies do not see them, and the choice between nodes of one GPU model needs only the magnitude."""
-
-_NO_TRANSFERS: Mapping[str, float] = {}
 
 
 def transfer_time_by_node_s(snapshot: Snapshot, job: Job) -> Mapping[str, float]:

@@ -29,6 +29,7 @@ _HUBER_WIDTH = 0.03
 _MAX_STEPS = 40
 _MAX_LOG_STEP = 0.7
 """Largest change of a constant's logarithm in one step: a factor of two."""
+
 _DIFFERENCE_STEP = 0.02
 _MAX_DAMPING_TRIES = 8
 _RELATIVE_TOLERANCE = 1e-4

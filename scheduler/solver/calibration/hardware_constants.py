@@ -13,6 +13,15 @@ from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.profile_document import ProfileError
 
+_UNITS = {
+    "_flops_per_s": "flop/s",
+    "_bytes_per_s": "bytes/s",
+    "_bytes": "bytes",
+    "_s_per_parameter": "s/parameter",
+    "_s": "s",
+}
+_SPECIAL_UNITS = {"precision": "number format", "dimensions": "names", "expert_priority": "true or false"}
+
 
 @dataclass(frozen=True, slots=True)
 class FittableConstant:
@@ -50,14 +59,6 @@ CONSTANTS = {
 }
 DEFAULT_CONSTANTS = tuple(CONSTANTS)[:9]
 """The constants that every training run depends on; they are fitted unless the caller names others."""
-
-_UNITS = {
-    "_flops_per_s": "flop/s",
-    "_bytes_per_s": "bytes/s",
-    "_bytes": "bytes",
-    "_s_per_parameter": "s/parameter",
-    "_s": "s",
-}
 
 
 def get_unit(name: str) -> str:
@@ -106,9 +107,6 @@ class ConstantSpace:
         for name, value in zip(self.names, np.exp(point).tolist(), strict=True):
             limited[name] = min(max(value, CONSTANTS[name].lower), CONSTANTS[name].upper)
         return replace(hardware, **limited)
-
-
-_SPECIAL_UNITS = {"precision": "number format", "dimensions": "names", "expert_priority": "true or false"}
 
 
 def format_gpu_document(hardware: HardwareProfile, *, source: str, sources: Mapping[str, str]) -> str:

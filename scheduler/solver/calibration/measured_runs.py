@@ -35,6 +35,22 @@ from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.profiles.transformer import build_transformer_profile
 from scheduler.solver.request import SolveRequest
 
+_DEGREES = {"tensor": "tp", "data": "dp", "ulysses": "ulysses", "ring": "ring", "expert": "ep"}
+_COUNT_COLUMNS = {*_DEGREES, "pipeline", "interleave", "micro_batch", "global_batch", "nodes", "gpus", "gpus_per_node"}
+_RUN_COLUMNS = {
+    *_COUNT_COLUMNS,
+    "model",
+    "zero",
+    "recompute",
+    "sequence_sharding",
+    "offload",
+    "iteration_time_s",
+    "peak_bytes",
+}
+_IGNORED_COLUMNS = {"name", "source", "notes"}
+_BOOLEANS = {"false": False, "true": True}
+GPUS_PER_NODE = 8
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
@@ -84,23 +100,6 @@ def build_even_plan(
             for first, end in pairwise(borders)
         ),
     )
-
-
-_DEGREES = {"tensor": "tp", "data": "dp", "ulysses": "ulysses", "ring": "ring", "expert": "ep"}
-_COUNT_COLUMNS = {*_DEGREES, "pipeline", "interleave", "micro_batch", "global_batch", "nodes", "gpus", "gpus_per_node"}
-_RUN_COLUMNS = {
-    *_COUNT_COLUMNS,
-    "model",
-    "zero",
-    "recompute",
-    "sequence_sharding",
-    "offload",
-    "iteration_time_s",
-    "peak_bytes",
-}
-_IGNORED_COLUMNS = {"name", "source", "notes"}
-_BOOLEANS = {"false": False, "true": True}
-GPUS_PER_NODE = 8
 
 
 class MeasuredRunError(ValueError):

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.profiles.hardware_profile import Collective, HardwareProfile
 
+BoolOrFloatArray = Floats | NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class StageSetting:
@@ -54,9 +56,6 @@ class StageSetting:
         """
         shared = gcd(node_gpus, gpus)
         return cls(hardware, shared, gpus, global_batch, node_gpus_min or shared)
-
-
-BoolOrFloatArray = Floats | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

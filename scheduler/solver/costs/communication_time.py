@@ -21,6 +21,12 @@ from scheduler.solver.costs.layer_chain import LayerTable
 from scheduler.solver.costs.strategy_space import ParallelDegrees, StrategyCandidates
 from scheduler.solver.instance import Floats, Ints
 
+Layout = tuple[int, bool]
+"""Tensor degree, and whether the sequence is sharded over it: how the tensor between two layers lies on a stage's GPUs.
+
+Splitting samples or tokens over replicas does not matter: a replica holds an equal part of the micro-batch's rows.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageTimes:
@@ -175,13 +181,6 @@ def _compute_tied_s(table: LayerTable, tp: Ints, setting: StageSetting) -> Float
     size_bytes = table.tied_parameters * setting.hardware.precision.value_bytes / tp
     sent_s = send_s(size_bytes, 1 - table.tied_inside, setting.hardware, setting.node_gpus)
     return np.where(size_bytes > 0, sent_s, 0.0)
-
-
-Layout = tuple[int, bool]
-"""Tensor degree, and whether the sequence is sharded over it: how the tensor between two layers lies on a stage's GPUs.
-
-Splitting samples or tokens over replicas does not matter: a replica holds an equal part of the micro-batch's rows.
-"""
 
 
 def list_layouts(degrees: ParallelDegrees) -> tuple[tuple[Layout, ...], Ints]:

@@ -53,96 +53,6 @@ and residual read two values and write one and a mask (3.5). Every tensor rank d
 sequence is sharded."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PassTimes:
-    """Seconds of computing [T, B], of one micro-batch on one GPU. `forward_s` includes `attention_s`; `attached_s`,
-    the work of embedding and head in both passes, is additional. `selective_s` is what selective recompute repeats."""
-
-    forward_s: Floats
-    backward_s: Floats
-    attention_s: Floats
-    selective_s: Floats
-    attached_s: Floats
-
-
-def compute_pass_times(
-    kinds: tuple[Layer, ...], table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile
-) -> PassTimes:
-    """Return the times of one forward and one backward pass. A frozen layer computes at most the gradients of its
-    input."""
-    rate = hardware.peak_flops_per_s * hardware.efficiency
-    samples = degrees.samples / degrees.context
-    own = samples / degrees.tp
-    flops = table.flops + np.where(degrees.ep > 1, hardware.expert_imbalance - 1, 0.0) * table.expert_flops
-    products_s = (
-        flops * own / rate + _compute_operand_bytes(table, degrees, hardware) / hardware.memory_bandwidth_bytes_per_s
-    )
-    scores = np.minimum(_SCORE_TRAFFIC * table.selective_bytes, table.traffic_bytes)
-    elements = _compute_element_bytes(table, table.traffic_bytes - scores, degrees)
-    elements_s = elements / hardware.memory_bandwidth_bytes_per_s
-    attention_s = own * _compute_attention_s(table, scores, hardware)
-    forward_s = products_s + elements_s + attention_s
-    operators_s = RECOMPUTED_PRODUCT_SHARE * products_s + elements_s
-    for row, kind in enumerate(kinds):
-        if kind.measured_s:
-            forward_s[row] = _get_measured_s(kind, degrees)
-            attention_s[row] = forward_s[row] * kind.attention_flops / (kind.attention_flops + kind.flops)
-            operators_s[row] = RECOMPUTED_PRODUCT_SHARE * (forward_s[row] - attention_s[row])
-    stored = table.selective_bytes > 0
-    both = table.backward + table.trained
-    backward_s = both * (forward_s - attention_s)
-    backward_s = backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD, _FUSED_BACKWARD) * attention_s
-    selective_s = np.where(stored, attention_s, operators_s)
-    return PassTimes(forward_s, backward_s, attention_s, selective_s, _compute_attached_s(table, degrees, hardware))
-
-
-def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
-    """Return the bytes of weights, read once, and of the inputs and outputs of products, split between the two of a
-    pair."""
-    value_bytes = hardware.precision.value_bytes
-    rows = degrees.samples / degrees.context
-    weights = value_bytes * (table.dense_parameters + table.expert_parameters / degrees.ep) / degrees.tp
-    between = (table.activation_bytes - table.selective_bytes) * rows / degrees.tp
-    return weights + between + 2 * table.tensor_messages * table.boundary_bytes * rows
-
-
-def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, degrees: ParallelDegrees) -> Floats:
-    rows = degrees.samples / degrees.context
-    whole = np.minimum(traffic_bytes, _REPLICATED_TRAFFIC * table.tensor_messages * table.boundary_bytes)
-    return rows * (whole / np.where(degrees.sharded, degrees.tp, 1) + (traffic_bytes - whole) / degrees.tp)
-
-
-def _compute_attention_s(table: LayerTable, scores: Floats, hardware: HardwareProfile) -> Floats:
-    """Return [T, 1]: the time of one sample's attention core, fused or with scores that pass through memory."""
-    fused = hardware.attention_efficiency or hardware.efficiency
-    efficiency = np.where(table.selective_bytes > 0, hardware.efficiency, fused)
-    products_s = table.attention_flops / (hardware.peak_flops_per_s * efficiency)
-    return products_s + scores / hardware.memory_bandwidth_bytes_per_s
-
-
-def _get_measured_s(kind: Layer, degrees: ParallelDegrees) -> Floats:
-    """Return [B]: the measured forward time, which replaces the analytic one; attention gets its share by flops."""
-    sample_s = dict(kind.measured_s)
-    return np.array([sample_s[degree] for degree in degrees.tp.tolist()]) * degrees.samples / degrees.context
-
-
-def _compute_attached_s(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
-    """Return the time of embedding, head and loss in both passes, with the vocabulary split over the tensor ranks.
-
-    In front of a frozen layer they compute no gradient of inputs, and a frozen embedding computes no gradient at all.
-    """
-    rows = degrees.samples / degrees.context
-    passes_ = 1 + table.backward + table.attached_trained
-    rate = hardware.peak_flops_per_s * hardware.efficiency
-    operands = hardware.precision.value_bytes * table.product_parameters / degrees.tp
-    operands = operands + np.where(table.product_parameters > 0, table.boundary_bytes, 0.0) * rows
-    products_s = table.attached_flops * rows / degrees.tp / rate + operands / hardware.memory_bandwidth_bytes_per_s
-    # A vocabulary that does not divide evenly is padded to aligned columns, as Megatron-LM does.
-    unaligned = (table.columns % degrees.tp == 0) & (table.columns // degrees.tp % ALIGNED_COLUMNS > 0)
-    moved_s = table.attached_traffic_bytes * rows / degrees.tp / hardware.memory_bandwidth_bytes_per_s
-    return passes_ * products_s * np.where(unaligned, hardware.unaligned_slowdown, 1.0) + moved_s
-
-
 _OPTIMIZER_BYTES_PER_PARAMETER = 28
 """AdamW reads gradient, moments and master weight, and writes moments and weights: 28 bytes in bf16 (2 + 12 read, 2
 + 12 written) and in fp32 (4 + 12 read, 4 + 8 written)."""
@@ -318,3 +228,93 @@ def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -
     experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(candidates.shard_group // ep, 1))
     dense = table.trained * table.dense_parameters + table.trained_head_parameters
     return dense / (tp * candidates.shard_group) + experts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassTimes:
+    """Seconds of computing [T, B], of one micro-batch on one GPU. `forward_s` includes `attention_s`; `attached_s`,
+    the work of embedding and head in both passes, is additional. `selective_s` is what selective recompute repeats."""
+
+    forward_s: Floats
+    backward_s: Floats
+    attention_s: Floats
+    selective_s: Floats
+    attached_s: Floats
+
+
+def compute_pass_times(
+    kinds: tuple[Layer, ...], table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile
+) -> PassTimes:
+    """Return the times of one forward and one backward pass. A frozen layer computes at most the gradients of its
+    input."""
+    rate = hardware.peak_flops_per_s * hardware.efficiency
+    samples = degrees.samples / degrees.context
+    own = samples / degrees.tp
+    flops = table.flops + np.where(degrees.ep > 1, hardware.expert_imbalance - 1, 0.0) * table.expert_flops
+    products_s = (
+        flops * own / rate + _compute_operand_bytes(table, degrees, hardware) / hardware.memory_bandwidth_bytes_per_s
+    )
+    scores = np.minimum(_SCORE_TRAFFIC * table.selective_bytes, table.traffic_bytes)
+    elements = _compute_element_bytes(table, table.traffic_bytes - scores, degrees)
+    elements_s = elements / hardware.memory_bandwidth_bytes_per_s
+    attention_s = own * _compute_attention_s(table, scores, hardware)
+    forward_s = products_s + elements_s + attention_s
+    operators_s = RECOMPUTED_PRODUCT_SHARE * products_s + elements_s
+    for row, kind in enumerate(kinds):
+        if kind.measured_s:
+            forward_s[row] = _get_measured_s(kind, degrees)
+            attention_s[row] = forward_s[row] * kind.attention_flops / (kind.attention_flops + kind.flops)
+            operators_s[row] = RECOMPUTED_PRODUCT_SHARE * (forward_s[row] - attention_s[row])
+    stored = table.selective_bytes > 0
+    both = table.backward + table.trained
+    backward_s = both * (forward_s - attention_s)
+    backward_s = backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD, _FUSED_BACKWARD) * attention_s
+    selective_s = np.where(stored, attention_s, operators_s)
+    return PassTimes(forward_s, backward_s, attention_s, selective_s, _compute_attached_s(table, degrees, hardware))
+
+
+def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
+    """Return the bytes of weights, read once, and of the inputs and outputs of products, split between the two of a
+    pair."""
+    value_bytes = hardware.precision.value_bytes
+    rows = degrees.samples / degrees.context
+    weights = value_bytes * (table.dense_parameters + table.expert_parameters / degrees.ep) / degrees.tp
+    between = (table.activation_bytes - table.selective_bytes) * rows / degrees.tp
+    return weights + between + 2 * table.tensor_messages * table.boundary_bytes * rows
+
+
+def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, degrees: ParallelDegrees) -> Floats:
+    rows = degrees.samples / degrees.context
+    whole = np.minimum(traffic_bytes, _REPLICATED_TRAFFIC * table.tensor_messages * table.boundary_bytes)
+    return rows * (whole / np.where(degrees.sharded, degrees.tp, 1) + (traffic_bytes - whole) / degrees.tp)
+
+
+def _compute_attention_s(table: LayerTable, scores: Floats, hardware: HardwareProfile) -> Floats:
+    """Return [T, 1]: the time of one sample's attention core, fused or with scores that pass through memory."""
+    fused = hardware.attention_efficiency or hardware.efficiency
+    efficiency = np.where(table.selective_bytes > 0, hardware.efficiency, fused)
+    products_s = table.attention_flops / (hardware.peak_flops_per_s * efficiency)
+    return products_s + scores / hardware.memory_bandwidth_bytes_per_s
+
+
+def _get_measured_s(kind: Layer, degrees: ParallelDegrees) -> Floats:
+    """Return [B]: the measured forward time, which replaces the analytic one; attention gets its share by flops."""
+    sample_s = dict(kind.measured_s)
+    return np.array([sample_s[degree] for degree in degrees.tp.tolist()]) * degrees.samples / degrees.context
+
+
+def _compute_attached_s(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
+    """Return the time of embedding, head and loss in both passes, with the vocabulary split over the tensor ranks.
+
+    In front of a frozen layer they compute no gradient of inputs, and a frozen embedding computes no gradient at all.
+    """
+    rows = degrees.samples / degrees.context
+    passes_ = 1 + table.backward + table.attached_trained
+    rate = hardware.peak_flops_per_s * hardware.efficiency
+    operands = hardware.precision.value_bytes * table.product_parameters / degrees.tp
+    operands = operands + np.where(table.product_parameters > 0, table.boundary_bytes, 0.0) * rows
+    products_s = table.attached_flops * rows / degrees.tp / rate + operands / hardware.memory_bandwidth_bytes_per_s
+    # A vocabulary that does not divide evenly is padded to aligned columns, as Megatron-LM does.
+    unaligned = (table.columns % degrees.tp == 0) & (table.columns // degrees.tp % ALIGNED_COLUMNS > 0)
+    moved_s = table.attached_traffic_bytes * rows / degrees.tp / hardware.memory_bandwidth_bytes_per_s
+    return passes_ * products_s * np.where(unaligned, hardware.unaligned_slowdown, 1.0) + moved_s

@@ -22,86 +22,6 @@ from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 
-def count_in_flight(schedule: Schedule, *, micro_batches: int, devices: int, position: int) -> float:
-    """Return the micro-batches whose activations the device at `position` (from 0) holds at its peak.
-
-    GPipe holds all. Under 1F1B the last device runs its backward pass at once and holds one; each device before it
-    holds one more (Narayanan et al., SC'21, section 2.2). Interleaved over v chunks per device, each chunk counts 1/v,
-    and the warm-up is (v - 1) x P + 2 (P - position - 1) chunks (same source; in Korthikanti et al., arXiv 2205.05198,
-    section 4.2.3, the first stage holds 1 + (P - 1) / (P v) times as much as under 1F1B).
-    """
-    if schedule.name is ScheduleName.GPIPE:
-        return micro_batches
-    if schedule.name is ScheduleName.ONE_F_ONE_B:
-        return min(micro_batches, devices - position)
-    chunks = schedule.interleave
-    warm_up = (chunks - 1) * devices + 2 * (devices - position - 1)
-    return min(micro_batches * chunks, warm_up + 1) / chunks
-
-
-@dataclass(frozen=True, slots=True)
-class StageGroup:
-    """The `count` stages on GPUs of one model, with `gpus` GPUs each, in a cluster with `node_gpus` GPUs per node."""
-
-    hardware: HardwareProfile
-    node_gpus: int
-    gpus: int
-    count: int
-
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether some neighbouring stages of the group are in different nodes."""
-        return bool(self.node_gpus % self.gpus) or self.count * self.gpus > self.node_gpus
-
-    def crosses_nodes(self, cut: int) -> bool:
-        """Return whether stage `cut` (of this group, from 0) and the next one are in different nodes."""
-        sender, receiver = cut * self.gpus, (cut + 1) * self.gpus
-        return bool(self.node_gpus % self.gpus) or sender // self.node_gpus != receiver // self.node_gpus
-
-
-def compute_hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: StageGroup, *, crosses: bool) -> float:
-    """Return the time to pass a micro-batch of `batch` samples on, and its gradient back, after `layer`.
-
-    Every GPU sends an equal share of the micro-batch to its counterpart (the scatter of Megatron's scatter-gather,
-    SC'21, section 4.1), so the time does not depend on the strategies of either side. Between groups the slower side
-    sets the pace. No gradient returns to layers without a backward pass.
-    """
-    share_bytes = layer.boundary_bytes * batch / min(sender.gpus, receiver.gpus)
-    directions = 2 if layer.backward else 1
-    return directions * max(_compute_send_s(share_bytes, side, crosses) for side in (sender, receiver))
-
-
-def compute_hand_over_table_s(
-    layers: LayerChain, groups: tuple[StageGroup, ...], batch: int, *, interleave: int = 1
-) -> Floats:
-    """Return [P-1, G, G, L+1]: hand-over times at cut p, from group to group, if the next stage begins with layer a;
-    infinite for a = 0 and a = L.
-
-    An interleaved pipeline has [P, ...]: the last row leads from the last device back to the first. In a mixed pipeline
-    the order of stages is open, so a group's hand-overs count as between nodes if any of them can be.
-    """
-    devices = sum(group.count for group in groups)
-    kinds, types = layers.kinds, layers.types[:-1]
-    cuts = devices if interleave > 1 else devices - 1
-    table = np.full((cuts, len(groups), len(groups), len(layers) + 1), np.inf)
-    for (one, sender), (two, receiver) in product(enumerate(groups), repeat=2):
-        near_s, far_s = (
-            np.array([compute_hand_over_s(kind, batch, sender, receiver, crosses=crosses) for kind in kinds])[types]
-            for crosses in (False, True)
-        )
-        if len(groups) == 1:
-            far = [sender.crosses_nodes(cut) if cut < devices - 1 else sender.spans_nodes for cut in range(cuts)]
-        else:
-            far = [one != two or sender.spans_nodes] * cuts
-        table[:, one, two, 1:-1] = np.where(np.array(far, dtype=bool)[:, None], far_s, near_s)
-    return table
-
-
-def _compute_send_s(size_bytes: float, side: StageGroup, crosses: bool) -> float:
-    at_once = gcd(side.node_gpus, side.gpus)
-    return float(send_s(np.array(size_bytes), np.array(crosses), side.hardware, at_once))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CostedStrategies:
     """The strategies of a stage at one number of micro-batches, and their costs.
@@ -170,3 +90,83 @@ def _compute_joint_costs(
         border_s=compute_border_s(table, degrees, setting)[:, candidates.degree_index],
     )
     return costs, changes_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroup:
+    """The `count` stages on GPUs of one model, with `gpus` GPUs each, in a cluster with `node_gpus` GPUs per node."""
+
+    hardware: HardwareProfile
+    node_gpus: int
+    gpus: int
+    count: int
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether some neighbouring stages of the group are in different nodes."""
+        return bool(self.node_gpus % self.gpus) or self.count * self.gpus > self.node_gpus
+
+    def crosses_nodes(self, cut: int) -> bool:
+        """Return whether stage `cut` (of this group, from 0) and the next one are in different nodes."""
+        sender, receiver = cut * self.gpus, (cut + 1) * self.gpus
+        return bool(self.node_gpus % self.gpus) or sender // self.node_gpus != receiver // self.node_gpus
+
+
+def compute_hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: StageGroup, *, crosses: bool) -> float:
+    """Return the time to pass a micro-batch of `batch` samples on, and its gradient back, after `layer`.
+
+    Every GPU sends an equal share of the micro-batch to its counterpart (the scatter of Megatron's scatter-gather,
+    SC'21, section 4.1), so the time does not depend on the strategies of either side. Between groups the slower side
+    sets the pace. No gradient returns to layers without a backward pass.
+    """
+    share_bytes = layer.boundary_bytes * batch / min(sender.gpus, receiver.gpus)
+    directions = 2 if layer.backward else 1
+    return directions * max(_compute_send_s(share_bytes, side, crosses) for side in (sender, receiver))
+
+
+def compute_hand_over_table_s(
+    layers: LayerChain, groups: tuple[StageGroup, ...], batch: int, *, interleave: int = 1
+) -> Floats:
+    """Return [P-1, G, G, L+1]: hand-over times at cut p, from group to group, if the next stage begins with layer a;
+    infinite for a = 0 and a = L.
+
+    An interleaved pipeline has [P, ...]: the last row leads from the last device back to the first. In a mixed pipeline
+    the order of stages is open, so a group's hand-overs count as between nodes if any of them can be.
+    """
+    devices = sum(group.count for group in groups)
+    kinds, types = layers.kinds, layers.types[:-1]
+    cuts = devices if interleave > 1 else devices - 1
+    table = np.full((cuts, len(groups), len(groups), len(layers) + 1), np.inf)
+    for (one, sender), (two, receiver) in product(enumerate(groups), repeat=2):
+        near_s, far_s = (
+            np.array([compute_hand_over_s(kind, batch, sender, receiver, crosses=crosses) for kind in kinds])[types]
+            for crosses in (False, True)
+        )
+        if len(groups) == 1:
+            far = [sender.crosses_nodes(cut) if cut < devices - 1 else sender.spans_nodes for cut in range(cuts)]
+        else:
+            far = [one != two or sender.spans_nodes] * cuts
+        table[:, one, two, 1:-1] = np.where(np.array(far, dtype=bool)[:, None], far_s, near_s)
+    return table
+
+
+def _compute_send_s(size_bytes: float, side: StageGroup, crosses: bool) -> float:
+    at_once = gcd(side.node_gpus, side.gpus)
+    return float(send_s(np.array(size_bytes), np.array(crosses), side.hardware, at_once))
+
+
+def count_in_flight(schedule: Schedule, *, micro_batches: int, devices: int, position: int) -> float:
+    """Return the micro-batches whose activations the device at `position` (from 0) holds at its peak.
+
+    GPipe holds all. Under 1F1B the last device runs its backward pass at once and holds one; each device before it
+    holds one more (Narayanan et al., SC'21, section 2.2). Interleaved over v chunks per device, each chunk counts 1/v,
+    and the warm-up is (v - 1) x P + 2 (P - position - 1) chunks (same source; in Korthikanti et al., arXiv 2205.05198,
+    section 4.2.3, the first stage holds 1 + (P - 1) / (P v) times as much as under 1F1B).
+    """
+    if schedule.name is ScheduleName.GPIPE:
+        return micro_batches
+    if schedule.name is ScheduleName.ONE_F_ONE_B:
+        return min(micro_batches, devices - position)
+    chunks = schedule.interleave
+    warm_up = (chunks - 1) * devices + 2 * (devices - position - 1)
+    return min(micro_batches * chunks, warm_up + 1) / chunks

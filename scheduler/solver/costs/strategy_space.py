@@ -32,6 +32,9 @@ from scheduler.solver.costs.layer_chain import Layer
 from scheduler.solver.instance import Ints
 from scheduler.solver.profiles.hardware_profile import Dimension
 
+RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+"""A recompute column holds positions in this tuple."""
+
 
 def list_divisors(number: int) -> list[int]:
     """Return all divisors of `number` (at least 1), ascending."""
@@ -145,10 +148,6 @@ def _list_expert_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension],
     if not limits.experts or Dimension.EXPERT not in dimensions:
         return [1]
     return list_divisors(gcd(limits.experts, replicas))
-
-
-RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-"""A recompute column holds positions in this tuple."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -358,7 +358,7 @@ def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> Mod
     own_length = read_count(document, "sequence_length", "tokens", owner)
     if sequence_length not in (0, own_length):
         raise ProfileError(
-            f"sequence_length is {sequence_length}; the layers of {document['name']!r} are given for {own_length} alone"
+            f"sequence_length is {sequence_length}; the layers of {document['name']!r} are given only for {own_length}"
         )
     runs = document["layers"]
     if not isinstance(runs, list):

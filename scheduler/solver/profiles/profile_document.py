@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
+MAX_MAGNITUDE = 1e24
+MAX_COUNT = 2**43
+"""No figure is larger, or (unless it is 0) smaller than 1 / MAX_MAGNITUDE, so that no cost overflows."""
+
 
 class ProfileError(ValueError):
     """An invalid model or hardware profile. The message names the field, the value and what is accepted."""
@@ -32,11 +36,6 @@ def require_non_negative(owner: str, **figures: float) -> None:
     for field, value in figures.items():
         if not (isfinite(value) and value >= 0):
             raise ProfileError(f"{owner}: {field} is {value}; it must be a finite number, 0 or above")
-
-
-MAX_MAGNITUDE = 1e24
-MAX_COUNT = 2**43
-"""No figure is larger, or (unless it is 0) smaller than 1 / MAX_MAGNITUDE, so that no cost overflows."""
 
 
 def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:

@@ -29,6 +29,12 @@ from scheduler.solver.search.stage_oracle import LayerRuns, StageOracle, compute
 from scheduler.solver.search.stage_problem import StageSolution
 from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR
 
+MAX_LABELS = 20_000_000
+"""Default budget of work, in labels of the stage search. It takes seconds on one core; usual searches need less."""
+
+_ROUNDING = 1e-11
+"""Gaps up to this are rounding errors: stages, pipelines and the loop each count only gains above 1e-12."""
+
 
 @dataclass(slots=True)
 class _Budget:
@@ -244,13 +250,6 @@ def compute_balanced_bound_s(oracles: Sequence[StageOracle], counts: Sequence[in
     fastest_s = [oracle.fastest_s for oracle in oracles]
     least_s = float(np.minimum.reduce(fastest_s).sum())
     return objective.compute_time_s(least_s, compute_bottleneck_bound_s(fastest_s, counts))
-
-
-MAX_LABELS = 20_000_000
-"""Default budget of work, in labels of the stage search. It takes seconds on one core; usual searches need less."""
-
-_ROUNDING = 1e-11
-"""Gaps up to this are rounding errors: stages, pipelines and the loop each count only gains above 1e-12."""
 
 
 @dataclass(frozen=True, slots=True)

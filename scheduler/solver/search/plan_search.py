@@ -28,6 +28,31 @@ _INTERMEDIATE_TOLERANCES = (0.01, 0.001)
 """Tolerances that are proven on the way to a tighter one."""
 
 
+@dataclass(frozen=True, slots=True)
+class SearchStats:
+    """Amount of work: `candidates` are triples (pipeline, micro-batches, layer strategy)."""
+
+    candidates: int
+    labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """Result of a search.
+
+    `bound_s` is a time that no plan can beat. `runners_up` are the best plans of other pipelines, fastest first. If the
+    plan leaves GPUs unused, `remark` says so, and `full_shape_plan` is the best plan that uses all of them, if there is
+    one.
+    """
+
+    result: ParallelPlan | Infeasibility
+    stats: SearchStats
+    bound_s: float = inf
+    runners_up: tuple[ParallelPlan, ...] = ()
+    remark: str = ""
+    full_shape_plan: ParallelPlan | None = None
+
+
 def solve_plan(request: SolveRequest) -> ParallelPlan | Infeasibility:
     """Return the fastest plan for `request`, proven optimal, or the reason why there is none."""
     return search_plan(request).result
@@ -136,31 +161,6 @@ def _compare_with_single_models(
 
 def _get_time_s(outcome: SearchOutcome) -> float:
     return outcome.result.iteration_time_s if isinstance(outcome.result, ParallelPlan) else inf
-
-
-@dataclass(frozen=True, slots=True)
-class SearchStats:
-    """Amount of work: `candidates` are triples (pipeline, micro-batches, layer strategy)."""
-
-    candidates: int
-    labels: int
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """Result of a search.
-
-    `bound_s` is a time that no plan can beat. `runners_up` are the best plans of other pipelines, fastest first. If the
-    plan leaves GPUs unused, `remark` says so, and `full_shape_plan` is the best plan that uses all of them, if there is
-    one.
-    """
-
-    result: ParallelPlan | Infeasibility
-    stats: SearchStats
-    bound_s: float = inf
-    runners_up: tuple[ParallelPlan, ...] = ()
-    remark: str = ""
-    full_shape_plan: ParallelPlan | None = None
 
 
 def build_plan(request: SolveRequest, pipeline: Pipeline, gap: float) -> ParallelPlan:

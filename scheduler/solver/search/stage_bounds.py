@@ -10,6 +10,12 @@ import numpy as np
 
 from scheduler.solver.instance import Floats, Ints, StageCosts
 
+_MAX_PRICES = 24
+"""Any price gives a valid bound; more prices only tighten it."""
+
+_KINDS_SAMPLED = 8
+"""Number of layer types that prices are derived from."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWindows:
@@ -51,40 +57,6 @@ def build_windows(types: tuple[int, ...], kinds: int) -> LayerWindows:
     before = np.concatenate([np.zeros((1, kinds)), np.cumsum(single, axis=0)])
     cut = np.array(spans)
     return LayerWindows(np.array(types, dtype=np.int64), ids, before[cut[:, 1]] - before[cut[:, 0]], cut)
-
-
-def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
-    """Return the numbers of the strategies that can be of use, ascending.
-
-    Strategy a dominates b if both leave the same layout and, for every layer type, a takes no more time, no more at a
-    border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is linear
-    in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first one stays.
-    """
-    rows = np.concatenate(
-        [
-            costs.time_s,
-            costs.border_s,
-            costs.compute_memory_bytes(1.0).astype(np.float64),
-            costs.compute_memory_bytes(in_flight_max).astype(np.float64),
-            costs.working_bytes[None].astype(np.float64),
-        ]
-    )
-    kept = []
-    for layout in np.unique(costs.layouts).tolist():
-        members = np.flatnonzero(costs.layouts == layout)
-        columns = rows[:, members]
-        no_worse = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
-        # Of two equal strategies, only the earlier one dominates.
-        strictly = no_worse & (~no_worse.T | np.triu(np.ones_like(no_worse), k=1))
-        kept.append(members[~strictly.any(axis=0)])
-    return np.sort(np.concatenate(kept))
-
-
-_MAX_PRICES = 24
-"""Any price gives a valid bound; more prices only tighten it."""
-
-_KINDS_SAMPLED = 8
-"""Number of layer types that prices are derived from."""
 
 
 def compute_stage_lower_bounds(
@@ -168,3 +140,30 @@ def _compute_hull_slopes(points: list[tuple[int, float]]) -> list[float]:
 
 def _compute_slope(left: tuple[int, float], right: tuple[int, float]) -> float:
     return (left[1] - right[1]) / (right[0] - left[0])
+
+
+def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
+    """Return the numbers of the strategies that can be of use, ascending.
+
+    Strategy a dominates b if both leave the same layout and, for every layer type, a takes no more time, no more at a
+    border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is linear
+    in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first one stays.
+    """
+    rows = np.concatenate(
+        [
+            costs.time_s,
+            costs.border_s,
+            costs.compute_memory_bytes(1.0).astype(np.float64),
+            costs.compute_memory_bytes(in_flight_max).astype(np.float64),
+            costs.working_bytes[None].astype(np.float64),
+        ]
+    )
+    kept = []
+    for layout in np.unique(costs.layouts).tolist():
+        members = np.flatnonzero(costs.layouts == layout)
+        columns = rows[:, members]
+        no_worse = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
+        # Of two equal strategies, only the earlier one dominates.
+        strictly = no_worse & (~no_worse.T | np.triu(np.ones_like(no_worse), k=1))
+        kept.append(members[~strictly.any(axis=0)])
+    return np.sort(np.concatenate(kept))

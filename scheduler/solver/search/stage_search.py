@@ -25,6 +25,10 @@ _REFINEMENTS = 2
 _POINTS_PER_REFINEMENT = 9
 
 
+_MAX_PAIRS_TRIED = 8
+"""Number of the best pairs of moves that are tried until one has two different layers."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Band:
     """Buffer sizes `low` to `high` (indices into the sorted sizes), with the best dual bound and its price.
@@ -300,10 +304,6 @@ def _trace_choice(at: int, trail: list[tuple[Ints, Ints]]) -> tuple[int, ...]:
         choice.append(int(strategies[at]))
         at = int(parents[at])
     return tuple(reversed(choice))
-
-
-_MAX_PAIRS_TRIED = 8
-"""Number of the best pairs of moves that are tried until one has two different layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

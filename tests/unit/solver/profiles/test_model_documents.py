@@ -122,7 +122,7 @@ def test_layer_accepts_every_profile_figure() -> None:
 
 def test_list_of_layers_cannot_change_its_sequence_length() -> None:
     assert parse_model(_layers(), 64) == parse_model(_layers())
-    with pytest.raises(ProfileError, match="sequence_length is 128; the layers of 'net' are given for 64 alone"):
+    with pytest.raises(ProfileError, match="sequence_length is 128; the layers of 'net' are given only for 64"):
         parse_model(_layers(), 128)
 
 
