@@ -23,9 +23,9 @@ from scheduler.executors.local_executor import CRASH_POINTS
 from scheduler.executors.local_run import find_marked_processes
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
-from tests.usage_check import check_usage
 from tests.builders import a_node
 from tests.e2e.killable_controller import settings
+from tests.usage_check import check_usage
 
 ROOT = Path(__file__).parents[2]
 RANK_SCRIPT = Path(__file__).with_name("torchless_rank.py")
@@ -33,8 +33,8 @@ OF_THE_TICK = ("before-observe", "after-load", "before-commit", "after-commit", 
 # Points that every tick passes. The tenth passage is in the middle of the test.
 PASSED_OFTEN = (*OF_THE_TICK, "during-observe", "before-first-effect", "after-last-effect")
 # tests/contract/test_local_crash_points.py kills the executor alone at each of its points.
-SAMPLED = ("after-take-over", "before-started-record", "between-two-spawns", "after-notice", "after-kill")
-OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in CRASH_POINTS if point not in SAMPLED]
+SHORT = ("after-commit", "between-two-spawns", "after-kill")
+OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in (*OF_THE_TICK, *CRASH_POINTS) if point not in SHORT]
 TIMEOUT_S = 180.0
 STEPS = 150
 LEAVE_GRACE_S = 0.6
@@ -94,7 +94,7 @@ def harness(tmp_path: Path) -> Iterator[ControllerHarness]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("point", [*OF_THE_TICK, *SAMPLED, *OTHERS])
+@pytest.mark.parametrize("point", [*SHORT, *OTHERS])
 def test_next_controller_carries_on_after_a_kill(point: str, harness: ControllerHarness) -> None:
     _submit_jobs(harness)
     first = harness.start_controller(point, 10 if point in PASSED_OFTEN else 1)

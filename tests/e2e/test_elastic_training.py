@@ -1,4 +1,4 @@
-"""A training under a real controller is resized three times and learns as if it had not been."""
+"""A training under a real controller is resized twice and learns as if it had not been."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.e2e.killable_controller import settings
 ROOT = Path(__file__).parents[2]
 STEPS = 110
 GLOBAL_BATCH = 12
-WIDTHS_AT_STEP = {20: 3, 45: 1, 70: 2}
+WIDTHS_AT_STEP = {20: 3, 55: 1}
 TIMEOUT_S = 240.0
 
 
@@ -56,7 +56,7 @@ def controller(tmp_path: Path, store: SqlStore) -> Iterator[subprocess.Popen[byt
 
 
 @pytest.mark.e2e
-def test_training_resized_three_times_has_the_losses_of_an_uninterrupted_one(
+def test_training_resized_twice_has_the_losses_of_an_uninterrupted_one(
     tmp_path: Path, store: SqlStore, controller: subprocess.Popen[bytes]
 ) -> None:
     ledger, reference = tmp_path / "ledger", tmp_path / "reference"
@@ -88,7 +88,7 @@ def _check_learning(losses: dict[int, float], reference: dict[int, float]) -> No
 def _check_events(store: SqlStore, ledger: Path) -> None:
     events = [record.event for record in store.list_events(Page(limit=1000), subject="train")]
     resizes = [event for event in events if event.code in (EventCode.JOB_GROWN, EventCode.JOB_SHRUNK)]
-    assert len(resizes) >= 3
+    assert len(resizes) >= 2
     assert _job(store).account.lost_gpu_s == 0.0
     replans = [event.numbers for event in events if event.code is EventCode.JOB_REPLANNED]
     assert replans

@@ -87,6 +87,7 @@ def test_training_changes_plans_and_moves_from_two_agents_to_one(
     check_learning(harness, reference)
 
 
+@pytest.mark.full
 def test_killed_agent_loses_only_the_work_since_the_last_checkpoint(
     harness: PodHarness, reference: dict[int, float]
 ) -> None:
