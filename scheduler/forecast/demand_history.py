@@ -30,9 +30,9 @@ class DemandHistory:
         times_s, gpus = _copy_readonly("times_s", self.times_s), _copy_readonly("gpus", self.gpus)
         if len(times_s) != len(gpus):
             raise ValueError(f"times_s and gpus must be equally long, got {len(times_s)} and {len(gpus)}")
-        wrong = np.flatnonzero(np.diff(times_s) <= 0)
-        if len(wrong):
-            raise ValueError(f"times_s must ascend, got {times_s[wrong[0] + 1]} after {times_s[wrong[0]]}")
+        invalid = np.flatnonzero(np.diff(times_s) <= 0)
+        if len(invalid):
+            raise ValueError(f"times_s must ascend, got {times_s[invalid[0] + 1]} after {times_s[invalid[0]]}")
         if len(gpus) and gpus.min() < 0:
             raise ValueError(f"gpus must not be negative, got {gpus.min()} at index {gpus.argmin()}")
         object.__setattr__(self, "times_s", times_s)
@@ -107,8 +107,8 @@ def _copy_readonly(field: str, values: FloatArray) -> FloatArray:
     if array.ndim != 1:
         raise ValueError(f"{field} must have one dimension, got shape {array.shape}")
     if not np.isfinite(array).all():
-        wrong = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ValueError(f"{field} must be finite, got {array[wrong]} at index {wrong}")
+        invalid = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ValueError(f"{field} must be finite, got {array[invalid]} at index {invalid}")
     array.setflags(write=False)
     return array
 

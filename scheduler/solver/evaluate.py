@@ -139,12 +139,12 @@ class _GroupCosts:
 
 
 def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: DeviceGroup) -> _GroupCosts:
-    own = [stage for stage in plan.stages if stage.gpu == group.hardware.gpu]
+    stages = [stage for stage in plan.stages if stage.gpu == group.hardware.gpu]
     one_node = len({stage.gpu for stage in plan.stages}) == 1 and group.gpus <= group.node_gpus
     layers = build_layer_chain(request.model, group.hardware.precision, stages=plan.pipeline_devices, one_node=one_node)
-    setting = group.build_stage_setting(own[0].gpus, plan.global_batch)
+    setting = group.build_stage_setting(stages[0].gpus, plan.global_batch)
     kinds = tuple(dict.fromkeys(layers))
-    used = list(dict.fromkeys(as_single_layer(run) for stage in own for run in stage.strategies))
+    used = list(dict.fromkeys(as_single_layer(run) for stage in stages for run in stage.strategies))
     candidates = StrategyCandidates.from_strategies(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)
     layouts = tuple(dict.fromkeys(_get_layout(strategy) for strategy in used))
     table, batches = build_layer_table(kinds), np.array([plan.micro_batch_size])
@@ -171,29 +171,29 @@ def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> S
     parts, planned_bytes, working = TimeParts(), 0, 0
     for stage in plan.stages[position :: plan.pipeline_devices]:
         strategies = expand_layer_strategies(stage)
-        own = [
+        places = [
             (costs.kinds[costs.layers[stage.first_layer + offset]], costs.numbers[strategy])
             for offset, strategy in enumerate(strategies)
         ]
-        for place in own:
+        for place in places:
             parts = parts.add(TimeParts(*(float(getattr(costs.times, name)[place]) for name in _PARTS)))
             planned_bytes += int(costs.state_bytes[place]) + ceil(float(costs.kept_bytes[place]) * held)
             working = max(working, int(costs.working_bytes[place[1]]))
-        parts = parts.add(TimeParts(other_s=_compute_layout_changes_s(stage, own, strategies, costs)))
+        parts = parts.add(TimeParts(other_s=_compute_layout_changes_s(stage, places, strategies, costs)))
     return StageEvaluation(parts, costs.group.hardware.occupied_bytes(planned_bytes + working), held)
 
 
 def _compute_layout_changes_s(
-    stage: Stage, own: list[tuple[int, int]], strategies: list[LayerStrategy], costs: _GroupCosts
+    stage: Stage, places: list[tuple[int, int]], strategies: list[LayerStrategy], costs: _GroupCosts
 ) -> float:
     """Return the time of changes of layout within the stage and of gathering at its borders."""
     time_s = 0.0
-    for (kind, _), (before, after) in zip(own, pairwise(strategies), strict=False):
+    for (kind, _), (before, after) in zip(places, pairwise(strategies), strict=False):
         time_s += float(costs.reshard_s[kind, costs.layouts[_get_layout(before)], costs.layouts[_get_layout(after)]])
     if stage.first_layer > 0:
-        time_s += float(costs.border_s[own[0]])
+        time_s += float(costs.border_s[places[0]])
     if stage.last_layer < len(costs.layers) - 1:
-        time_s += float(costs.border_s[own[-1]])
+        time_s += float(costs.border_s[places[-1]])
     return time_s
 
 
@@ -207,12 +207,12 @@ def _compute_link_loads_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> 
     devices, mixed = plan.pipeline_devices, len(costs) > 1
     sides = {
         gpu: StageGroup(
-            hardware=own.group.hardware,
-            node_gpus=own.group.node_gpus,
+            hardware=group_costs.group.hardware,
+            node_gpus=group_costs.group.node_gpus,
             gpus=next(stage.gpus for stage in plan.stages if stage.gpu == gpu),
             count=sum(stage.gpu == gpu for stage in plan.stages[:devices]),
         )
-        for gpu, own in costs.items()
+        for gpu, group_costs in costs.items()
     }
     loads_s = [0.0] * (devices if plan.schedule.interleave > 1 else devices - 1)
     for number, (stage, following) in enumerate(pairwise(plan.stages)):

@@ -152,10 +152,10 @@ def _find_sufficient_shape(request: SolveRequest) -> str:
     if len(request.groups) > 1:
         return ""
     for times in _GPU_MULTIPLES:
-        groups = tuple(GpuGroup(own.gpu, own.nodes * times, own.gpus_per_node) for own in request.shape.groups)
+        groups = tuple(GpuGroup(group.gpu, group.nodes * times, group.gpus_per_node) for group in request.shape.groups)
         larger = replace(request, shape=GpuShape(groups))
-        every = list(enumerate_pipelines(larger, OracleCache()))
-        if every and _find_leanest_plan(every).excess_bytes <= 0:
+        pipelines = list(enumerate_pipelines(larger, OracleCache()))
+        if pipelines and _find_leanest_plan(pipelines).excess_bytes <= 0:
             return str(larger.shape)
     return ""
 

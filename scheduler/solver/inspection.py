@@ -104,9 +104,9 @@ def _slower_plan_to_json(other: ParallelPlan, plan: ParallelPlan) -> dict[str, A
 def _inspect_device(
     plan: ParallelPlan, evaluation: Evaluation, request: SolveRequest, position: int
 ) -> DeviceInspection:
-    own, stages = evaluation.stages[position], plan.stages[position :: plan.pipeline_devices]
+    stage, stages = evaluation.stages[position], plan.stages[position :: plan.pipeline_devices]
     group = next(group for group in request.groups if group.hardware.gpu == stages[0].gpu)
-    parts = {name: plan.micro_batches * seconds for name, seconds in asdict(own.parts).items()}
+    parts = {name: plan.micro_batches * seconds for name, seconds in asdict(stage.parts).items()}
     parts["other_s"] += max(
         one.hardware.iteration_overhead_s for one in request.groups if _uses_gpu_model(plan, one.hardware.gpu)
     )
@@ -117,11 +117,11 @@ def _inspect_device(
         layers=tuple((stage.first_layer, stage.last_layer) for stage in stages),
         **parts,
         idle_s=idle_s,
-        memory_bytes=own.memory_bytes,
+        memory_bytes=stage.memory_bytes,
         memory_bytes_max=group.limit_bytes,
-        micro_batches_held=own.in_flight,
+        micro_batches_held=stage.in_flight,
         bound=_find_bottleneck(parts, idle_s, slow_link=_is_link_bound(evaluation)),
-        memory_near_limit=own.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
+        memory_near_limit=stage.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
     )
 
 

@@ -148,8 +148,8 @@ def _predict_batch_s(runs: Sequence[_PreparedRun], hardware: HardwareProfile) ->
             ),
         ]
     )
-    own = [by_cause_s[:, [numbers[kind] for kind in run.kinds], at] for at, run in enumerate(runs)]
-    times_s = [run.compute_iteration_s(causes_s) for run, causes_s in zip(runs, own, strict=True)]
+    times_by_run = [by_cause_s[:, [numbers[kind] for kind in run.kinds], at] for at, run in enumerate(runs)]
+    times_s = [run.compute_iteration_s(causes_s) for run, causes_s in zip(runs, times_by_run, strict=True)]
     return np.array(times_s) + hardware.iteration_overhead_s
 
 

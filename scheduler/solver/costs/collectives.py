@@ -83,10 +83,12 @@ class ProcessGroups:
         `ranks_per_node` is what all nodes have in common; groups that span the whole stage (`spanning`) use the ports
         of the smallest node.
         """
-        fits, own, least = setting.node_gpus % stride == 0, setting.hardware, setting.node_gpus_min
+        fits, hardware, least = setting.node_gpus % stride == 0, setting.hardware, setting.node_gpus_min
         inside = np.gcd(ranks, np.maximum(np.where(fits, setting.node_gpus // stride, 1), 1))
         gpus = np.where(fits, np.maximum(inside, least // stride), inside) if spanning else inside
-        return cls(ranks.astype(np.float64), inside.astype(np.float64), gpus * own.nics_per_gpu(least), least, own)
+        return cls(
+            ranks.astype(np.float64), inside.astype(np.float64), gpus * hardware.nics_per_gpu(least), least, hardware
+        )
 
     @property
     def nodes(self) -> Floats:
@@ -114,9 +116,9 @@ def all_reduce_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
 
 def all_to_all_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
     """Return the time in which each rank sends an equal share to every other rank, within the node and then across."""
-    own, ranks, inside = groups.hardware, groups.ranks, groups.ranks_per_node
-    across = (1 - inside / ranks) / own.network_bandwidth_bytes_per_s(groups.node_gpus)
-    s_per_byte = (inside - 1) / ranks / own.intra_bandwidth_bytes_per_s + across
+    hardware, ranks, inside = groups.hardware, groups.ranks, groups.ranks_per_node
+    across = (1 - inside / ranks) / hardware.network_bandwidth_bytes_per_s(groups.node_gpus)
+    s_per_byte = (inside - 1) / ranks / hardware.intra_bandwidth_bytes_per_s + across
     time_s = _compute_start_s(groups) + _compute_hops_s(groups, inside - 1, groups.nodes - 1) + size_bytes * s_per_byte
     return _apply_measured_times(time_s, size_bytes, groups, Collective.ALL_TO_ALL)
 
@@ -133,38 +135,42 @@ def send_s(size_bytes: Floats, crosses: BoolOrFloatArray, hardware: HardwareProf
 
 
 def _compute_start_s(groups: ProcessGroups) -> Floats:
-    own = groups.hardware
-    across_s = max(own.intra_latency_s, own.inter_latency_s)
-    start_s = np.where(groups.nodes > 1, across_s, own.intra_latency_s)
+    hardware = groups.hardware
+    across_s = max(hardware.intra_latency_s, hardware.inter_latency_s)
+    start_s = np.where(groups.nodes > 1, across_s, hardware.intra_latency_s)
     return np.asarray(np.where(groups.ranks > 1, start_s, 0.0))
 
 
 def _compute_hops_s(groups: ProcessGroups, inside: Floats, across: Floats) -> Floats:
-    own = groups.hardware
-    return inside * own.intra_hop_s + across * max(own.intra_hop_s, own.inter_hop_s)
+    hardware = groups.hardware
+    return inside * hardware.intra_hop_s + across * max(hardware.intra_hop_s, hardware.inter_hop_s)
 
 
 def _cost_ring(groups: ProcessGroups) -> tuple[Floats, Floats]:
     """Return seconds, and seconds per byte, of a ring all-gather."""
-    own = groups.hardware
-    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.ports_per_node * own.inter_bandwidth_bytes_per_s)
-    bytes_per_s = np.where(groups.nodes > 1, ports, own.intra_bandwidth_bytes_per_s)
+    hardware = groups.hardware
+    ports = np.minimum(
+        hardware.intra_bandwidth_bytes_per_s, groups.ports_per_node * hardware.inter_bandwidth_bytes_per_s
+    )
+    bytes_per_s = np.where(groups.nodes > 1, ports, hardware.intra_bandwidth_bytes_per_s)
     hops_s = _compute_hops_s(groups, groups.ranks - groups.nodes, groups.nodes - 1)
     return _compute_start_s(groups) + hops_s, (groups.ranks - 1) / groups.ranks / bytes_per_s
 
 
 def _cost_hierarchical(groups: ProcessGroups) -> tuple[Floats, Floats]:
     """Return seconds, and seconds per byte, of a hierarchical all-gather."""
-    own, inside, nodes = groups.hardware, groups.ranks_per_node, groups.nodes
+    hardware, inside, nodes = groups.hardware, groups.ranks_per_node, groups.nodes
     hops_s = _compute_hops_s(groups, inside - 1, nodes - 1)
-    across = (nodes - 1) / groups.ranks / own.network_bandwidth_bytes_per_s(groups.node_gpus)
-    return _compute_start_s(groups) + hops_s, across + (inside - 1) / inside / own.intra_bandwidth_bytes_per_s
+    across = (nodes - 1) / groups.ranks / hardware.network_bandwidth_bytes_per_s(groups.node_gpus)
+    return _compute_start_s(groups) + hops_s, across + (inside - 1) / inside / hardware.intra_bandwidth_bytes_per_s
 
 
 def _cost_tree(groups: ProcessGroups) -> tuple[Floats, Floats]:
     """Return seconds, and seconds per byte, of a tree all-reduce; infinite within a node."""
-    own = groups.hardware
-    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.ports_per_node * own.inter_bandwidth_bytes_per_s)
+    hardware = groups.hardware
+    ports = np.minimum(
+        hardware.intra_bandwidth_bytes_per_s, groups.ports_per_node * hardware.inter_bandwidth_bytes_per_s
+    )
     hops_s = _compute_hops_s(groups, groups.ranks_per_node - 1, np.ceil(np.log2(groups.nodes)))
     alone = groups.nodes == 1
     return np.where(alone, np.inf, 2 * (_compute_start_s(groups) + hops_s)), np.where(alone, 0.0, 2 / ports)

@@ -128,37 +128,37 @@ class ReductionTimes:
 def compute_reduction_times(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> ReductionTimes:
     """Replicas are neighbours at a distance of tp; those of one expert lie ep times as far apart."""
     degrees = candidates.degrees
-    every = _compute_replica_times(table.dense_parameters, degrees.replicas, degrees.tp, candidates, setting)
+    dense_times = _compute_replica_times(table.dense_parameters, degrees.replicas, degrees.tp, candidates, setting)
     if table.expert_parameters.any():
-        own = _compute_replica_times(
+        expert_times = _compute_replica_times(
             table.expert_parameters / degrees.ep,
             degrees.replicas // degrees.ep,
             degrees.tp * degrees.ep,
             candidates,
             setting,
         )
-        every = [one + two for one, two in zip(every, own, strict=True)]
-    scatter_s, node_scatter_s, reduce_s, across_s = _select_gradient_times(every, table, candidates, setting)
-    gather_s, node_gather_s, *_ = every
+        dense_times = [one + two for one, two in zip(dense_times, expert_times, strict=True)]
+    scatter_s, node_scatter_s, reduce_s, across_s = _select_gradient_times(dense_times, table, candidates, setting)
+    gather_s, node_gather_s, *_ = dense_times
     tied_s = _compute_tied_s(table, degrees.tp, setting)
     return ReductionTimes(gather_s, node_gather_s, scatter_s, node_scatter_s, reduce_s, across_s, tied_s)
 
 
 def _select_gradient_times(
-    every: list[Floats], table: LayerTable, candidates: StrategyCandidates, setting: StageSetting
+    all_times: list[Floats], table: LayerTable, candidates: StrategyCandidates, setting: StageSetting
 ) -> list[Floats]:
-    """Return the part of `every` that moves gradients: nothing of a frozen layer except the head, which is always
+    """Return the part of `all_times` that moves gradients: nothing of a frozen layer except the head, which is always
     trained.
 
     Args:
-        every: gather, node_gather, reduce and across times of all weights.
+        all_times: gather, node_gather, reduce and across times of all weights.
     """
-    own = [table.trained * all_s for all_s in every]
+    trained_times = [table.trained * all_s for all_s in all_times]
     head = table.trained_head_parameters
     if not head.any():
-        return own
+        return trained_times
     moved = _compute_replica_times(head, candidates.degrees.replicas, candidates.degrees.tp, candidates, setting)
-    return [own_s + np.where(head > 0, head_s, 0.0) for own_s, head_s in zip(own, moved, strict=True)]
+    return [trained_s + np.where(head > 0, head_s, 0.0) for trained_s, head_s in zip(trained_times, moved, strict=True)]
 
 
 def _compute_replica_times(

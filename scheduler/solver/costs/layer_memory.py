@@ -46,18 +46,18 @@ def compute_activation_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandi
     Full recompute keeps only the layer's input. A layer without a backward pass keeps nothing, apart from the
     activations of a trained head behind it.
     """
-    table, index, own = build_layer_table(kinds), candidates.degree_index, candidates.degrees
-    sharded = np.where(own.sharded, own.tp, 1)
-    everything = (_compute_layer_activations(table, candidates) + table.attached_bytes / own.tp)[:, index]
+    table, index, degrees = build_layer_table(kinds), candidates.degree_index, candidates.degrees
+    sharded = np.where(degrees.sharded, degrees.tp, 1)
+    everything = (_compute_layer_activations(table, candidates) + table.attached_bytes / degrees.tp)[:, index]
     kept = np.where(
         candidates.recompute == 2,
-        (table.boundary_bytes / sharded + table.attached_bytes / own.tp)[:, index],
+        (table.boundary_bytes / sharded + table.attached_bytes / degrees.tp)[:, index],
         everything,
     )
     if (candidates.recompute == 1).any():
         kept = kept - np.where(candidates.recompute == 1, _compute_recomputed_bytes(table, candidates)[:, index], 0.0)
-    head = np.where(table.trained_head_parameters > 0, 1 - table.backward, 0.0) * table.attached_bytes / own.tp
-    return _round_up_bytes((table.backward * kept + head[:, index]) * (own.samples / own.context)[index])
+    head = np.where(table.trained_head_parameters > 0, 1 - table.backward, 0.0) * table.attached_bytes / degrees.tp
+    return _round_up_bytes((table.backward * kept + head[:, index]) * (degrees.samples / degrees.context)[index])
 
 
 def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> Ints:
@@ -67,12 +67,12 @@ def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidate
     Recompute holds one layer's activations again if there is a backward pass. Messages need buffers. The buffer is
     sized for the largest of `kinds`, and a stage needs the largest buffer of its strategies.
     """
-    table, index, own = build_layer_table(kinds), candidates.degree_index, candidates.degrees
+    table, index, degrees = build_layer_table(kinds), candidates.degree_index, candidates.degrees
     precision = setting.hardware.precision
-    rows = own.samples / own.context
-    units = np.maximum(table.unit_parameters - table.expert_parameters, 0) / own.tp
-    units = units + table.expert_parameters / (own.tp * own.ep)
-    trained = np.where(table.trained, units, table.trained_head_parameters / own.tp)
+    rows = degrees.samples / degrees.context
+    units = np.maximum(table.unit_parameters - table.expert_parameters, 0) / degrees.tp
+    units = units + table.expert_parameters / (degrees.tp * degrees.ep)
+    trained = np.where(table.trained, units, table.trained_head_parameters / degrees.tp)
     unit_bytes = _GATHERED_UNITS * precision.value_bytes * units
     unit_bytes = unit_bytes + (precision.value_bytes + precision.gradient_bytes) * trained
     size = _compute_message_buffers(table, candidates, setting.hardware)[:, index] + np.where(
@@ -109,8 +109,8 @@ def _compute_bytes_per_parameter(
 def _compute_layer_activations(table: LayerTable, candidates: StrategyCandidates) -> Floats:
     """Return [T, B]: everything that a layer keeps of one sample; sequence sharding splits what tensor ranks
     replicate."""
-    own = candidates.degrees
-    return table.replicated_bytes / np.where(own.sharded, own.tp, 1) + table.activation_bytes / own.tp
+    degrees = candidates.degrees
+    return table.replicated_bytes / np.where(degrees.sharded, degrees.tp, 1) + table.activation_bytes / degrees.tp
 
 
 def _compute_recomputed_bytes(table: LayerTable, candidates: StrategyCandidates) -> Floats:
@@ -128,13 +128,13 @@ def _compute_message_buffers(table: LayerTable, candidates: StrategyCandidates, 
     Tensor parallelism needs a whole boundary; Ulysses the received queries, keys, values and output; ring attention two
     blocks of keys and values; expert parallelism dispatch and combine.
     """
-    own = candidates.degrees
-    rows_bytes = table.boundary_bytes * (own.samples / own.context)
+    degrees = candidates.degrees
+    rows_bytes = table.boundary_bytes * (degrees.samples / degrees.context)
     attends = np.where(table.attention_flops > 0, 1.0, 0.0)
-    ulysses = np.where(own.ulysses > 1, 2 + 2 * table.key_value_share, 0.0) * attends
-    ring = np.where(own.ring > 1, 4 * table.key_value_share, 0.0) * attends
-    experts = np.where(own.ep > 1, 2 * hardware.expert_imbalance * table.experts_per_token, 0.0)
-    shares: Floats = (ulysses + ring + experts) / own.tp + (own.tp > 1)
+    ulysses = np.where(degrees.ulysses > 1, 2 + 2 * table.key_value_share, 0.0) * attends
+    ring = np.where(degrees.ring > 1, 4 * table.key_value_share, 0.0) * attends
+    experts = np.where(degrees.ep > 1, 2 * hardware.expert_imbalance * table.experts_per_token, 0.0)
+    shares: Floats = (ulysses + ring + experts) / degrees.tp + (degrees.tp > 1)
     return rows_bytes * shares
 
 

@@ -249,15 +249,16 @@ def compute_pass_times(
     input."""
     rate = hardware.peak_flops_per_s * hardware.efficiency
     samples = degrees.samples / degrees.context
-    own = samples / degrees.tp
+    samples_per_rank = samples / degrees.tp
     flops = table.flops + np.where(degrees.ep > 1, hardware.expert_imbalance - 1, 0.0) * table.expert_flops
     products_s = (
-        flops * own / rate + _compute_operand_bytes(table, degrees, hardware) / hardware.memory_bandwidth_bytes_per_s
+        flops * samples_per_rank / rate
+        + _compute_operand_bytes(table, degrees, hardware) / hardware.memory_bandwidth_bytes_per_s
     )
     scores = np.minimum(_SCORE_TRAFFIC * table.selective_bytes, table.traffic_bytes)
     elements = _compute_element_bytes(table, table.traffic_bytes - scores, degrees)
     elements_s = elements / hardware.memory_bandwidth_bytes_per_s
-    attention_s = own * _compute_attention_s(table, scores, hardware)
+    attention_s = samples_per_rank * _compute_attention_s(table, scores, hardware)
     forward_s = products_s + elements_s + attention_s
     operators_s = RECOMPUTED_PRODUCT_SHARE * products_s + elements_s
     for row, kind in enumerate(kinds):

@@ -385,8 +385,8 @@ def _parse_layer_run(item: Any, owner: str) -> LayerProfile:
     measured = _parse_measured_s(given.get("forward_s_per_sample", {}), f"{owner}: forward_s_per_sample")
     try:
         return LayerProfile(**figures, frozen=read_flag(given, "frozen", owner), forward_s_per_sample=measured)
-    except ProfileError as wrong:
-        raise ProfileError(f"{owner}: {wrong}") from None
+    except ProfileError as error:
+        raise ProfileError(f"{owner}: {error}") from None
 
 
 def _parse_measured_s(item: Any, owner: str) -> tuple[tuple[int, float], ...]:

@@ -126,8 +126,8 @@ def _add_device(arrived: Floats, times: StageTimes, position: int, join: np.ufun
         totals = join(arrived[: used_max + 1 - shift, group, :, None], times.stages_s[position, group])
         origins[shift:, group] = totals.argmin(axis=1)
         reach[shift:, group] = totals.min(axis=1)
-    own = position + 1 - np.arange(used_max + 1)  # Devices used of the first group
-    reach[(own > times.counts[0]) | (own < 0)] = np.inf
+    first_group_used = position + 1 - np.arange(used_max + 1)  # Devices used of the first group
+    reach[(first_group_used > times.counts[0]) | (first_group_used < 0)] = np.inf
     return reach, origins
 
 
