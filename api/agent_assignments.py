@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.agent_state import AgentStateCache
@@ -20,47 +21,55 @@ from scheduler.settings import Settings
 
 
 class NoticeView(TypedDict):
-    """`leave`: the job has no place to continue. `replan`: a newer generation is due. `checkpoint`: save a checkpoint
-    under the name `request`. Workers act at step `step`, or at the next step boundary if `step` is null."""
+    """What the ranks of a job have to do at a step boundary."""
 
-    action: Literal["leave", "replan", "checkpoint"]
-    step: int | None
-    seconds_left: float | None
-    request: NotRequired[str]
+    action: Annotated[
+        Literal["leave", "replan", "checkpoint"],
+        Field(
+            description=(
+                "`leave`: save and exit. `replan`: the same, as a newer generation is due. `checkpoint`: "
+                "save and continue."
+            )
+        ),
+    ]
+    step: Annotated[int | None, Field(description="Optimizer step at which to act. Null: the next step boundary.")]
+    seconds_left: Annotated[float | None, Field(description="Seconds until the ranks are killed. Null: no deadline.")]
+    request: NotRequired[
+        Annotated[str, Field(description="Name to save the checkpoint under. Absent unless `action` is `checkpoint`.")]
+    ]
 
 
 class ProgressReplyView(TypedDict):
-    notice: NoticeView | None
+    notice: Annotated[NoticeView | None, Field(description="What the workers have to do now. Null: continue.")]
 
 
 class AgentRankView(TypedDict):
-    rank: int
-    local_rank: int
-    gpu: int
-    env: dict[str, str]
+    rank: Annotated[int, Field(description="Number of the process among all ranks of the job, from 0.")]
+    local_rank: Annotated[int, Field(description="Number of the process on its node, from 0.")]
+    gpu: Annotated[int, Field(description="Index of the GPU on the node.")]
+    env: Annotated[dict[str, str], Field(description="Environment variables to start the process with, by name.")]
 
 
 class AssignmentView(TypedDict):
-    """The reply to an agent's report.
+    """The reply to an agent's report. Fields from `world_size` on are absent unless the agent has to start ranks."""
 
-    `begun`: the ranks of `generation` may start; `ranks` and the fields below are present unless the agent runs them
-    already. `kill`: why the reported ranks must be killed now, empty otherwise. `done`: the job has ended; `failed`
-    tells how. The agent reports again after `poll_after_s`.
-    """
-
-    generation: int
-    begun: bool
-    ranks: list[AgentRankView]
-    notice: NoticeView | None
-    kill: str
-    done: bool
-    failed: bool
-    poll_after_s: float
-    world_size: NotRequired[int]
-    command: NotRequired[list[str]]
-    steps: NotRequired[int]
-    checkpoint_dir: NotRequired[str]
-    plan: NotRequired[PlanView]
+    generation: Annotated[int, Field(description="Run that the agent should serve, or serves already.")]
+    begun: Annotated[bool, Field(description="Whether the ranks of `generation` may start.")]
+    ranks: Annotated[
+        list[AgentRankView], Field(description="Processes to start on this node. Empty: nothing to start.")
+    ]
+    notice: Annotated[NoticeView | None, Field(description="What the reported ranks have to do now. Null: continue.")]
+    kill: Annotated[str, Field(description="Why the reported ranks must be killed now. Empty: they may continue.")]
+    done: Annotated[bool, Field(description="Whether the job has ended, so that the agent can exit.")]
+    failed: Annotated[bool, Field(description="Whether the job has ended as failed.")]
+    poll_after_s: Annotated[float, Field(description="Seconds to wait before the next report.")]
+    world_size: NotRequired[Annotated[int, Field(description="Number of ranks of the job on all nodes.")]]
+    command: NotRequired[Annotated[list[str], Field(description="Program to run as each rank, with its arguments.")]]
+    steps: NotRequired[Annotated[int, Field(description="Declared number of optimizer steps. 0: unknown.")]]
+    checkpoint_dir: NotRequired[
+        Annotated[str, Field(description="Directory for checkpoints. Empty: the agent chooses one.")]
+    ]
+    plan: NotRequired[Annotated[PlanView, Field(description="Parallel plan that the ranks have to follow.")]]
 
 
 NEW_AGENTS_WAIT_S_MAX = 600.0

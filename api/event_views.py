@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.http.paging import AtSeconds, GpusByNode
+from api.http.paging import GpusByNode
 from api.plans import PlanView
 from scheduler.domain.codec import encode
 from scheduler.domain.decisions import Reason, ReasonCode, decision_subject
@@ -16,67 +17,99 @@ from scheduler.store.protocol import StoredDecision, StoredEvent
 
 
 class ReasonView(TypedDict):
-    """Why something was decided or waits. `detail` is a sentence; `numbers` holds its figures."""
+    """The reason of a decision, or of a pending job."""
 
-    code: ReasonCode
-    detail: str
-    numbers: dict[str, float]
+    code: Annotated[ReasonCode, Field(description="CamelCase word to compare. Its meaning never changes.")]
+    detail: Annotated[str, Field(description="One sentence for people. The wording can change between releases.")]
+    numbers: Annotated[dict[str, float], Field(description="Figures of the sentence by name, such as `needed_gpus`.")]
 
 
 class EventView(TypedDict):
-    """An event. `number` ascends and never repeats. `subject` is a job id, node, pool, queue or loan. `cause` is one
-    word: the cause of lost work, the code of a decision's reason, or a job's new state."""
+    """Something that happened."""
 
-    number: int
-    generation: int
-    at_s: AtSeconds
-    code: EventCode
-    subject: str
-    message: str
-    numbers: dict[str, float]
-    cause: str
+    number: Annotated[int, Field(description="Position in the log. Numbers ascend and never repeat.")]
+    generation: Annotated[int, Field(description="Snapshot that a tick committed together with the event.")]
+    at_s: Annotated[float, Field(description="Time of the event, in seconds since 1970 (UTC).")]
+    code: Annotated[EventCode, Field(description="Type of event, in CamelCase. Its meaning never changes.")]
+    subject: Annotated[
+        str, Field(description="Job id, or name of the node, pool, queue or loan that the event is about.")
+    ]
+    message: Annotated[str, Field(description="One sentence for people. The wording can change between releases.")]
+    numbers: Annotated[dict[str, float], Field(description="Figures of the message by name, such as `gpus`.")]
+    cause: Annotated[
+        str,
+        Field(
+            description=(
+                "One word: the cause of lost work, the code of a decision's reason, or a job's new state. Empty: none."
+            )
+        ),
+    ]
 
 
 class DecisionBodyView(TypedDict):
     """A decision. The decision's `kind` determines which fields are present."""
 
-    reason: ReasonView
-    job_id: NotRequired[str]
-    node: NotRequired[str]
-    gpus: NotRequired[GpusByNode]
-    plan: NotRequired[PlanView]
-    seats: NotRequired[list[tuple[str, int]]]
-    leave_by_s: NotRequired[AtSeconds]
-    return_by_s: NotRequired[AtSeconds]
+    reason: Annotated[ReasonView, Field(description="Why the tick decided this.")]
+    job_id: NotRequired[Annotated[str, Field(description="Job that the decision changes. Absent: it is about a node.")]]
+    node: NotRequired[Annotated[str, Field(description="Node that the decision changes. Absent: it is about a job.")]]
+    gpus: NotRequired[Annotated[GpusByNode, Field(description="GPU indices by node that the job gets.")]]
+    plan: NotRequired[Annotated[PlanView, Field(description="Parallel plan of the job on these GPUs.")]]
+    seats: NotRequired[
+        Annotated[
+            list[tuple[str, int]],
+            Field(description="Node and GPU index of each rank, in rank order. Empty: the default order."),
+        ]
+    ]
+    leave_by_s: NotRequired[
+        Annotated[float, Field(description="Deadline for workers to leave, in seconds since 1970 (UTC).")]
+    ]
+    return_by_s: NotRequired[
+        Annotated[float, Field(description="Deadline for training to leave the node, in seconds since 1970 (UTC).")]
+    ]
 
 
 class DecisionView(TypedDict):
-    """A stored decision. `subject` is the job id or node that it is about."""
+    """A stored decision of a tick."""
 
-    number: int
-    generation: int
-    at_s: AtSeconds
-    kind: str
-    subject: str
-    decision: DecisionBodyView
+    number: Annotated[int, Field(description="Position in the log. Numbers ascend and never repeat.")]
+    generation: Annotated[int, Field(description="Snapshot that the tick committed with the decision.")]
+    at_s: Annotated[float, Field(description="Time of the tick, in seconds since 1970 (UTC).")]
+    kind: Annotated[
+        str, Field(description="Type in CamelCase, such as `StartJob`, `ResizeJob`, `PreemptJob` or `LendNode`.")
+    ]
+    subject: Annotated[str, Field(description="Id of the job, or name of the node, that was changed.")]
+    decision: Annotated[DecisionBodyView, Field(description="What was decided, and why.")]
 
 
 class SnapshotView(TypedDict):
     """The whole live state in the domain's own encoding, as `ebbtide replay` reads it."""
 
-    generation: int
-    now_s: AtSeconds
-    pools: dict[str, dict[str, Any]]
-    nodes: dict[str, dict[str, Any]]
-    jobs: dict[str, dict[str, Any]]
-    loans: dict[str, dict[str, Any]]
-    demand: dict[str, dict[str, Any]]
-    forecasts: dict[str, dict[str, Any]]
-    curves: dict[str, dict[str, Any]]
-    switches: dict[str, bool]
-    full_pass_at_s: float | str
-    queues: dict[str, dict[str, Any]]
-    solver: str
+    generation: Annotated[int, Field(description="Number of this state. Each commit increments it.")]
+    now_s: Annotated[float, Field(description="Time of the tick that committed it, in seconds since 1970 (UTC).")]
+    pools: Annotated[dict[str, dict[str, Any]], Field(description="Pools with their lending policies, by name.")]
+    nodes: Annotated[dict[str, dict[str, Any]], Field(description="Nodes with their GPUs and observed usage, by name.")]
+    jobs: Annotated[dict[str, dict[str, Any]], Field(description="Live jobs, by id.")]
+    loans: Annotated[dict[str, dict[str, Any]], Field(description="Live loans, by name of the lent node.")]
+    demand: Annotated[
+        dict[str, dict[str, Any]], Field(description="Latest demand reading of each inference pool, by pool name.")
+    ]
+    forecasts: Annotated[
+        dict[str, dict[str, Any]], Field(description="Latest demand forecast of each inference pool, by pool name.")
+    ]
+    curves: Annotated[dict[str, dict[str, Any]], Field(description="Solved scaling curves, by their key.")]
+    switches: Annotated[dict[str, bool], Field(description="Operator switches, such as `lending_paused`, by name.")]
+    full_pass_at_s: Annotated[
+        float | str,
+        Field(
+            description=(
+                "When a tick last considered lending and resizing, in seconds since 1970 (UTC). Text `-inf`: never."
+            )
+        ),
+    ]
+    queues: Annotated[dict[str, dict[str, Any]], Field(description="Declared queues with their quota, by name.")]
+    solver: Annotated[
+        str, Field(description="Fingerprint of the software version that made the curves. Empty: none solved.")
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

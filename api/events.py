@@ -18,6 +18,7 @@ from api.event_views import DecisionView, EventView, SnapshotView, decision_view
 from api.http.dependencies import (
     AfterParameter,
     ContextDep,
+    JobIdPath,
     LimitParameter,
     PrincipalDep,
     Router,
@@ -25,7 +26,7 @@ from api.http.dependencies import (
     create_router,
 )
 from api.http.errors import problem_responses, raise_invalid_field
-from api.http.paging import CursorParameter, PageOf, TextParameter, page_by_number
+from api.http.paging import TEXT_PATTERN, CursorParameter, PageOf, page_by_number
 from api.identity.authorization import VIEWER, VIEWER_OF_ALL, requires
 from api.state import RequestContext
 from api.streams.server_sent_events import MEDIA_TYPE, EventStreamResponse, StreamRegistry
@@ -93,7 +94,7 @@ def stream_events(
 @stream_router.get("/jobs/{job_id}/events")
 @requires(VIEWER)
 def stream_job_events(
-    job_id: str,
+    job_id: JobIdPath,
     context: ContextDep,
     streams: StreamsDep,
     *,
@@ -127,12 +128,21 @@ def _start_number(after: int | None, last_event_id: str, newest: int) -> int | N
 
 router = create_router("record")
 
+SubjectParameter = Annotated[
+    str,
+    Query(
+        max_length=300,
+        pattern=TEXT_PATTERN,
+        description="Only events about this job id, node, pool, queue or loan. Empty: all.",
+    ),
+]
+
 
 @router.get("/events", responses=STREAM_RESPONSES | problem_responses(410))
 @requires(VIEWER)
 def list_events(
     context: ContextDep,
-    subject: TextParameter = "",
+    subject: SubjectParameter = "",
     after: AfterParameter = 0,
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.event_views import ReasonView, reason_view
-from api.http.paging import AtSeconds, GpusByNode, encode_gpus
+from api.http.paging import GpusByNode, JobId, encode_gpus
 from api.jobs import JobView, job_view
 from api.plans import PlanView, plan_view
 from scheduler.domain import gpu_sets
@@ -104,81 +106,105 @@ class PendingReasonCache:
 
 
 class PlannedDecisionView(TypedDict):
-    """A decision of the next tick. `subject`: the job id or node that it is about."""
+    """A decision of the next tick."""
 
-    kind: str
-    subject: str
-    reason: ReasonView
+    kind: Annotated[
+        str, Field(description="Type of the decision, such as `StartJob`, `ResizeJob`, `PreemptJob` or `LendNode`.")
+    ]
+    subject: Annotated[str, Field(description="Id of the job, or name of the node, that the decision changes.")]
+    reason: Annotated[ReasonView, Field(description="Why the tick would decide this.")]
 
 
 class ExplanationView(TypedDict):
-    """`reason` is null for a job that has what it wants. `position`: its place in the queue, from 1. `holders`: GPUs
-    that the job could use, by the job that holds them. `expected_start_s`: null if unknown. `unblocks`: what would
-    start it at once. `next`: what the next tick would do with it."""
+    """Why a job is in its state."""
 
-    job_id: str
-    state: JobState
-    summary: str
-    reason: ReasonView | None
-    position: int | None
-    needed_gpus: int
-    held_gpus: int
-    free_gpus: int
-    holders: dict[str, int]
-    expected_start_s: AtSeconds | None
-    unblocks: str
-    next: PlannedDecisionView | None
+    job_id: JobId
+    state: Annotated[JobState, Field(description="Where the job is in its life cycle.")]
+    summary: Annotated[str, Field(description="The explanation as one line of text, with numbers.")]
+    reason: Annotated[ReasonView | None, Field(description="Why the job waits. Null: it does not wait.")]
+    position: Annotated[int | None, Field(description="Place in the queue, from 1. Null: not in the queue.")]
+    needed_gpus: Annotated[int, Field(description="Number of GPUs on which the job would start.")]
+    held_gpus: Annotated[int, Field(description="Number of GPUs that the job has or still has to leave.")]
+    free_gpus: Annotated[int, Field(description="Number of unused GPUs when it was the job's turn.")]
+    holders: Annotated[
+        dict[str, int], Field(description="Number of GPUs that this job could use, by id of the job that holds them.")
+    ]
+    expected_start_s: Annotated[
+        float | None, Field(description="Estimated start, in seconds since 1970 (UTC). Null: unknown.")
+    ]
+    unblocks: Annotated[str, Field(description="What would let the job start, as text. Empty: it does not wait.")]
+    next: Annotated[
+        PlannedDecisionView | None, Field(description="What the next tick would do with the job. Null: nothing.")
+    ]
 
 
 class PreemptedJobView(TypedDict):
-    """A job that would release all its `gpus` by `leave_by_s`."""
+    """A job that would release all its GPUs."""
 
-    job_id: str
-    gpus: int
-    leave_by_s: AtSeconds
-    reason: ReasonView
+    job_id: JobId
+    gpus: Annotated[int, Field(description="Number of GPUs that it would release.")]
+    leave_by_s: Annotated[float, Field(description="Deadline for its workers to leave, in seconds since 1970 (UTC).")]
+    reason: Annotated[ReasonView, Field(description="Why the tick would preempt it.")]
 
 
 class ResizedJobView(TypedDict):
-    """A job that would change from `from_gpus` to `to_gpus`; by `leave_by_s` if it shrinks."""
+    """A job whose number of GPUs would change."""
 
-    job_id: str
-    from_gpus: int
-    to_gpus: int
-    leave_by_s: AtSeconds
-    reason: ReasonView
+    job_id: JobId
+    from_gpus: Annotated[int, Field(description="Number of GPUs before the change.")]
+    to_gpus: Annotated[int, Field(description="Number of GPUs after the change.")]
+    leave_by_s: Annotated[
+        float, Field(description="Deadline to leave the GPUs that it loses, in seconds since 1970 (UTC).")
+    ]
+    reason: Annotated[ReasonView, Field(description="Why the tick would resize it.")]
 
 
 class LentNodeView(TypedDict):
     """An inference node that would be offered to training."""
 
-    node: str
-    pool: str
-    reason: ReasonView
+    node: Annotated[str, Field(description="Name of the inference node.")]
+    pool: Annotated[str, Field(description="Inference pool that owns it.")]
+    reason: Annotated[ReasonView, Field(description="Why the tick would offer it.")]
 
 
 class DryRunView(TypedDict):
-    """What the next tick would do because of the job. Decisions that it would make without the job are left out.
+    """What the next tick would do because of the job. Decisions that it would make without the job are left out."""
 
-    `state`: the job's state after the tick; `planning` until its scaling curve is solved, before which the other fields
-    are unknown. `placement` and `plan`: what it would start with. `expected_start_s`: now if it starts, else an
-    estimate, null if unknown. `position`: its place in the queue, from 1. `others`: all decisions about other jobs and
-    nodes.
-    """
-
-    state: JobState
-    job: JobView | None
-    placement: GpusByNode | None
-    plan: PlanView | None
-    plan_summary: str | None
-    reason: ReasonView | None
-    position: int | None
-    expected_start_s: AtSeconds | None
-    preempted: list[PreemptedJobView]
-    resized: list[ResizedJobView]
-    lent: list[LentNodeView]
-    explanation: ExplanationView | None
-    others: list[PlannedDecisionView]
+    state: Annotated[
+        JobState,
+        Field(
+            description=(
+                "Life cycle state after the tick. While it is `planning`, the scaling curve is not solved "
+                "and other fields are unknown."
+            )
+        ),
+    ]
+    job: Annotated[JobView | None, Field(description="The job after the tick. Null: it would be rejected.")]
+    placement: Annotated[
+        GpusByNode | None, Field(description="GPU indices by node on which the job would start. Null: it would wait.")
+    ]
+    plan: Annotated[PlanView | None, Field(description="Parallel plan of the job. Null: it would wait.")]
+    plan_summary: Annotated[str | None, Field(description="The same plan as one line of text. Null: it would wait.")]
+    reason: Annotated[ReasonView | None, Field(description="Why the job would start or wait. Null: unknown.")]
+    position: Annotated[int | None, Field(description="Place in the queue, from 1. Null: not in the queue.")]
+    expected_start_s: Annotated[
+        float | None,
+        Field(
+            description=(
+                "Start in seconds since 1970 (UTC): now if the tick starts it, else an estimate. Null: unknown."
+            )
+        ),
+    ]
+    preempted: Annotated[list[PreemptedJobView], Field(description="Jobs that would release all their GPUs for it.")]
+    resized: Annotated[list[ResizedJobView], Field(description="Jobs whose number of GPUs would change for it.")]
+    lent: Annotated[list[LentNodeView], Field(description="Inference nodes that would be offered to training for it.")]
+    explanation: Annotated[
+        ExplanationView | None, Field(description="Why the job would be in its state. Null: it would be rejected.")
+    ]
+    others: Annotated[
+        list[PlannedDecisionView],
+        Field(description="All decisions about other jobs and nodes, including those listed above."),
+    ]
 
 
 def planned_decision_view(decision: Decision) -> PlannedDecisionView:

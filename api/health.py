@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import ServiceDep, create_router
@@ -16,15 +17,17 @@ from scheduler.telemetry.metrics import CONTENT_TYPE, render_metrics
 
 
 class HealthView(TypedDict):
-    status: Literal["ok"]
-    version: str
+    status: Annotated[Literal["ok"], Field(description="Always `ok`: the process answers.")]
+    version: Annotated[
+        str, Field(description="Installed release of Ebbtide, or `source` if not installed as a package.")
+    ]
 
 
 class ReadyView(TypedDict):
-    """`inbox_commands`: commands waiting for the next tick."""
+    """The service is ready: the database answers and a controller leads."""
 
-    status: Literal["ok"]
-    inbox_commands: int
+    status: Annotated[Literal["ok"], Field(description="Always `ok`. A service that is not ready answers 503.")]
+    inbox_commands: Annotated[int, Field(description="Number of commands that the next tick will apply.")]
 
 
 router = create_router("service", prefix="")

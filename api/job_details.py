@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Annotated
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.event_views import EventView
 from api.events import STREAM_RESPONSES, page_of_events
 from api.explanations import DryRun, DryRunView, ExplanationView, dry_run_tick, dry_run_view, explanation_view
-from api.http.dependencies import AfterParameter, ContextDep, LimitParameter, ServiceDep, create_router
+from api.http.dependencies import AfterParameter, ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import ProblemError, problem_responses
-from api.http.paging import AtSeconds, CursorParameter, PageOf
+from api.http.paging import CursorParameter, JobId, PageOf
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.jobs import generate_job_id
@@ -34,43 +36,49 @@ HISTORY_ITEMS_MAX = 500
 
 
 class StateView(TypedDict):
-    """A state that the job entered. `message` says why."""
+    """A state that the job entered."""
 
-    at_s: AtSeconds
-    state: JobState
-    message: str
+    at_s: Annotated[float, Field(description="Time of the change, in seconds since 1970 (UTC).")]
+    state: Annotated[JobState, Field(description="Where the job was in its life cycle from then on.")]
+    message: Annotated[str, Field(description="Why the job entered it. Empty: no reason recorded.")]
 
 
 class AllocationView(TypedDict):
-    """What the job was given at `at_s`. `gpus` is 0 if it was to hold none; `lent_gpus` of them were lent by inference
-    pools. Every change increments `generation`. `plan` is a one-line summary, null without a plan."""
+    """The GPUs and the plan that the job was given at `at_s`."""
 
-    at_s: AtSeconds
-    generation: int
-    gpus: int
-    lent_gpus: int
-    plan: str | None
+    at_s: Annotated[float, Field(description="Time of the change, in seconds since 1970 (UTC).")]
+    generation: Annotated[int, Field(description="Incremented with each change of the job's GPUs or plan.")]
+    gpus: Annotated[int, Field(description="Number of GPUs that the job was given. 0: it was to release all.")]
+    lent_gpus: Annotated[int, Field(description="Number of these GPUs on nodes on loan from inference pools.")]
+    plan: Annotated[str | None, Field(description="One-line summary of the parallel plan. Null: none.")]
 
 
 class SampleView(TypedDict):
-    """What the workers reported; null if not reported. `steps` fall when work is lost. `peak_bytes`: the most GPU
-    memory that a rank has used."""
+    """A progress report of the workers."""
 
-    at_s: AtSeconds
-    steps: float
-    loss: float | None
-    samples_per_s: float | None
-    peak_bytes: int | None
+    at_s: Annotated[float, Field(description="Time of the report, in seconds since 1970 (UTC).")]
+    steps: Annotated[float, Field(description="Optimizer steps done. The number falls when work is lost.")]
+    loss: Annotated[float | None, Field(description="Training loss. Null: not reported.")]
+    samples_per_s: Annotated[float | None, Field(description="Throughput in samples per second. Null: not reported.")]
+    peak_bytes: Annotated[
+        int | None, Field(description="Largest GPU memory use of any rank so far, in bytes. Null: not reported.")
+    ]
 
 
 class JobHistoryView(TypedDict):
-    """Everything is oldest first. `states` and `allocations`: the newest 500. `samples`: at most 500, at least 5 s
-    apart, and evenly spaced; always with the first and the newest."""
+    """Data for charts of one job. Each list is oldest first."""
 
-    job_id: str
-    states: list[StateView]
-    allocations: list[AllocationView]
-    samples: list[SampleView]
+    job_id: JobId
+    states: Annotated[list[StateView], Field(description="The newest 500 changes of its state.")]
+    allocations: Annotated[list[AllocationView], Field(description="The newest 500 changes of its GPUs or plan.")]
+    samples: Annotated[
+        list[SampleView],
+        Field(
+            description=(
+                "At most 500 progress reports, evenly spaced and at least 5 s apart, with the first and the newest."
+            )
+        ),
+    ]
 
 
 def job_history_view(
@@ -125,28 +133,37 @@ def _sample_view(sample: Sample) -> SampleView:
 
 
 class CheckpointView(TypedDict):
-    """A complete checkpoint after `step` steps."""
+    """A complete checkpoint."""
 
-    step: int
-    completed_at_s: float
+    step: Annotated[int, Field(description="Number of optimizer steps that it contains.")]
+    completed_at_s: Annotated[float, Field(description="Time at which it was complete, in seconds since 1970 (UTC).")]
 
 
 class RequestedCheckpointView(TypedDict):
-    """A requested checkpoint. It will contain at least `step_min` steps; null until the ranks have answered."""
+    """A requested checkpoint that is not complete yet."""
 
-    asked_at_s: float
-    step_min: int | None
+    asked_at_s: Annotated[float, Field(description="Time of the request, in seconds since 1970 (UTC).")]
+    step_min: Annotated[
+        int | None,
+        Field(description="Fewest optimizer steps that it will contain. Null: the ranks have not answered yet."),
+    ]
 
 
 class CheckpointsView(TypedDict):
-    """`latest` is what the job would restart from. `dir` is empty if the executor chose the folder."""
+    """The latest and the requested checkpoint of a job."""
 
-    job_id: str
-    latest: CheckpointView | None
-    awaited: RequestedCheckpointView | None
-    interval_s: float
-    keep: int
-    dir: str
+    job_id: JobId
+    latest: Annotated[
+        CheckpointView | None,
+        Field(description="Checkpoint from which the job would restart. Null: it would start from step 0."),
+    ]
+    awaited: Annotated[
+        RequestedCheckpointView | None,
+        Field(description="Checkpoint that was requested and is not complete yet. Null: none."),
+    ]
+    interval_s: Annotated[float, Field(description="Seconds between two automatic checkpoints.")]
+    keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
+    dir: Annotated[str, Field(description="Directory of the checkpoints. Empty: the executor chose one.")]
 
 
 def checkpoints_view(job: Job) -> CheckpointsView:
@@ -172,14 +189,14 @@ checkpoint_router = create_router("jobs")
 
 @checkpoint_router.get("/jobs/{job_id}/checkpoints")
 @requires(VIEWER)
-def get_checkpoints(job_id: str, context: ContextDep) -> CheckpointsView:
+def get_checkpoints(job_id: JobIdPath, context: ContextDep) -> CheckpointsView:
     """Return the job's latest and requested checkpoints."""
     return checkpoints_view(context.job(job_id))
 
 
 @checkpoint_router.post("/jobs/{job_id}:checkpoint", status_code=202, responses=problem_responses(409))
 @requires(SUBMITTER)
-def save_checkpoint(job_id: str, context: ContextDep) -> CheckpointsView:
+def save_checkpoint(job_id: JobIdPath, context: ContextDep) -> CheckpointsView:
     """Ask the running job to save a checkpoint at its next step boundary. Asking again before it is complete changes
     nothing; `awaited` is null once it is."""
     job = context.live_job(job_id)
@@ -196,7 +213,7 @@ HISTORY_EVENTS_MAX = 1000
 
 @detail_router.get("/jobs/{job_id}/plan")
 @requires(VIEWER)
-def get_job_plan(job_id: str, context: ContextDep) -> JobPlanView:
+def get_job_plan(job_id: JobIdPath, context: ContextDep) -> JobPlanView:
     """Return the plan that the job runs under, or ran under last, with how each device spends the step."""
     job = context.job(job_id)
     if job.allocation.plan is None:
@@ -207,7 +224,7 @@ def get_job_plan(job_id: str, context: ContextDep) -> JobPlanView:
 @detail_router.get("/jobs/{job_id}/events", responses=STREAM_RESPONSES | problem_responses(410))
 @requires(VIEWER)
 def list_job_events(
-    job_id: str,
+    job_id: JobIdPath,
     context: ContextDep,
     after: AfterParameter = 0,
     limit: LimitParameter = 100,
@@ -220,7 +237,7 @@ def list_job_events(
 
 @detail_router.get("/jobs/{job_id}/history")
 @requires(VIEWER)
-def get_job_history(job_id: str, context: ContextDep) -> JobHistoryView:
+def get_job_history(job_id: JobIdPath, context: ContextDep) -> JobHistoryView:
     """Return data for charts: the job's states, allocations, loss and throughput over time. Also for ended jobs."""
     job, store = context.job(job_id), context.store
     events = [stored.event for stored in store.list_last_events(job_id, limit=HISTORY_EVENTS_MAX)]
@@ -229,7 +246,7 @@ def get_job_history(job_id: str, context: ContextDep) -> JobHistoryView:
 
 @detail_router.get("/jobs/{job_id}/explanation")
 @requires(VIEWER)
-def explain_job(job_id: str, context: ContextDep, service: ServiceDep) -> ExplanationView:
+def explain_job(job_id: JobIdPath, context: ContextDep, service: ServiceDep) -> ExplanationView:
     """Explain why the job is in its state. `next` is what the next tick would do with it."""
     job = context.job(job_id)
     if job.is_ended:

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, Self, cast
 
 from fastapi import Depends, Query, Response
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, require_match, set_etag, submit_once
-from api.http.dependencies import ContextDep, LimitParameter, ServiceDep, create_router
+from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import (
     TEXT_PATTERN,
-    AtSeconds,
     CursorParameter,
     GpusByNode,
     PageOf,
@@ -42,129 +41,166 @@ from scheduler.store.api_protocol import JobQuery
 
 
 class GpuRangeView(TypedDict):
-    min: int
-    max: int
+    min: Annotated[int, Field(description="Fewest GPUs that the job can run on.")]
+    max: Annotated[int, Field(description="Most GPUs that the job can use.")]
 
 
 class JobGpusView(GpuRangeView):
-    """`target`: GPUs it has or is about to get. `releasing`: GPUs it still has to leave."""
+    """The GPU range of a job, and its GPUs now."""
 
-    target: int
-    releasing: int
+    target: Annotated[int, Field(description="GPUs that the job has or is about to get.")]
+    releasing: Annotated[int, Field(description="GPUs that the job has not left yet.")]
 
 
 class ProgressView(TypedDict):
-    """`remaining_s`: remaining time at the current speed, null if the speed or the length is unknown. `samples_per_s`
-    and `peak_bytes` (the most GPU memory of a rank) are measured, null before. Only a running job has a speed."""
+    """Progress and speed of a job, as of `as_of_s`. Only a running job has a speed."""
 
-    steps: float
-    steps_total: int | None
-    fraction: float | None
-    checkpoint_steps: float
-    loss: float | None
-    frozen_layers: int
-    step_time_s: float | None
-    samples_per_s: float | None
-    peak_bytes: int | None
-    remaining_s: float | None
-    as_of_s: AtSeconds
+    steps: Annotated[float, Field(description="Optimizer steps done, extrapolated to now while it runs.")]
+    steps_total: Annotated[int | None, Field(description="Declared length in steps. Null: unknown.")]
+    fraction: Annotated[float | None, Field(description="`steps` divided by `steps_total`. Null: unknown length.")]
+    checkpoint_steps: Annotated[float, Field(description="Steps saved in the latest complete checkpoint.")]
+    loss: Annotated[float | None, Field(description="Training loss last reported. Null: not reported.")]
+    frozen_layers: Annotated[int, Field(description="Number of leading layers that are no longer trained.")]
+    step_time_s: Annotated[float | None, Field(description="Seconds per step. Null: not running.")]
+    samples_per_s: Annotated[
+        float | None, Field(description="Measured throughput in samples per second. Null: not measured.")
+    ]
+    peak_bytes: Annotated[
+        int | None, Field(description="Largest GPU memory use of any rank, in bytes. Null: not measured.")
+    ]
+    remaining_s: Annotated[float | None, Field(description="Seconds to the end at the current speed. Null: unknown.")]
+    as_of_s: Annotated[float, Field(description="Time of the last update, in seconds since 1970 (UTC).")]
 
 
 class AccountView(TypedDict):
     """Totals of the job up to `settled_at_s`."""
 
-    waited_s: float
-    gpu_s: float
-    lost_gpu_s: float
-    failures: int
-    preemptions: int
-    resizes: int
-    first_started_at_s: AtSeconds | None
-    settled_at_s: AtSeconds
+    waited_s: Annotated[float, Field(description="Seconds spent waiting for GPUs, while pending or preempted.")]
+    gpu_s: Annotated[float, Field(description="GPU-seconds held.")]
+    lost_gpu_s: Annotated[float, Field(description="GPU-seconds whose work was lost, because no checkpoint had it.")]
+    failures: Annotated[int, Field(description="Failed runs that count toward the job's `retries`.")]
+    preemptions: Annotated[int, Field(description="Times that the job lost all its GPUs to others.")]
+    resizes: Annotated[int, Field(description="Times that its GPUs or plan changed while running.")]
+    first_started_at_s: Annotated[
+        float | None, Field(description="First start, in seconds since 1970 (UTC). Null: not yet.")
+    ]
+    settled_at_s: Annotated[float, Field(description="Time up to which the totals count, in seconds since 1970 (UTC).")]
 
 
 class OutOfMemoryView(TypedDict):
-    plan: str
-    gpus: int
-    gpu_memory_bytes: int
-    predicted_bytes: int
-    measured_bytes: int | None
+    """A run that ran out of GPU memory."""
+
+    plan: Annotated[str, Field(description="One-line summary of the plan that failed.")]
+    gpus: Annotated[int, Field(description="Number of GPUs of the run.")]
+    gpu_memory_bytes: Annotated[int, Field(description="Smallest memory of a GPU of the run, in bytes.")]
+    predicted_bytes: Annotated[int, Field(description="Predicted peak per GPU, in bytes. 0: unknown.")]
+    measured_bytes: Annotated[
+        int | None, Field(description="Highest use of a rank before the failure, in bytes. Null: not measured.")
+    ]
 
 
 class MemoryView(TypedDict):
-    """`factor`: measured over predicted peak memory. `deaths`: runs that ran out of memory, oldest first."""
+    """What the service has learnt about the job's GPU memory."""
 
-    factor: float
-    deaths: list[OutOfMemoryView]
-    retry_at_s: AtSeconds | None
+    factor: Annotated[float, Field(description="Expected peak memory divided by the predicted one, at least 1.")]
+    deaths: Annotated[
+        list[OutOfMemoryView],
+        Field(description="Runs that ran out of memory, oldest first. After three, the job fails."),
+    ]
+    retry_at_s: Annotated[
+        float | None, Field(description="Earliest next start, in seconds since 1970 (UTC). Null: no backoff.")
+    ]
 
 
 class VolumeClaimView(TypedDict):
-    claimName: str
+    claimName: Annotated[str, Field(description="Name of the persistent volume claim, in the namespace of the job.")]
 
 
 class VolumeView(TypedDict):
-    persistentVolumeClaim: VolumeClaimView
-    subPath: NotRequired[str]
+    persistentVolumeClaim: Annotated[VolumeClaimView, Field(description="The claim to mount in all pods of the job.")]
+    subPath: NotRequired[Annotated[str, Field(description="Directory in the volume. Absent: the job's id.")]]
 
 
 class CheckpointSpecView(TypedDict):
-    dir: str
-    interval: float
-    keep: int
-    volume: NotRequired[VolumeView]
+    dir: Annotated[str, Field(description="Directory for checkpoints. Empty: one that the executor chooses.")]
+    interval: Annotated[float, Field(description="Seconds between two checkpoints.")]
+    keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
+    volume: NotRequired[Annotated[VolumeView, Field(description="Volume mounted at `dir`. Absent: none.")]]
 
 
 class JobSpecView(TypedDict):
     """The job document with defaults filled in. Durations are in seconds."""
 
-    name: str
-    gpus: GpuRangeView
-    queue: str
-    priority: int
-    gpu: NotRequired[str]
-    model: NotRequired[str]
-    profile: NotRequired[dict[str, Any]]
-    globalBatch: NotRequired[int]
-    sequenceLength: NotRequired[int]
-    steps: NotRequired[int]
-    durationEstimate: NotRequired[float]
-    deadline: NotRequired[float]
-    maxRunTime: NotRequired[float]
-    retries: int
-    command: list[str]
-    image: NotRequired[str]
-    env: dict[str, str]
-    checkpoint: CheckpointSpecView
-    fungible: bool
-    namespace: NotRequired[str]
-    template: NotRequired[dict[str, Any]]
+    name: Annotated[str, Field(description="Display name, from which the id is made.")]
+    gpus: Annotated[GpuRangeView, Field(description="Range of GPUs that the job accepts.")]
+    queue: Annotated[str, Field(description="Queue whose GPU quota counts.")]
+    priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
+    gpu: NotRequired[Annotated[str, Field(description="Required GPU model. Absent: any.")]]
+    model: NotRequired[Annotated[str, Field(description="Built-in model profile. Absent: none, or `profile`.")]]
+    profile: NotRequired[
+        Annotated[dict[str, Any], Field(description="The job's own model profile. Absent: none, or `model`.")]
+    ]
+    globalBatch: NotRequired[Annotated[int, Field(description="Samples per optimizer step. Absent: unknown.")]]
+    sequenceLength: NotRequired[Annotated[int, Field(description="Tokens per sample. Absent: that of the model.")]]
+    steps: NotRequired[Annotated[int, Field(description="Declared number of optimizer steps. Absent: unknown.")]]
+    durationEstimate: NotRequired[
+        Annotated[float, Field(description="Expected run time on `gpus.min` GPUs, in seconds. Absent: none.")]
+    ]
+    deadline: NotRequired[
+        Annotated[float, Field(description="Seconds from submission within which the job must end. Absent: none.")]
+    ]
+    maxRunTime: NotRequired[
+        Annotated[
+            float, Field(description="Seconds from the first start after which the job is ended. Absent: no limit.")
+        ]
+    ]
+    retries: Annotated[int, Field(description="Failed runs that are retried. Runs lost with their node do not count.")]
+    command: Annotated[list[str], Field(description="Command of each rank, with its arguments.")]
+    image: NotRequired[
+        Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
+    ]
+    env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
+    checkpoint: Annotated[CheckpointSpecView, Field(description="Location, interval and number of checkpoints.")]
+    fungible: Annotated[bool, Field(description="Whether the job can run on nodes on loan from inference pools.")]
+    namespace: NotRequired[
+        Annotated[str, Field(description="Kubernetes namespace of the pods. Absent: the setting `job_namespace`.")]
+    ]
+    template: NotRequired[
+        Annotated[
+            dict[str, Any], Field(description="Kubernetes pod template. Absent: a pod that runs `command` in `image`.")
+        ]
+    ]
 
 
 class JobView(TypedDict):
-    """`intent`: what the owner asked for last. `message`: why the job is in its state. `releasing_nodes`: GPUs to leave
-    by `leave_by_s`. `generation` counts the changes of its GPUs."""
+    """A live or ended job."""
 
-    id: str
-    name: str
-    queue: str
-    owner: str
-    priority: int
-    state: JobState
-    state_since_s: AtSeconds
-    intent: Intent
-    message: str
-    submitted_at_s: AtSeconds
-    gpus: JobGpusView
-    nodes: GpusByNode
-    releasing_nodes: GpusByNode
-    generation: int
-    leave_by_s: AtSeconds | None
-    plan: str | None
-    progress: ProgressView
-    account: AccountView
-    memory: MemoryView
-    spec: JobSpecView
+    id: Annotated[str, Field(description="Unique id: the name and ten random characters.")]
+    name: Annotated[str, Field(description="Display name from the job document.")]
+    queue: Annotated[str, Field(description="Queue whose GPU quota is charged.")]
+    owner: Annotated[str, Field(description="Principal that submitted it. Empty: unknown.")]
+    priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
+    state: Annotated[JobState, Field(description="Where the job is in its life cycle.")]
+    state_since_s: Annotated[
+        float, Field(description="Time of the last change of `state`, in seconds since 1970 (UTC).")
+    ]
+    intent: Annotated[Intent, Field(description="Last request of its owner: run, suspend or cancel.")]
+    message: Annotated[str, Field(description="Why the job is in its `state`. Empty: no reason recorded.")]
+    submitted_at_s: Annotated[float, Field(description="Time of submission, in seconds since 1970 (UTC).")]
+    gpus: Annotated[JobGpusView, Field(description="Its GPU range, and how many GPUs it has.")]
+    nodes: Annotated[GpusByNode, Field(description="GPU indices by node that the job has or is about to get.")]
+    releasing_nodes: Annotated[
+        GpusByNode, Field(description="GPU indices by node that the job must leave by `leave_by_s`.")
+    ]
+    generation: Annotated[int, Field(description="Incremented with each change of its GPUs or plan.")]
+    leave_by_s: Annotated[
+        float | None, Field(description="Deadline to leave, in seconds since 1970 (UTC). Null: nothing to leave.")
+    ]
+    plan: Annotated[str | None, Field(description="One-line summary of the parallel plan. Null: none yet.")]
+    progress: Annotated[ProgressView, Field(description="Steps done, speed and remaining time.")]
+    account: Annotated[AccountView, Field(description="Waiting time, GPU-seconds and counts so far.")]
+    memory: Annotated[MemoryView, Field(description="Out-of-memory failures, and what follows from them.")]
+    spec: Annotated[JobSpecView, Field(description="The submitted document with defaults filled in.")]
 
 
 def job_view(job: Job, now_s: float) -> JobView:
@@ -229,16 +265,32 @@ class JobFilter:
 
     state: StatesParameter = ""
     queue: Annotated[
-        str, Query(max_length=2000, pattern=TEXT_PATTERN, description="In one of these queues, separated by commas.")
+        str,
+        Query(
+            max_length=2000,
+            pattern=TEXT_PATTERN,
+            description="Only jobs in one of these queues, separated by commas. Empty: all.",
+        ),
     ] = ""
-    owner: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="Submitted by this principal.")] = ""
-    name: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="Name prefix.")] = ""
+    owner: Annotated[
+        str,
+        Query(max_length=200, pattern=TEXT_PATTERN, description="Only jobs that this principal submitted. Empty: all."),
+    ] = ""
+    name: Annotated[
+        str,
+        Query(
+            max_length=200,
+            pattern=TEXT_PATTERN,
+            description="Only jobs whose display name starts with this text. Empty: all.",
+        ),
+    ] = ""
     submitted_since_s: Annotated[
         float | None,
         Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
     ] = None
     submitted_until_s: Annotated[
-        float | None, Query(ge=0, allow_inf_nan=False, description="Submitted before this time.")
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="Submitted before this time, in seconds since 1970 (UTC)."),
     ] = None
 
     def to_query(self) -> JobQuery:
@@ -259,16 +311,22 @@ router = create_router("jobs")
 class GpuRangeChange(Document):
     """A new GPU range. Fields that are left out stay as they are."""
 
-    min: GpuCount | None = None
-    max: GpuCount | None = None
+    min: GpuCount | None = Field(
+        default=None, description="Fewest GPUs that the job can run on, at least 1. Null: unchanged."
+    )
+    max: GpuCount | None = Field(
+        default=None, description="Most GPUs that the job can use, at least `min`. Null: unchanged."
+    )
 
 
 class JobChange(Document):
-    """What can be changed after submission. Fields that are left out stay as they are."""
+    """Changes of a submitted job. Omitted fields keep their value."""
 
-    gpus: GpuRangeChange | None = None
-    queue: Label | None = None
-    priority: Priority | None = None
+    gpus: GpuRangeChange | None = Field(default=None, description="New range of GPUs. Null: unchanged.")
+    queue: Label | None = Field(default=None, description="Queue to move the job to. Null: unchanged.")
+    priority: Priority | None = Field(
+        default=None, description="-1000 to 1000; higher values are scheduled first. Null: unchanged."
+    )
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
@@ -329,7 +387,7 @@ def list_jobs(
 
 @router.get("/jobs/{job_id}")
 @requires(VIEWER)
-def get_job(job_id: str, context: ContextDep, response: Response) -> JobView:
+def get_job(job_id: JobIdPath, context: ContextDep, response: Response) -> JobView:
     """Return a live or ended job."""
     return _job_response(context, context.job(job_id), response)
 
@@ -337,7 +395,7 @@ def get_job(job_id: str, context: ContextDep, response: Response) -> JobView:
 @router.patch("/jobs/{job_id}", status_code=202, responses=problem_responses(409))
 @requires(SUBMITTER)
 def change_job(
-    job_id: str,
+    job_id: JobIdPath,
     change: JobChange,
     context: ContextDep,
     service: ServiceDep,
@@ -357,7 +415,7 @@ def change_job(
 
 @router.delete("/jobs/{job_id}", status_code=202, responses=problem_responses(409))
 @requires(SUBMITTER)
-def cancel_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
+def cancel_job(job_id: JobIdPath, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
     """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
     job = context.job(job_id)
     if job.state is JobState.CANCELLED:
@@ -368,7 +426,7 @@ def cancel_job(job_id: str, context: ContextDep, response: Response, if_match: I
 
 @router.post("/jobs/{job_id}:suspend", status_code=202, responses=problem_responses(409))
 @requires(SUBMITTER)
-def suspend_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
+def suspend_job(job_id: JobIdPath, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
     """Suspend the job: it saves a checkpoint and releases its GPUs until it is resumed."""
     job = context.live_job(job_id)
     _refuse_cancelled(job)
@@ -377,7 +435,7 @@ def suspend_job(job_id: str, context: ContextDep, response: Response, if_match: 
 
 @router.post("/jobs/{job_id}:resume", status_code=202, responses=problem_responses(409))
 @requires(SUBMITTER)
-def resume_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
+def resume_job(job_id: JobIdPath, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
     """Queue a suspended job again. It continues from its checkpoint."""
     job = context.live_job(job_id)
     _refuse_cancelled(job)

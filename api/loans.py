@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import ContextDep, LimitParameter, create_router
 from api.http.paging import (
-    AtSeconds,
+    TEXT_PATTERN,
     CursorParameter,
     PageOf,
+    PoolParameter,
     StatesParameter,
-    TextParameter,
     page_of_loans,
     parse_states,
 )
@@ -22,26 +26,44 @@ from scheduler.store.api_protocol import LoanQuery
 
 
 class LoanView(TypedDict):
-    """`return_by_s`: deadline for training to leave, while recalled. `lent_at_s`: when training could first use the
-    node. `recalled_at_s`: start of the current recall; null if there is none or an older version wrote the loan."""
+    """The use of one inference node for training, from offer to return."""
 
-    id: str
-    node: str
-    pool: str
-    state: LoanState
-    offered_at_s: AtSeconds
-    state_since_s: AtSeconds
-    return_by_s: AtSeconds | None
-    lent_at_s: AtSeconds | None
-    recalled_at_s: AtSeconds | None
-    is_live: bool
+    id: Annotated[str, Field(description="Unique id of this loan. A node that is lent again gets another one.")]
+    node: Annotated[str, Field(description="Name of the lent host.")]
+    pool: Annotated[str, Field(description="Inference pool that owns the node.")]
+    state: Annotated[
+        LoanState, Field(description="`offered`, `active` or `recalled` while live; `returned` or `lost` afterwards.")
+    ]
+    offered_at_s: Annotated[float, Field(description="Time of the offer, in seconds since 1970 (UTC).")]
+    state_since_s: Annotated[
+        float, Field(description="Time of the last change of `state`, in seconds since 1970 (UTC).")
+    ]
+    return_by_s: Annotated[
+        float | None,
+        Field(description="Deadline for training to leave, in seconds since 1970 (UTC). Null: not recalled."),
+    ]
+    lent_at_s: Annotated[
+        float | None,
+        Field(description="When training could first use the node, in seconds since 1970 (UTC). Null: not yet."),
+    ]
+    recalled_at_s: Annotated[
+        float | None,
+        Field(
+            description=(
+                "Start of the current recall, in seconds since 1970 (UTC). Null: none, or unknown in older records."
+            )
+        ),
+    ]
+    is_live: Annotated[bool, Field(description="Whether the node is still offered, lent or being returned.")]
 
 
 class SwitchesView(TypedDict):
-    lending_paused: bool
-    loans_recalled: bool
-    resizes_frozen: bool
-    live_loans: int
+    """Fleet-wide switches that an administrator sets."""
+
+    lending_paused: Annotated[bool, Field(description="Whether no new loans are offered. Existing ones continue.")]
+    loans_recalled: Annotated[bool, Field(description="Whether all existing loans are recalled as well.")]
+    resizes_frozen: Annotated[bool, Field(description="Whether optional changes to the GPUs of running jobs are off.")]
+    live_loans: Annotated[int, Field(description="Number of nodes that are offered, lent or being returned.")]
 
 
 def loan_view(loan: Loan) -> LoanView:
@@ -78,8 +100,10 @@ def list_loans(
     context: ContextDep,
     *,
     state: StatesParameter = "",
-    pool: TextParameter = "",
-    node: TextParameter = "",
+    pool: PoolParameter = "",
+    node: Annotated[
+        str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only loans of this host. Empty: all.")
+    ] = "",
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[LoanView]:
@@ -99,7 +123,7 @@ def pause_lending(context: ContextDep) -> SwitchesView:
 @router.post("/lending:resume", status_code=202)
 @requires(ADMIN)
 def resume_lending(context: ContextDep) -> SwitchesView:
-    """Resume lending."""
+    """Offer new loans again, and end a recall of all loans."""
     return switches_view(context.send(ResumeLending()).snapshot)
 
 

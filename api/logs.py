@@ -8,7 +8,7 @@ from fastapi import Query
 from starlette.responses import Response
 
 from api.events import STREAM_RESPONSES, LastEventIdHeader, StreamsDep, stream_router
-from api.http.dependencies import ContextDep, LimitParameter, Service, ServiceDep, create_router
+from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, Service, ServiceDep, create_router
 from api.http.errors import ProblemError, problem_responses, raise_invalid_field
 from api.identity.authorization import VIEWER, requires
 from api.state import RequestContext
@@ -19,17 +19,26 @@ from scheduler.executors.local_records import RunRoot
 
 router = create_router("jobs")
 
-RankParameter = Annotated[int, Query(ge=0, lt=2**31, description="The rank whose output to read.")]
-GenerationParameter = Annotated[
-    int | None, Query(ge=1, lt=2**31, description="Only this generation. Default: the newest and later ones.")
+RankParameter = Annotated[
+    int, Query(ge=0, lt=2**31, description="Number of the worker process whose output to read, from 0.")
 ]
-TailParameter = Annotated[int | None, Query(ge=0, le=100_000, description="Start with the last N lines.")]
+GenerationParameter = Annotated[
+    int | None, Query(ge=1, lt=2**31, description="Run of the job to read. Default: the newest, and later ones.")
+]
+TailParameter = Annotated[
+    int | None,
+    Query(ge=0, le=100_000, description="Number of last lines to start with, at most 100000. Default: all lines."),
+]
+LogCursorParameter = Annotated[
+    str,
+    Query(description="Position from an earlier response: `next`, `resume` or that of a line. Empty: `tail` decides."),
+]
 
 
 @stream_router.get("/jobs/{job_id}/logs")
 @requires(VIEWER)
 def stream_logs(
-    job_id: str,
+    job_id: JobIdPath,
     context: ContextDep,
     service: ServiceDep,
     streams: StreamsDep,
@@ -56,7 +65,7 @@ def stream_logs(
 @router.get("/jobs/{job_id}/logs", responses=STREAM_RESPONSES | problem_responses(501))
 @requires(VIEWER)
 def get_logs(
-    job_id: str,
+    job_id: JobIdPath,
     context: ContextDep,
     service: ServiceDep,
     *,
@@ -64,7 +73,7 @@ def get_logs(
     generation: GenerationParameter = None,
     tail: TailParameter = None,
     limit: LimitParameter = 1000,
-    cursor: str = "",
+    cursor: LogCursorParameter = "",
 ) -> LogPageView:
     """List what a rank has printed, oldest first. Empty if the rank has not started."""
     logs = _log_reader(context, service, job_id, rank, generation)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import Response
 
 from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
-from api.http.dependencies import ContextDep, LimitParameter, create_router
+from api.http.dependencies import ContextDep, LimitParameter, NodeNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
-from api.http.paging import CursorParameter, PageOf, TextParameter, page_by_name
+from api.http.paging import CursorParameter, PageOf, PoolParameter, page_by_name
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.plans import gpu_memory_bytes
 from api.pools import NodeView, node_view
@@ -50,7 +50,7 @@ def add_node(document: NodeDocument, context: ContextDep, response: Response) ->
 @router.get("/nodes", responses=problem_responses(404))
 @requires(VIEWER)
 def list_nodes(
-    context: ContextDep, pool: TextParameter = "", limit: LimitParameter = 100, cursor: CursorParameter = ""
+    context: ContextDep, pool: PoolParameter = "", limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[NodeView]:
     """List all nodes, or those of one pool, by name."""
     if pool:
@@ -62,14 +62,14 @@ def list_nodes(
 
 @router.get("/nodes/{name}")
 @requires(VIEWER)
-def get_node(name: str, context: ContextDep, response: Response) -> NodeView:
+def get_node(name: NodeNamePath, context: ContextDep, response: Response) -> NodeView:
     """Return a node with its loan and its jobs."""
     return _node_response(context, context.node(name), response)
 
 
 @router.delete("/nodes/{name}", status_code=202, responses=problem_responses(409))
 @requires(ADMIN)
-def remove_node(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> NodeView:
+def remove_node(name: NodeNamePath, context: ContextDep, if_match: IfMatchHeader = "") -> NodeView:
     """Remove a node that no job holds and that is not lent."""
     node = context.node(name)
     basis = require_match(if_match, node_etag(node), f"node {name}")
@@ -85,7 +85,7 @@ def remove_node(name: str, context: ContextDep, if_match: IfMatchHeader = "") ->
 
 @router.post("/nodes/{name}:cordon", status_code=202)
 @requires(ADMIN)
-def cordon_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
+def cordon_node(name: NodeNamePath, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
     """Schedule nothing new on the node. Running jobs stay."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, CordonNode(name), response, basis=basis)
@@ -93,7 +93,7 @@ def cordon_node(name: str, context: ContextDep, response: Response, if_match: If
 
 @router.post("/nodes/{name}:drain", status_code=202)
 @requires(ADMIN)
-def drain_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
+def drain_node(name: NodeNamePath, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
     """Cordon the node and move its jobs away."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, CordonNode(name, drain=True), response, basis=basis)
@@ -101,7 +101,9 @@ def drain_node(name: str, context: ContextDep, response: Response, if_match: IfM
 
 @router.post("/nodes/{name}:uncordon", status_code=202)
 @requires(ADMIN)
-def uncordon_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
+def uncordon_node(
+    name: NodeNamePath, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
+) -> NodeView:
     """Allow scheduling on the node again."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, UncordonNode(name), response, basis=basis)

@@ -10,12 +10,12 @@ from heapq import nsmallest
 from typing import Annotated, Literal
 
 from fastapi import Query, Request
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.event_views import ReasonView, reason_view
 from api.explanations import PendingReasonCache
 from api.http.dependencies import ContextDep, ServiceDep, create_router
-from api.http.paging import AtSeconds
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.loans import SwitchesView, switches_view
@@ -38,83 +38,105 @@ _USE_BY_LOAN_STATE: Mapping[LoanState, NodeUse] = {
 
 
 class NodeSummaryView(TypedDict):
-    """`held`: GPUs that jobs hold. `inference`: GPUs that inference uses."""
+    """One node in the overview."""
 
-    name: str
-    pool: str
-    state: NodeUse
-    gpus: int
-    held: int
-    inference: int
+    name: Annotated[str, Field(description="Host name, unique in the fleet.")]
+    pool: Annotated[str, Field(description="Pool that owns it, lent or not.")]
+    state: Annotated[
+        NodeUse, Field(description="Present use. Cordoned and down take precedence over the state of a loan.")
+    ]
+    gpus: Annotated[int, Field(description="Number of GPUs of this host.")]
+    held: Annotated[int, Field(description="Number of GPUs that jobs hold.")]
+    inference: Annotated[int, Field(description="Number of GPUs that inference uses.")]
 
 
 class PoolSummaryView(TypedDict):
-    """`capacity_gpus` excludes nodes that are down. `demand` and `forecast` are null for a training pool and before the
-    first reading. `headroom_gpus` and `quantile` are the reserve that the pool's owner keeps from lending."""
+    """One pool in the overview."""
 
-    name: str
-    kind: PoolKind
-    nodes: int
-    gpus: int
-    capacity_gpus: int
-    demand: DemandView | None
-    forecast: ForecastView | None
-    headroom_gpus: float
-    quantile: float
+    name: Annotated[str, Field(description="Unique label chosen at creation.")]
+    kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
+    nodes: Annotated[int, Field(description="Number of hosts, including those that are down.")]
+    gpus: Annotated[int, Field(description="Number of GPUs of all its nodes.")]
+    capacity_gpus: Annotated[int, Field(description="Number of GPUs of nodes that are not down.")]
+    demand: Annotated[
+        DemandView | None,
+        Field(description="Latest reading of what inference needs. Null: a training pool, or no reading yet."),
+    ]
+    forecast: Annotated[
+        ForecastView | None,
+        Field(description="Latest prediction of what inference will need. Null: a training pool, or too few readings."),
+    ]
+    headroom_gpus: Annotated[
+        float, Field(description="Number of GPUs that the lending policy keeps free in addition to the forecast.")
+    ]
+    quantile: Annotated[
+        float, Field(description="Quantile of the forecast that nodes that are not lent must cover, between 0 and 1.")
+    ]
 
 
 class WaitingJobSummaryView(TypedDict):
-    """A pending job, which needs at least `min_gpus`."""
+    """A pending job in a list."""
 
-    id: str
-    name: str
-    queue: str
-    state: JobState
-    min_gpus: int
-    max_gpus: int
-    submitted_at_s: AtSeconds
+    id: Annotated[str, Field(description="Unique id: the name and ten random characters.")]
+    name: Annotated[str, Field(description="Display name from its document.")]
+    queue: Annotated[str, Field(description="Queue whose GPU quota is charged.")]
+    state: Annotated[JobState, Field(description="Where it is in its life cycle.")]
+    min_gpus: Annotated[int, Field(description="Fewest GPUs that it can run on.")]
+    max_gpus: Annotated[int, Field(description="Most GPUs that it can use.")]
+    submitted_at_s: Annotated[float, Field(description="Time of submission, in seconds since 1970 (UTC).")]
 
 
 class WaitingJobView(WaitingJobSummaryView):
-    """`reason` is null for a new job and for one that starts next. `position`: its place in the queue, from 1.
-    `expected_start_s`: null if unknown."""
+    """A pending job with the reason why it waits."""
 
-    reason: ReasonView | None
-    position: int | None
-    expected_start_s: AtSeconds | None
+    reason: Annotated[
+        ReasonView | None, Field(description="Why it does not start. Null: new, or starting at the next tick.")
+    ]
+    position: Annotated[int | None, Field(description="Place in the queue, from 1. Null: not placed in it yet.")]
+    expected_start_s: Annotated[
+        float | None, Field(description="Estimated start, in seconds since 1970 (UTC). Null: unknown.")
+    ]
 
 
 class WaitingView(TypedDict):
-    """`items`: the jobs that have waited longest, as of `generation`. `reasons`: the number of pending jobs per
-    reason."""
+    """The jobs that have waited longest."""
 
-    generation: int
-    reasons: dict[str, int]
-    items: list[WaitingJobView]
+    generation: Annotated[
+        int,
+        Field(description="Snapshot that the reasons were computed from. It may be slightly older than the newest."),
+    ]
+    reasons: Annotated[dict[str, int], Field(description="Number of pending jobs by reason code.")]
+    items: Annotated[list[WaitingJobView], Field(description="The jobs, oldest submission first.")]
 
 
 class OverviewView(TypedDict):
-    """The newest committed snapshot without the commands in the inbox; `switches` includes them.
+    """The newest committed snapshot without the commands in the inbox. Only `switches` includes them."""
 
-    `complete`: `nodes` has all nodes. Otherwise it has the nodes that changed since the requested `generation`, and
-    `gone` names the removed ones. `jobs` counts live jobs by state, `loans` live loans. `waiting` has the jobs that
-    have waited longest, `queues` the queues that the caller may read. `newest_event`: the number after which to follow
-    events.
-    """
-
-    generation: int
-    now_s: AtSeconds
-    complete: bool
-    leader: bool
-    pools: list[PoolSummaryView]
-    nodes: list[NodeSummaryView]
-    gone: list[str]
-    queues: list[QueueView]
-    waiting: list[WaitingJobSummaryView]
-    jobs: dict[str, int]
-    loans: dict[str, int]
-    switches: SwitchesView
-    newest_event: int
+    generation: Annotated[int, Field(description="Number of the committed snapshot, to send with the next request.")]
+    now_s: Annotated[float, Field(description="Time of the response, in seconds since 1970 (UTC).")]
+    complete: Annotated[
+        bool,
+        Field(
+            description=(
+                "Whether `nodes` has all nodes. Otherwise it has those that changed since the requested generation."
+            )
+        ),
+    ]
+    leader: Annotated[bool, Field(description="Whether a controller leads, so that commands take effect.")]
+    pools: Annotated[list[PoolSummaryView], Field(description="All pools with demand and forecast, by name.")]
+    nodes: Annotated[
+        list[NodeSummaryView], Field(description="Nodes with their use: all of them, or those that changed.")
+    ]
+    gone: Annotated[
+        list[str],
+        Field(description="Names of nodes that were removed since the requested generation. Empty if `complete`."),
+    ]
+    queues: Annotated[list[QueueView], Field(description="Quota and usage of the queues that the caller may read.")]
+    waiting: Annotated[list[WaitingJobSummaryView], Field(description="The ten jobs that have waited longest.")]
+    jobs: Annotated[dict[str, int], Field(description="Number of live jobs that the caller may see, by state.")]
+    loans: Annotated[dict[str, int], Field(description="Number of live loans by state.")]
+    switches: Annotated[SwitchesView, Field(description="Fleet-wide switches, including those in the inbox.")]
+    newest_event: Annotated[int, Field(description="Number after which to follow events. 0: there are none.")]
 
 
 def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
@@ -228,7 +250,7 @@ router = create_router("fleet")
 WAITING_JOBS_DEFAULT = 10
 GenerationParameter = Annotated[
     int | None,
-    Query(ge=0, lt=2**63, description="Of an earlier response. Only nodes that changed since are listed."),
+    Query(ge=0, lt=2**63, description="Number from an earlier response. Only nodes that changed since are listed."),
 ]
 
 
@@ -271,7 +293,9 @@ def get_overview(
 @router.get("/waiting")
 @requires(VIEWER)
 def list_waiting(
-    context: ContextDep, request: Request, limit: Annotated[int, Query(ge=1, le=100)] = WAITING_JOBS_DEFAULT
+    context: ContextDep,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100, description="Most jobs to list, 1 to 100.")] = WAITING_JOBS_DEFAULT,
 ) -> WaitingView:
     """List the jobs that have waited longest, each with its reason, and the number of jobs per reason. The state may be
     slightly older than the newest."""

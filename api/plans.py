@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import cast
+from typing import Annotated, cast
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import Service, ServiceDep, create_router
@@ -80,99 +81,169 @@ def gpu_memory_bytes(gpu: str) -> int:
 
 
 class ScheduleView(TypedDict):
-    name: ScheduleName
-    interleave: int
+    """Order of the micro-batches in the pipeline."""
+
+    name: Annotated[
+        ScheduleName, Field(description="`gpipe`, `1f1b` (one forward, one backward) or `interleaved-1f1b`.")
+    ]
+    interleave: Annotated[int, Field(description="Number of model chunks per pipeline device. 1: not interleaved.")]
 
 
 class StrategyView(TypedDict):
     """How `layers` consecutive layers are sharded. tp x dp x ulysses x ring equals the number of GPUs of the stage."""
 
-    layers: int
-    tp: int
-    sequence_sharding: bool
-    dp: int
-    zero: int
-    shard_group: int
-    ulysses: int
-    ring: int
-    ep: int
-    recompute: Recompute
-    offload: bool
+    layers: Annotated[int, Field(description="Number of consecutive layers that are sharded this way.")]
+    tp: Annotated[int, Field(description="Degree of tensor parallelism.")]
+    sequence_sharding: Annotated[
+        bool,
+        Field(
+            description=(
+                "Whether activations are sharded over the tensor-parallel GPUs (Megatron sequence parallelism)."
+            )
+        ),
+    ]
+    dp: Annotated[int, Field(description="Degree of data parallelism: number of replicas.")]
+    zero: Annotated[
+        int,
+        Field(
+            description=(
+                "ZeRO stage: 0 replicates (DDP); 1 to 3 shard optimizer state, gradients and parameters (3 is FSDP)."
+            )
+        ),
+    ]
+    shard_group: Annotated[int, Field(description="Number of replicas over which ZeRO shards.")]
+    ulysses: Annotated[
+        int, Field(description="Degree of Ulysses sequence parallelism (all-to-all over attention heads).")
+    ]
+    ring: Annotated[int, Field(description="Degree of ring attention (context parallelism).")]
+    ep: Annotated[int, Field(description="Degree of expert parallelism, for mixture-of-experts layers.")]
+    recompute: Annotated[
+        Recompute, Field(description="Activations that the backward pass recomputes instead of storing them.")
+    ]
+    offload: Annotated[bool, Field(description="Whether optimizer state is kept in host memory.")]
 
 
 class StageView(TypedDict):
-    """Layers `first_layer` to `last_layer`, inclusive, on `gpus` GPUs of model `gpu`."""
+    """Consecutive layers of the model on one group of GPUs."""
 
-    first_layer: int
-    last_layer: int
-    gpu: str
-    gpus: int
-    strategies: list[StrategyView]
+    first_layer: Annotated[int, Field(description="Index of the lowest layer, from 0.")]
+    last_layer: Annotated[int, Field(description="Index of the highest layer, inclusive.")]
+    gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
+    gpus: Annotated[int, Field(description="Number of GPUs that run these layers.")]
+    strategies: Annotated[
+        list[StrategyView], Field(description="How runs of consecutive layers are sharded, in layer order.")
+    ]
 
 
 class PlanView(TypedDict):
     """How a job is parallelised. Times are predictions for one optimizer step."""
 
-    schedule: ScheduleView
-    micro_batches: int
-    micro_batch_size: int
-    iteration_time_s: float
-    samples_per_s: float
-    peak_bytes_per_gpu: int
-    stages: list[StageView]
-    optimality_gap: float
+    schedule: Annotated[ScheduleView, Field(description="Order of the micro-batches in the pipeline.")]
+    micro_batches: Annotated[int, Field(description="Number of parts into which a global batch is split.")]
+    micro_batch_size: Annotated[int, Field(description="Samples of one part over all data-parallel replicas together.")]
+    iteration_time_s: Annotated[float, Field(description="Predicted seconds per optimizer step.")]
+    samples_per_s: Annotated[float, Field(description="Predicted throughput in samples per second.")]
+    peak_bytes_per_gpu: Annotated[int, Field(description="Predicted largest memory use of a GPU, in bytes.")]
+    stages: Annotated[
+        list[StageView],
+        Field(
+            description=(
+                "Pipeline stages in layer order. With interleaving, stage k runs on device k modulo the "
+                "number of devices."
+            )
+        ),
+    ]
+    optimality_gap: Annotated[
+        float, Field(description="Largest possible speedup of any other plan, as a fraction. 0: proven fastest.")
+    ]
 
 
 class AlternativePlanView(PlanView):
-    """`slower_ratio`: how much longer a step takes than with the best plan, as a fraction."""
+    """Another plan for the same request, compared with the best one."""
 
-    slower_ratio: float
+    slower_ratio: Annotated[
+        float, Field(description="How much longer a step takes than with the best plan, as a fraction.")
+    ]
 
 
 class DeviceView(TypedDict):
     """How one device of the pipeline spends a step. The parts and `idle_s` add up to the step time."""
 
-    gpu: str
-    gpus: int
-    layers: list[tuple[int, int]]
-    compute_s: float
-    tensor_s: float
-    sequence_s: float
-    expert_s: float
-    data_s: float
-    other_s: float
-    idle_s: float
-    memory_bytes: int
-    memory_bytes_max: int
-    micro_batches_held: float
-    bound: Bound
-    memory_near_limit: bool
+    gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
+    gpus: Annotated[int, Field(description="Number of GPUs that work as this device.")]
+    layers: Annotated[
+        list[tuple[int, int]],
+        Field(description="First and last layer, inclusive, of each run of layers that it holds."),
+    ]
+    compute_s: Annotated[float, Field(description="Seconds of computation, forward and backward, per step.")]
+    tensor_s: Annotated[float, Field(description="Seconds of tensor-parallel communication per step.")]
+    sequence_s: Annotated[float, Field(description="Seconds of sequence-parallel communication per step.")]
+    expert_s: Annotated[float, Field(description="Seconds of expert-parallel communication per step.")]
+    data_s: Annotated[
+        float, Field(description="Seconds of data-parallel communication per step that computation does not hide.")
+    ]
+    other_s: Annotated[
+        float, Field(description="Seconds of the optimizer, changes of layout and host overhead per step.")
+    ]
+    idle_s: Annotated[float, Field(description="Seconds per step in which it waits for other devices.")]
+    memory_bytes: Annotated[int, Field(description="Predicted peak per GPU, in bytes.")]
+    memory_bytes_max: Annotated[int, Field(description="Bytes that a plan may use of one of its GPUs.")]
+    micro_batches_held: Annotated[
+        float, Field(description="Largest number of micro-batches whose activations it stores at once.")
+    ]
+    bound: Annotated[
+        Bound, Field(description="Largest part of the step: computation, a kind of communication, or waiting.")
+    ]
+    memory_near_limit: Annotated[
+        bool, Field(description="Whether `memory_bytes` is at least 90% of `memory_bytes_max`.")
+    ]
 
 
 class InspectionView(TypedDict):
-    bubble_ratio: float
-    model_flops_utilization: float
-    devices: list[DeviceView]
-    hand_overs_s: list[float]
+    """How the devices of a plan spend a step."""
+
+    bubble_ratio: Annotated[float, Field(description="Fraction of all GPU time of a step in which devices wait.")]
+    model_flops_utilization: Annotated[
+        float, Field(description="Useful floating-point operations divided by the peak of all GPUs, as a fraction.")
+    ]
+    devices: Annotated[list[DeviceView], Field(description="One entry per device of the pipeline, in order.")]
+    hand_overs_s: Annotated[
+        list[float],
+        Field(description="Seconds per step that each link between consecutive devices transfers activations."),
+    ]
 
 
 class JobPlanView(PlanView):
-    """`inspection` is null for a job without a model, after it has left the plan's GPUs, or if the solver would no
-    longer accept the plan with what it has learnt since (memory, frozen layers)."""
+    """The plan of a job, with how each device spends the step."""
 
-    inspection: InspectionView | None
+    inspection: Annotated[
+        InspectionView | None,
+        Field(
+            description=(
+                "How each device spends the step. Null: no model, no GPUs, or the plan no longer fits what "
+                "is known now."
+            )
+        ),
+    ]
 
 
 class SolvedPlanView(PlanView):
-    """`whole`: the best plan that uses all GPUs, if this one leaves some out; `remark` explains. `candidates`: number
-    of strategies examined."""
+    """The fastest plan for a request, with details of the search."""
 
-    inspection: InspectionView
-    runners_up: list[AlternativePlanView]
-    whole: AlternativePlanView | None
-    remark: str
-    search_time_s: float
-    candidates: int
+    inspection: Annotated[InspectionView, Field(description="How each device of the pipeline spends the step.")]
+    runners_up: Annotated[
+        list[AlternativePlanView],
+        Field(description="Next-best plans, fastest first: as many as `alternatives` asks for, if they exist."),
+    ]
+    whole: Annotated[
+        AlternativePlanView | None,
+        Field(description="Best plan that uses all GPUs, if this one leaves some out. Null: it does not."),
+    ]
+    remark: Annotated[
+        str, Field(description="Why some GPUs are left out, or mixing GPU models does not pay. Empty: nothing to add.")
+    ]
+    search_time_s: Annotated[float, Field(description="Seconds that the solver took.")]
+    candidates: Annotated[int, Field(description="Number of strategies that the solver examined.")]
 
 
 def plan_view(plan: ParallelPlan) -> PlanView:

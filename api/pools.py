@@ -11,9 +11,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
-from api.http.dependencies import ContextDep, LimitParameter, create_router
+from api.http.dependencies import ContextDep, LimitParameter, PoolNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
-from api.http.paging import AtSeconds, CursorParameter, PageOf, page_by_name
+from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
 from api.state import RequestContext
@@ -26,99 +26,110 @@ from scheduler.domain.fleet import DAY_S, DemandReading, Forecast, Node, NodeSta
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.preconditions import pool_etag
 
+_LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
+
 
 class BlackoutView(TypedDict):
-    """Seconds of the UTC day."""
+    """A daily window without new loans. It may wrap around midnight."""
 
-    start_s: float
-    end_s: float
+    start_s: Annotated[float, Field(description="First second of the window, counted from midnight UTC.")]
+    end_s: Annotated[float, Field(description="Second after the window, counted from midnight UTC.")]
 
 
 class LendingPolicyView(TypedDict):
-    """The lending policy of the pool's owner. The request schema describes the fields."""
+    """Limits that the owner of an inference pool sets for its loans."""
 
-    enabled: bool
-    quantile: float
-    headroom: float
-    return_deadline_s: float
-    cold_start_s: float
-    kept_nodes_min: int
-    lent_nodes_max: int | None
-    loan_s_min: float
-    blackouts: list[BlackoutView]
-    demand_stale_s: float | None
+    enabled: Annotated[bool, Field(description=_LENDING["enabled"])]
+    quantile: Annotated[float, Field(description=_LENDING["quantile"])]
+    headroom: Annotated[float, Field(description=_LENDING["headroom"])]
+    return_deadline_s: Annotated[float, Field(description=_LENDING["return_deadline_s"])]
+    cold_start_s: Annotated[float, Field(description=_LENDING["cold_start_s"])]
+    kept_nodes_min: Annotated[int, Field(description=_LENDING["kept_nodes_min"])]
+    lent_nodes_max: Annotated[int | None, Field(description=_LENDING["lent_nodes_max"])]
+    loan_s_min: Annotated[float, Field(description=_LENDING["loan_s_min"])]
+    blackouts: Annotated[list[BlackoutView], Field(description=_LENDING["blackouts"])]
+    demand_stale_s: Annotated[float | None, Field(description=_LENDING["demand_stale_s"])]
 
 
 class DemandView(TypedDict):
-    """`asked_gpus`: the reported demand. `gpus`: the same, limited to the pool's capacity."""
+    """A reading of what the inference of a pool needs."""
 
-    at_s: AtSeconds
-    gpus: float
-    asked_gpus: float
-    clamped: bool
+    at_s: Annotated[float, Field(description="Time of the reading, in seconds since 1970 (UTC).")]
+    gpus: Annotated[float, Field(description="Number of GPUs needed, limited to the pool's capacity.")]
+    asked_gpus: Annotated[float, Field(description="Number of GPUs as reported, without the limit.")]
+    clamped: Annotated[bool, Field(description="Whether the reported number exceeded the capacity.")]
 
 
 class PoolDemandView(DemandView):
-    pool: str
-    capacity_gpus: int
+    pool: Annotated[str, Field(description="Name of the inference pool.")]
+    capacity_gpus: Annotated[int, Field(description="Number of GPUs of nodes that are not down.")]
 
 
 class DemandHistoryView(TypedDict):
-    pool: str
-    capacity_gpus: int
-    latest: DemandView | None
-    readings: list[DemandView]
+    pool: Annotated[str, Field(description="Name of the inference pool.")]
+    capacity_gpus: Annotated[int, Field(description="Number of GPUs of nodes that are not down.")]
+    latest: Annotated[DemandView | None, Field(description="Newest reading. Null: none yet.")]
+    readings: Annotated[list[DemandView], Field(description="Recorded readings of the requested time, oldest first.")]
 
 
 class ForecastView(TypedDict):
-    """`gpus[i]`: the most GPUs that the pool needs within `horizon_s`, with probability `quantiles[i]`. `lasting_gpus`:
-    the same over the shortest worthwhile loan; empty if the horizon covers it."""
+    """Predicted GPU demand of an inference pool."""
 
-    made_at_s: AtSeconds
-    horizon_s: float
-    quantiles: list[float]
-    gpus: list[float]
-    method: str
-    lasting_gpus: list[float]
+    made_at_s: Annotated[float, Field(description="Time at which it was computed, in seconds since 1970 (UTC).")]
+    horizon_s: Annotated[
+        float, Field(description="Seconds that it looks ahead: return deadline and cold start of the pool.")
+    ]
+    quantiles: Annotated[list[float], Field(description="Probabilities, ascending, between 0 and 1.")]
+    gpus: Annotated[
+        list[float], Field(description="Most GPUs needed within the horizon, one number for each of `quantiles`.")
+    ]
+    method: Annotated[str, Field(description="How it was computed, as text for people.")]
+    lasting_gpus: Annotated[
+        list[float], Field(description="The same over the shortest worthwhile loan. Empty: the horizon covers it.")
+    ]
 
 
 class PoolForecastView(TypedDict):
     """`forecast` is null while there are too few readings."""
 
-    pool: str
-    forecast: ForecastView | None
+    pool: Annotated[str, Field(description="Name of the inference pool.")]
+    forecast: Annotated[ForecastView | None, Field(description="Predicted demand. Null: too few readings so far.")]
 
 
 class PoolView(TypedDict):
-    """`capacity_gpus` excludes nodes that are down. Only inference pools have `lending`, `lent_nodes` and `demand`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
 
-    name: str
-    kind: PoolKind
-    nodes: int
-    gpus: int
-    capacity_gpus: int
-    lending: NotRequired[LendingPolicyView]
-    lent_nodes: NotRequired[int]
-    demand: NotRequired[DemandView | None]
+    name: Annotated[str, Field(description="Unique label chosen at creation.")]
+    kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
+    nodes: Annotated[int, Field(description="Number of hosts, including those that are down.")]
+    gpus: Annotated[int, Field(description="Number of GPUs of all its nodes.")]
+    capacity_gpus: Annotated[int, Field(description="Number of GPUs of nodes that are not down.")]
+    lending: NotRequired[Annotated[LendingPolicyView, Field(description="Limits that the owner sets for its loans.")]]
+    lent_nodes: NotRequired[Annotated[int, Field(description="Number of hosts on loan to training.")]]
+    demand: NotRequired[
+        Annotated[DemandView | None, Field(description="Latest reading of what inference needs. Null: none yet.")]
+    ]
 
 
 class NodeView(TypedDict):
-    """`jobs`: indices of held GPUs by job id, including GPUs being released. `inference_gpus`: GPUs used by inference.
-    `other_gpus`: GPUs used by anything else outside Ebbtide."""
+    """A host with GPUs of one model."""
 
-    name: str
-    pool: str
-    gpu: str
-    gpus: int
-    gpu_memory_bytes: int
-    state: NodeState
-    cordoned: bool
-    draining: bool
-    inference_gpus: int
-    other_gpus: int
-    serves_training: bool
-    loan: LoanView | None
-    jobs: dict[str, list[int]]
+    name: Annotated[str, Field(description="Host name, unique in the fleet.")]
+    pool: Annotated[str, Field(description="Pool that owns it, lent or not.")]
+    gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
+    gpus: Annotated[int, Field(description="Number of GPUs that the host has.")]
+    gpu_memory_bytes: Annotated[int, Field(description="Memory of one of them, in bytes.")]
+    state: Annotated[NodeState, Field(description="`up`, or `down` if the executor no longer sees it.")]
+    cordoned: Annotated[bool, Field(description="Whether nothing new is scheduled on it. Running jobs stay.")]
+    draining: Annotated[bool, Field(description="Whether its jobs are moved away, too.")]
+    inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
+    other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]
+    serves_training: Annotated[bool, Field(description="Whether jobs can start on it now.")]
+    loan: Annotated[LoanView | None, Field(description="Its present loan to training. Null: not lent.")]
+    jobs: Annotated[
+        dict[str, list[int]],
+        Field(description="GPU indices by id of the job that holds them, including GPUs being released."),
+    ]
 
 
 def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
@@ -178,7 +189,7 @@ router = create_router("fleet")
 class PoolChange(Document):
     """A change of the lending policy. Fields that are left out stay as they are."""
 
-    lending: LendingDocument
+    lending: LendingDocument = Field(description="Lending policy. Omitted fields keep their value.")
 
 
 @router.post("/pools", status_code=201, responses=problem_responses(409))
@@ -207,7 +218,7 @@ def list_pools(context: ContextDep, limit: LimitParameter = 100, cursor: CursorP
 
 @router.get("/pools/{name}")
 @requires(VIEWER)
-def get_pool(name: str, context: ContextDep, response: Response) -> PoolView:
+def get_pool(name: PoolNamePath, context: ContextDep, response: Response) -> PoolView:
     """Return a pool with its capacity and, for inference, its lending policy and demand."""
     return _pool_response(context, context.pool(name), response)
 
@@ -215,7 +226,7 @@ def get_pool(name: str, context: ContextDep, response: Response) -> PoolView:
 @router.patch("/pools/{name}", status_code=202, responses=problem_responses(409))
 @requires(ADMIN)
 def change_pool(
-    name: str, change: PoolChange, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
+    name: PoolNamePath, change: PoolChange, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> PoolView:
     """Change the lending policy. Loans that it no longer allows are recalled."""
     pool = context.pool(name)
@@ -230,7 +241,7 @@ def change_pool(
 
 @router.delete("/pools/{name}", status_code=202, responses=problem_responses(409))
 @requires(ADMIN)
-def delete_pool(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> PoolView:
+def delete_pool(name: PoolNamePath, context: ContextDep, if_match: IfMatchHeader = "") -> PoolView:
     """Delete an empty pool."""
     pool = context.pool(name)
     basis = require_match(if_match, pool_etag(pool), f"pool {name}")
@@ -268,15 +279,19 @@ FUTURE_S_MAX = 60.0
 
 
 class DemandReport(Document):
-    """`gpus`: what the pool's inference needs from time `at` on, in seconds since 1970 (UTC). `at` defaults to now."""
+    """A reading of what the inference of a pool needs."""
 
-    gpus: Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)]
-    at: Annotated[float, Field(strict=True, ge=0)] | None = None
+    gpus: Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)] = Field(
+        description="Number of GPUs needed from time `at` on."
+    )
+    at: Annotated[float, Field(strict=True, ge=0)] | None = Field(
+        default=None, description="Time of the reading, in seconds since 1970 (UTC). Null: now."
+    )
 
 
 @demand_router.post("/pools/{name}/demand", status_code=202, responses=problem_responses(409))
 @requires(ADMIN)
-def report_demand(name: str, report: DemandReport, context: ContextDep) -> PoolDemandView:
+def report_demand(name: PoolNamePath, report: DemandReport, context: ContextDep) -> PoolDemandView:
     """Report the demand of the pool's inference. Demand above the capacity counts as the capacity and recalls every
     loan."""
     _require_inference_pool(context, name)
@@ -289,9 +304,16 @@ def report_demand(name: str, report: DemandReport, context: ContextDep) -> PoolD
 @demand_router.get("/pools/{name}/demand", responses=problem_responses(409))
 @requires(VIEWER)
 def get_demand(
-    name: str,
+    name: PoolNamePath,
     context: ContextDep,
-    since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False, description="Default: one day ago.")] = None,
+    since_s: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            allow_inf_nan=False,
+            description="Earliest reading, in seconds since 1970 (UTC). Default: one day ago.",
+        ),
+    ] = None,
 ) -> DemandHistoryView:
     """Return the latest demand and the recorded readings."""
     _require_inference_pool(context, name)
@@ -307,7 +329,7 @@ def get_demand(
 
 @demand_router.get("/pools/{name}/forecast", responses=problem_responses(409))
 @requires(VIEWER)
-def get_forecast(name: str, context: ContextDep) -> PoolForecastView:
+def get_forecast(name: PoolNamePath, context: ContextDep) -> PoolForecastView:
     """Return the newest forecast; null while there are too few readings."""
     _require_inference_pool(context, name)
     forecast = context.snapshot.forecasts.get(name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 from fastapi import Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
-from api.http.dependencies import ContextDep, LimitParameter, create_router
+from api.http.dependencies import ContextDep, LimitParameter, QueueNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.authorization import ADMIN, QUEUE_ADMIN, VIEWER, requires
@@ -19,28 +20,30 @@ from api.state import RequestContext
 from scheduler.documents.document import InvalidField
 from scheduler.documents.queue import QueueDocument, QuotaDocument, apply_queue_change, to_job_queue
 from scheduler.domain.commands import ChangeQueue, CreateQueue, DeleteQueue
-from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_queue import QUOTA_FIELDS, JobQueue
 from scheduler.scheduling.policies.quota import QueueUsage, compute_queue_usage
 from scheduler.scheduling.preconditions import queue_etag
 
 
 class QueueView(TypedDict):
-    """A queue with its usage. `own_gpus` + `borrowed_gpus` = `used_gpus`. `waiting_gpus`: sum of the minimums of
-    pending jobs."""
+    """A queue with its quota and usage. `own_gpus` + `borrowed_gpus` = `used_gpus`."""
 
-    name: str
-    guaranteed_gpus: int
-    limit_gpus: int | None
-    user_limit_gpus: int | None
-    user_jobs_max: int | None
-    weight: float
-    declared: bool
-    used_gpus: int
-    own_gpus: int
-    borrowed_gpus: int
-    running_jobs: int
-    waiting_jobs: int
-    waiting_gpus: int
+    name: Annotated[str, Field(description="Label that jobs refer to.")]
+    guaranteed_gpus: Annotated[int, Field(description=QUOTA_FIELDS["guaranteed_gpus"].description)]
+    limit_gpus: Annotated[int | None, Field(description=QUOTA_FIELDS["limit_gpus"].description)]
+    user_limit_gpus: Annotated[int | None, Field(description=QUOTA_FIELDS["user_limit_gpus"].description)]
+    user_jobs_max: Annotated[int | None, Field(description=QUOTA_FIELDS["user_jobs_max"].description)]
+    weight: Annotated[float, Field(description=QUOTA_FIELDS["weight"].description)]
+    declared: Annotated[
+        bool,
+        Field(description="Whether the queue was created. Otherwise live jobs name it, and it has the default quota."),
+    ]
+    used_gpus: Annotated[int, Field(description="Number of GPUs allocated to its running jobs.")]
+    own_gpus: Annotated[int, Field(description="Number of allocated GPUs within the guarantee.")]
+    borrowed_gpus: Annotated[int, Field(description="Number of allocated GPUs above the guarantee.")]
+    running_jobs: Annotated[int, Field(description="Number of jobs that are starting, running or resizing.")]
+    waiting_jobs: Annotated[int, Field(description="Number of pending jobs.")]
+    waiting_gpus: Annotated[int, Field(description="Sum of the minimums of pending jobs, in GPUs.")]
 
 
 def queue_view(usage: QueueUsage) -> QueueView:
@@ -92,7 +95,7 @@ def list_queues(context: ContextDep, limit: LimitParameter = 100, cursor: Cursor
 
 @router.get("/queues/{name}")
 @requires(VIEWER)
-def get_queue(name: str, context: ContextDep, response: Response) -> QueueView:
+def get_queue(name: QueueNamePath, context: ContextDep, response: Response) -> QueueView:
     """Return the queue's quota, and its used, borrowed and pending GPUs."""
     return _queue_response(context, name, response)
 
@@ -100,7 +103,7 @@ def get_queue(name: str, context: ContextDep, response: Response) -> QueueView:
 @router.patch("/queues/{name}", status_code=202)
 @requires(QUEUE_ADMIN)
 def change_queue(
-    name: str, change: QuotaDocument, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
+    name: QueueNamePath, change: QuotaDocument, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> QueueView:
     """Change the quota; null removes a limit. A lower limit stops starts and growth but ends no job."""
     queue = _declared_queue(context, name)
@@ -111,7 +114,7 @@ def change_queue(
 
 @router.delete("/queues/{name}", status_code=202)
 @requires(ADMIN)
-def delete_queue(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> QueueView:
+def delete_queue(name: QueueNamePath, context: ContextDep, if_match: IfMatchHeader = "") -> QueueView:
     """Delete the declaration. The queue's jobs stay, without guarantee and limit."""
     basis = require_match(if_match, queue_etag(_declared_queue(context, name)), f"queue {name}")
     view = _visible_queue_view(context, name)

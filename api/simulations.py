@@ -7,7 +7,8 @@ import re
 import secrets
 from typing import Annotated, Any
 
-from fastapi import Depends, Response
+from fastapi import Depends, Path, Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_key, create_once
@@ -23,28 +24,30 @@ from scheduler.simulator.simulation_process import validate_input_files
 
 
 class SimulationProgressView(TypedDict):
-    """Ended jobs over all policy sets. `playing` is the policy set being simulated, empty if none is."""
+    """Progress over all policy sets."""
 
-    fraction: float
-    jobs_done: int
-    jobs_total: int
-    playing: str
+    fraction: Annotated[float, Field(description="Share of jobs that have ended, 0 to 1.")]
+    jobs_done: Annotated[int, Field(description="Number of jobs that have ended, counted once per policy set.")]
+    jobs_total: Annotated[int, Field(description="Number of jobs in the trace times the number of policy sets.")]
+    playing: Annotated[str, Field(description="Policy set that is being simulated. Empty: none.")]
 
 
 class SimulationView(TypedDict):
-    """`state`: queued, running, succeeded, failed or cancelled. `reason`: why it failed or was queued again."""
+    """A simulation that runs in the background."""
 
-    id: str
-    owner: str
-    state: str
-    policies: list[str]
-    seed: int
-    created_at_s: float
-    started_at_s: float | None
-    ended_at_s: float | None
-    progress: SimulationProgressView
-    tries: int
-    reason: str
+    id: Annotated[str, Field(description="Unique id that starts with `sim-`.")]
+    owner: Annotated[str, Field(description="Principal that submitted it.")]
+    state: Annotated[str, Field(description="One of queued, running, succeeded, failed and cancelled.")]
+    policies: Annotated[list[str], Field(description="Names of the policy sets to compare, in order.")]
+    seed: Annotated[int, Field(description="Start value of the random numbers. The same one gives the same report.")]
+    created_at_s: Annotated[float, Field(description="Time of submission, in seconds since 1970 (UTC).")]
+    started_at_s: Annotated[
+        float | None, Field(description="Start of the latest attempt, in seconds since 1970 (UTC). Null: not yet.")
+    ]
+    ended_at_s: Annotated[float | None, Field(description="End, in seconds since 1970 (UTC). Null: unfinished.")]
+    progress: Annotated[SimulationProgressView, Field(description="How many jobs have ended in it so far.")]
+    tries: Annotated[int, Field(description="Number of attempts so far.")]
+    reason: Annotated[str, Field(description="Why it failed or was queued again. Empty: neither.")]
 
 
 def simulation_view(task: SimulationTask) -> SimulationView:
@@ -83,7 +86,10 @@ _REPORT_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _visible_task(simulation_id: str, store: StoreDep, principal: PrincipalDep) -> SimulationTask:
+SimulationIdPath = Annotated[str, Path(description="Unique id from the response to the submission.")]
+
+
+def _visible_task(simulation_id: SimulationIdPath, store: StoreDep, principal: PrincipalDep) -> SimulationTask:
     found = store.simulations.get_task(simulation_id)
     if found is None or not (found.owner == principal.name or principal.has_role(Role.ADMIN)):
         raise_not_found("simulation", simulation_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, NotRequired
 
-from fastapi import Query, Response
+from fastapi import Path, Query, Response
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
@@ -20,42 +20,65 @@ from scheduler.telemetry.logs import REQUEST_ID
 
 
 class TokenView(TypedDict):
-    """A token without its secret. Times are in seconds since 1970 (UTC). Only the response to its creation contains
-    `secret`."""
+    """A token without its secret."""
 
-    id: str
-    name: str
-    prefix: str
-    grants: list[str]
-    created_at_s: float
-    created_by: str
-    expires_at_s: float | None
-    last_used_at_s: float | None
-    revoked_at_s: float | None
-    secret: NotRequired[str]
+    id: Annotated[str, Field(description="Public id, with which to revoke the token.")]
+    name: Annotated[str, Field(description="Principal that the token stands for. It becomes the owner of its jobs.")]
+    prefix: Annotated[str, Field(description="First characters of the secret, to recognize it.")]
+    grants: Annotated[
+        list[str], Field(description="Roles such as `admin`, or `submitter:research` for a single queue.")
+    ]
+    created_at_s: Annotated[float, Field(description="Time of creation, in seconds since 1970 (UTC).")]
+    created_by: Annotated[str, Field(description="Principal that requested the token.")]
+    expires_at_s: Annotated[
+        float | None, Field(description="End of validity, in seconds since 1970 (UTC). Null: no expiry.")
+    ]
+    last_used_at_s: Annotated[
+        float | None, Field(description="Time of the latest request with it, in seconds since 1970 (UTC). Null: never.")
+    ]
+    revoked_at_s: Annotated[
+        float | None, Field(description="Time of revocation, in seconds since 1970 (UTC). Null: not revoked.")
+    ]
+    secret: NotRequired[
+        Annotated[
+            str, Field(description="Text to send as `Authorization: Bearer`. Only in the response to its creation.")
+        ]
+    ]
 
 
 class WhoAmIView(TypedDict):
-    """The caller. `token_id` is empty without an API token."""
+    """The caller of the request."""
 
-    name: str
-    grants: list[str]
-    token_id: str
+    name: Annotated[str, Field(description="Principal of the caller. `anybody` while authentication is off.")]
+    grants: Annotated[
+        list[str], Field(description="Roles such as `admin`, or `submitter:research` for a single queue.")
+    ]
+    token_id: Annotated[
+        str, Field(description="API token of the request. Empty: another kind of authentication, or none.")
+    ]
 
 
 class AuditView(TypedDict):
-    """A requested change. `at_s` is in seconds since 1970 (UTC). `before` and `after` hold the changed fields."""
+    """A requested change."""
 
-    number: int
-    at_s: float
-    actor: str
-    token_id: str
-    action: str
-    subject: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    request_id: str
-    outcome: str
+    number: Annotated[int, Field(description="Position in the log. Numbers ascend and never repeat.")]
+    at_s: Annotated[float, Field(description="Time of the request, in seconds since 1970 (UTC).")]
+    actor: Annotated[str, Field(description="Principal that requested the change.")]
+    token_id: Annotated[str, Field(description="API token of the request. Empty: none.")]
+    action: Annotated[str, Field(description="Name of the command or, for a forbidden request, method and path.")]
+    subject: Annotated[
+        str, Field(description="Job id, or name of the pool, node or queue. `fleet`: a fleet-wide switch.")
+    ]
+    before: Annotated[
+        dict[str, Any] | None,
+        Field(description="Values of the changed fields as they were. Null: the subject did not exist."),
+    ]
+    after: Annotated[
+        dict[str, Any] | None,
+        Field(description="Values of the changed fields from then on. Null: the subject was removed."),
+    ]
+    request_id: Annotated[str, Field(description="Value of the response header `X-Request-Id`.")]
+    outcome: Annotated[str, Field(description="`accepted` or `forbidden`.")]
 
 
 def token_view(token: ApiToken) -> TokenView:
@@ -93,16 +116,21 @@ router = create_router("identity")
 LIFETIME_S_MAX = 10 * 366 * 86_400.0
 TOKEN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
 GrantText = Annotated[str, AfterValidator(lambda text: str(Grant.parse(text))), Field(max_length=100)]
+TokenIdPath = Annotated[str, Path(description="Public id from the response to its creation, not the secret.")]
 
 
 class TokenDocument(Document):
-    """`name`: the principal's name, which becomes the owner of its jobs. `grants`: admin, or viewer, submitter or
-    queue-admin, each with :QUEUE for a single queue. `expires_in_s`: lifetime in seconds; without it the token does not
-    expire."""
+    """A token to create."""
 
-    name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)]
-    grants: Annotated[list[GrantText], Field(min_length=1, max_length=100)]
-    expires_in_s: Annotated[float, Field(gt=0, le=LIFETIME_S_MAX)] | None = None
+    name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(
+        description="Principal that the token stands for. It becomes the owner of its jobs."
+    )
+    grants: Annotated[list[GrantText], Field(min_length=1, max_length=100)] = Field(
+        description="Roles: admin, or viewer, submitter or queue-admin, each with :QUEUE for a single queue."
+    )
+    expires_in_s: Annotated[float, Field(gt=0, le=LIFETIME_S_MAX)] | None = Field(
+        default=None, description="Lifetime in seconds. Null: the token does not expire."
+    )
 
 
 @router.get("/whoami")
@@ -142,14 +170,14 @@ def list_tokens(service: ServiceDep, limit: LimitParameter = 100, cursor: Cursor
 
 @router.get("/tokens/{token_id}")
 @requires(ADMIN)
-def get_token(token_id: str, service: ServiceDep) -> TokenView:
+def get_token(token_id: TokenIdPath, service: ServiceDep) -> TokenView:
     """Return a token without its secret."""
     return token_view(service.store.tokens.find_by_id(token_id) or raise_not_found("token", token_id))
 
 
 @router.delete("/tokens/{token_id}")
 @requires(ADMIN)
-def revoke_token(token_id: str, service: ServiceDep, principal: PrincipalDep) -> TokenView:
+def revoke_token(token_id: TokenIdPath, service: ServiceDep, principal: PrincipalDep) -> TokenView:
     """Revoke a token. Every process rejects it within 5 s. Revoking again changes nothing."""
     now_s, token = service.clock.now_s(), service.store.tokens.find_by_id(token_id)
     if token is None:
@@ -172,9 +200,14 @@ audit_router = create_router("identity")
 @requires(ADMIN)
 def list_audit(
     service: ServiceDep,
-    actor: str = "",
-    subject: str = "",
-    since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+    actor: Annotated[str, Query(description="Only changes that this principal requested. Empty: all.")] = "",
+    subject: Annotated[str, Query(description="Only changes of this job id, pool, node or queue. Empty: all.")] = "",
+    since_s: Annotated[
+        float | None,
+        Query(
+            ge=0, allow_inf_nan=False, description="Only changes at or after this time, in seconds since 1970 (UTC)."
+        ),
+    ] = None,
     *,
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal, NotRequired, cast
 
 from fastapi import Header, Query, Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import PrincipalDep, ServiceDep, create_router
@@ -27,35 +28,52 @@ _FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 class UsageSumsView(TypedDict):
-    """`gpu_s` = `own_gpu_s` (training's own nodes) + `lent_gpu_s` (lent inference nodes). `lost_gpu_s` is the part
-    whose work was lost, counted in the hour in which the loss was found."""
+    """Sums of GPU time. `gpu_s` = `own_gpu_s` + `lent_gpu_s`."""
 
-    gpu_s: float
-    own_gpu_s: float
-    lent_gpu_s: float
-    lost_gpu_s: float
+    gpu_s: Annotated[float, Field(description="GPU-seconds held on all nodes.")]
+    own_gpu_s: Annotated[float, Field(description="GPU-seconds held on nodes of training pools.")]
+    lent_gpu_s: Annotated[float, Field(description="GPU-seconds held on nodes on loan from inference pools.")]
+    lost_gpu_s: Annotated[
+        float, Field(description="GPU-seconds whose work was lost, counted in the hour in which the loss was found.")
+    ]
 
 
 class UsageRowView(UsageSumsView):
-    """Sums for one combination of the requested dimensions. `day` and `hour` are start times in seconds since 1970
-    (UTC)."""
+    """Sums for one combination of the requested dimensions."""
 
-    day: NotRequired[int]
-    hour: NotRequired[int]
-    queue: NotRequired[str]
-    owner: NotRequired[str]
-    gpu: NotRequired[str]
+    day: NotRequired[
+        Annotated[
+            int, Field(description="Start of a calendar date, in seconds since 1970 (UTC). Absent: not requested.")
+        ]
+    ]
+    hour: NotRequired[
+        Annotated[
+            int,
+            Field(
+                description=(
+                    "Start of the 3600 seconds that are summed, in seconds since 1970 (UTC). Absent: not requested."
+                )
+            ),
+        ]
+    ]
+    queue: NotRequired[Annotated[str, Field(description="Queue that was charged. Absent: not requested.")]]
+    owner: NotRequired[Annotated[str, Field(description="Principal that submitted the jobs. Absent: not requested.")]]
+    gpu: NotRequired[
+        Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`. Absent: not requested.")]
+    ]
 
 
 class UsageReportView(TypedDict):
-    """Whole hours from `from_s` up to but excluding `to_s`. Running jobs are counted up to `as_of_s`."""
+    """GPU time by the requested dimensions."""
 
-    from_s: int
-    to_s: int
-    as_of_s: float
-    by: list[str]
-    items: list[UsageRowView]
-    total: UsageSumsView
+    from_s: Annotated[int, Field(description="Start of the first whole hour, in seconds since 1970 (UTC).")]
+    to_s: Annotated[int, Field(description="End of the last whole hour, exclusive, in seconds since 1970 (UTC).")]
+    as_of_s: Annotated[
+        float, Field(description="Time up to which running jobs are counted, in seconds since 1970 (UTC).")
+    ]
+    by: Annotated[list[str], Field(description="Dimensions of the rows, in the requested order.")]
+    items: Annotated[list[UsageRowView], Field(description="One row per combination of dimensions, sorted by them.")]
+    total: Annotated[UsageSumsView, Field(description="Sums over all rows.")]
 
 
 def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRowView]:
@@ -138,7 +156,10 @@ def get_usage(
     form: Annotated[
         Literal["", "json", "csv"], Query(alias="format", description="Default: from the Accept header.")
     ] = "",
-    accept: Annotated[str, Header(max_length=1000)] = "",
+    accept: Annotated[
+        str,
+        Header(max_length=1000, description="text/csv returns a CSV table, unless `format` is set. Otherwise JSON."),
+    ] = "",
 ) -> UsageReportView | Response:
     """Return GPU-seconds that jobs held, including running jobs, in the queues that the caller may read."""
     now_s, dimensions = service.clock.now_s(), _parse_dimensions(by)

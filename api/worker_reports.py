@@ -10,7 +10,16 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from api.agent_assignments import AssignmentView, ProgressReplyView, build_assignment, checkpoint_notice, select_notice
-from api.http.dependencies import ContextDep, PrincipalDep, ServiceDep, create_router, require_agent, require_worker
+from api.http.dependencies import (
+    ContextDep,
+    JobIdPath,
+    NodeNamePath,
+    PrincipalDep,
+    ServiceDep,
+    create_router,
+    require_agent,
+    require_worker,
+)
 from api.http.errors import raise_invalid_field, raise_not_found
 from api.identity.authorization import VIEWER, Caller, RouteRule, requires
 from api.jobs import ProgressView, progress_view
@@ -29,21 +38,30 @@ ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class ProgressReport(Document):
-    """A report of rank 0. `peak_bytes`: its peak GPU memory. `frozen_layers`: number of leading layers that are frozen;
-    absent means unchanged."""
+    """A report of rank 0."""
 
-    generation: StepNumber
-    step: StepNumber
-    loss: Annotated[float, Field(strict=True)] | None = None
-    samples_per_s: Annotated[float, Field(strict=True, ge=0)] | None = None
-    checkpoint_step: StepNumber | None = None
-    peak_bytes: ByteCount | None = None
-    frozen_layers: StepNumber | None = None
+    generation: StepNumber = Field(description="Run of the job that reports. It must match the token.")
+    step: StepNumber = Field(description="Number of optimizer steps done, over the whole job.")
+    loss: Annotated[float, Field(strict=True)] | None = Field(
+        default=None, description="Latest training loss. Null: unknown."
+    )
+    samples_per_s: Annotated[float, Field(strict=True, ge=0)] | None = Field(
+        default=None, description="Measured throughput of all ranks, in samples per second. Null: unknown."
+    )
+    checkpoint_step: StepNumber | None = Field(
+        default=None, description="Number of optimizer steps in the latest complete checkpoint. Null: none yet."
+    )
+    peak_bytes: ByteCount | None = Field(
+        default=None, description="Largest GPU memory use of the reporting rank, in bytes. Null: unknown."
+    )
+    frozen_layers: StepNumber | None = Field(
+        default=None, description="Number of leading layers that are no longer trained. Null: unchanged."
+    )
 
 
 @progress_router.get("/jobs/{job_id}/progress")
 @requires(VIEWER)
-def get_job_progress(job_id: str, context: ContextDep) -> ProgressView:
+def get_job_progress(job_id: JobIdPath, context: ContextDep) -> ProgressView:
     """Return the job's progress and speed."""
     return progress_view(context.job(job_id), context.now_s)
 
@@ -51,7 +69,7 @@ def get_job_progress(job_id: str, context: ContextDep) -> ProgressView:
 @progress_router.post("/jobs/{job_id}/progress")
 @requires(RouteRule(Caller.WORKERS))
 def report_job_progress(
-    job_id: str, report: ProgressReport, request: Request, service: ServiceDep, principal: PrincipalDep
+    job_id: JobIdPath, report: ProgressReport, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> ProgressReplyView:
     """Report progress. Needs the token of this job and generation. The reply holds the notice to act on, or null.
 
@@ -95,35 +113,46 @@ ReportText = Annotated[str, Field(max_length=TEXT_LENGTH_MAX)]
 
 
 class RankReportDocument(Document):
-    """One rank. `exit_code`: null while it runs, the negative signal number if a signal ended it. `status`: its status
-    file, written at `written_at_ns`. `tail`: the end of its log after a failure. `oom_kills`: the kernel's count for
-    its control group, read after it ended."""
+    """The state of one rank on the agent's node."""
 
-    rank: StepNumber
-    exit_code: ExitCode | None = None
-    status: dict[str, Any] | None = None
-    written_at_ns: ByteCount = 0
-    tail: ReportText = ""
-    oom_kills: StepNumber | None = None
+    rank: StepNumber = Field(description="Number of the process among all ranks of the job, from 0.")
+    exit_code: ExitCode | None = Field(
+        default=None, description="Exit code of the process, negative if a signal ended it. Null: still running."
+    )
+    status: dict[str, Any] | None = Field(
+        default=None, description="Content of the status file that the process writes. Null: none yet."
+    )
+    written_at_ns: ByteCount = Field(
+        default=0, description="Modification time of the status file, in nanoseconds since 1970 (UTC)."
+    )
+    tail: ReportText = Field(default="", description="End of its log after a failure. Empty: no failure.")
+    oom_kills: StepNumber | None = Field(
+        default=None,
+        description=(
+            "Out-of-memory kills that the kernel counted in its control group, read after its end. Null: unknown."
+        ),
+    )
 
 
 class AgentReportDocument(Document):
-    """`pod` distinguishes this agent from earlier and later ones on the node. `generation`: of the reported ranks, 0 if
-    there are none. `failure`: why they could not be started. `killed`: why the agent killed them on its own.
-    `terminated`: they were sent SIGTERM."""
+    """The state of all ranks of a job on one node."""
 
-    pod: Annotated[str, Field(min_length=1, max_length=200)]
-    generation: StepNumber
-    ranks: Annotated[list[RankReportDocument], Field(max_length=RANKS_MAX)] = []  # noqa: RUF012  # pydantic copies it
-    failure: ReportText = ""
-    killed: ReportText = ""
-    terminated: bool = False
+    pod: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        description="Name that tells this agent from earlier and later ones on the node."
+    )
+    generation: StepNumber = Field(description="Run of the job that the ranks belong to. 0: there are none.")
+    ranks: Annotated[list[RankReportDocument], Field(max_length=RANKS_MAX)] = Field(
+        default=[], description="One entry per process on this node. Empty: nothing started."
+    )  # pydantic copies it
+    failure: ReportText = Field(default="", description="Why the ranks could not be started. Empty: they could.")
+    killed: ReportText = Field(default="", description="Why the agent killed the ranks on its own. Empty: it did not.")
+    terminated: bool = Field(default=False, description="Whether the agent sent SIGTERM to the ranks.")
 
 
 @agent_router.post("/jobs/{job_id}/agents/{node}", response_model=AssignmentView)
 @requires(RouteRule(Caller.AGENTS))
 def report_agent(
-    job_id: str, node: str, document: AgentReportDocument, request: Request, service: ServiceDep
+    job_id: JobIdPath, node: NodeNamePath, document: AgentReportDocument, request: Request, service: ServiceDep
 ) -> JSONResponse:
     """Report the state of an agent's ranks. Needs the token of the job's agents. The reply is the agent's assignment;
     it reports again after `poll_after_s`."""
@@ -145,7 +174,7 @@ def report_agent(
     return JSONResponse(reply)  # skips validation, which costs more than everything above
 
 
-def _to_agent_report(job_id: str, node: str, document: AgentReportDocument, now_s: float) -> AgentReport:
+def _to_agent_report(job_id: str, node: NodeNamePath, document: AgentReportDocument, now_s: float) -> AgentReport:
     ranks = tuple(_to_rank_report(number, rank) for number, rank in enumerate(document.ranks))
     return AgentReport(
         job_id=job_id,

@@ -16,7 +16,7 @@ from inspect import iscoroutinefunction
 from threading import BoundedSemaphore
 from typing import Annotated, Any, Generic, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
@@ -151,6 +151,12 @@ StoreDep = Annotated[ServiceStore, Depends(_get_service_store)]
 """The store with webhooks, simulations and idempotency keys, which a MemoryStore does not have."""
 LimitParameter = Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="Maximum number of items in the response.")]
 AfterParameter = Annotated[int, Query(ge=0, lt=2**63, description="Only items with a higher number.")]
+JobIdPath = Annotated[
+    str, Path(description="Unique id from the response to the submission, such as `train-x7k2qa4bcd`.")
+]
+NodeNamePath = Annotated[str, Path(description="Host name of the node in the fleet.")]
+PoolNamePath = Annotated[str, Path(description="Label of the pool, as chosen at its creation.")]
+QueueNamePath = Annotated[str, Path(description="Queue that was created, or that a live job refers to.")]
 
 
 def require_worker(service: Service, request: Request, *, job_id: str, generation: int) -> None:

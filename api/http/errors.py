@@ -186,27 +186,43 @@ PROBLEM_REFERENCE = {"$ref": "#/components/schemas/Problem"}
 FIELD_ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "FieldError",
-    "description": "One invalid field: the value, shortened, and what is accepted. `message` says both in words.",
+    "description": "One invalid field of the request.",
     "required": ["field", "value", "allowed", "message"],
     "properties": {
-        "field": {"type": "string"},
-        "value": {"type": ["string", "number", "boolean", "null"]},
-        "allowed": {"type": "string"},
-        "message": {"type": "string"},
+        "field": {"type": "string", "description": "Path of the invalid value, such as `gpus.max`."},
+        "value": {
+            "type": ["string", "number", "boolean", "null"],
+            "description": "What was given, shortened to 200 characters. Null: nothing.",
+        },
+        "allowed": {"type": "string", "description": "What is accepted instead, in words."},
+        "message": {"type": "string", "description": "One sentence with what was given and what is accepted."},
     },
 }
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "Problem",
-    "description": "Why a request failed (RFC 9457). The meaning of `type` never changes; `detail` is for people.",
+    "description": "Why a request failed (RFC 9457).",
     "required": ["type", "title", "status", "detail", "instance"],
     "properties": {
-        "type": {"type": "string", "enum": [TYPE_PREFIX + slug for slug in TITLES]},
-        "title": {"type": "string"},
-        "status": {"type": "integer", "minimum": 400, "maximum": 599},
-        "detail": {"type": "string"},
+        "type": {
+            "type": "string",
+            "enum": [TYPE_PREFIX + slug for slug in TITLES],
+            "description": "Kind of failure, to compare in code. Its meaning never changes.",
+        },
+        "title": {"type": "string", "description": "Short text for the kind of failure."},
+        "status": {
+            "type": "integer",
+            "minimum": 400,
+            "maximum": 599,
+            "description": "HTTP code of the response.",
+        },
+        "detail": {"type": "string", "description": "What went wrong, for people. The wording can change."},
         "instance": {"type": "string", "description": "The path of the request."},
-        "errors": {"type": "array", "items": {"$ref": "#/components/schemas/FieldError"}},
+        "errors": {
+            "type": "array",
+            "items": {"$ref": "#/components/schemas/FieldError"},
+            "description": "Invalid fields of the request. Absent: the failure has another cause.",
+        },
     },
 }
 

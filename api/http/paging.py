@@ -36,14 +36,18 @@ from scheduler.store.protocol import Page
 
 PageItem = TypeVar("PageItem")
 GpusByNode = Annotated[dict[str, list[int]], Field(description="GPU indices by node.")]
-AtSeconds = Annotated[float, Field(description="Seconds since 1970 (UTC).")]
+JobId = Annotated[str, Field(description="Job that this is about, as the id that its submission returned.")]
 
 
 class PageOf(TypedDict, Generic[PageItem]):
-    """One page of a list. `next` is the `cursor` of the following page, null on the last page."""
+    """One page of a list."""
 
-    items: list[PageItem]
-    next: str | None
+    items: Annotated[
+        list[PageItem], Field(description="Entries of this page, in the order of the list. Empty: no entry matches.")
+    ]
+    next: Annotated[
+        str | None, Field(description="Value of `cursor` for the following page. Null: this is the last page.")
+    ]
 
 
 def encode_gpus(gpus: gpu_sets.Gpus) -> GpusByNode:
@@ -52,13 +56,15 @@ def encode_gpus(gpus: gpu_sets.Gpus) -> GpusByNode:
 
 TEXT_PATTERN = r"^[^\x00]*$"
 """Databases reject NUL characters in texts."""
-TextParameter = Annotated[str, Query(max_length=300, pattern=TEXT_PATTERN)]
+PoolParameter = Annotated[
+    str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only those whose home is this pool. Empty: all.")
+]
 StatesParameter = Annotated[
     str,
     Query(
         max_length=300,
         pattern=TEXT_PATTERN,
-        description="One or more states, or `live` or `ended`, separated by commas.",
+        description="Only items in one of these states, or `live` or `ended`, separated by commas. Empty: all.",
     ),
 ]
 State = TypeVar("State", bound=StrEnum)

@@ -6,9 +6,12 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
+from api.http.paging import JobId
 from api.identity.principals import Principal, Role
 from api.streams.server_sent_events import (
     BATCH_EVENTS,
@@ -27,25 +30,28 @@ from scheduler.store.protocol import Page, Store, UnavailableError
 
 
 class LogLineView(TypedDict):
-    """`cursor` is the position after the line. `cut`: the line is too long for one item and continues in the next."""
+    """One line of output of a rank."""
 
-    generation: int
-    rank: int
-    text: str
-    cut: bool
-    cursor: str
+    generation: Annotated[
+        int, Field(description="Run of the job that printed it. Each change of its GPUs or plan starts another one.")
+    ]
+    rank: Annotated[int, Field(description="Number of the worker process, from 0.")]
+    text: Annotated[str, Field(description="The output without its line break.")]
+    cut: Annotated[bool, Field(description="Whether the output is too long for one item and continues in the next.")]
+    cursor: Annotated[str, Field(description="Position after this item, to continue from.")]
 
 
 class LogPageView(TypedDict):
-    """`dropped_bytes` of output before the first line were deleted. `next` is the cursor of existing further lines,
-    `resume` the cursor for lines that are printed later."""
+    """Output of one rank of a job, oldest first."""
 
-    job_id: str
-    generations: list[int]
-    items: list[LogLineView]
-    dropped_bytes: int
-    next: str | None
-    resume: str
+    job_id: JobId
+    generations: Annotated[
+        list[int], Field(description="Generations that still have output of the requested ones, ascending.")
+    ]
+    items: Annotated[list[LogLineView], Field(description="Lines of output. Empty: the rank has printed nothing yet.")]
+    dropped_bytes: Annotated[int, Field(description="Number of bytes before the first line that were deleted.")]
+    next: Annotated[str | None, Field(description="Value of `cursor` for further lines that exist now. Null: none.")]
+    resume: Annotated[str, Field(description="Value of `cursor` for lines that are printed later.")]
 
 
 _POSITION_PATTERN = re.compile(r"(\d{1,9}):(\d{1,18})", re.ASCII)

@@ -8,7 +8,8 @@ import secrets
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Path, Query, Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_key, create_once
@@ -26,45 +27,58 @@ from scheduler.store.api_protocol import ClaimLostError
 
 
 class WebhookView(TypedDict):
-    """Empty `codes`, `queue` or `subject` match all events. `disabled_reason` is empty if a user disabled the
-    webhook."""
+    """A URL that receives events."""
 
-    id: str
-    owner: str
-    url: str
-    codes: list[str]
-    queue: str
-    subject: str
-    enabled: bool
-    disabled_reason: str
-    dead_in_a_row: int
-    created_at_s: float
-    old_secret_until_s: float | None
+    id: Annotated[str, Field(description="Unique id that starts with `wh_`.")]
+    owner: Annotated[str, Field(description="Principal that created it.")]
+    url: Annotated[str, Field(description="Address to which messages are posted.")]
+    codes: Annotated[list[str], Field(description="Event types that are sent. Empty: all.")]
+    queue: Annotated[str, Field(description="Queue whose events, and those of its jobs, are sent. Empty: all.")]
+    subject: Annotated[str, Field(description="Job id, node, pool or queue whose events are sent. Empty: all.")]
+    enabled: Annotated[bool, Field(description="Whether messages are sent. Events are kept for it while false.")]
+    disabled_reason: Annotated[
+        str, Field(description="Why the service stopped sending. Empty: it did not, or a user stopped it.")
+    ]
+    dead_in_a_row: Annotated[int, Field(description="Number of deliveries given up since the last success.")]
+    created_at_s: Annotated[float, Field(description="Time of creation, in seconds since 1970 (UTC).")]
+    old_secret_until_s: Annotated[
+        float | None,
+        Field(
+            description=(
+                "Time until which messages carry the previous signature too, in seconds since 1970 (UTC). "
+                "Null: no rotation yet."
+            )
+        ),
+    ]
 
 
 class WebhookSecretView(WebhookView):
-    """Only this response contains `secret`."""
+    """A webhook with its signing secret, which no other response contains."""
 
-    secret: str
+    secret: Annotated[str, Field(description="Key with which to verify the signature of each message.")]
 
 
 class DeliveryView(TypedDict):
-    """`status`: HTTP status of the last attempt, null before it. `next_at_s`: time of the next attempt, null after the
-    last one."""
+    """One message to a webhook, with the outcome of its attempts."""
 
-    id: str
-    webhook_id: str
-    event_number: int | None
-    code: str
-    subject: str
-    state: str
-    attempts: int
-    created_at_s: float
-    next_at_s: float | None
-    ended_at_s: float | None
-    status: int | None
-    error: str
-    body: str
+    id: Annotated[str, Field(description="Unique id, the same in every attempt, by which receivers detect duplicates.")]
+    webhook_id: Annotated[str, Field(description="Webhook that the message is sent to.")]
+    event_number: Annotated[int | None, Field(description="Position of the event in the log. Null: a test message.")]
+    code: Annotated[str, Field(description="Event type, or `Test`.")]
+    subject: Annotated[str, Field(description="Job id, node, pool or queue that the event is about.")]
+    state: Annotated[str, Field(description="`pending`, `delivered`, or `dead` if it was given up.")]
+    attempts: Annotated[int, Field(description="Number of requests made so far.")]
+    created_at_s: Annotated[float, Field(description="Time at which it was queued, in seconds since 1970 (UTC).")]
+    next_at_s: Annotated[
+        float | None, Field(description="Time of the next attempt, in seconds since 1970 (UTC). Null: there is none.")
+    ]
+    ended_at_s: Annotated[
+        float | None,
+        Field(description="Time of success or of the last attempt, in seconds since 1970 (UTC). Null: pending."),
+    ]
+    status: Annotated[int | None, Field(description="HTTP status of the last response. Null: no response.")]
+    error: Annotated[str, Field(description="What went wrong in the last attempt. Empty: nothing.")]
+    body: Annotated[str, Field(description="JSON text that is posted, the same in every attempt.")]
 
 
 def webhook_view(webhook: Webhook) -> WebhookView:
@@ -111,7 +125,11 @@ OLD_SECRET_GRACE_S = 86_400.0
 """How long messages are also signed with the previous secret after a rotation."""
 
 
-def _visible_webhook(webhook_id: str, store: StoreDep, principal: PrincipalDep) -> Webhook:
+WebhookIdPath = Annotated[str, Path(description="Unique id from the response to its creation.")]
+DeliveryIdPath = Annotated[str, Path(description="Unique id of a dead message, from the list of deliveries.")]
+
+
+def _visible_webhook(webhook_id: WebhookIdPath, store: StoreDep, principal: PrincipalDep) -> Webhook:
     found = store.webhooks.get_webhook(webhook_id)
     if found is None or not principal.has_role(Role.QUEUE_ADMIN, found.queue):
         raise_not_found("webhook", webhook_id)
@@ -222,7 +240,8 @@ def list_deliveries(
     webhook: WebhookDep,
     store: StoreDep,
     state: Annotated[
-        Literal["", "pending", "delivered", "dead"], Query(description="Only deliveries in this state.")
+        Literal["", "pending", "delivered", "dead"],
+        Query(description="Only messages that are pending, delivered or given up. Empty: all."),
     ] = "",
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
@@ -237,7 +256,9 @@ def list_deliveries(
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}:redeliver", status_code=202, responses=problem_responses(409))
 @requires(QUEUE_ADMIN)
-def redeliver_message(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store: StoreDep) -> DeliveryView:
+def redeliver_message(
+    delivery_id: DeliveryIdPath, webhook: WebhookDep, service: ServiceDep, store: StoreDep
+) -> DeliveryView:
     """Try a dead delivery again, before all later ones."""
     found = store.webhooks.get_delivery(webhook.id, delivery_id) or raise_not_found("delivery", delivery_id)
     try:
