@@ -32,7 +32,7 @@ class Published:
     """Share of deadlines met by a policy, and the accepted range of ours."""
 
     policy: str
-    measure_met_ratio: float
+    met_ratio: float
     below: float
     above: float
 
