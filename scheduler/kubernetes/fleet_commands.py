@@ -45,7 +45,7 @@ class FleetCommands:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedPools:
-    """Valid Pools, oldest first, and the names of `rejected` and `deleting` ones. Nodes of rejected Pools stay unchanged."""
+    """Valid Pools, oldest first, and the names of `rejected` and `deleting` ones. Rejected Pools keep their nodes."""
 
     pools: tuple[PoolResource, ...]
     rejected: frozenset[str]

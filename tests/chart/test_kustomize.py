@@ -24,32 +24,32 @@ kubectl = shutil.which("kubectl", path=str(ASSETS)) or shutil.which("kubectl")
 
 def strip_helm_metadata(each: manifests.Manifest) -> manifests.Manifest:
     """Return the manifest without Helm's labels and annotations."""
-    made = copy.deepcopy(each)
-    template = made.get("spec", {}).get("template", {})
-    for metadata in (made["metadata"], template.get("metadata", {})):
+    created = copy.deepcopy(each)
+    template = created.get("spec", {}).get("template", {})
+    for metadata in (created["metadata"], template.get("metadata", {})):
         for name in ("labels", "annotations"):
             metadata[name] = {
                 key: value for key, value in metadata.get(name, {}).items() if not key.startswith(HELM_PREFIXES)
             }
             if not metadata[name]:
                 del metadata[name]
-    return made
+    return created
 
 
 def test_objects_match_the_chart() -> None:
-    made = [strip_helm_metadata(each) for each in manifests.read("postgresql") if each["kind"] != "Pod"]
+    created = [strip_helm_metadata(each) for each in manifests.read("postgresql") if each["kind"] != "Pod"]
     if os.environ.get("EBBTIDE_GOLDEN") == "write":
-        FILE.write_text(yaml.safe_dump_all(made, sort_keys=False, width=120), encoding="utf-8")
-    assert list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))) == made
+        FILE.write_text(yaml.safe_dump_all(created, sort_keys=False, width=120), encoding="utf-8")
+    assert list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))) == created
 
 
 @pytest.mark.skipif(kubectl is None, reason=f"no kubectl in {ASSETS} or on the path")
 def test_kubectl_builds_valid_manifests() -> None:
     assert kubectl is not None
     built = subprocess.run([kubectl, "kustomize", str(FOLDER)], capture_output=True, text=True, check=True, timeout=60)
-    made: list[dict[str, Any]] = list(yaml.safe_load_all(built.stdout))
-    for each in made:
+    created: list[dict[str, Any]] = list(yaml.safe_load_all(built.stdout))
+    for each in created:
         if each["kind"] != manifests.DEFINITION:
             kubernetes_validate.validate(each, "1.33", strict=True)
-    assert sum(each["kind"] == manifests.DEFINITION for each in made) == 4
-    assert len(made) == 4 + len(list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))))
+    assert sum(each["kind"] == manifests.DEFINITION for each in created) == 4
+    assert len(created) == 4 + len(list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))))

@@ -71,15 +71,15 @@ def test_pods_avoid_lent_nodes(case: str) -> None:
 
 
 def test_only_the_operator_has_a_service_account_token(case: str) -> None:
-    made = read(case)
-    assert not any(each["automountServiceAccountToken"] for each in made if each["kind"] == "ServiceAccount")
-    for name, spec in pod_specs(made):
+    created = read(case)
+    assert not any(each["automountServiceAccountToken"] for each in created if each["kind"] == "ServiceAccount")
+    for name, spec in pod_specs(created):
         assert spec["automountServiceAccountToken"] is False, name
         accounts = {volume["name"] for volume in spec["volumes"] if "projected" in volume}
         for container in containers(spec):
             has_account = bool(accounts & {mount["name"] for mount in container["volumeMounts"]})
             assert has_account == (container["name"] == "operator"), (name, container["name"])
-    bindings = [each for each in made if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
+    bindings = [each for each in created if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
     assert {subject["name"] for each in bindings for subject in each["subjects"]} == {"ebbtide-operator"}
 
 
@@ -99,9 +99,9 @@ def test_user_roles_cannot_write_cluster_scoped_resources(case: str) -> None:
 
 
 def test_selectors_match_pods(case: str) -> None:
-    made = read(case)
-    labels = [each["spec"]["template"]["metadata"]["labels"] for each in made if each["kind"] == "Deployment"]
-    for each in made:
+    created = read(case)
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in created if each["kind"] == "Deployment"]
+    for each in created:
         selector = _selector(each)
         if selector is not None:
             assert any(selector.items() <= own.items() for own in labels), (each["kind"], each["metadata"]["name"])
@@ -120,19 +120,19 @@ def _selector(each: Manifest) -> dict[str, str] | None:
 
 
 def test_service_monitors_match_services(case: str) -> None:
-    made = read(case)
-    for monitor in (each for each in made if each["kind"] == "ServiceMonitor"):
+    created = read(case)
+    for monitor in (each for each in created if each["kind"] == "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         (service,) = [
-            each for each in made if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+            each for each in created if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
         ]
         assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
 def test_services_target_open_ports(case: str) -> None:
-    made = read(case)
-    deployments = [each["spec"]["template"] for each in made if each["kind"] == "Deployment"]
-    for each in made:
+    created = read(case)
+    deployments = [each["spec"]["template"] for each in created if each["kind"] == "Deployment"]
+    for each in created:
         if each["kind"] != "Service":
             continue
         selector = each["spec"]["selector"].items()
@@ -151,10 +151,10 @@ def test_settings_are_valid(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_point_to_the_services(case: str) -> None:
-    made = read(case)
-    settings = named(made, "ConfigMap", "ebbtide")["data"]
+    created = read(case)
+    settings = named(created, "ConfigMap", "ebbtide")["data"]
     services = {
-        each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in made if each["kind"] == "Service"
+        each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in created if each["kind"] == "Service"
     }
     host = f"ebbtide-api.{manifests.NAMESPACE}.svc"
     assert settings["EBBTIDE_PUBLIC_URL"] == f"http://{host}:{services['ebbtide-api']}"
@@ -163,11 +163,11 @@ def test_settings_point_to_the_services(case: str) -> None:
 
 
 def test_api_memory_limit_fits_simulations(case: str) -> None:
-    made = read(case)
-    simulation_bytes = int(named(made, "ConfigMap", "ebbtide")["data"]["EBBTIDE_SIMULATION_MEMORY_BYTES"])
+    created = read(case)
+    simulation_bytes = int(named(created, "ConfigMap", "ebbtide")["data"]["EBBTIDE_SIMULATION_MEMORY_BYTES"])
     limits = [
         container["resources"]["limits"]["memory"]
-        for _, spec in pod_specs(made) for container in spec["containers"] if container["name"] == "api"
+        for _, spec in pod_specs(created) for container in spec["containers"] if container["name"] == "api"
     ]  # fmt: skip
     assert limits == ["2Gi"]
     assert 2 * simulation_bytes <= 2 * 2**30

@@ -66,9 +66,9 @@ def test_committed_dashboards_match_the_generator() -> None:
 
 
 def test_chart_contains_rules_and_dashboards_unchanged() -> None:
-    made = {(each["kind"], each["metadata"]["name"]): each for each in manifests.read("everything")}
-    assert made["PrometheusRule", "ebbtide"]["spec"]["groups"][0]["rules"] == alerts()
-    assert made["ConfigMap", "ebbtide-dashboards"]["data"] == dict(dashboards.render_dashboards())
+    created = {(each["kind"], each["metadata"]["name"]): each for each in manifests.read("everything")}
+    assert created["PrometheusRule", "ebbtide"]["spec"]["groups"][0]["rules"] == alerts()
+    assert created["ConfigMap", "ebbtide-dashboards"]["data"] == dict(dashboards.render_dashboards())
 
 
 def test_runbook_documents_every_alert() -> None:

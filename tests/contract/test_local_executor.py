@@ -202,8 +202,8 @@ def test_sigkill_is_oom_only_if_the_kernel_counted_it(executor: LocalExecutor, t
     kills = OomKillCounter.for_this_process()
     if kills is None or (count := kills.read()) is None:
         pytest.skip("this system does not count whom it kills for memory")
-    told = {"MEMORY_EVENTS": str(kills.path), "OOM_KILLS": str(count - risen)}
-    state = desired(1, rank_job("a", "be_killed", {"t0": (0,)}, tmp_path, **told))
+    reported = {"MEMORY_EVENTS": str(kills.path), "OOM_KILLS": str(count - risen)}
+    state = desired(1, rank_job("a", "be_killed", {"t0": (0,)}, tmp_path, **reported))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
     assert run.reason == "rank 0 was killed by SIGKILL"
     assert run.cause is (FailureCause.OUT_OF_MEMORY if risen else None)

@@ -34,8 +34,8 @@ HEARS_SIGTERM = """
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
-    with agent_pod(tmp_path) as made:
-        yield made
+    with agent_pod(tmp_path) as created:
+        yield created
 
 
 def test_ranks_are_started_reported_and_replaced(pod: Pod) -> None:
@@ -203,14 +203,14 @@ def test_checkpoint_request_is_sent_once(pod: Pod) -> None:
     pod.order(STUBBORN)
     pod.wait(lambda: pod.phases() == ["running", "running"])
     notice = {"action": "checkpoint", "step": 7, "seconds_left": None, "request": "1.5"}
-    told = next(pod.folder.glob("run/jobs/*/gen-1")) / "notice.json"
+    reported = next(pod.folder.glob("run/jobs/*/gen-1")) / "notice.json"
     seen = set[float]()
     for request in ("1.5", "1.5", "2.5"):
         heard = len(pod.desk.reports)
         pod.desk.reply = {**NOTHING, "generation": 1, "begun": True, "notice": {**notice, "request": request}}
-        pod.wait(partial(_is_told, told, pod.desk.reports, heard + 3))
-        seen.add(told.stat().st_mtime_ns)
-        assert json.loads(told.read_text()) == {"action": "checkpoint", "step": 7, "seconds_left": None}
+        pod.wait(partial(_is_told, reported, pod.desk.reports, heard + 3))
+        seen.add(reported.stat().st_mtime_ns)
+        assert json.loads(reported.read_text()) == {"action": "checkpoint", "step": 7, "seconds_left": None}
     assert len(seen) == 2, "written anew for another request only"
     assert pod.codes() == [None, None], "nobody is asked to leave"
 

@@ -20,8 +20,8 @@ TALK = """
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
-    with agent_pod(tmp_path) as made:
-        yield made
+    with agent_pod(tmp_path) as created:
+        yield created
 
 
 def lines_of(pod: Pod, rank: int) -> list[str]:
@@ -31,8 +31,8 @@ def lines_of(pod: Pod, rank: int) -> list[str]:
 
 def test_rank_lines_have_the_rank_number(pod: Pod) -> None:
     pod.order(TALK)
-    told = ["step 1", "a warning", "10%", "20%", "30%", "the end without a newline"]
-    pod.wait(lambda: lines_of(pod, 0) == lines_of(pod, 1) == told)
+    reported = ["step 1", "a warning", "10%", "20%", "30%", "the end without a newline"]
+    pod.wait(lambda: lines_of(pod, 0) == lines_of(pod, 1) == reported)
     assert "generation 1 starts ranks 0, 1 of 2" in pod.log()
     assert "generation 1 has ended: rank 0 exit code 0, rank 1 exit code 0" in pod.log()
 

@@ -28,11 +28,11 @@ class Authority:
 
     def sign(self, name: str, *, subject: str, extensions: str) -> None:
         """Create `name`.key and `name`.crt."""
-        request, said = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
-        said.write_text(extensions + "\n")
+        request, text = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
+        text.write_text(extensions + "\n")
         _openssl("req", *KEY, "-subj", subject, "-keyout", str(self.key(name)), "-out", str(request))
         _openssl(
-            "x509", "-req", "-in", str(request), "-days", DAYS, "-extfile", str(said), "-CAcreateserial",
+            "x509", "-req", "-in", str(request), "-days", DAYS, "-extfile", str(text), "-CAcreateserial",
             "-CA", str(self.certificate("ca")), "-CAkey", str(self.key("ca")), "-out", str(self.certificate(name)),
         )  # fmt: skip
 

@@ -91,7 +91,7 @@ def operated(
     namespace: str,
     tmp_path: Path,
 ) -> Iterator[Operated]:
-    made = Operated(control_plane, cluster, kubelet, namespace, tmp_path)
-    yield made
-    made.close()
-    assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
+    created = Operated(control_plane, cluster, kubelet, namespace, tmp_path)
+    yield created
+    created.close()
+    assert all(gpus <= 8 for gpus in created.most_held.values()), f"booked twice: {created.most_held}"

@@ -140,8 +140,8 @@ class ControlPlane:
         """Call etcd's JSON gateway."""
         url = f"http://127.0.0.1:{self.etcd_port}/v3/{path}"
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=10) as answer:
-            said: dict[str, Any] = json.load(answer)
-        return said
+            text: dict[str, Any] = json.load(answer)
+        return text
 
     def forget_past(self) -> None:
         """Compact etcd and restart the API server with its watch cache, so that older versions have expired."""

@@ -66,11 +66,11 @@ class FakeAgents:
         work = self._work.setdefault(run.job_id, Work())
         work.step += 1
         job = desired.jobs.get(run.job_id)
-        told = job is None or job.allocation.generation != run.generation or not job.allocation.target
+        reported = job is None or job.allocation.generation != run.generation or not job.allocation.target
         leaving = any(is_terminating(pods[uid]) for uid in run.pods.values() if uid in pods)
         if work.finished or work.step >= self.steps:
             self._ended[key] = RankPhase.SUCCEEDED
-        elif told or leaving:
+        elif reported or leaving:
             self._ended[key] = RankPhase.LEFT
 
     def _report(self, job_id: str, node: str, uid: str, run: BegunRun | None, now_s: float) -> AgentReport:

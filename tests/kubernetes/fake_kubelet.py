@@ -236,8 +236,8 @@ def _exited(pod: Object, exit_code: int) -> Object:
 
 
 def _containers(pod: Object, *, is_ready: bool, state: Object) -> list[Object]:
-    said = {"imageID": "", "restartCount": 0, "ready": is_ready, "started": is_ready, "state": state}
-    return [{"name": each["name"], "image": each["image"], **said} for each in pod["spec"]["containers"]]
+    text = {"imageID": "", "restartCount": 0, "ready": is_ready, "started": is_ready, "state": state}
+    return [{"name": each["name"], "image": each["image"], **text} for each in pod["spec"]["containers"]]
 
 
 def _condition(what: str, status: str) -> Object:

@@ -36,9 +36,9 @@ WEBHOOK = ResourceKind(
 def site(
     definitions: None, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
 ) -> Iterator[Site]:
-    made = Site(cluster, kubelet, namespace, tmp_path)
-    yield made
-    made.close()
+    created = Site(cluster, kubelet, namespace, tmp_path)
+    yield created
+    created.close()
 
 
 def spec(name: str, gpus: int) -> JobSpec:

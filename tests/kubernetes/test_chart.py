@@ -92,11 +92,11 @@ def test_rendering_matches_the_golden_files(chart: Chart, cluster: KubernetesCli
     if case == "everything":
         _serve_prometheus_kinds(cluster)
     chart.install(manifests.CASES[case])
-    made = manifests.comparable(rendered(cluster, manifests.RELEASE, chart.namespace))
+    created = manifests.comparable(rendered(cluster, manifests.RELEASE, chart.namespace))
     chart.uninstall()
     if os.environ.get("EBBTIDE_GOLDEN") == "write":
-        manifests.write(case, made)
-    assert made == manifests.read(case)
+        manifests.write(case, created)
+    assert created == manifests.read(case)
 
 
 def test_user_objects_outlive_the_release(chart: Chart, cluster: KubernetesClient) -> None:

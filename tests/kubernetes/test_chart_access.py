@@ -176,8 +176,8 @@ def test_resources_are_read_told_and_let_go(
     log, steps = build_event_writes(EventSeriesLog(), events[:1], known, reporting_instance="operator-0")
     server.execute(steps)
     server.execute(build_event_writes(log, events[1:], known, reporting_instance="operator-0")[1])
-    (told,) = cluster.list(EVENT, namespace=namespace).items
-    assert told["series"]["count"] == 2
+    (reported,) = cluster.list(EVENT, namespace=namespace).items
+    assert reported["series"]["count"] == 2
 
     operator.delete(ELASTIC_JOB, job.id, namespace)
     cluster.delete(POOL, "training")
@@ -323,5 +323,5 @@ def test_the_operator_itself_needs_no_more(control_plane: ControlPlane, granted:
     eventually(lambda: operated.find("llama") is None, what="it is gone")
     process.terminate()
     assert process.wait(timeout=60) == 0
-    said = (operated.folder / "operator-0.log").read_text()
-    assert "forbidden" not in said.lower()
+    text = (operated.folder / "operator-0.log").read_text()
+    assert "forbidden" not in text.lower()

@@ -85,8 +85,8 @@ def test_missing_object_is_none_or_an_error(cluster: KubernetesClient, namespace
 
 
 def test_create_fails_for_an_existing_name(cluster: KubernetesClient, namespace: str) -> None:
-    made = cluster.create(CONFIG_MAP, build_config_map("c", namespace, k="v"))
-    assert made["metadata"]["managedFields"][0]["manager"] == FIELD_MANAGER
+    created = cluster.create(CONFIG_MAP, build_config_map("c", namespace, k="v"))
+    assert created["metadata"]["managedFields"][0]["manager"] == FIELD_MANAGER
     error = refused(lambda: cluster.create(CONFIG_MAP, build_config_map("c", namespace)))
     assert error.is_already_exists
     assert not error.is_conflict
@@ -173,14 +173,14 @@ def test_delete_returns_a_terminating_object(cluster: KubernetesClient, namespac
 
 
 def test_delete_checks_the_uid(cluster: KubernetesClient, namespace: str) -> None:
-    made = cluster.create(CONFIG_MAP, build_config_map("c", namespace))
+    created = cluster.create(CONFIG_MAP, build_config_map("c", namespace))
     assert cluster.delete(CONFIG_MAP, "c", namespace, uid="00000000-0000-0000-0000-000000000000") is None
-    assert cluster.get_or_none(CONFIG_MAP, "c", namespace) == made
-    old = made["metadata"]["resourceVersion"]
+    assert cluster.get_or_none(CONFIG_MAP, "c", namespace) == created
+    old = created["metadata"]["resourceVersion"]
     cluster.patch(CONFIG_MAP, "c", namespace, change={"data": {"k": "v"}})
-    error = refused(lambda: cluster.delete(CONFIG_MAP, "c", namespace, uid=uid_of(made), resource_version=old))
+    error = refused(lambda: cluster.delete(CONFIG_MAP, "c", namespace, uid=uid_of(created), resource_version=old))
     assert error.is_conflict
-    assert cluster.delete(CONFIG_MAP, "c", namespace, uid=uid_of(made)) is None
+    assert cluster.delete(CONFIG_MAP, "c", namespace, uid=uid_of(created)) is None
     assert cluster.get_or_none(CONFIG_MAP, "c", namespace) is None
 
 

@@ -61,8 +61,8 @@ def change_refusal(
     ],
 )
 def test_valid_jobs_are_accepted(cluster: KubernetesClient, namespace: str, spec: dict[str, Any]) -> None:
-    made = cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, spec))
-    assert made["spec"] == {"suspend": False, "queue": "default", "priority": 0, **spec}
+    created = cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, spec))
+    assert created["spec"] == {"suspend": False, "queue": "default", "priority": 0, **spec}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_pool_kind_and_loan_spec_are_immutable(cluster: KubernetesClient) -> Non
 
 
 def test_queue_validation(cluster: KubernetesClient) -> None:
-    made = cluster.create(QUEUE, resource(QUEUE, "research", "", {"guaranteed": 8, "limit": 8}))
-    assert made["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1}
+    created = cluster.create(QUEUE, resource(QUEUE, "research", "", {"guaranteed": 8, "limit": 8}))
+    assert created["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1}
     said = refusal(cluster, resource(QUEUE, "poor", "", {"guaranteed": 9, "limit": 8}), QUEUE)
     assert "spec.limit: Invalid value" in said
     assert "spec.weight" in refusal(cluster, resource(QUEUE, "poor", "", {"weight": 0}), QUEUE)

@@ -41,10 +41,10 @@ def an_autoscaler(name: str, namespace: str) -> dict[str, object]:
 
 @pytest.fixture
 def sources(cluster: KubernetesClient) -> Iterator[DemandSources]:
-    made = DemandSources(cluster)
-    made.start()
-    yield made
-    made.stop()
+    created = DemandSources(cluster)
+    created.start()
+    yield created
+    created.stop()
 
 
 def a_pool(serves: str) -> PoolResource:
@@ -52,12 +52,12 @@ def a_pool(serves: str) -> PoolResource:
     return PoolResource(Pool("serving", PoolKind.INFERENCE), "uid-1", {"role": "serve"}, demand=demand)
 
 
-def gpus(told: PoolReadings) -> list[float]:
-    return [command.body.gpus for command in told.commands if isinstance(command.body, ReportDemand)]
+def gpus(reported: PoolReadings) -> list[float]:
+    return [command.body.gpus for command in reported.commands if isinstance(command.body, ReportDemand)]
 
 
-def reason(told: PoolReadings) -> str:
-    (claim,) = told.conditions["uid-1"]
+def reason(reported: PoolReadings) -> str:
+    (claim,) = reported.conditions["uid-1"]
     return claim.reason
 
 

@@ -44,10 +44,10 @@ from tests.kubernetes.waiting import eventually
 def site(
     definitions: None, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
 ) -> Iterator[Site]:
-    made = Site(cluster, kubelet, namespace, tmp_path)
-    yield made
-    assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
-    made.close()
+    created = Site(cluster, kubelet, namespace, tmp_path)
+    yield created
+    assert all(gpus <= 8 for gpus in created.most_held.values()), f"booked twice: {created.most_held}"
+    created.close()
 
 
 def spec(name: str, least: int, most: int | None = None) -> JobSpec:

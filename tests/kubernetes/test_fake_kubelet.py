@@ -57,8 +57,8 @@ def test_bound_pod_runs_and_exits(cluster: KubernetesClient, kubelet: FakeKubele
 def test_deleted_pod_ends_within_its_grace_period(
     cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str
 ) -> None:
-    told: list[str] = []
-    kubelet.on_stop = lambda pod: told.append(name_of(pod))
+    reported: list[str] = []
+    kubelet.on_stop = lambda pod: reported.append(name_of(pod))
     kubelet.stop_s = lambda pod: {"quick": 0.5, "slow": 600.0}[name_of(pod)]
     node = name_of(kubelet.add_node(f"n-{namespace}"))
     pods = [bound(cluster, name, namespace, node) for name in ("quick", "slow")]
@@ -69,7 +69,7 @@ def test_deleted_pod_ends_within_its_grace_period(
     eventually(lambda: phase(cluster, pods[0]) == "gone", what="the quick one is gone")
     eventually(lambda: phase(cluster, pods[1]) == "gone", what="the slow one is gone")
     assert time.monotonic() - began_s >= 2.0
-    assert sorted(told) == ["quick", "slow"]
+    assert sorted(reported) == ["quick", "slow"]
 
 
 def test_failed_node_is_inactive_until_healed(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str) -> None:

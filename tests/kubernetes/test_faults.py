@@ -52,11 +52,11 @@ def test_lost_responses_create_once(
     watcher.start()
     proxy.fault = fault
     for number in range(12):
-        made = through.create(CONFIG_MAP, build_config_map(f"c{number}", namespace, labels={"n": str(number)}))
-        mirror.assume(made)
+        created = through.create(CONFIG_MAP, build_config_map(f"c{number}", namespace, labels={"n": str(number)}))
+        mirror.assume(created)
         through.apply(CONFIG_MAP, build_config_map(f"c{number}", namespace, k="v"))
         if number % 3 == 0:
-            assert through.delete(CONFIG_MAP, name_of(made), namespace, uid=uid_of(made)) is None
+            assert through.delete(CONFIG_MAP, name_of(created), namespace, uid=uid_of(created)) is None
     assert set(FAULTS) <= set(hits)
     proxy.fault = lambda method, path: FAULTLESS
     items = cluster.list(CONFIG_MAP, namespace=namespace).items

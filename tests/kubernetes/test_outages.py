@@ -108,8 +108,8 @@ def test_operator_without_lists_is_live_but_not_ready(
     with FaultProxy(control_plane).running() as proxy:
         proxy.fault = lambda method, path: Fault(403) if "/pools" in path else Fault()
         process = operated.start_operator(proxy.kubeconfig(tmp_path))
-        told = (503, "not listed yet: pools")
-        eventually(lambda: operated.probe(process, "/readyz") == told, what="pools alone are not listed")
+        reported = (503, "not listed yet: pools")
+        eventually(lambda: operated.probe(process, "/readyz") == reported, what="pools alone are not listed")
         assert operated.probe(process, "/healthz") == (200, "ok")
         assert operated.probe(process, "/anything")[0] == 404
         proxy.fault = lambda method, path: Fault()

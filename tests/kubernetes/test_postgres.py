@@ -29,10 +29,10 @@ def operated(
     tmp_path: Path,
     disposable_postgres: PostgresServer,
 ) -> Iterator[Operated]:
-    made = Operated(control_plane, cluster, kubelet, namespace, tmp_path, url=disposable_postgres.new_database())
-    yield made
-    made.close()
-    assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
+    created = Operated(control_plane, cluster, kubelet, namespace, tmp_path, url=disposable_postgres.new_database())
+    yield created
+    created.close()
+    assert all(gpus <= 8 for gpus in created.most_held.values()), f"booked twice: {created.most_held}"
 
 
 def test_jobs_survive_database_and_leader(operated: Operated, disposable_postgres: PostgresServer) -> None:

@@ -58,12 +58,12 @@ def is_like(watcher: Reflector, cluster: KubernetesClient) -> bool:
 def test_changes_arrive_in_order_with_bookmarks(cluster: KubernetesClient, namespace: str) -> None:
     since = cluster.list(CONFIG_MAP, namespace=namespace).resource_version
     watch = cluster.watch(CONFIG_MAP, resource_version=since, namespace=namespace, timeout_s=8.0)
-    made = cluster.create(CONFIG_MAP, build_config_map("a", namespace))
+    created = cluster.create(CONFIG_MAP, build_config_map("a", namespace))
     cluster.patch(CONFIG_MAP, "a", namespace, change={"data": {"k": "v"}})
     cluster.delete(CONFIG_MAP, "a", namespace)
     events = list(watch)
     assert [event.type for event in events[:3]] == [ADDED, MODIFIED, DELETED]
-    assert events[0].object == made
+    assert events[0].object == created
     assert {event.type for event in events[3:]} == {BOOKMARK}
     versions = [version_of(event.object) for event in events]
     assert versions == sorted(versions)
@@ -90,24 +90,24 @@ def test_expired_version_is_gone(control_plane: ControlPlane, cluster: Kubernete
 
 
 def test_cache_follows_and_notifies(cluster: KubernetesClient, namespace: str, start: Start) -> None:
-    told: list[ObjectKey] = []
-    watcher = start(on_change=told.append)
+    reported: list[ObjectKey] = []
+    watcher = start(on_change=reported.append)
     cluster.create(CONFIG_MAP, build_config_map("a", namespace, labels={"job": "x"}))
     cluster.create(CONFIG_MAP, build_config_map("b", namespace))
     cluster.delete(CONFIG_MAP, "b", namespace)
-    eventually(lambda: told == [(namespace, each) for each in ("a", "b", "b")], what=f"three changes, {told}")
+    eventually(lambda: reported == [(namespace, each) for each in ("a", "b", "b")], what=f"three changes, {reported}")
     assert [name_of(item) for item in watcher.cache.list_by_label("job", "x")] == ["a"]
     assert watcher.list_count == 1
 
 
 def test_assumed_write_notifies_once(cluster: KubernetesClient, namespace: str, start: Start) -> None:
-    told: list[ObjectKey] = []
-    watcher = start(on_change=told.append)
+    reported: list[ObjectKey] = []
+    watcher = start(on_change=reported.append)
     watcher.cache.assume(cluster.create(CONFIG_MAP, build_config_map("a", namespace)))
     assert names(watcher) == {"a"}
     cluster.create(CONFIG_MAP, build_config_map("z", namespace))
     eventually(lambda: "z" in names(watcher), what="the watch is past it")
-    assert told == [(namespace, "a"), (namespace, "z")]
+    assert reported == [(namespace, "a"), (namespace, "z")]
 
 
 def test_ended_watch_is_resumed(

@@ -75,9 +75,9 @@ def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPat
     server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})
     server.add_node("t0", role="train")
     server.add_node("i0", role="serve")
-    made = OperatorRig(server=server)  # type: ignore[arg-type]  # it does what OperatorRig asks of a server
-    made.run_until_stable()
-    return made
+    created = OperatorRig(server=server)  # type: ignore[arg-type]  # it does what OperatorRig asks of a server
+    created.run_until_stable()
+    return created
 
 
 @pytest.fixture
@@ -164,11 +164,13 @@ def test_events_are_accepted_and_counted(rig: OperatorRig, get: Any) -> None:
     assert isinstance(rig.server, RealServer)
     known = index_event_objects(rig.server.resources(), rig.snapshot, job_namespace=rig.server.namespace)
     now_s = rig.snapshot.now_s
-    told = [StoredEvent(at, 1, Event(now_s + at, EventCode.JOB_GROWN, "llama-abc123", "to 6 GPUs")) for at in range(3)]
+    reported = [
+        StoredEvent(at, 1, Event(now_s + at, EventCode.JOB_GROWN, "llama-abc123", "to 6 GPUs")) for at in range(3)
+    ]
     lent = StoredEvent(9, 1, Event(now_s, EventCode.NODE_LENT, "i0", "idle"))
-    log, steps = build_event_writes(EventSeriesLog(), [told[0], lent], known, reporting_instance="operator-0")
+    log, steps = build_event_writes(EventSeriesLog(), [reported[0], lent], known, reporting_instance="operator-0")
     rig.server.execute(steps)
-    _, steps = build_event_writes(log, told[1:], known, reporting_instance="operator-0")
+    _, steps = build_event_writes(log, reported[1:], known, reporting_instance="operator-0")
     rig.server.execute(steps)
     (event,) = rig.server.cluster.list(EVENT, namespace=rig.server.namespace).items
     assert (event["reason"], event["series"]["count"]) == ("JobGrown", 3)

@@ -24,23 +24,23 @@ STALE_S = 15.0
 
 @pytest.fixture
 def target() -> Iterator[Target]:
-    made = Target()
-    made.text = 'inference_gpus 0\nserved_gpus{model="a"} 1\nserved_gpus{model="b"} 2\n'
-    yield made
-    made.close()
+    created = Target()
+    created.text = 'inference_gpus 0\nserved_gpus{model="a"} 1\nserved_gpus{model="b"} 2\n'
+    yield created
+    created.close()
 
 
 @pytest.fixture
 def prometheus(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prometheus]:
     folder = tmp_path / "prometheus"
     folder.mkdir()
-    made = Prometheus(folder, target.address)
-    monkeypatch.setenv("EBBTIDE_PROMETHEUS_URL", made.url)
+    created = Prometheus(folder, target.address)
+    monkeypatch.setenv("EBBTIDE_PROMETHEUS_URL", created.url)
     try:
-        made.start()
-        yield made
+        created.start()
+        yield created
     finally:
-        made.kill()
+        created.kill()
 
 
 def add_pool(operated: Operated, name: str, query: str, *, nodes: int = 0) -> None:

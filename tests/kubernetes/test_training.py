@@ -33,9 +33,9 @@ def trained(
     namespace: str,
     tmp_path: Path,
 ) -> Iterator[Trained]:
-    made = Trained(control_plane, cluster, kubelet, namespace, tmp_path)
-    yield made
-    made.close()
+    created = Trained(control_plane, cluster, kubelet, namespace, tmp_path)
+    yield created
+    created.close()
 
 
 def reference(ledger: Path) -> dict[int, float]:
@@ -64,9 +64,9 @@ def test_training_job_scales_and_leaves_nothing(trained: Trained) -> None:
     assert found.keys() == alone.keys()
     assert max(abs(found[step] - alone[step]) for step in found) <= 1e-5, "it learned as if it had never been moved"
     assert not [event for event in trained.events() if event["reason"] == "Breach"]
-    told = trained.containers.logs()[name_of(first)]
-    assert "generation 1 starts ranks 0 of 1" in told
-    assert "rank 0 | " in told, "kubectl logs shows what ranks print"
+    reported = trained.containers.logs()[name_of(first)]
+    assert "generation 1 starts ranks 0 of 1" in reported
+    assert "rank 0 | " in reported, "kubectl logs shows what ranks print"
 
 
 def test_recall_returns_the_node_and_killed_agent_loses_recent_work(trained: Trained) -> None:
@@ -78,8 +78,8 @@ def test_recall_returns_the_node_and_killed_agent_loses_recent_work(trained: Tra
     trained.scale_inference(2)
     eventually(lambda: not trained.lent_nodes(), what="the node is home")
     (pod,) = trained.until_it_runs_on(NAME, 1)
-    made = len(trained.losses())
-    assert trained.steps_made() == made, "no step was lost"
+    created = len(trained.losses())
+    assert trained.steps_made() == created, "no step was lost"
 
     trained.containers.of(pod).process.send_signal(signal.SIGKILL)
     trained.until_phase(NAME, "Succeeded")

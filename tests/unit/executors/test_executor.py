@@ -36,4 +36,4 @@ def test_all_states_are_recorded_and_the_last_is_observed() -> None:
         executor.converge(state)
     assert executor.converged_snapshots == states
     assert executor.observe().converged_generation == 2
-    assert executor.observe().nodes["i0"].inference_gpus == 0, "inference has left the node that was offered"
+    assert executor.observe().nodes["i0"].inference_gpus == 0, "the offered node is drained"

@@ -48,7 +48,7 @@ def test_store_starts_on_first_use(rendezvous: RendezvousStore, tmp_path: Path) 
 
 def test_port_never_blocks(rendezvous: RendezvousStore, tmp_path: Path) -> None:
     (tmp_path / "rendezvous.port").write_text("1")
-    assert rendezvous.port() != 1, "the port of an earlier store is not taken for this one's"
+    assert rendezvous.port() != 1, "the port of an earlier store is ignored"
     assert wait_for_port(rendezvous) == wait_for_port(rendezvous)
 
 

@@ -115,4 +115,4 @@ def test_unsettled_runs_and_checkpoints_are_kept(tmp_path: Path) -> None:
     assert root.remove_runs("a") == 0
     second.settle()
     assert (root.remove_runs("a"), root.remove_runs("a")) == (1, 0)
-    assert list((tmp_path / "jobs").iterdir()) == [], "it held no checkpoint"
+    assert list((tmp_path / "jobs").iterdir()) == [], "the folder had no checkpoint"

@@ -49,7 +49,7 @@ def test_reader_sees_all_lines_except_reported_gaps(tmp_path: Path, steps: Steps
     log = tmp_path / "rank.log"
     log.unlink(missing_ok=True)
     ends: dict[int, str] = {}  # text of each line by its end offset
-    size = offset = dropped = told = 0
+    size = offset = dropped = reported = 0
     with log.open("ab", buffering=0) as printer:
         for what, count in [*steps, ("bound", 0), ("read", 10**6)]:
             for number in range(len(ends), len(ends) + count) if what == "print" else ():
@@ -59,16 +59,16 @@ def test_reader_sees_all_lines_except_reported_gaps(tmp_path: Path, steps: Steps
             if what == "bound":
                 trim_log_file(log, BYTES_MAX)
                 assert log.stat().st_blocks * 512 <= BYTES_MAX + 8192
-                assert log.stat().st_size == size, "places stay what they are"
+                assert log.stat().st_size == size, "offsets are stable"
             while what == "read" and count > 0:
                 part = read_lines(log, offset, lines_max=count, is_complete=False)
                 if not (part.lines or part.dropped_bytes):
                     break
                 for line in part.lines:
                     assert ends[line.end] == line.text
-                    told += len(line.text) + 1
+                    reported += len(line.text) + 1
                 dropped, offset, count = dropped + part.dropped_bytes, part.end, count - len(part.lines)
-    assert (offset, told + dropped) == (size, size)
+    assert (offset, reported + dropped) == (size, size)
 
 
 def test_reader_resumes_at_a_complete_line_after_trimming(log: Path) -> None:
@@ -88,7 +88,7 @@ def test_invalid_utf8_and_endless_lines(log: Path) -> None:
     assert [first, tenth, twentieth, blank, last] == ["\ufffd\ufffd café", "10%", "20%", "", "last"]
     assert "".join(pieces) == "long " + "é" * 20_000, "it is cut between two characters"
     assert all(len(piece.encode()) <= LINE_BYTES_MAX for piece in pieces)
-    assert texts(log, is_over=False)[-1] == pieces[-1], "a line that may go on waits for its end"
+    assert texts(log, is_over=False)[-1] == pieces[-1], "an unfinished line is withheld"
     assert texts(log.with_name("nothing.log")) == []
 
 

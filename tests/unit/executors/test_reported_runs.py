@@ -146,25 +146,25 @@ def test_dead_rank_is_blamed_and_others_are_killed() -> None:
 
 
 def test_failed_rank_has_time_to_exit() -> None:
-    said = look(rank(0, "failed", reason="ValueError: no"), rank(1, "running"))
+    text = look(rank(0, "failed", reason="ValueError: no"), rank(1, "running"))
     doom = KillOrder(NOW_S + TEARDOWN_TIMEOUT_S, fault="rank 0: ValueError: no", is_hearsay=True)
-    assert said.kill_order == doom
+    assert text.kill_order == doom
     ended = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=doom), now_s=NOW_S + 1.0)
     assert ended.kill_order == replace(doom, by_s=NOW_S + 1.0)
 
 
 def test_ranks_that_outlive_the_final_status_are_killed() -> None:
-    said = look(rank(0, "succeeded"), rank(1, "running"))
-    assert said.kill_order == KillOrder(NOW_S + TEARDOWN_TIMEOUT_S)
+    text = look(rank(0, "succeeded"), rank(1, "running"))
+    assert text.kill_order == KillOrder(NOW_S + TEARDOWN_TIMEOUT_S)
     later = look(
         rank(0, "succeeded", 0),
         rank(1, "running"),
-        run=replace(RUN, doom=said.kill_order),
+        run=replace(RUN, doom=text.kill_order),
         now_s=NOW_S + TEARDOWN_TIMEOUT_S,
     )
-    assert later.kill_order == said.kill_order
+    assert later.kill_order == text.kill_order
     assert look(
-        rank(0, "succeeded", 0), rank(1, "running", KILLED), run=replace(RUN, doom=said.kill_order)
+        rank(0, "succeeded", 0), rank(1, "running", KILLED), run=replace(RUN, doom=text.kill_order)
     ).run.phase is (RunPhase.SUCCEEDED)
 
 
@@ -192,16 +192,16 @@ def test_replaced_agent_does_not_report_for_its_predecessor() -> None:
 
 
 def test_failure_caused_by_a_lost_agent_is_not_blamed() -> None:
-    said = look(rank(0, "failed", 1, reason="connection closed by peer"), rank(1, "running"))
-    assert said.kill_order is not None
-    assert said.kill_order.is_hearsay
-    seen = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=said.kill_order), agents=N1_GONE).run
+    text = look(rank(0, "failed", 1, reason="connection closed by peer"), rank(1, "running"))
+    assert text.kill_order is not None
+    assert text.kill_order.is_hearsay
+    seen = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=text.kill_order), agents=N1_GONE).run
     assert (seen.phase, seen.reason) == (RunPhase.LOST, "the agent of node n1 is gone")
     died = look(rank(0, "running", -signal.SIGSEGV), rank(1, "running"))
     own = look(
         rank(0, "running", -signal.SIGSEGV), rank(1, "running"), run=replace(RUN, doom=died.kill_order), agents=N1_GONE
     )
-    assert own.run.phase is RunPhase.FAILED, "that a rank died by itself is no hearsay"
+    assert own.run.phase is RunPhase.FAILED, "a death without agent loss is no hearsay"
 
 
 def test_agent_that_exits_by_itself_fails_the_run() -> None:

@@ -129,7 +129,7 @@ def test_slow_save_is_killed_at_the_deadline() -> None:
     (leaving,) = runs(executor, 149.0)
     (lost,) = runs(executor, 150.0)
     assert (leaving.phase, lost.phase, lost.gpus) == (RunPhase.LEAVING, RunPhase.LOST, {})
-    assert lost.checkpoint_steps == 160.0, "the checkpoint at 100 s is what is left"
+    assert lost.checkpoint_steps == 160.0, "restarts from the checkpoint at 100 s"
     (work,) = executor.work
     assert (work.since_s, work.kept_until_s, work.until_s) == (20.0, 100.0, 120.0)
 
@@ -139,7 +139,7 @@ def test_workers_stop_at_a_step_boundary() -> None:
     desired.job("a", {"t0": (0,)})
     executor.advance_to(50.4)
     desired.job("a", {}, leave_by_s=200.0)
-    assert executor.next_event_s() == 50.4, "the leaving is news"
+    assert executor.next_event_s() == 50.4, "leaving is a change"
     executor.observe()
     assert executor.next_event_s() == pytest.approx(61.0)
     (left,) = runs(executor, 61.0)
@@ -331,6 +331,6 @@ def test_requested_checkpoint_is_kept() -> None:
     assert saved.checkpoint_steps == math.ceil(seen.steps or 0.0)
     executor.advance_to(200.2)
     desired.put(jobs={"a": replace(job, save_wish=replace(wish, asked_at_s=200.2))})
-    assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps, "until the next step is done"
+    assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps, "the checkpoint is kept until the next one"
     assert executor.crash_job("a")
     assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps

@@ -71,12 +71,12 @@ class FakeServer:
         metadata = {"creationTimestamp": CREATED, **body["metadata"]}
         key = (kind.name, metadata.get("namespace", ""), metadata["name"])
         assert key not in self.objects
-        made: dict[str, Any] = json.loads(json.dumps({**body, "metadata": metadata}, allow_nan=False))
-        made.pop("status", None)
-        made["metadata"] |= {"uid": f"uid-{len(self.objects)}-{metadata['name']}", "generation": 1}
-        made["metadata"]["resourceVersion"] = str(self.write_count)
-        self.objects[key] = made
-        return made
+        created: dict[str, Any] = json.loads(json.dumps({**body, "metadata": metadata}, allow_nan=False))
+        created.pop("status", None)
+        created["metadata"] |= {"uid": f"uid-{len(self.objects)}-{metadata['name']}", "generation": 1}
+        created["metadata"]["resourceVersion"] = str(self.write_count)
+        self.objects[key] = created
+        return created
 
     def _patch(self, step: Patch) -> None:
         key = (step.kind.name, step.namespace, step.name)

@@ -32,8 +32,8 @@ def starting(target: Gpus, *, generation: int = 1, releasing: Gpus | None = None
 
 def pod(node: str, gpus: int, *, bound: bool = True, generation: int = 1, phase: str = "Pending") -> PodView:
     name = f"a-g{generation}-{node}"
-    made = PodView("jobs", name, f"uid-{name}", node if bound else "", gpus, phase, False)
-    return replace(made, job_id="a", target_node=node, generation=generation)
+    created = PodView("jobs", name, f"uid-{name}", node if bound else "", gpus, phase, False)
+    return replace(created, job_id="a", target_node=node, generation=generation)
 
 
 def test_generation_is_starting_while_its_pods_start() -> None:
@@ -72,8 +72,8 @@ def test_leaving_pod_holds_its_gpus_until_it_is_gone() -> None:
     job = starting({"t1": (0, 1)}, generation=2, releasing={"t0": (0, 1)})
     left = Run("a", 1, RunPhase.LEFT)
     leaving, coming = pod("t0", 2, phase="Running"), pod("t1", 2, generation=2, bound=False)
-    told = merge_pod_runs(job, (left,), [leaving, coming], NOW_S)
-    assert told[0] == replace(left, gpus={"t0": (0, 1)})
+    reported = merge_pod_runs(job, (left,), [leaving, coming], NOW_S)
+    assert reported[0] == replace(left, gpus={"t0": (0, 1)})
     assert merge_pod_runs(job, (left,), [coming], NOW_S)[0] == left
 
 
@@ -81,8 +81,8 @@ def test_gpus_of_a_leaving_pod_count_for_one_generation() -> None:
     job = starting({"t0": (0,)}, generation=3, releasing={"t1": (0,)})
     left, leaves = Run("a", 1, RunPhase.LEFT), Run("a", 2, RunPhase.LEAVING, {"t0": (0,), "t1": (0,)})
     pods = [pod("t0", 1, phase="Running"), pod("t1", 1, generation=2, phase="Running")]
-    told = merge_pod_runs(job, (left, leaves), pods, NOW_S)
-    assert told == (left, leaves, Run("a", 3, RunPhase.STARTING))
+    reported = merge_pod_runs(job, (left, leaves), pods, NOW_S)
+    assert reported == (left, leaves, Run("a", 3, RunPhase.STARTING))
 
 
 def test_pods_of_an_unstarted_generation_hold_their_gpus() -> None:
@@ -95,8 +95,8 @@ def test_pending_generation_excludes_gpus_of_the_running_one() -> None:
     job = starting({"t0": (0,), "t1": (0,)}, generation=2)
     works = Run("a", 1, RunPhase.RUNNING, {"t0": (0,)})
     stays, comes = pod("t0", 1, phase="Running"), pod("t1", 1, generation=2)
-    told = merge_pod_runs(job, (works,), [stays, comes], NOW_S)
-    assert told == (works, Run("a", 2, RunPhase.STARTING, {"t1": (0,)}))
+    reported = merge_pod_runs(job, (works,), [stays, comes], NOW_S)
+    assert reported == (works, Run("a", 2, RunPhase.STARTING, {"t1": (0,)}))
 
 
 def test_reused_pod_holds_no_extra_gpus() -> None:
@@ -115,7 +115,7 @@ def test_overcommitted_node_loses_the_run() -> None:
     assert run.phase is RunPhase.LOST
     assert "t0" in run.reason
     (run,) = merge_pod_runs(job, (), [pod("t0", 4)], NOW_S, overcommitted=crowded)
-    assert run.phase is RunPhase.STARTING, "what is bound has its GPUs"
+    assert run.phase is RunPhase.STARTING, "a bound pod has its GPUs"
 
 
 def test_live_agents_are_in_pods_that_hold_gpus() -> None:
@@ -132,5 +132,5 @@ def test_agent_end_has_its_cause() -> None:
     assert ends[killed.uid].cause is FailureCause.OUT_OF_MEMORY
     assert ends[killed.uid].is_fault
     assert not ends[evicted.uid].is_fault
-    assert not ends[deleted.uid].is_fault, "an agent that somebody sends home has done nothing wrong"
+    assert not ends[deleted.uid].is_fault, "a deleted agent is not at fault"
     assert ends[greedy.uid].is_fault

@@ -93,9 +93,9 @@ def test_terminating_deployment_is_ignored() -> None:
 
 
 def test_no_match_message_names_the_labels() -> None:
-    said = describe_no_match({"b": "2", "a": "1"})
-    assert "a=1,b=2" in said
-    assert "nvidia.com/gpu" in said
+    text = describe_no_match({"b": "2", "a": "1"})
+    assert "a=1,b=2" in text
+    assert "nvidia.com/gpu" in text
 
 
 _SERVINGS = st.lists(

@@ -221,9 +221,9 @@ def test_invalid_toleration_is_rejected(toleration: dict[str, str], message: str
     rig = build_fleet()
     rig.server.change(POOL, "serving", tolerations=[toleration])
     rig.run_until_stable()
-    holds, reason, told = condition(rig, "serving", "Accepted")
+    holds, reason, reported = condition(rig, "serving", "Accepted")
     assert (holds, reason) == ("False", "Refused")
-    assert message in told
+    assert message in reported
 
 
 def in_use(rig: OperatorRig, node: str) -> None:
@@ -306,9 +306,9 @@ def test_invalid_pool_is_reported_and_keeps_its_nodes(change: dict[str, Any], re
         rig.server.change(POOL, "serving", lending=None)
     rig.server.change(POOL, "serving", **change)
     rig.run_until_stable()
-    told = condition(rig, "serving", "Accepted")
-    assert told[:2] == ("False", reason)
-    assert words in told[2]
+    reported = condition(rig, "serving", "Accepted")
+    assert reported[:2] == ("False", reason)
+    assert words in reported[2]
     assert (rig.snapshot.nodes, rig.snapshot.pools["serving"].kind) == (before.nodes, PoolKind.INFERENCE)
 
 
@@ -330,9 +330,9 @@ def test_queues_are_created_changed_and_deleted() -> None:
     rig.run_until_stable()
     rig.server.change(QUEUE, "research", limit=4)
     rig.run_until_stable()
-    (told,) = rig.server.get(QUEUE, "research")["status"]["conditions"]
-    assert told["status"] == "False"
-    assert told["message"].startswith("limit: got 4;")
+    (reported,) = rig.server.get(QUEUE, "research")["status"]["conditions"]
+    assert reported["status"] == "False"
+    assert reported["message"].startswith("limit: got 4;")
     rig.server.delete(QUEUE, "research")
     assert rig.run_round() == ["DeleteQueue"]
     rig.write()

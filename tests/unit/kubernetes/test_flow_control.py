@@ -93,7 +93,7 @@ def test_former_leader_cannot_write(script: Script) -> None:
     with pytest.raises(FencedError, match="apply of configmaps"):
         cluster.apply(CONFIG_MAP, MINE)
     assert [each.status for each in asked] == [503]
-    assert cluster.get(CONFIG_MAP, "c", "ns") == MADE, "who only reads may read on"
+    assert cluster.get(CONFIG_MAP, "c", "ns") == MADE, "reads stay allowed"
 
 
 def test_retries_end_at_the_timeout(script: Script) -> None:

@@ -44,12 +44,12 @@ def build_starting_job(generation: int = 1) -> Job:
     return replace(job, allocation=replace(job.allocation, generation=generation))
 
 
-def attempts(made: JobObjectActions, job: Job, clock: Clock, *, seconds: int) -> int:
+def attempts(created: JobObjectActions, job: Job, clock: Clock, *, seconds: int) -> int:
     """Return how often one tick per second attempts to create the job's objects."""
     count = 0
     for _ in range(seconds):
         clock.now_s += 1.0
-        for effect in made.create_missing(job, (), ClusterView(), {}):
+        for effect in created.create_missing(job, (), ClusterView(), {}):
             with pytest.raises(ApiError):
                 effect.run()
             count += 1
@@ -59,16 +59,16 @@ def attempts(made: JobObjectActions, job: Job, clock: Clock, *, seconds: int) ->
 def test_rejected_objects_are_retried_with_backoff(tmp_path: Path) -> None:
     clock = Clock()
     with ScriptedServer(*[QUOTA] * 1000).running() as server:
-        made = objects(tmp_path, server.url, clock)
-        assert 2 <= attempts(made, build_starting_job(), clock, seconds=30) <= 10
-        assert attempts(made, build_starting_job(), clock, seconds=10 * int(PAUSE_CAP_S)) <= 22
-        assert attempts(made, build_starting_job(generation=2), clock, seconds=1) == 1, (
+        created = objects(tmp_path, server.url, clock)
+        assert 2 <= attempts(created, build_starting_job(), clock, seconds=30) <= 10
+        assert attempts(created, build_starting_job(), clock, seconds=10 * int(PAUSE_CAP_S)) <= 22
+        assert attempts(created, build_starting_job(generation=2), clock, seconds=1) == 1, (
             "another place is another matter"
         )
 
 
 def test_leftover_plan_is_deleted(tmp_path: Path) -> None:
-    made = objects(tmp_path, "http://127.0.0.1:1", Clock())
+    created = objects(tmp_path, "http://127.0.0.1:1", Clock())
     view = ClusterView(plans={("jobs", "ebbtide-a"): PlanConfigMap("a", 1), ("jobs", "other"): PlanConfigMap("a", 1)})
-    assert [effect.description for effect in made.delete_leftovers(Snapshot(), view)] == ["delete the objects of a"]
-    assert list(made.delete_leftovers(Snapshot(jobs={"a": build_starting_job()}), view)) == []
+    assert [effect.description for effect in created.delete_leftovers(Snapshot(), view)] == ["delete the objects of a"]
+    assert list(created.delete_leftovers(Snapshot(jobs={"a": build_starting_job()}), view)) == []

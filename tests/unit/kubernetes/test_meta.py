@@ -39,8 +39,8 @@ def test_transition_time_changes_only_with_the_status() -> None:
     "nonsense", [None, 1, "x", {}, [None, 1, {"type": 3}, {"type": "A"}], [{"type": "A", "status": "True"}]]
 )
 def test_invalid_previous_conditions_are_ignored(nonsense: object) -> None:
-    made = build_status_conditions([Condition("A", True, "R")], nonsense, now_s=10.0, generation=1)
-    assert made[0]["lastTransitionTime"] == EARLY
+    created = build_status_conditions([Condition("A", True, "R")], nonsense, now_s=10.0, generation=1)
+    assert created[0]["lastTransitionTime"] == EARLY
     assert find_previous_condition(nonsense, "A") == ()
 
 

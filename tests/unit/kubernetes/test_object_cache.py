@@ -120,14 +120,14 @@ def test_snapshot_is_immutable_and_reused() -> None:
 
 
 def test_each_change_is_counted_and_notified_once() -> None:
-    told: list[ObjectKey] = []
-    mirror = ObjectCache(POD, on_change=told.append)
+    reported: list[ObjectKey] = []
+    mirror = ObjectCache(POD, on_change=reported.append)
     mirror.replace(listed(5, build_object("a", 3)))
     mirror.handle_event(WatchEvent(ADDED, build_object("b", 6)))
     mirror.assume(build_object("b", 6))
     changes = mirror.change_count
     mirror.replace(listed(6, build_object("a", 3), build_object("b", 6)))
-    assert told == [("ns", "a"), ("ns", "b")]
+    assert reported == [("ns", "a"), ("ns", "b")]
     assert mirror.change_count == changes
 
 
@@ -147,7 +147,7 @@ def test_cache_converges_for_any_order_of_events(steps: list[tuple[str, str]], d
     between.
     """
     server: dict[str, Object] = {}
-    told: list[WatchEvent] = []
+    reported: list[WatchEvent] = []
     answers: list[Object] = []
     lists: list[ObjectList] = [listed(1)]
     for version, (name, step) in enumerate(steps, 2):
@@ -156,15 +156,15 @@ def test_cache_converges_for_any_order_of_events(steps: list[tuple[str, str]], d
             uid = held["metadata"]["uid"] if held else f"{name} born {version}"
             server[name] = build_object(name, version, uid=uid, job=str(version % 2))
             answers.append(server[name])
-            told.append(WatchEvent(MODIFIED if held else ADDED, server[name]))
+            reported.append(WatchEvent(MODIFIED if held else ADDED, server[name]))
         elif held:
             del server[name]
-            told.append(WatchEvent(DELETED, build_object(name, version, uid=held["metadata"]["uid"])))
+            reported.append(WatchEvent(DELETED, build_object(name, version, uid=held["metadata"]["uid"])))
         else:
-            told.append(bookmark(version))
+            reported.append(bookmark(version))
         lists.append(listed(version, *server.values()))
     mirror = synced(1)
-    for index, event in enumerate(told):
+    for index, event in enumerate(reported):
         for answer in answers:
             # A response follows its write, but may precede or follow the watch event.
             if data.draw(st.booleans()):

@@ -117,7 +117,7 @@ def test_gang_is_bound_as_a_whole() -> None:
     gang = select_gang_to_bind("a", changes, room)
     assert gang is not None
     assert [each.target_node for each in gang.pods] == ["t0", "t1"]
-    assert select_gang_to_bind("a", changes, room) is None, "their room is taken"
+    assert select_gang_to_bind("a", changes, room) is None, "the room is occupied"
 
 
 def test_terminating_pods_occupy_their_node() -> None:
@@ -146,8 +146,8 @@ def test_stuck_pod_does_not_block_a_new_name() -> None:
     assert not changes.is_gang_complete
     again = replace(kept, name="a-g1-1-1")
     assert [new.name for new in plan_pod_changes(job, [*others, kept, again], NOW_S).create] == ["a-g1-1-2"]
-    made = replace(pod("t1", 1, bound=False), name="a-g1-1-1")
-    assert plan_pod_changes(job, [*others, kept, made], NOW_S).is_gang_complete
+    created = replace(pod("t1", 1, bound=False), name="a-g1-1-1")
+    assert plan_pod_changes(job, [*others, kept, created], NOW_S).is_gang_complete
 
 
 def test_incomplete_gang_is_not_bound() -> None:

@@ -48,13 +48,13 @@ def conditions_by_type(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def test_http_job_gets_an_equal_resource() -> None:
     rig = with_jobs(build_running_job(), a_job("other-1", namespace="team-a"))
     rig.write()
-    made = rig.server.get(ELASTIC_JOB, "llama-abc123", NAMESPACE)
-    assert made["metadata"]["labels"] == {
+    created = rig.server.get(ELASTIC_JOB, "llama-abc123", NAMESPACE)
+    assert created["metadata"]["labels"] == {
         "ebbtide.dev/job": "llama-abc123",
         "app.kubernetes.io/managed-by": "ebbtide",
     }
-    assert made["metadata"]["annotations"] == {"ebbtide.dev/epoch": "3", "ebbtide.dev/origin": "api"}
-    assert made["spec"]["gpus"] == {"min": 2, "max": 8}
+    assert created["metadata"]["annotations"] == {"ebbtide.dev/epoch": "3", "ebbtide.dev/origin": "api"}
+    assert created["spec"]["gpus"] == {"min": 2, "max": 8}
     rig.server.get(ELASTIC_JOB, "other-1", "team-a")
     assert rig.compute_commands().commands == ()
     assert rig.compute_writes() == ()
@@ -185,9 +185,9 @@ def test_loan_resource_follows_the_loan_and_stays_an_hour() -> None:
     loan = a_loan("i0")
     rig = with_jobs(build_running_job(), loans=[loan])
     rig.write()
-    told = rig.server.get(LOAN, loan.id)
-    assert told["spec"] == {"node": "i0", "pool": "inference"}
-    assert (told["status"]["state"], told["status"]["usedGpus"], told["status"]["jobs"]) == (
+    reported = rig.server.get(LOAN, loan.id)
+    assert reported["spec"] == {"node": "i0", "pool": "inference"}
+    assert (reported["status"]["state"], reported["status"]["usedGpus"], reported["status"]["jobs"]) == (
         "active",
         4,
         "llama-abc123",
@@ -248,8 +248,8 @@ def test_empty_state_needs_no_writes() -> None:
 
 
 def test_creation_and_status_are_one_sequence() -> None:
-    ((made, status),) = with_jobs(build_running_job()).compute_writes()
-    assert isinstance(made, Create)
+    ((created, status),) = with_jobs(build_running_job()).compute_writes()
+    assert isinstance(created, Create)
     assert isinstance(status, Patch)
     assert status.status
 

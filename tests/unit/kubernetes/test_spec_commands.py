@@ -22,9 +22,9 @@ SPEC = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 def with_job(**spec: object) -> tuple[OperatorRig, str]:
     """Return a rig with one ElasticJob `llama` and the id of its job."""
     rig = OperatorRig()
-    made = rig.server.add(ELASTIC_JOB, "llama", {**SPEC, **spec}, namespace="team-a")
+    created = rig.server.add(ELASTIC_JOB, "llama", {**SPEC, **spec}, namespace="team-a")
     rig.run_until_stable()
-    return rig, derive_job_id(parse_metadata(made))
+    return rig, derive_job_id(parse_metadata(created))
 
 
 def accepted(rig: OperatorRig, name: str = "llama") -> tuple[str, str, str]:
@@ -35,12 +35,12 @@ def accepted(rig: OperatorRig, name: str = "llama") -> tuple[str, str, str]:
 
 def test_new_resource_is_submitted_once_with_its_creation_time() -> None:
     rig = OperatorRig()
-    made = rig.server.add(ELASTIC_JOB, "llama", SPEC, namespace="team-a")
+    created = rig.server.add(ELASTIC_JOB, "llama", SPEC, namespace="team-a")
     (command,) = rig.compute_commands().commands
-    assert (command.id, command.at_s) == (f"submit-{made['metadata']['uid']}", CREATED_S)
+    assert (command.id, command.at_s) == (f"submit-{created['metadata']['uid']}", CREATED_S)
     assert isinstance(command.body, SubmitJob)
-    assert command.actor == "namespace/team-a", "the job's owner, for limits of users and for usage"
-    assert (command.body.spec.namespace, command.body.spec.resource_uid) == ("team-a", made["metadata"]["uid"])
+    assert command.actor == "namespace/team-a", "the owner, for user limits and usage"
+    assert (command.body.spec.namespace, command.body.spec.resource_uid) == ("team-a", created["metadata"]["uid"])
     assert rig.run_round() == ["SubmitJob"]
     rig.run_until_stable()
     assert rig.compute_commands().commands == ()
@@ -98,7 +98,7 @@ def test_deleted_resource_cancels_its_job_and_waits_for_its_pods() -> None:
     rig.write(jobs_with_pods={("team-a", job_id), ("team-b", job_id)})
     assert rig.server.resources().elastic_jobs
     rig.write(jobs_with_pods={("team-b", job_id)})
-    assert rig.server.resources().elastic_jobs == (), "what a pod of another namespace says of itself keeps nothing"
+    assert rig.server.resources().elastic_jobs == (), "a pod of another namespace does not count"
 
 
 def test_resource_removed_despite_finalizer_cancels_its_job() -> None:
