@@ -79,7 +79,7 @@ class AccountView(TypedDict):
     gpu_s: Annotated[float, Field(description="GPU-seconds held.")]
     lost_gpu_s: Annotated[float, Field(description="GPU-seconds whose work was lost, because no checkpoint had it.")]
     failures: Annotated[int, Field(description="Failed runs that count toward the job's `retries`.")]
-    preemptions: Annotated[int, Field(description="Times that the job lost all its GPUs to others.")]
+    preemptions: Annotated[int, Field(description="Times that the job had to release all its GPUs.")]
     resizes: Annotated[int, Field(description="Times that its GPUs or plan changed while running.")]
     first_started_at_s: Annotated[
         float | None, Field(description="First start, in seconds since 1970 (UTC). Null: not yet.")

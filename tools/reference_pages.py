@@ -64,7 +64,7 @@ def list_entries() -> Iterator[Entry]:
     yield from (Entry("metric", metric.name, metric.documentation) for metric in _metrics())
     for definition in _custom_resources():
         kind = definition["spec"]["names"]["kind"]
-        for path, schema in _fields(_resource_schema(definition), {}):
+        for path, schema in _resource_fields(definition):
             yield Entry(kind, path, schema.get("description", ""))
 
 
@@ -277,11 +277,19 @@ def _resource_schema(definition: Schema) -> Schema:
     return schema
 
 
+def _resource_fields(definition: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield the fields of a custom resource. The API server rejects a definition that describes `metadata`."""
+    described = {"metadata": {"description": "Name, labels and annotations, as of every Kubernetes object."}}
+    for path, each in _fields(_resource_schema(definition), {}):
+        yield path, {**each, **described.get(path, {})}
+
+
 def _render_custom_resources() -> str:
     sections = []
     for definition in _custom_resources():
         schema = _resource_schema(definition)
-        rows = ((_code(path), _type_of(each), each.get("description", "")) for path, each in _fields(schema, {}))
+        fields = _resource_fields(definition)
+        rows = ((_code(path), _type_of(each), each.get("description", "")) for path, each in fields)
         table = _table(("Field", "Type", "Meaning"), rows)
         sections.append(f"## {definition['spec']['names']['kind']}\n\n{schema.get('description', '')}\n\n{table}")
     return _page("Custom resources", "The operator owns these kinds of the group `ebbtide.dev`.", *sections)

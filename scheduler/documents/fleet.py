@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import (
+    LABEL_FORM,
     Document,
     InvalidDocumentError,
     InvalidField,
@@ -52,10 +53,12 @@ def check_lookahead_spans(spans_s: Mapping[str, float], *, deadline: str, cold_s
 
 
 class BlackoutDocument(Document):
-    """A daily window without new loans, in UTC: seconds of the day, or text such as "22h30m"."""
+    """A daily window without new loans. It may wrap around midnight."""
 
-    start_s: Duration
-    end_s: Duration
+    start_s: Duration = Field(
+        description='First moment of the window, after midnight UTC: seconds, or text such as "22h30m".'
+    )
+    end_s: Duration = Field(description='End of the window, after midnight UTC: seconds, or text such as "6h".')
 
     @model_validator(mode="after")
     def _check_time_of_day(self) -> Self:
@@ -66,26 +69,27 @@ class BlackoutDocument(Document):
 
 
 class LendingDocument(Document):
-    """Lending policy of an inference pool. Omitted fields keep their defaults."""
+    """Lending policy of an inference pool. Omitted fields keep their defaults. Durations are seconds, or text such as
+    "5m"."""
 
     enabled: Annotated[bool, Field(strict=True)] = Field(
         default=_DEFAULT_LENDING.enabled, description="Whether the pool lends nodes."
     )
     quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.quantile,
-        description="Quantile of the demand forecast that the nodes that are not lent must cover.",
+        description="Quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1.",
     )
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.headroom,
-        description="Fraction of the pool's GPUs to keep free in addition to the forecast.",
+        description="Fraction of the pool's GPUs to keep free in addition to the forecast, 0 to 1.",
     )
     return_deadline_s: Duration = Field(
         default=_DEFAULT_LENDING.return_deadline_s,
-        description="Time within which a recalled node is returned.",
+        description="Seconds within which a recalled node is returned.",
     )
     cold_start_s: Duration = Field(
         default=_DEFAULT_LENDING.cold_start_s,
-        description="Time from the return of a node until it serves inference.",
+        description="Seconds from the return of a node until it serves inference.",
     )
     kept_nodes_min: NodeCount = Field(
         default=_DEFAULT_LENDING.kept_nodes_min, description="Number of nodes that are never lent."
@@ -95,11 +99,11 @@ class LendingDocument(Document):
         description="Maximum number of nodes on loan at the same time. Null: no limit.",
     )
     loan_s_min: Duration = Field(
-        default=_DEFAULT_LENDING.loan_s_min, description="Shortest expected duration of a loan."
+        default=_DEFAULT_LENDING.loan_s_min, description="Shortest expected duration of a loan, in seconds."
     )
     demand_stale_s: PositiveDuration | None = Field(
         default=_DEFAULT_LENDING.demand_stale_s,
-        description="Age after which a demand reading permits no new loans. Null: the service's setting.",
+        description="Age in seconds after which a demand reading permits no new loans. Null: the service's setting.",
     )
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(
         default_factory=list, description="Daily windows without new loans."
@@ -120,9 +124,13 @@ class LendingDocument(Document):
 
 
 class PoolDocument(Document):
-    name: Label
-    kind: PoolKind
-    lending: LendingDocument | None = None
+    name: Label = Field(description=f"Unique label of the pool: {LABEL_FORM}.")
+    kind: PoolKind = Field(
+        description="training: its nodes run jobs. inference: its nodes serve requests and can be lent."
+    )
+    lending: LendingDocument | None = Field(
+        default=None, description="Limits of loans, for kind inference only. Null: the default policy."
+    )
 
     @model_validator(mode="after")
     def _check_lending_kind(self) -> Self:
@@ -134,11 +142,16 @@ class PoolDocument(Document):
 class NodeDocument(Document):
     """A node with `gpus` GPUs of one model."""
 
-    name: HostName
-    pool: Label
+    name: HostName = Field(description=f"Host name, unique in the fleet: {HOST_NAME_FORM}.")
+    pool: Label = Field(description="Name of the existing pool that owns it.")
     gpu: Text = Field(description="GPU model, as a profile name such as a100-80g.")
-    gpus: Annotated[int, Field(strict=True, ge=1, le=NODE_GPUS_MAX)]
-    memory: Size | None = Field(default=None, description="Memory of one GPU. Default: that of the GPU model.")
+    gpus: Annotated[int, Field(strict=True, ge=1, le=NODE_GPUS_MAX)] = Field(
+        description="Number of GPUs that the host has, 1 to 1024."
+    )
+    memory: Size | None = Field(
+        default=None,
+        description="Memory of one GPU, in bytes or as text such as 80GiB. Default: that of the GPU model.",
+    )
 
 
 def to_lending_document(lending: LendingPolicy) -> dict[str, object]:

@@ -55,7 +55,9 @@ def _check_relative_path(path: str) -> str:
 
 class ClaimDocument(Document):
     model_config = CAMEL_CASE
-    claim_name: Annotated[str, Field(description=_CLAIM_NAME_FORM), AfterValidator(_check_claim_name)]
+    claim_name: Annotated[str, AfterValidator(_check_claim_name)] = Field(
+        description=f"Name of the claim in the job's namespace: {_CLAIM_NAME_FORM}."
+    )
 
 
 class VolumeDocument(Document):
@@ -65,7 +67,7 @@ class VolumeDocument(Document):
     """
 
     model_config = CAMEL_CASE
-    persistent_volume_claim: ClaimDocument
+    persistent_volume_claim: ClaimDocument = Field(description="The claim to mount in all pods of the job.")
     sub_path: Annotated[Text, Field(min_length=1, max_length=1024), AfterValidator(_check_relative_path)] | None = (
         Field(
             default=None,
@@ -83,11 +85,15 @@ class CheckpointDocument(Document):
 
     model_config = CAMEL_CASE
     dir: Text = Field(default="", description="Directory for checkpoints. Default: one that the executor chooses.")
-    interval: PositiveDuration = Field(default=900.0, description="Time between two checkpoints.")
+    interval: PositiveDuration = Field(
+        default=900.0, description="Time between two checkpoints, in seconds or as text such as 15m."
+    )
     keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
         default=2, description="Number of checkpoints to keep, the newest."
     )
-    volume: VolumeDocument | None = None
+    volume: VolumeDocument | None = Field(
+        default=None, description="Kubernetes volume to mount at `dir` in all pods. Default: none."
+    )
 
     @model_validator(mode="after")
     def _check_mount_path(self) -> Self:
@@ -191,8 +197,8 @@ class GpuRange(Document):
     """Number of GPUs that the job accepts. If `min` equals `max`, the job is not elastic."""
 
     model_config = CAMEL_CASE
-    min: GpuCount
-    max: GpuCount
+    min: GpuCount = Field(description="Fewest GPUs that the job can run on. It is pending below this number.")
+    max: GpuCount = Field(description="Most GPUs that the job can use, at least `min`.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -206,13 +212,19 @@ class JobDocument(Document):
 
     model_config = CAMEL_CASE
     name: Label = Field(description=f"Name of the job: {LABEL_FORM}.")
-    gpus: GpuRange
+    gpus: GpuRange = Field(description="Range of GPUs that the job can run on.")
     queue: Label = Field(default="default", description="Queue whose GPU quota the job uses.")
-    priority: Priority = Field(default=0, description="Priority within the queue. Higher values are scheduled first.")
-    gpu: Text = Field(default="", description="GPU model that the job requires. Empty: any model.")
-    model: Text = Field(default="", description="Name of a built-in model profile, from which plans are computed.")
+    priority: Priority = Field(
+        default=0, description="Priority within the queue, -1000 to 1000. Higher values are scheduled first."
+    )
+    gpu: Text = Field(
+        default="", description="GPU model that the job requires, as a profile name such as h100-80g. Empty: any model."
+    )
+    model: Text = Field(
+        default="", description="Name of a built-in model profile, from which plans are computed. Empty: none."
+    )
     profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = Field(
-        default=None, description="A model profile of your own, instead of `model`."
+        default=None, description="A model profile of your own, instead of `model`. Default: none."
     )
     global_batch: Batch | None = Field(
         default=None, description="Samples per optimizer step. Required with `model` or `profile`."
@@ -222,13 +234,16 @@ class JobDocument(Document):
     )
     steps: Count | None = Field(default=None, description="Number of optimizer steps. Default: unknown.")
     duration_estimate: PositiveDuration | None = Field(
-        default=None, description="Expected run time on `gpus.min` GPUs. Used to order jobs."
+        default=None,
+        description="Expected run time on `gpus.min` GPUs, in seconds or as text such as 8h. Used to order jobs.",
     )
     deadline: PositiveDuration | None = Field(
-        default=None, description="Time from submission by which the job must have ended."
+        default=None,
+        description="Time from submission to the end at the latest, in seconds or as text such as 2d. Default: none.",
     )
     max_run_time: PositiveDuration | None = Field(
-        default=None, description="Time from the first start after which the job is ended."
+        default=None,
+        description="Limit of the time from the first start, in seconds or as text such as 12h. Default: none.",
     )
     retries: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
         default=3, description="Number of failed runs that are retried. Runs lost with their node do not count."
@@ -236,9 +251,14 @@ class JobDocument(Document):
     command: Annotated[list[Text], Field(max_length=1000)] = Field(
         default_factory=list, description="Command of each rank, with its arguments."
     )
-    image: Text = Field(default="", description="Container image of the job's pods on Kubernetes.")
+    image: Text = Field(
+        default="",
+        description="Container image of the job's pods on Kubernetes. Empty: that of `template`, or the worker image.",
+    )
     env: dict[EnvName, Text] = Field(default_factory=dict, description="Environment variables of each rank.")
-    checkpoint: CheckpointDocument = Field(default_factory=CheckpointDocument)
+    checkpoint: CheckpointDocument = Field(
+        default_factory=CheckpointDocument, description="Location, interval and number of checkpoints."
+    )
     fungible: Annotated[bool, Field(strict=True)] = Field(
         default=True, description="Whether the job can run on nodes on loan from inference pools."
     )

@@ -30,9 +30,9 @@ class GroupDocument(Document):
     """`nodes` nodes that provide `gpusPerNode` GPUs of one model each."""
 
     model_config = CAMEL_CASE
-    gpu: Text
-    nodes: GpuCount
-    gpus_per_node: GpuCount
+    gpu: Text = Field(description="Profile name of the GPU model, such as h100-80g.")
+    nodes: GpuCount = Field(description="Number of equal hosts.")
+    gpus_per_node: GpuCount = Field(description="Number of GPUs that each of them provides.")
 
 
 Groups = Annotated[list[GroupDocument], Field(min_length=1, max_length=GROUPS_MAX)]
@@ -48,20 +48,27 @@ class PlanRequestDocument(Document):
     """Set either `gpu` and `gpus` (with `nodes`, or packed 8 per node) or `shape`, and either `model` or `profile`."""
 
     model_config = CAMEL_CASE
-    model: Text = ""
-    profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = None
-    gpu: Text = ""
-    gpus: GpuCount | None = None
-    nodes: GpuCount | None = None
+    model: Text = Field(default="", description="Name of a built-in model profile. Empty: `profile` is set.")
+    profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = Field(
+        default=None, description="A model profile of your own. Null: `model` is set."
+    )
+    gpu: Text = Field(default="", description="Profile name of the GPU model, such as h100-80g. Empty: `shape` is set.")
+    gpus: GpuCount | None = Field(default=None, description="Number of GPUs in total. Null: `shape` is set.")
+    nodes: GpuCount | None = Field(
+        default=None, description="Number of hosts that share `gpus` equally. Null: packed 8 per host."
+    )
     shape: Groups | None = Field(default=None, description="Groups of equal nodes, of up to two GPU models.")
-    global_batch: Batch
+    global_batch: Batch = Field(description="Samples per optimizer step.")
     sequence_length: SequenceLength | None = Field(
         default=None, description="Tokens per sample. Default: that of the model."
     )
     frozen_layers: Annotated[int, Field(strict=True, ge=0)] = Field(
         default=0, description="Number of leading layers that are not trained, at most those of the model."
     )
-    memory: Size | None = Field(default=None, description="Memory of one GPU that a plan may use. Default: all of it.")
+    memory: Size | None = Field(
+        default=None,
+        description="Memory of one GPU that a plan may use, in bytes or as text such as 24GB. Default: all of it.",
+    )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="Stop when no plan can be faster by more than this fraction. 0 is exact."
     )

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field, create_model, model_validator
 
-from scheduler.documents.document import Document, Label, invalid_field, parse_document
+from scheduler.documents.document import LABEL_FORM, Document, Label, invalid_field, parse_document
 from scheduler.domain.job_queue import QUOTA_FIELDS, JobQueue, QuotaField
 
 
@@ -48,7 +48,7 @@ class QuotaDocument(
 
 
 class QueueDocument(QuotaDocument):
-    name: Label
+    name: Label = Field(description=f"Unique label that jobs refer to: {LABEL_FORM}.")
 
 
 QueueSpec: type[Document] = create_model(

@@ -243,7 +243,7 @@ def _check_unique_policies(names: list[str]) -> list[str]:
 class Packed(Document):
     """Text as base64-encoded gzip."""
 
-    gzip_base64: str
+    gzip_base64: str = Field(description="Base64 of a complete gzip file of UTF-8 text, at most 128 MiB when unpacked.")
 
 
 Policies = Annotated[
@@ -254,13 +254,19 @@ Policies = Annotated[
 
 
 class SimulationDocument(Document):
-    """A simulation. `jobs` and `demand` are CSV; `cluster` is YAML, or the same content as an object."""
+    """A simulation to run in the background. CSV files are given as text or packed."""
 
-    jobs: str | Packed
-    demand: str | Packed = ""
-    cluster: str | dict[str, Any]
-    policies: Policies = Field(default=["ebbtide"])
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] = 0
+    jobs: str | Packed = Field(description="CSV trace of the jobs to submit, as for `ebbtide simulate`.")
+    demand: str | Packed = Field(default="", description="CSV trace of the GPUs that inference needs. Empty: none.")
+    cluster: str | dict[str, Any] = Field(
+        description="Pools, nodes and queues: YAML text, or the same content as an object."
+    )
+    policies: Policies = Field(
+        default=["ebbtide"], description="Names of the policy sets to compare, at most 20, each once."
+    )
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] = Field(
+        default=0, description="Start value of the random numbers. The same one gives the same report."
+    )
 
 
 def to_simulation_files(document: SimulationDocument) -> SimulationFiles:

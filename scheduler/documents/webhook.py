@@ -44,26 +44,30 @@ Codes = Annotated[list[Annotated[str, AfterValidator(_check_event_code)]], Field
 
 
 class WebhookDocument(Document):
-    """A webhook. Empty `codes` select all event codes.
+    """A webhook to create."""
 
-    `queue` selects events of the queue and its jobs, `subject` those of one job, node, pool or queue.
-    """
-
-    url: Url
-    codes: Codes = Field(default=[])
-    queue: Label | None = None
-    subject: Annotated[Text, Field(min_length=1, max_length=253)] | None = None
+    url: Url = Field(description=f"Address to which messages are posted: {URL_FORM}.")
+    codes: Codes = Field(default=[], description="Event types to send, such as JobStarted. Empty: all.")
+    queue: Label | None = Field(default=None, description="Send only events of this queue and its jobs. Null: all.")
+    subject: Annotated[Text, Field(min_length=1, max_length=253)] | None = Field(
+        default=None, description="Send only events of this job id, node, pool or queue. Null: all."
+    )
 
 
 class WebhookChange(Document):
-    """Changes of a webhook. Omitted fields keep their value. `enabled: true` delivers events missed while it was
-    disabled.
-    """
+    """Changes of a webhook. Omitted fields keep their value."""
 
-    url: Url | None = None
-    codes: Codes | None = None
-    subject: Annotated[Text, Field(max_length=253)] | None = None
-    enabled: Annotated[bool, Field(strict=True)] | None = None
+    url: Url | None = Field(default=None, description="Address to which messages are posted. Null: unchanged.")
+    codes: Codes | None = Field(
+        default=None, description="Event types to send, such as JobStarted. Empty: all. Null: unchanged."
+    )
+    subject: Annotated[Text, Field(max_length=253)] | None = Field(
+        default=None, description="Send only events of this job id, node, pool or queue. Empty: all. Null: unchanged."
+    )
+    enabled: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None,
+        description="Whether to send messages. True also sends what was missed while disabled. Null: unchanged.",
+    )
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> Self:
