@@ -96,7 +96,12 @@ class OutputFormat(StrEnum):
     YAML = "yaml"
 
 
-OutputOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.", show_default=True)]
+OutputOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        "-o", "--output", help="Print a table for people, or a JSON or YAML document for scripts.", show_default=True
+    ),
+]
 
 
 def print_document(document: Any, output_format: OutputFormat, render: Callable[[], RenderableType]) -> None:

@@ -53,8 +53,8 @@ HomePoolOption = Annotated[
 PoolFilterOption = Annotated[
     str, typer.Option("--pool", autocompletion=complete_pool_names, help="Show only nodes of this pool.")
 ]
-GpuOption = Annotated[str, typer.Option("--gpu", help="GPU model.")]
-GpuCountOption = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
+GpuOption = Annotated[str, typer.Option("--gpu", help="Profile name of the hardware, such as h100-80g.")]
+GpuCountOption = Annotated[int, typer.Option("--gpus", help="How many GPUs of this model the node has.")]
 GpuMemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory per GPU, such as 80GB. Default: that of the model.")
 ]

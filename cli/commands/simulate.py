@@ -35,11 +35,16 @@ if TYPE_CHECKING:
 LIST_POLICIES = "list"
 _SEEDS_MAX = 1_000
 
-JobsOption = Annotated[Path | None, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="Trace of the jobs.")]
+JobsOption = Annotated[
+    Path | None, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="CSV file of the jobs to submit, one per row.")
+]
 DemandOption = Annotated[
     Path | None, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Trace of inference demand.")
 ]
-ClusterOption = Annotated[Path | None, typer.Option("--cluster", metavar="CLUSTER.yaml", help="Cluster definition.")]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="CLUSTER.yaml", help="YAML file of the pools, nodes and queues to simulate."),
+]
 WorkloadOption = Annotated[
     str, typer.Option("--workload", metavar="NAME", help="Workload to use, for a trace with several.")
 ]
@@ -54,7 +59,9 @@ ProfilesOption = Annotated[
 PolicyOption = Annotated[
     str, typer.Option("--policy", metavar="NAME[,NAME...]", help="Policy sets; `list` lists them.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Start value of the random numbers; the same one repeats a run.")
+]
 SeedsOption = Annotated[
     str | None,
     typer.Option(

@@ -26,7 +26,9 @@ FileOption = Annotated[
     str | None,
     typer.Option("-f", "--file", metavar="JOB.yaml", help="Job document or ElasticJob manifest; - reads stdin."),
 ]
-NameOption = Annotated[str | None, typer.Option("--name", help="Name of the job.")]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Display name, from which the id is made. Default: that of the file.")
+]
 MinOption = Annotated[int | None, typer.Option("--min", help="Minimum number of GPUs.")]
 MaxOption = Annotated[int | None, typer.Option("--max", help="Maximum number of GPUs. Default: --min.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset that the solver plans for.")]

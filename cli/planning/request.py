@@ -72,7 +72,12 @@ SequenceLengthOption = Annotated[
 FrozenLayersOption = Annotated[
     int | None, _plan_option("--frozen-layers", metavar="K", min=0, help="Number of frozen layers, from the first.")
 ]
-MemoryOption = Annotated[str | None, _plan_option("--memory", metavar="24GB", help="Memory limit per GPU.")]
+MemoryOption = Annotated[
+    str | None,
+    _plan_option(
+        "--memory", metavar="24GB", help="Memory that a plan may use per GPU, such as 24GB. Default: all of it."
+    ),
+]
 ToleranceOption = Annotated[
     float, typer.Option("--tolerance", min=0, max=0.999, help="Stop at this proven optimality gap.")
 ]
@@ -89,14 +94,21 @@ DumpOption = Annotated[
 LoadOption = Annotated[str | None, _file_option("--load", metavar="FILE", help="Solve a request written by --dump.")]
 SolverOption = Annotated[Solver, _file_option("--solver", help="Exact search, or the UniAP MILP (extra 'milp').")]
 TimeLimitOption = Annotated[
-    float | None, _file_option("--time-limit", metavar="SECONDS", min=0, help="Time limit of the MILP.")
+    float | None,
+    _file_option(
+        "--time-limit",
+        metavar="SECONDS",
+        min=0,
+        help="Stop the MILP solver after this time and use its best plan so far.",
+    ),
 ]
 GalvatronOption = Annotated[
     str | None,
     _file_option("--galvatron", metavar="DIR", help="Plan a Galvatron profile under Galvatron's cost model."),
 ]
 GalvatronPlanOption = Annotated[
-    str | None, _file_option("--galvatron-plan", metavar="FILE", help="Galvatron plan to evaluate.")
+    str | None,
+    _file_option("--galvatron-plan", metavar="FILE", help="Plan file (JSON) of Galvatron to compare with our plan."),
 ]
 MemoryReadingOption = Annotated[
     MemoryReading,

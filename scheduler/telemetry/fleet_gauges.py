@@ -50,9 +50,11 @@ class FleetGauges:
         if self._by_job:
             yield from self._collect_running_jobs()
         yield _build_gauge(
-            "ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation
+            "ebbtide_snapshot_generation",
+            "Number of the latest committed state. It grows with each commit.",
+            self._snapshot.generation,
         )
-        yield _build_gauge("ebbtide_inbox_commands", "Pending commands.", self._inbox_size)
+        yield _build_gauge("ebbtide_inbox_commands", "User requests that the next tick will apply.", self._inbox_size)
         yield _build_gauge("ebbtide_leader", "1 while the lease of some controller is live.", int(self._has_leader))
         info = GaugeMetricFamily("ebbtide_build_info", "Always 1. The label is the version.", labels=["version"])
         info.add_metric([get_package_version()], 1)
@@ -68,8 +70,18 @@ class FleetGauges:
             for state, count in _count_gpu_states(node, holdings.gpus_by_node.get(node.name, 0)):
                 if count:
                     gpus[node.pool, state] += count
-        yield _build_labelled_gauge("ebbtide_gpus", "GPUs, by use.", ("pool", "state"), gpus)
-        yield _build_labelled_gauge("ebbtide_nodes", "Nodes, by state.", ("pool", "state"), nodes)
+        yield _build_labelled_gauge(
+            "ebbtide_gpus",
+            "Number of GPUs by home pool and use: training, inference, other, idle or down.",
+            ("pool", "state"),
+            gpus,
+        )
+        yield _build_labelled_gauge(
+            "ebbtide_nodes",
+            "Number of hosts by home pool: up, cordoned, draining, down, or the state of their loan.",
+            ("pool", "state"),
+            nodes,
+        )
 
     def _get_node_state(self, node: Node) -> str:
         if node.state is NodeState.DOWN:
@@ -107,7 +119,7 @@ class FleetGauges:
         guaranteed: LabelCounts = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
         borrowed = Counter({name: max(0, count - guaranteed[name]) for name, count in allocated.items()})
         for name, text, counts in (
-            ("ebbtide_queue_guaranteed_gpus", "GPUs guaranteed to a queue.", guaranteed),
+            ("ebbtide_queue_guaranteed_gpus", "Number of GPUs reserved for the jobs of a declared queue.", guaranteed),
             ("ebbtide_queue_allocated_gpus", "GPUs allocated to placed jobs of a queue.", allocated),
             ("ebbtide_queue_borrowed_gpus", "Allocated GPUs above the guarantee of a queue.", borrowed),
         ):
@@ -118,7 +130,9 @@ class FleetGauges:
         snapshot = self._snapshot
         running = [job for job in snapshot.jobs.values() if job.state is JobState.RUNNING]
         yield _build_job_gauge(
-            "ebbtide_job_steps", "Steps completed.", {job.id: job.steps_at(snapshot.now_s) for job in running}
+            "ebbtide_job_steps",
+            "Optimizer steps that a running job has done, extrapolated to now.",
+            {job.id: job.steps_at(snapshot.now_s) for job in running},
         )
         yield _build_job_gauge(
             "ebbtide_job_loss", "Last reported loss of a running job.", {job.id: job.progress.loss for job in running}

@@ -90,12 +90,16 @@ def _declare_latest_gauge(name: str, text: str, *labels: str) -> Gauge:
 
 TICK_DURATION = Histogram(
     "ebbtide_tick_duration_seconds",
-    "Duration of a tick, by stage.",
+    "Seconds that each stage of a scheduling tick took, such as decide or commit.",
     ["stage"],
     registry=REGISTRY,
     buckets=TICK_BUCKETS,
 )
-DECISIONS = _declare_counter("ebbtide_decisions_total", "Committed decisions.", kind=DECISION_KINDS)
+DECISIONS = _declare_counter(
+    "ebbtide_decisions_total",
+    "Scheduling actions that ticks have committed, by type such as StartJob or LendNode.",
+    kind=DECISION_KINDS,
+)
 VIOLATIONS = _declare_counter("ebbtide_violations_total", "Dropped illegal decisions, by violated law.", law=LAWS)
 BREACHES = _declare_counter(
     "ebbtide_breaches_total", "Breaches of guarantees, counted when they begin.", kind=BREACH_KINDS
@@ -133,7 +137,11 @@ RESIZE_DURATION = Histogram(
     registry=REGISTRY,
     buckets=RESIZE_BUCKETS,
 )
-PREEMPTIONS = _declare_counter("ebbtide_preemptions_total", "Preemptions of jobs.", reason=PREEMPTION_REASONS)
+PREEMPTIONS = _declare_counter(
+    "ebbtide_preemptions_total",
+    "Running jobs that had to release all GPUs, by reason code.",
+    reason=PREEMPTION_REASONS,
+)
 RESTARTS = _declare_counter(
     "ebbtide_restarts_total", "Runs that ended unexpectedly and are retried.", cause=RESTART_CAUSES
 )
@@ -193,13 +201,16 @@ PENDING_JOBS = _declare_latest_gauge(
 )
 REQUEST_DURATION = Histogram(
     "ebbtide_api_request_duration_seconds",
-    "Duration of API requests.",
+    "Seconds to answer an HTTP request, by method and path template.",
     ["method", "route"],
     registry=REGISTRY,
     buckets=REQUEST_BUCKETS,
 )
 REQUESTS = Counter(
-    "ebbtide_api_requests_total", "API requests, by status.", ["method", "route", "status"], registry=REGISTRY
+    "ebbtide_api_requests_total",
+    "HTTP requests answered, by method, path template and status code.",
+    ["method", "route", "status"],
+    registry=REGISTRY,
 )
 STREAMS = Gauge("ebbtide_streams", "Open event streams.", registry=REGISTRY, multiprocess_mode="livesum")
 WEBHOOK_DELIVERIES = _declare_counter(
