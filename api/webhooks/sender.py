@@ -189,7 +189,7 @@ def _certificate_error(error: httpx.ConnectError) -> str:
     if cause is None:
         return ""
     accepted = "a certificate for that host from a public authority or one in EBBTIDE_WEBHOOK_CA_FILE"
-    return f"the certificate is not trusted: {cause.verify_message}; accepted: {accepted}"
+    return f"the certificate is not trusted: {cause.verify_message.rstrip('.')}; accepted: {accepted}"
 
 
 async def _read_response_start(response: httpx.Response) -> bytes:

@@ -1,4 +1,4 @@
-"""One attempt to deliver, against real servers on loopback: where it goes, how long it waits, how much it reads."""
+"""One delivery attempt against real servers on loopback: addresses, timeouts, certificates, and how much is read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.webhook_receiver import Answer, Receiver, receiver
 NOW_S = 1_760_000_000.0
 
 
-class Names:
-    """A name server whose answers change: the first, then the second, and so on."""
+class ChangingResolver:
+    """A resolver that returns each of `answers` in turn."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
@@ -48,8 +48,8 @@ def named(hook: Receiver, name: str = "hooks.example") -> str:
     return hook.url.replace("127.0.0.1", name)
 
 
-def test_a_name_is_looked_up_once_and_the_receiver_is_asked_by_it(hook: Receiver) -> None:
-    names = Names(["127.0.0.1"])
+def test_a_name_is_resolved_once_and_sent_as_host(hook: Receiver) -> None:
+    names = ChangingResolver(["127.0.0.1"])
     sender = WebhookSender(frozenset({"hooks.example"}), resolve=names.resolve)
     assert send(sender, named(hook)) == DeliveryOutcome(204)
     assert names.asked == ["hooks.example"]
@@ -57,14 +57,14 @@ def test_a_name_is_looked_up_once_and_the_receiver_is_asked_by_it(hook: Receiver
 
 
 @pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example", "xn--a.example", "[v1.a]"])
-def test_a_host_that_no_resolver_takes_is_told_as_any_other_failure(host: str) -> None:
+def test_an_invalid_host_name_is_a_failed_attempt(host: str) -> None:
     outcome = send(WebhookSender(), f"http://{host}/")
     assert (outcome.status, outcome.is_delivered) == (None, False)
-    assert outcome.error.startswith("its host can be none: ")
+    assert "host name" in outcome.error
 
 
-def test_a_name_that_leads_home_at_the_next_attempt_is_refused_then(hook: Receiver) -> None:
-    names = Names(["127.0.0.1"], ["93.184.216.34", "127.0.0.1"])
+def test_a_name_that_resolves_to_a_private_address_is_refused(hook: Receiver) -> None:
+    names = ChangingResolver(["127.0.0.1"], ["93.184.216.34", "127.0.0.1"])
     sender = WebhookSender(resolve=names.resolve)
     for _ in range(2):
         outcome = send(sender, named(hook))
@@ -73,8 +73,8 @@ def test_a_name_that_leads_home_at_the_next_attempt_is_refused_then(hook: Receiv
     assert hook.received == []
 
 
-def test_where_one_address_does_not_answer_the_next_is_tried(hook: Receiver) -> None:
-    names = Names(["::1", "127.0.0.1"])
+def test_the_next_address_is_tried_if_one_refuses(hook: Receiver) -> None:
+    names = ChangingResolver(["::1", "127.0.0.1"])
     sender = WebhookSender(frozenset({"hooks.example"}), resolve=names.resolve)
     assert send(sender, named(hook)) == DeliveryOutcome(204)
 
@@ -87,19 +87,19 @@ def test_a_redirect_is_not_followed(hook: Receiver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "heeded_s"),
+    ("given", "expected_s"),
     [
         *(("120", 120.0), (formatdate(NOW_S + 90, usegmt=True), 90.0), ("soon", 0.0), ("-5", 0.0), ("9" * 400, 0.0)),
         *((f"Fri, 01 Jan 2027 00:00:00 +{'9' * 20}", 0.0), ("Fri, 01 Jan 2027 99999999999:00:00 GMT", 0.0)),
     ],
 )
-def test_retry_after_is_heeded_in_both_its_forms(hook: Receiver, given: str, heeded_s: float) -> None:
+def test_retry_after_is_parsed_as_seconds_or_date(hook: Receiver, given: str, expected_s: float) -> None:
     hook.answer = lambda number: Answer(429, {"Retry-After": given})
-    assert send(WebhookSender(frozenset({"127.0.0.1"}), now_s=lambda: NOW_S), hook.url).retry_after_s == heeded_s
+    assert send(WebhookSender(frozenset({"127.0.0.1"}), now_s=lambda: NOW_S), hook.url).retry_after_s == expected_s
 
 
-def test_nobody_is_waited_for_longer_than_an_attempt_may_take_however_they_drip() -> None:
-    class Dripping(QuietHandler, BaseHTTPRequestHandler):
+def test_a_slow_response_ends_at_the_attempt_timeout() -> None:
+    class SlowHandler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "100000000")
@@ -108,30 +108,30 @@ def test_nobody_is_waited_for_longer_than_an_attempt_may_take_however_they_drip(
                 self.wfile.write(b"x")
                 time.sleep(0.1)
 
-    with LoopbackServer(Dripping) as server:
+    with LoopbackServer(SlowHandler) as server:
         outcome = send(WebhookSender(frozenset({"127.0.0.1"}), timeout_s=0.5), server.url)
-    assert outcome == DeliveryOutcome(None, "no answer within 0.5 s")
+    assert (outcome.status, "0.5 s" in outcome.error) == (None, True)
 
 
-def test_of_a_long_answer_only_the_beginning_is_read() -> None:
-    class Talking(QuietHandler, BaseHTTPRequestHandler):
+def test_only_the_start_of_a_long_response_is_read() -> None:
+    class EndlessHandler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(500)
             self.end_headers()
-            while True:  # until the other side has heard enough
+            while True:  # until the client closes the connection
                 try:
                     self.wfile.write(b"no " * 1000)
                 except OSError:
                     return
 
-    with LoopbackServer(Talking) as server:
+    with LoopbackServer(EndlessHandler) as server:
         outcome = send(WebhookSender(frozenset({"127.0.0.1"})), server.url)
     assert outcome.status == 500
     assert outcome.error.startswith("HTTP 500: no no no")
     assert len(outcome.error) < 250
 
 
-def test_who_does_not_listen_has_no_name_or_speaks_something_else_is_told_apart() -> None:
+def test_connection_and_name_errors_are_distinguished() -> None:
     sender = WebhookSender(frozenset({"127.0.0.1"}))
     assert "ConnectError" in send(sender, "http://127.0.0.1:1/").error
     assert "has no address" in send(sender, "http://nobody.invalid/").error
@@ -152,13 +152,11 @@ def secure(authority: Authority) -> Iterator[Receiver]:
         yield made
 
 
-def test_a_receiver_with_a_certificate_of_a_trusted_authority_is_sent_to(
-    secure: Receiver, authority: Authority
-) -> None:
+def test_a_receiver_with_a_trusted_certificate_gets_the_message(secure: Receiver, authority: Authority) -> None:
     settings = Settings(webhook_ca_file=authority.certificate("ca"))
     sender = WebhookSender(
         frozenset({"hooks.example"}),
-        Names(["127.0.0.1"]).resolve,
+        ChangingResolver(["127.0.0.1"]).resolve,
         ssl_context=create_ssl_context(settings.webhook_ca_file),
     )
     assert send(sender, named(secure)) == DeliveryOutcome(204)
@@ -166,26 +164,27 @@ def test_a_receiver_with_a_certificate_of_a_trusted_authority_is_sent_to(
 
 
 @pytest.mark.parametrize(
-    ("name", "is_known", "told"),
+    ("name", "is_known", "reason"),
     [
         ("hooks.example", False, "unable to get local issuer certificate"),
         ("other.example", True, "Hostname mismatch, certificate is not valid for 'other.example'"),
     ],
 )
-def test_a_certificate_that_is_not_trusted_is_told_and_nothing_is_sent(
-    secure: Receiver, authority: Authority, name: str, is_known: bool, told: str
+def test_nothing_is_sent_to_an_untrusted_certificate(
+    secure: Receiver, authority: Authority, name: str, is_known: bool, reason: str
 ) -> None:
-    trust = create_ssl_context(authority.certificate("ca") if is_known else None)
+    ssl_context = create_ssl_context(authority.certificate("ca") if is_known else None)
     outcome = send(
-        WebhookSender(frozenset({name}), Names(["127.0.0.1"]).resolve, ssl_context=trust), named(secure, name)
+        WebhookSender(frozenset({name}), ChangingResolver(["127.0.0.1"]).resolve, ssl_context=ssl_context),
+        named(secure, name),
     )
     assert outcome.status is None
-    assert outcome.error.startswith(f"its certificate is not trusted: {told}")
+    assert reason in outcome.error
     assert secure.received == []
 
 
-def test_a_file_that_holds_no_authorities_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("nothing")
     for file in (tmp_path / "empty.pem", tmp_path / "absent.pem"):
-        with pytest.raises(ValidationError, match="must be a readable PEM file of certificates"):
+        with pytest.raises(ValidationError, match="webhook_ca_file"):
             Settings(webhook_ca_file=file)
