@@ -32,15 +32,19 @@ def runs(tmp_path: Path) -> str:
 def test_fit_returns_constants_and_errors_and_writes_a_profile(run: Run, runs: str, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
     words = ("fit", runs, "--gpu", "a100-80g", "--rows", "4", "--seed", "3", "--leave-one-out", "--out", str(out))
-    told = json.loads(run(*words, "-o", "json").stdout)
-    assert told["source"] == "fitted to 4 of 5 runs of runs.csv, seed 3"
-    assert (len(told["drawn"]), told["errors"]["on_others"]["runs"], told["errors"]["left_out"]["runs"]) == (4, 1, 4)
-    first = told["constants"][0]
+    document = json.loads(run(*words, "-o", "json").stdout)
+    assert document["source"] == "fitted to 4 of 5 runs of runs.csv, seed 3"
+    assert (
+        len(document["drawn"]),
+        document["errors"]["on_others"]["runs"],
+        document["errors"]["left_out"]["runs"],
+    ) == (4, 1, 4)
+    first = document["constants"][0]
     assert (first["name"], first["unit"], first["before"]) == ("efficiency", "ratio", load_gpu("a100-80g").efficiency)
     assert parse_gpu(out.read_text()).efficiency == first["after"]
-    document = json.loads(out.read_text())
-    assert document["efficiency"]["source"] == told["source"]
-    assert document["memory_bytes"]["source"] == "as in the profile a100-80g"
+    profile = json.loads(out.read_text())
+    assert profile["efficiency"]["source"] == document["source"]
+    assert profile["memory_bytes"]["source"] == "as in the profile a100-80g"
 
 
 def test_table_shows_constants_and_errors(run: Run, runs: str) -> None:
@@ -56,12 +60,12 @@ def test_table_shows_constants_and_errors(run: Run, runs: str) -> None:
 def test_fit_starts_from_a_profile_file(run: Run, runs: str, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
     run("fit", runs, "--gpu", "a100-80g", "--out", str(out))
-    told = json.loads(run("fit", runs, "--gpu", str(out), "-o", "json").stdout)
-    assert told["constants"][0]["before"] == parse_gpu(out.read_text()).efficiency
+    document = json.loads(run("fit", runs, "--gpu", str(out), "-o", "json").stdout)
+    assert document["constants"][0]["before"] == parse_gpu(out.read_text()).efficiency
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--gpu", "a1000"), "--gpu: 'a1000'"),
         (("--constants", "speed"), "--constants: "),
@@ -69,10 +73,10 @@ def test_fit_starts_from_a_profile_file(run: Run, runs: str, tmp_path: Path) -> 
         (("--rows", "1", "--leave-one-out"), "--leave-one-out: 1 run"),
     ],
 )
-def test_invalid_option_is_named(run: Run, runs: str, words: tuple[str, ...], told: str) -> None:
+def test_invalid_option_is_named(run: Run, runs: str, words: tuple[str, ...], message: str) -> None:
     result = run("fit", runs, *(() if "--gpu" in words else ("--gpu", "a100-80g")), *words)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_invalid_cell_is_named_with_file_and_row(run: Run, runs: str) -> None:

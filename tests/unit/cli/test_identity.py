@@ -36,8 +36,8 @@ def log_in(run: Run, token: str, *words: str) -> None:
 
 def test_login_saves_the_token(run: Run, guarded: AuthenticatedService) -> None:
     log_in(run, guarded.token("anna", "viewer"))
-    told = json.loads(run("whoami", "-o", "json", EBBTIDE_URL=None).stdout)
-    assert (told["name"], told["grants"]) == ("anna", ["viewer"])
+    document = json.loads(run("whoami", "-o", "json", EBBTIDE_URL=None).stdout)
+    assert (document["name"], document["grants"]) == ("anna", ["viewer"])
     path = get_config_path()
     assert path is not None
     assert path.stat().st_mode & 0o777 == 0o600
@@ -142,8 +142,8 @@ def test_tokens_are_managed_over_the_api_and_audited(run: Run, guarded: Authenti
     )
     assert "ci" in run("token", EBBTIDE_URL=None).stdout
     assert run("token", "revoke", made["id"], EBBTIDE_URL=None).exit_code == 0
-    told = json.loads(run("audit", "--subject", made["id"], "-o", "json", EBBTIDE_URL=None).stdout)
-    assert [(each["actor"], each["action"]) for each in told] == [("root", "CreateToken"), ("root", "RevokeToken")]
+    document = json.loads(run("audit", "--subject", made["id"], "-o", "json", EBBTIDE_URL=None).stdout)
+    assert [(each["actor"], each["action"]) for each in document] == [("root", "CreateToken"), ("root", "RevokeToken")]
     assert "RevokeToken" in run("audit", EBBTIDE_URL=None).stdout
 
 

@@ -26,21 +26,21 @@ def answer(result: Result) -> Any:
 
 
 def test_plan_json_has_the_plan_fields_and_search_statistics(run: Run) -> None:
-    told = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
-    assert set(told) == {*PLAN_FIELDS, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
-    plan = plan_from_json({field: told[field] for field in PLAN_FIELDS})
+    document = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
+    assert set(document) == {*PLAN_FIELDS, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
+    plan = plan_from_json({field: document[field] for field in PLAN_FIELDS})
     assert (plan.world_size, plan.global_batch) == (4, 8)
     assert plan.stages[0].gpu == "a100-80g"
     assert plan.stages[-1].last_layer == load_model("gpt2").layer_count - 1
-    assert told["search_time_s"] > 0
-    assert told["candidates"] > 0
+    assert document["search_time_s"] > 0
+    assert document["candidates"] > 0
 
 
 def test_plan_table_shows_throughput_memory_and_stages(run: Run) -> None:
     result = run(*LLAMA, "--gpus", "8")
-    told = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
+    document = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
     assert result.exit_code == 0
-    assert f"{told['samples_per_s']:.2f}".rstrip("0") in result.stdout
+    assert f"{document['samples_per_s']:.2f}".rstrip("0") in result.stdout
     assert "of 80.0 GB per GPU" in result.stdout
     assert "8 x a100-80g" in result.stdout
     assert "fsdp over 8" in result.stdout
@@ -64,9 +64,9 @@ def test_tolerance_bounds_the_optimality_gap(run: Run) -> None:
 
 
 def test_yaml_equals_json(run: Run) -> None:
-    told = yaml.safe_load(run(*GPT2, "--gpus", "2", "-o", "yaml").stdout)
+    document = yaml.safe_load(run(*GPT2, "--gpus", "2", "-o", "yaml").stdout)
     same = answer(run(*GPT2, "--gpus", "2", "-o", "json"))
-    assert {**told, "search_time_s": 0} == {**same, "search_time_s": 0}
+    assert {**document, "search_time_s": 0} == {**same, "search_time_s": 0}
 
 
 def test_memory_limit_constrains_the_plan(run: Run) -> None:

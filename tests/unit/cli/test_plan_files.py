@@ -39,8 +39,8 @@ def test_shape_file_describes_heterogeneous_nodes(run: Run, tmp_path: Path) -> N
     file = tmp_path / "shape.yaml"
     file.write_text(MIXED)
     words = ("plan", "--model", "gpt2", "--global-batch", "2", "--shape", str(file))
-    told = answer(run(*words, "-o", "json"))
-    assert told["remark"].startswith("1x2 h100-80g alone")
+    document = answer(run(*words, "-o", "json"))
+    assert document["remark"].startswith("1x2 h100-80g alone")
     table = run(*words).stdout
     assert "1x2 h100-80g + 1x1 l40s" in table
     assert "1x2 h100-80g alone" in table
@@ -58,10 +58,10 @@ def test_shape_with_three_gpu_models_is_infeasible(run: Run, tmp_path: Path) -> 
 
 def test_custom_gpu_profile_replaces_a_name(run: Run, tmp_path: Path) -> None:
     mine = write_gpu_profile(tmp_path)
-    told = answer(run(*GPT2, "--gpu", mine, "--gpus", "2", "-o", "json"))
+    document = answer(run(*GPT2, "--gpu", mine, "--gpus", "2", "-o", "json"))
     shipped = answer(run(*GPT2, "--gpu", "l40s", "--gpus", "2", "-o", "json"))
-    assert told["stages"][0]["gpu"] == "mine"
-    assert told["iteration_time_s"] == shipped["iteration_time_s"]
+    assert document["stages"][0]["gpu"] == "mine"
+    assert document["iteration_time_s"] == shipped["iteration_time_s"]
     shape = tmp_path / "shape.yaml"
     shape.write_text(f"- {{gpu: {mine}, nodes: 2, gpus_per_node: 1}}\n")
     assert answer(run(*GPT2, "--shape", str(shape), "-o", "json"))["stages"][0]["gpu"] == "mine"
@@ -85,13 +85,13 @@ def dumped(run: Run, tmp_path: Path) -> tuple[str, Any]:
 @pytest.mark.parametrize("solver", ["exact", "milp"])
 def test_dumped_request_is_solved_by_both_solvers(run: Run, dumped: tuple[str, Any], solver: str) -> None:
     file, plan = dumped
-    told = answer(run("plan", "--load", file, "--solver", solver, "--time-limit", "60", "-o", "json"))
-    overhead_s = plan["iteration_time_s"] - told["objective_s"]
+    document = answer(run("plan", "--load", file, "--solver", solver, "--time-limit", "60", "-o", "json"))
+    overhead_s = plan["iteration_time_s"] - document["objective_s"]
     assert 0 <= overhead_s < 0.01
-    assert told["bound_s"] == pytest.approx(told["objective_s"])
-    assert (told["solver"], told["proven"]) == (solver, True)
-    assert told["borders"] == [0, 12]
-    assert len(told["choice"]) == 12
+    assert document["bound_s"] == pytest.approx(document["objective_s"])
+    assert (document["solver"], document["proven"]) == (solver, True)
+    assert document["borders"] == [0, 12]
+    assert len(document["choice"]) == 12
     table = run("plan", "--load", file, "--solver", solver).stdout
     assert "objective" in table
     assert "proven bound" in table
@@ -158,13 +158,13 @@ def judged(request: pytest.FixtureRequest, run: Run) -> tuple[str, Any, str]:
 
 
 def test_galvatron_plan_and_ours_use_one_cost_model(judged: tuple[str, Any, str]) -> None:
-    reading, told, table = judged
-    assert plan_from_json(told).world_size == told["galvatron"]["gpus"] == 8
-    assert told["galvatron"]["memory_mb_max"] == {"kept-back": 19_661, "nominal": 24_576}[reading]
-    assert told["given"]["speed_up"] >= 1
-    assert told["search_time_s"] > 0
-    assert told["candidates"] > 0
-    assert f"{100 * (told['given']['speed_up'] - 1):.2f}% faster than the given plan" in table
+    reading, document, table = judged
+    assert plan_from_json(document).world_size == document["galvatron"]["gpus"] == 8
+    assert document["galvatron"]["memory_mb_max"] == {"kept-back": 19_661, "nominal": 24_576}[reading]
+    assert document["given"]["speed_up"] >= 1
+    assert document["search_time_s"] > 0
+    assert document["candidates"] > 0
+    assert f"{100 * (document['given']['speed_up'] - 1):.2f}% faster than the given plan" in table
     assert ("reserves" in table) is (reading == "kept-back")
 
 

@@ -46,10 +46,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_has_the_seed_and_one_report_per_policy(run: Run) -> None:
     result = run(*SIMULATE, "--policy", "fifo,ebbtide", "-o", "json")
     assert (result.exit_code, result.stderr) == (0, "")
-    told = json.loads(result.stdout)
-    assert told["seed"] == 3
-    assert [report["policy"] for report in told["policies"]] == ["fifo", "ebbtide"]
-    for report in told["policies"]:
+    document = json.loads(result.stdout)
+    assert document["seed"] == 3
+    assert [report["policy"] for report in document["policies"]] == ["fifo", "ebbtide"]
+    for report in document["policies"]:
         assert set(FIGURES_OF_THE_CONTRACT.split()) <= set(report)
         assert (report["jobs"], report["completed"]) == (8, 8)
 
@@ -58,8 +58,8 @@ def test_table_has_one_column_per_policy_and_one_row_per_metric(run: Run) -> Non
     result = run(*SIMULATE, "--policy", "fifo,ebbtide")
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["seed", "3", "fifo", "ebbtide"]
-    told = [figure for figure in METRICS if figure not in NOT_SHOWN]
-    assert [line[: len(figure)] for line, figure in zip(lines[1:], told, strict=True)] == told
+    shown = [figure for figure in METRICS if figure not in NOT_SHOWN]
+    assert [line[: len(figure)] for line, figure in zip(lines[1:], shown, strict=True)] == shown
     assert lines[1].split() == ["jobs", "completed", "8", "of", "8", "8", "of", "8"]
 
 
@@ -69,8 +69,8 @@ def test_table_is_split_to_fit_the_terminal(run: Run) -> None:
     heads = [line.split()[2:] for line in lines if line.startswith("seed 3")]
     assert (len(heads), [name for head in heads for name in head]) == (2, names.split(","))
     assert max(map(len, lines)) <= 100
-    told = [figure for figure in METRICS if figure not in NOT_SHOWN]
-    assert len(lines) == 2 * (1 + len(told)) + 1, "no cell is folded"
+    shown = [figure for figure in METRICS if figure not in NOT_SHOWN]
+    assert len(lines) == 2 * (1 + len(shown)) + 1, "no cell is folded"
 
 
 def test_limit_uses_the_first_jobs(run: Run) -> None:
@@ -90,9 +90,9 @@ def test_policies_are_listed_without_files(run: Run) -> None:
 
 def test_sweep_prints_means_with_confidence_intervals(run: Run) -> None:
     words = (*SIMULATE, "--seeds", "2", "--policy", "fifo")
-    told = json.loads(run(*words, "-o", "json").stdout)
-    assert (set(told), told["seeds"]) == ({"seeds", "policies", "runs"}, [3, 4])
-    waiting = told["policies"][0]["figures"]["queueing_s.mean"]
+    document = json.loads(run(*words, "-o", "json").stdout)
+    assert (set(document), document["seeds"]) == ({"seeds", "policies", "runs"}, [3, 4])
+    waiting = document["policies"][0]["figures"]["queueing_s.mean"]
     assert waiting["low"] <= waiting["mean"] <= waiting["high"]
     lines = run(*words).stdout.splitlines()
     assert lines[0].split() == ["seeds", "3,", "4", "fifo"]
