@@ -41,11 +41,11 @@ class PostgresServer:
         """Start the server and wait until it responds."""
         if not self._data.exists():
             self._install()
-        leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        end_with_parent = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         settings = [
             part for each in (*self._settings, f"unix_socket_directories={self._folder}") for part in ("-c", each)
         ]
-        command = [*leash, str(self._programs / "postgres"), "-D", str(self._data), *settings]
+        command = [*end_with_parent, str(self._programs / "postgres"), "-D", str(self._data), *settings]
         with (self._folder / "postgres.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, **_as_unprivileged())
         self._await(self._process)
@@ -55,7 +55,7 @@ class PostgresServer:
         self._end(signal.SIGQUIT)
 
     def close(self) -> None:
-        self._end(signal.SIGINT)
+        self._end(signal.SIGQUIT)  # a regular shutdown would write a checkpoint of all databases, which are deleted
         shutil.rmtree(self._folder)
 
     def new_database(self, *, is_migrated: bool = True) -> str:
@@ -132,9 +132,9 @@ class PostgresServer:
         finally:
             engine.dispose()
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(how)
+            self._process.send_signal(number)
             self._process.wait(timeout=START_S)
 
 

@@ -19,7 +19,7 @@ from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.controller import Controller, ControllerConfig
 from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.solver.curve import compute_solver_fingerprint
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import FencedError, Lease, UnavailableError

@@ -32,7 +32,7 @@ SWEEP = """
 import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.seed_sweep import simulate_seeds
 from tests.unit.simulator.test_seed_sweep import INPUTS
 
@@ -55,26 +55,34 @@ if __name__ == "__main__":
         (Path(sys.argv[1]) / str(pool.submit(os.getpid).result())).touch()
         time.sleep(600)
 """
-PARENTS = {"a pool at work": (POOL, 1), "a pool without work": (IDLE, 1), "a sweep": (SWEEP, 2)}
+CASES = [
+    pytest.param(POOL, 1, signal.SIGTERM, id="busy pool, SIGTERM"),
+    pytest.param(POOL, 1, signal.SIGINT, id="busy pool, SIGINT"),
+    pytest.param(POOL, 1, signal.SIGKILL, id="busy pool, SIGKILL"),
+    pytest.param(IDLE, 1, signal.SIGTERM, id="idle pool, SIGTERM"),
+    pytest.param(IDLE, 1, signal.SIGINT, id="idle pool, SIGINT"),
+    pytest.param(IDLE, 1, signal.SIGKILL, id="idle pool, SIGKILL"),
+    pytest.param(SWEEP, 2, signal.SIGINT, id="sweep, SIGINT"),
+    pytest.param(SWEEP, 2, signal.SIGTERM, id="sweep, SIGTERM", marks=pytest.mark.full),
+    pytest.param(SWEEP, 2, signal.SIGKILL, id="sweep, SIGKILL", marks=pytest.mark.full),
+]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("name", PARENTS)
-def test_no_process_outlives_its_parent(tmp_path: Path, name: str, number: signal.Signals) -> None:
-    script, count = PARENTS[name]
+@pytest.mark.parametrize(("script", "count", "number"), CASES)
+def test_no_process_outlives_its_parent(tmp_path: Path, script: str, count: int, number: signal.Signals) -> None:
     path, folder = tmp_path / "parent.py", tmp_path / "pids"
     path.write_text(script)
     folder.mkdir()
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen([sys.executable, str(path), str(folder)], env=env, stderr=subprocess.PIPE) as parent:
-        begun = _children(parent, folder, count)
+        children = _children(parent, folder, count)
         parent.send_signal(number)
         try:
             assert parent.wait(PATIENCE_S) == -number
-            assert all(_ends(child) for child in begun)
+            assert all(_ends(child) for child in children)
         finally:
             parent.kill()
-            for child in begun:
+            for child in children:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
 
@@ -86,9 +94,9 @@ def _children(parent: subprocess.Popen[bytes], folder: Path, count: int) -> list
         assert parent.poll() is None, parent.communicate()[1]
         assert time.monotonic() < limit_s
         time.sleep(0.02)
-    begun = psutil.Process(parent.pid).children(recursive=True)
-    assert {int(path.name) for path in folder.iterdir()} <= {child.pid for child in begun}
-    return begun
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert {int(path.name) for path in folder.iterdir()} <= {child.pid for child in children}
+    return children
 
 
 def _ends(process: psutil.Process) -> bool:

@@ -17,7 +17,7 @@ from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import StageHook, ignore_stage, tick
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot, a_spec

@@ -10,7 +10,7 @@ from scheduler.documents.simulation import ClusterQueueDocument
 from scheduler.documents.trace_files import DemandRow, JobRow
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator import engine
 from scheduler.simulator.demand import DemandChange, LookaheadIterator
 from scheduler.simulator.engine import LivelockError, Scenario, Simulation, TickRecord

@@ -13,7 +13,8 @@ from scheduler.documents.trace_files import JobRow
 from scheduler.domain.gpu_sets import FreeGpus, Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
+from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
+from scheduler.simulator import engine
 from scheduler.simulator.report import PolicyReport
 from scheduler.simulator.simulate import PolicyError, simulate
 
@@ -35,8 +36,8 @@ def raise_key_error(snapshot: Snapshot, settings: object) -> tuple[str, ...]:
     raise KeyError("a table of mine")
 
 
-def simulate_policy(**questions: Any) -> PolicyReport:
-    mine: PolicySet = replace(load_policy_set("fifo"), name="mine", **questions)
+def simulate_policy(**functions: Any) -> PolicyReport:
+    mine: PolicySet = replace(load_policy_set("fifo"), name="mine", **functions)
     (report,) = simulate(JOBS, [], CLUSTER, mine, seed=0).policies
     return report
 
@@ -50,7 +51,8 @@ def test_second_decision_for_the_same_gpu_is_dropped_and_described() -> None:
         assert part in violation
 
 
-def test_decision_above_the_maximum_of_a_job_is_dropped() -> None:
+def test_decision_above_the_maximum_of_a_job_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "STALL_LIMIT_S", 3600.0)
     report = simulate_policy(place=place_one_too_many)
     assert report.completed == 0
     assert report.violations

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.documents.trace_files import DemandRow, JobRow
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.report import PolicyReport, TickTimes
 from scheduler.simulator.seed_sweep import (
     SweepReport,
