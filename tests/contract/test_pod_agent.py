@@ -20,9 +20,9 @@ from tests.contract.agent_pod import NOTHING, OBEY, STUBBORN, Pod, agent_pod
 
 SEES_NOTHING_OF_THE_FIRST = """
     import json, os, pathlib
-    from scheduler.executors.local_run import marked_processes
+    from scheduler.executors.local_run import find_marked_processes
     first = pathlib.Path(os.environ["EBBTIDE_RUN_DIR"]).with_name("gen-1")
-    assert not marked_processes(first, variable="EBBTIDE_RUN_DIR")
+    assert not find_marked_processes(first, variable="EBBTIDE_RUN_DIR")
     assert [json.loads((first / f"status-{rank}.json").read_text())["phase"] for rank in (0, 1)] == ["left", "left"]
 """
 HEARS_SIGTERM = """
