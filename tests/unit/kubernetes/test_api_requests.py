@@ -82,7 +82,7 @@ def test_was_created_from_compares_labels_annotations_and_manager(found: Object,
 
 
 @pytest.mark.parametrize(
-    ("left", "is_ending"),
+    ("left", "is_terminating"),
     [
         ({"kind": "Status", "status": "Success"}, False),
         ({"metadata": {"deletionGracePeriodSeconds": 0}}, False),
@@ -90,8 +90,8 @@ def test_was_created_from_compares_labels_annotations_and_manager(found: Object,
         ({"metadata": {"deletionGracePeriodSeconds": 0, "finalizers": ["x"]}}, True),
     ],
 )
-def test_is_still_terminating(left: Object, is_ending: bool) -> None:
-    assert api_requests.is_still_terminating(left) is is_ending
+def test_is_still_terminating(left: Object, is_terminating: bool) -> None:
+    assert api_requests.is_still_terminating(left) is is_terminating
 
 
 def test_budget_block_is_not_transient() -> None:
