@@ -24,8 +24,9 @@ HEARTBEAT_S = 5.0
 
 
 class FakeAgents:
-    """One fake agent per running agent pod. A job works until `finish`, or for `steps` steps, and saves before it
-    leaves.
+    """One fake agent per running agent pod.
+
+    A job works until `finish`, or for `steps` steps, and saves before it leaves.
     """
 
     def __init__(self, kubelet: FakeKubelet, run_log: RunLog, *, steps: int = 10**9) -> None:

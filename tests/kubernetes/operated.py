@@ -43,8 +43,9 @@ POOL_LABELS = {"ebbtide.dev/test-pool": "training"}
 
 
 class Operated:
-    """Operator processes on one database, and fake agents. `settings` are extra variables for operators started from
-    now on.
+    """Operator processes on one database, and fake agents.
+
+    `settings` are extra variables for operators started from now on.
     """
 
     def __init__(

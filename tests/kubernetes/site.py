@@ -24,8 +24,8 @@ from scheduler.kubernetes.resource_writer import ActionPool
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.planning_inputs import DemandForecaster
 from scheduler.runtime.reconciler import tick
-from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.kubernetes.fake_agents import FakeAgents

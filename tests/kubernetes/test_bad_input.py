@@ -57,9 +57,7 @@ def test_template_with_gpus_is_rejected_by_schema_and_operator(operated: Operate
             eventually(partial(_is_refused, operated, name), what=f"{name} is refused")
             status, reason, message = job_condition(operated, name, "Accepted")
             assert (status, reason) == ("False", "Refused")
-            assert message.startswith(
-                f"template.spec.{place}.resources.limits[nvidia.com/gpu]: got 8; allowed: nothing"
-            )
+            assert message.startswith(f"template.spec.{place}.resources.limits[nvidia.com/gpu]: got 8;")
         assert operated.pods() == []
     finally:
         for name in ("main", "early"):

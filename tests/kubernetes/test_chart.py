@@ -144,7 +144,7 @@ def test_changed_settings_restart_pods(chart: Chart, cluster: KubernetesClient) 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "database.postgresql.existingSecret: name the Secret that holds the URL of the database"),
+        ({}, "database.postgresql.existingSecret"),
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
         ({"api": {"replica": 2}}, "at '/api': additional properties 'replica' not allowed"),
         ({"api": {"replicas": "2"}}, "at '/api/replicas': got string, want integer"),

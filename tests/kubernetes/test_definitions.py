@@ -183,27 +183,27 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
         ({"kind": "training"}, "spec.nodeSelector: Required"),
         (
             {"kind": "training", "nodeSelector": {"a": "b"}, "lending": {}},
-            "spec.lending: Invalid value: lending must be",
+            "spec.lending: Invalid value",
         ),
         (
             {"kind": "training", "nodeSelector": {"a": "b"}, "demand": {"source": "push"}},
-            "spec.demand: Invalid value: demand must be",
+            "spec.demand: Invalid value",
         ),
         ({**LENDS, "gpuMemory": "much"}, "spec.gpuMemory"),
         ({**LENDS, "lending": {"quantile": 1}}, "spec.lending.quantile"),
         ({**LENDS, "lending": {"headroom": 1}}, "spec.lending.headroom"),
         ({**LENDS, "lending": {"maxLentNodes": -1}}, "spec.lending.maxLentNodes"),
-        ({**LENDS, "tolerations": [{"value": "a"}]}, "spec.tolerations[0].key: Invalid value: key is required unless"),
+        ({**LENDS, "tolerations": [{"value": "a"}]}, "spec.tolerations[0].key: Invalid value"),
         (
             {**LENDS, "tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
-            "spec.tolerations[0].value: Invalid value: value goes with",
+            "spec.tolerations[0].value: Invalid value",
         ),
-        ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value: selector is required"),
-        ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value: query is required"),
-        ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value: query goes with"),
+        ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value"),
+        ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value"),
+        ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value"),
         (
             {**LENDS, "demand": {"source": "push", "selector": {"a": "b"}}},
-            "spec.demand.selector: Invalid value: selector goes with",
+            "spec.demand.selector: Invalid value",
         ),
     ],
 )
@@ -246,8 +246,8 @@ def test_kubectl_scale_sets_max_gpus(cluster: KubernetesClient, namespace: str, 
     assert cluster.get(ELASTIC_JOB, "job", namespace)["spec"]["gpus"] == {"min": 2, "max": 16}
     with pytest.raises(subprocess.CalledProcessError) as refused:
         kubectl("scale", "-n", namespace, "ej/job", "--replicas", "1")
-    assert "gpus.min must be at most gpus.max" in refused.value.stderr
+    assert "spec.gpus.min" in refused.value.stderr
 
 
 def test_kubectl_explain(kubectl: Any) -> None:
-    assert "at least min and at most max GPUs" in kubectl("explain", "elasticjob.spec.gpus")
+    assert "Range of GPUs" in kubectl("explain", "elasticjob.spec.gpus")

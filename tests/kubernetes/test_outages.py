@@ -93,7 +93,7 @@ def test_api_server_outage_does_not_fail_liveness(operated: Operated, control_pl
     operated.until_phase("llama", "Running")
     assert operated.probe(process, "/readyz") == (200, "ok")
     control_plane.kill_api()
-    eventually(lambda: "no longer leads" in operated.log_of(process), what="it stops leading")
+    eventually(lambda: "is no longer the leader" in operated.log_of(process), what="it stops leading")
     assert operated.probe(process, "/healthz") == (200, "ok")
     control_plane.start_api()
     operated.submit("next", 8, 8)
