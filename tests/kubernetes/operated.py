@@ -98,8 +98,8 @@ class Operated:
 
     def probe(self, process: subprocess.Popen[bytes], path: str) -> tuple[int, str]:
         """Return status and body of a probe."""
-        told = "probes are answered on 127.0.0.1:"
-        log = eventually(lambda: self.log_of(process).partition(told)[2], what="it answers probes")
+        marker = "health probes listen on 127.0.0.1:"
+        log = eventually(lambda: self.log_of(process).partition(marker)[2], what="it answers probes")
         connection = http.client.HTTPConnection("127.0.0.1", int(log.split()[0]), timeout=10)
         try:
             connection.request("GET", path)
