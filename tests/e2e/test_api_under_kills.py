@@ -143,7 +143,7 @@ def test_nothing_accepted_is_lost_or_done_twice(site: Site, seed: int, kills: in
 
 
 def _wait_for_work(accepted: list[Accepted]) -> None:
-    """Wait until `WORK` more jobs are accepted: whatever was killed is running again, however slow the machine is."""
+    """Wait until `WORK` more jobs are accepted: all killed processes are then running again."""
     wanted, deadline_s = _submitted(accepted) + WORK, time.monotonic() + TIMEOUT_S
     while _submitted(accepted) < wanted:
         assert time.monotonic() < deadline_s, "no request is answered"
