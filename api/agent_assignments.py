@@ -95,8 +95,10 @@ def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentSta
 
 
 def checkpoint_notice(job: Job, report: AgentReport) -> NoticeView | None:
-    """Return the checkpoint notice for the agent of rank 0, or None. Rank 0 tells the other ranks the step to save
-    at."""
+    """Return the checkpoint notice for the agent of rank 0, or None.
+
+    Rank 0 tells the other ranks the step to save at.
+    """
     request = job.pending_checkpoint_request
     if request is None or request.steps is None or request.generation != report.generation:
         return None

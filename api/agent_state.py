@@ -23,8 +23,10 @@ _BATCH_INTERVAL_S = 1.0
 
 
 class AgentStateCache:
-    """Cached reads and batched writes of one process. Thread-safe. Several processes may write the same report
-    twice."""
+    """Cached reads and batched writes of one process.
+
+    Thread-safe. Several processes may write the same report twice.
+    """
 
     def __init__(self, store: Store, run_log: RunLog) -> None:
         self._store = store
@@ -62,8 +64,10 @@ class AgentStateCache:
         return runs
 
     def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float) -> bool:
-        """Return whether agents of the job have reported recently from all these nodes. Cached, because every agent
-        asks."""
+        """Return whether agents of the job have reported recently from all these nodes.
+
+        Cached, because every agent asks.
+        """
         wanted_nodes = frozenset(nodes)
         with self._lock:
             read_at_s, cached_nodes, cached_result = self._reported.get(job_id, (float("-inf"), wanted_nodes, False))

@@ -113,8 +113,10 @@ def _swept_up_to(store: ApiStore) -> int:
 
 
 def _start_number(after: int | None, last_event_id: str, newest: int) -> int | None:
-    """Return the number after which the stream starts. Last-Event-ID of a reconnecting client overrides the URL's
-    `after`."""
+    """Return the number after which the stream starts.
+
+    Last-Event-ID of a reconnecting client overrides the URL's `after`.
+    """
     if not last_event_id:
         start, field = after, "after"
     elif last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19:

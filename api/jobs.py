@@ -336,8 +336,10 @@ class JobChange(Document):
 
 
 def generate_job_id(name: str) -> str:
-    """Return `<name>-<10 characters>`, which is readable and has 50 random bits. Commands check it against live jobs; a
-    check against ended jobs would add a fifth to the time of a submission."""
+    """Return `<name>-<10 characters>`, which is readable and has 50 random bits.
+
+    Commands check it against live jobs; a check against ended jobs would add a fifth to the time of a submission.
+    """
     return f"{name}-{base64.b32encode(secrets.token_bytes(7)).decode().lower()[:10]}"
 
 

@@ -28,8 +28,11 @@ COMPLETE_VARIABLE = "_EBBTIDE_COMPLETE"
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One row of the command table. `target` names a function or a `typer.Typer` as `module:attribute`; `summary` is
-    its line in `ebbtide --help` and the first sentence of the function's docstring."""
+    """One row of the command table.
+
+    `target` names a function or a `typer.Typer` as `module:attribute`; `summary` is its line in `ebbtide --help` and
+    the first sentence of the function's docstring.
+    """
 
     name: str
     target: str

@@ -36,8 +36,10 @@ class Received:
 
 
 class Receiver:
-    """`answer` maps the number of a request, from 0, to the response. Every request is recorded before it is
-    answered."""
+    """`answer` maps the number of a request, from 0, to the response.
+
+    Every request is recorded before it is answered.
+    """
 
     def __init__(self) -> None:
         self.answer: Callable[[int], Answer] = lambda number: Answer()

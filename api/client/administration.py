@@ -72,8 +72,9 @@ def _token_path(token_id: str) -> str:
 
 class WebhookMethods(ClientMethods):
     def create_webhook(self, document: Mapping[str, Any], *, key: str = "") -> WebhookSecretView:
-        """Create a webhook from `{url, codes, queue, subject}`; only `url` is required. Only this response contains its
-        `secret`.
+        """Create a webhook from `{url, codes, queue, subject}`; only `url` is required.
+
+        Only this response contains its `secret`.
 
         `key` is the idempotency key, by default a random value per call; a retry after a lost response creates no
         second webhook.

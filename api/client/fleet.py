@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 class FleetMethods(ClientMethods):
     def overview(self, *, generation: int | None = None) -> OverviewView:
-        """Return a summary of the whole fleet. With the `generation` of an earlier response, `nodes` holds only changed
-        nodes."""
+        """Return a summary of the whole fleet.
+
+        With the `generation` of an earlier response, `nodes` holds only changed nodes.
+        """
         query = {} if generation is None else {"generation": str(generation)}
         return self._connection.request("GET", "/v1/overview", query=query)
 

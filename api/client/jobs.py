@@ -57,8 +57,10 @@ class JobMethods(ClientMethods):
         return self.change_job(job_id, {"gpus": gpus}, if_match=if_match)
 
     def change_job(self, job_id: str, change: Mapping[str, Any], *, if_match: str = "") -> JobView:
-        """Change `gpus`, `queue` or `priority`. With `if_match` (see `etag_of`), fail with status 412 if the job has
-        changed."""
+        """Change `gpus`, `queue` or `priority`.
+
+        With `if_match` (see `etag_of`), fail with status 412 if the job has changed.
+        """
         return self._connection.request("PATCH", job_path(job_id), json=change, headers=if_match_headers(if_match))
 
     def cancel(self, job_id: str, *, if_match: str = "") -> JobView:
@@ -91,8 +93,11 @@ class JobMethods(ClientMethods):
 
 
 class StreamMethods(ClientMethods):
-    """Logs, event streams and checkpoints. The `follow_*` methods reconnect and yield each item once; they raise
-    UnreachableError if the service has not answered for most of a minute."""
+    """Logs, event streams and checkpoints.
+
+    The `follow_*` methods reconnect and yield each item once; they raise UnreachableError if the service has not
+    answered for most of a minute.
+    """
 
     def follow_events(self, *, subject: str = "", job_id: str = "", after: int | None = None) -> Iterator[JsonObject]:
         """Yield events as they happen, without end.
@@ -116,8 +121,10 @@ class StreamMethods(ClientMethods):
     def follow_logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
     ) -> Iterator[LogLineView]:
-        """Yield the lines of `logs`, then new lines of this and later generations until the job ends. A line of the
-        form "... N bytes" stands for output that was dropped before it could be read."""
+        """Yield the lines of `logs`, then new lines of this and later generations until the job ends.
+
+        A line of the form "... N bytes" stands for output that was dropped before it could be read.
+        """
         for message in follow_stream(self._connection, f"{job_path(job_id)}/logs", _log_query(rank, generation, tail)):
             if message.kind == "message":
                 yield cast("LogLineView", message.data)
@@ -134,8 +141,10 @@ class StreamMethods(ClientMethods):
                 yield line
 
     def checkpoint(self, job_id: str) -> CheckpointsView:
-        """Ask the running job to save a checkpoint at its next step boundary. Poll `checkpoints` to see when it is
-        complete."""
+        """Ask the running job to save a checkpoint at its next step boundary.
+
+        Poll `checkpoints` to see when it is complete.
+        """
         return self._connection.request("POST", f"{job_path(job_id)}:checkpoint")
 
     def checkpoints(self, job_id: str) -> CheckpointsView:

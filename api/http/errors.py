@@ -149,8 +149,10 @@ def _handle_internal_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def problem_response(request: Request, problem: ProblemError) -> JSONResponse:
-    """Return the response for a problem. Code that runs outside the exception handlers, such as middleware, uses it
-    too."""
+    """Return the response for a problem.
+
+    Code that runs outside the exception handlers, such as middleware, uses it too.
+    """
     document: dict[str, Any] = {
         "type": TYPE_PREFIX + problem.slug,
         "title": TITLES.get(problem.slug, HTTPStatus(problem.status).phrase),

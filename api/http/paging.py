@@ -71,8 +71,10 @@ State = TypeVar("State", bound=StrEnum)
 
 
 def parse_states(text: str, state_type: type[State], *, live: Iterable[State]) -> frozenset[State] | None:
-    """Return the states that a comma-separated list names, or None if it is empty. `live` and `ended` stand for
-    several."""
+    """Return the states that a comma-separated list names, or None if it is empty.
+
+    `live` and `ended` stand for several.
+    """
     known = {state.value: frozenset((state,)) for state in state_type}
     lasting = frozenset(live)
     known |= {"live": lasting, "ended": frozenset(state_type) - lasting}

@@ -1,5 +1,7 @@
-"""Audit log entries: who changed what, and which changes were forbidden. Reports of workers and agents are not
-audited."""
+"""Audit log entries: who changed what, and which changes were forbidden.
+
+Reports of workers and agents are not audited.
+"""
 
 from __future__ import annotations
 

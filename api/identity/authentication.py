@@ -54,8 +54,10 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}
 
     def consume(self, caller: str, now_s: float, *, cost: float = 1.0) -> float:
-        """Take `cost` from the caller's bucket and return 0. If the bucket is empty, take nothing and return the
-        seconds to wait."""
+        """Take `cost` from the caller's bucket and return 0.
+
+        If the bucket is empty, take nothing and return the seconds to wait.
+        """
         bucket = self._buckets.get(caller)
         if bucket is None:
             self._evict_buckets(now_s)
@@ -208,8 +210,10 @@ TOKEN_PREFIX_BY_CALLER = {Caller.WORKERS: WORKER_PREFIX, Caller.AGENTS: AGENT_TO
 
 @dataclass(frozen=True, slots=True)
 class WorkerCaller:
-    """A worker or agent whose token has the right prefix. The key includes the path, because all agents of a job share
-    a token."""
+    """A worker or agent whose token has the right prefix.
+
+    The key includes the path, because all agents of a job share a token.
+    """
 
     key: str
     address: str
@@ -248,8 +252,10 @@ class WorkerAuthenticator:
         return reporter
 
     def record_response(self, caller: WorkerCaller, status: int) -> None:
-        """Learn from the endpoint's status whether the token is valid. A refusal of an unproven token costs its address
-        a request."""
+        """Learn from the endpoint's status whether the token is valid.
+
+        A refusal of an unproven token costs its address a request.
+        """
         if status < 300 or status == _NOT_FOUND:
             if len(self._trusted) >= _TRUSTED_MAX:
                 self._trusted.clear()

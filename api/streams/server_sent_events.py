@@ -195,8 +195,10 @@ class EventTail:
                 await asyncio.sleep(self._poll_s)
 
     async def _read(self) -> int:
-        """Read new events and return their count. Asks for the last number first, which is half as expensive as an
-        empty page."""
+        """Read new events and return their count.
+
+        Asks for the last number first, which is half as expensive as an empty page.
+        """
         if await asyncio.to_thread(self._store.get_last_event_number) <= self.newest:
             return 0
         page = Page(self.newest, BATCH_EVENTS)

@@ -142,8 +142,10 @@ BATCH_LINES = 500
 
 @dataclass(frozen=True, slots=True)
 class EventSubscription:
-    """Events after the number `after`, of one subject or of all, as `principal` may see them. Retention has deleted the
-    events up to `deleted_up_to`."""
+    """Events after the number `after`, of one subject or of all, as `principal` may see them.
+
+    Retention has deleted the events up to `deleted_up_to`.
+    """
 
     principal: Principal
     after: int

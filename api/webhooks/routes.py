@@ -1,5 +1,7 @@
-"""Webhooks and their deliveries: create, change, test, redeliver. For admins, and queue-admins of the webhook's
-queue."""
+"""Webhooks and their deliveries: create, change, test, redeliver.
+
+For admins, and queue-admins of the webhook's queue.
+"""
 
 from __future__ import annotations
 

@@ -124,8 +124,10 @@ def create_ssl_context(ca_file: Path | None = None) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSender:
-    """`timeout_s` covers a whole attempt, from the DNS lookup to the response. `ssl_context` decides which certificates
-    are trusted."""
+    """`timeout_s` covers a whole attempt, from the DNS lookup to the response.
+
+    `ssl_context` decides which certificates are trusted.
+    """
 
     allowed_hosts: frozenset[str] = frozenset()
     resolve: Resolver = resolve_host

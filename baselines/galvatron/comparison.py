@@ -135,8 +135,10 @@ def parse_label(entry: JsonField, stages: int) -> Strategy:
 
 
 def to_layer_strategy(strategy: Strategy, layers: int) -> domain.LayerStrategy:
-    """Return the strategy in the form that all planners share. Galvatron's tensor parallelism shards the sequence
-    between its messages."""
+    """Return the strategy in the form that all planners share.
+
+    Galvatron's tensor parallelism shards the sequence between its messages.
+    """
     return domain.LayerStrategy(
         layers=layers,
         tp=strategy.tensor,

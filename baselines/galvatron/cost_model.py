@@ -114,8 +114,9 @@ def compute_embedding_mb(strategy: Strategy, setting: PipelineSetting, stage: in
 
 
 def compute_transition_s(former: Strategy, latter: Strategy, setting: PipelineSetting) -> float:
-    """Return the time from one split of a sample to another: an all-gather over the larger one. No other change costs
-    anything.
+    """Return the time from one split of a sample to another: an all-gather over the larger one.
+
+    No other change costs anything.
 
     The unit is Galvatron's own. Its dynamic programme charges a hundred times this, its final time nothing.
     """

@@ -100,8 +100,9 @@ def _enumerate_pipelines(case: GalvatronCase, cap_mb: int, *, restricted: bool) 
 
 
 class PipelineSearch:
-    """Search of one pipeline: only the cut and the layers' strategies are open. `bound_s` never exceeds the judged time
-    of its plans.
+    """Search of one pipeline: only the cut and the layers' strategies are open.
+
+    `bound_s` never exceeds the judged time of its plans.
 
     If `even`, the cut is Galvatron's own, judged by its final time; otherwise it is the best of all cuts, judged by the
     bottleneck form. With one stage of compute A and reduction E, and o the embedding's compute, the time is c A +

@@ -145,8 +145,10 @@ def _fit_line(points: _Points, field: str) -> profiles.LinearFit:
 
 
 def _fit_polynomial(points: _Points, power: int, field: str) -> Floats:
-    """Return least-squares coefficients, highest power first. Points are scaled to 1 for a well-conditioned normal
-    matrix."""
+    """Return least-squares coefficients, highest power first.
+
+    Points are scaled to 1 for a well-conditioned normal matrix.
+    """
     distinct = {x for x, _ in points}
     if len(distinct) <= power:
         raise ProfileError(f"{field} is profiled at {sorted(distinct)}; it must be at {power + 1} or more points")

@@ -1,5 +1,7 @@
-"""UniAP's mixed integer programme as an independent reference solver. It shares only the instance and its costs with
-the search."""
+"""UniAP's mixed integer programme as an independent reference solver.
+
+It shares only the instance and its costs with the search.
+"""
 
 from __future__ import annotations
 

@@ -107,8 +107,9 @@ class Node:
 
     @property
     def unschedulable_gpus(self) -> int:
-        """Number of GPUs of a cordoned node that inference cannot use. Inference pods that run there stay, except on a
-        draining node.
+        """Number of GPUs of a cordoned node that inference cannot use.
+
+        Inference pods that run there stay, except on a draining node.
         """
         kept = 0 if self.draining else self.inference_gpus
         return max(0, self.gpus - kept) if self.cordoned else 0
@@ -116,8 +117,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class DemandReading:
-    """Number of GPUs that a pool's inference needs, limited to the pool's capacity. `asked_gpus` is the reported
-    number.
+    """Number of GPUs that a pool's inference needs, limited to the pool's capacity.
+
+    `asked_gpus` is the reported number.
     """
 
     at_s: float

@@ -227,8 +227,9 @@ class Job:
 
     @property
     def curve_key(self) -> str:
-        """Key of the curve for the job's memory correction and solved frozen layers. Read very often, so the common
-        case comes first.
+        """Key of the curve for the job's memory correction and solved frozen layers.
+
+        Read very often, so the common case comes first.
         """
         layers = self.freezing.curve_layers
         return self._curve_key(layers) if layers or self.memory.percent > 100 else self.spec.curve_key

@@ -325,8 +325,9 @@ def _is_lent(loan: Loan | None) -> bool:
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return keys whose record was removed or is another object. Removed keys come first, because their GPUs may have a
-    new holder.
+    """Return keys whose record was removed or is another object.
+
+    Removed keys come first, because their GPUs may have a new holder.
     """
     if before is after:
         return []

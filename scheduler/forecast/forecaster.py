@@ -44,8 +44,9 @@ class SeasonalForecaster:
         self._gpus = 0.0
 
     def observe(self, time_s: float, gpus: float) -> None:
-        """Record that demand is `gpus` from `time_s` on. A reading from before the last forecast's bin counts from that
-        bin on.
+        """Record that demand is `gpus` from `time_s` on.
+
+        A reading from before the last forecast's bin counts from that bin on.
 
         Raises:
             ValueError: a value is not finite, `gpus` is negative, or `time_s` is before the last reading.

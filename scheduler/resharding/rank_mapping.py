@@ -31,8 +31,9 @@ NodeSlots = tuple[GpuSlot, ...]
 
 @dataclass(frozen=True, slots=True)
 class RankMapping:
-    """New rank r runs on `slots[r]`. A rank on a GPU that the job already had keeps what it needs of that GPU's old
-    shards.
+    """New rank r runs on `slots[r]`.
+
+    A rank on a GPU that the job already had keeps what it needs of that GPU's old shards.
 
     Attributes:
         moved_bytes: what all ranks together need apart from what they keep.
@@ -185,8 +186,9 @@ def _assign_rows(gains: Sequence[Floats]) -> list[int]:
 def _exchange_blocks(
     equivalent_blocks: Sequence[Sequence[RankBlock]], order: list[int], kept: Floats, near: Floats
 ) -> None:
-    """Exchange the slots of equivalent blocks, then those within each block. `order`, the slot of each rank, is updated
-    in place.
+    """Exchange the slots of equivalent blocks, then those within each block.
+
+    `order`, the slot of each rank, is updated in place.
 
     No step makes the order worse, because leaving everything as it is remains possible.
     """

@@ -55,8 +55,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """The distribution of a tensor over the GPUs of a stage. Its distinct boxes partition it; GPUs with the same box
-    hold copies.
+    """The distribution of a tensor over the GPUs of a stage.
+
+    Its distinct boxes partition it; GPUs with the same box hold copies.
 
     `boxes` [distinct, 3, 2] are intervals of experts, rows and columns; `box_of_gpu` [GPUs] is the box of each GPU.
     """

@@ -260,8 +260,9 @@ class _RingTransfer:
 
 
 def _rotate_keys_values(pair: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
-    """Yield each rank's keys and values with its number, starting with this rank. They are sent on while the caller
-    computes.
+    """Yield each rank's keys and values with its number, starting with this rank.
+
+    They are sent on while the caller computes.
     """
     size, rank = group.size(), group.rank()
     for step in range(size):

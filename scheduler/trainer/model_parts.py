@@ -176,8 +176,9 @@ def _shard_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: Lay
 
 
 def _choose_expert_placement(ranks: int) -> Callable[[nn.Parameter], Shard]:
-    """Shard each expert if that gives equal shards, otherwise the stack: FSDP2 supports unequal shards in dimension 0
-    only.
+    """Shard each expert if that gives equal shards, otherwise the stack:
+
+    FSDP2 supports unequal shards in dimension 0 only.
     """
 
     def placement(weight: nn.Parameter) -> Shard:

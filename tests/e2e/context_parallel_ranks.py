@@ -89,8 +89,9 @@ class Rank:
         return {name: _distance(actual[name], expected[name][..., positions, :]) for name in expected}
 
     def block_errors(self, recompute: Recompute) -> dict[str, float]:
-        """Compare a model block with context attention over 2 x 2 ranks. Gradients of parameters are summed over the
-        ranks.
+        """Compare a model block with context attention over 2 x 2 ranks.
+
+        Gradients of parameters are summed over the ranks.
         """
         torch.manual_seed(5)
         block = Block(GptSize(layers=1, hidden=24, heads=4, vocabulary=8, sequence=32)).to(torch.float64)

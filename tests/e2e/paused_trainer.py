@@ -1,4 +1,6 @@
-"""The reference trainer, paused where a test wants it: `python -m tests.e2e.paused_trainer HOLD OPTION...`
+"""The reference trainer, paused where a test wants it:
+
+`python -m tests.e2e.paused_trainer HOLD OPTION...`
 
 While the file HOLD exists and there is no notice, no step beyond the number in it runs. Tests can act meanwhile
 without guessing how long a training takes.

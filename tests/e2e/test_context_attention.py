@@ -1,5 +1,6 @@
-"""Four processes attend to sequences split by Ulysses, ring and both. The reference is attention over the whole
-sequence.
+"""Four processes attend to sequences split by Ulysses, ring and both.
+
+The reference is attention over the whole sequence.
 """
 
 from dataclasses import asdict

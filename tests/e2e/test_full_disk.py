@@ -1,5 +1,6 @@
-"""An error that only rank 0 meets while saving is raised on all ranks. Otherwise some would leave and others save
-again.
+"""An error that only rank 0 meets while saving is raised on all ranks.
+
+Otherwise some would leave and others save again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Jobs under a whole service really run out of memory. One is replanned for what it uses, the other fails after three
-tries.
+"""Jobs under a whole service really run out of memory.
+
+One is replanned for what it uses, the other fails after three tries.
 """
 
 from __future__ import annotations

@@ -129,8 +129,10 @@ def test_more_dimensions_are_never_slower(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_twice_the_layers_take_at_most_twice_the_time_on_twice_the_memory(seed: int) -> None:
-    """Each stage of the best plan can take each of its layers twice under the same strategy. This at most doubles
-    its time and its memory: buffers, hand-overs, embedding, head, reserve and overhead count once."""
+    """Each stage of the best plan can take each of its layers twice under the same strategy.
+
+    This at most doubles its time and its memory: buffers, hand-overs, embedding, head, reserve and overhead count once.
+    """
     request = _request(seed)
     runs = tuple(replace(run, layers=2 * run.layers) for run in request.model.layers)
     doubled = replace(request, model=replace(request.model, layers=runs), memory_bytes_max=2 * request.memory_bytes_max)

@@ -47,8 +47,10 @@ Allot = Callable[[Snapshot, int, PolicySettings], Allotment]
 
 @dataclass(frozen=True, slots=True)
 class RankedJob:
-    """A job's place in an order: smaller `sort_key` first. `measure` is the figure behind it: name with unit, value,
-    words for it."""
+    """A job's place in an order: smaller `sort_key` first.
+
+    `measure` is the figure behind it: name with unit, value, words for it.
+    """
 
     job: Job
     sort_key: tuple[float, ...]
@@ -56,8 +58,10 @@ class RankedJob:
 
 
 def wants_gpus(job: Job) -> bool:
-    """Return whether the job runs or waits for GPUs. A job that was just preempted counts, so that it keeps its
-    place."""
+    """Return whether the job runs or waits for GPUs.
+
+    A job that was just preempted counts, so that it keeps its place.
+    """
     waits = job.state in (JobState.QUEUED, JobState.PREEMPTED)
     return (waits or job.is_placed) and job.intent is Intent.RUN
 

@@ -38,8 +38,10 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Positions of the chosen items, [groups]. The best choice is worth at most `gap` more; 0 if this one is proven
-    optimal."""
+    """Positions of the chosen items, [groups].
+
+    The best choice is worth at most `gap` more; 0 if this one is proven optimal.
+    """
 
     items: Ints
     gap: float

@@ -92,8 +92,10 @@ def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
 
 
 def _closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
-    """Return the GPUs that inference cannot use on each of the pool's cordoned nodes, if any. Lent nodes are left
-    out."""
+    """Return the GPUs that inference cannot use on each of the pool's cordoned nodes, if any.
+
+    Lent nodes are left out.
+    """
     nodes, loans, closed = snapshot.nodes, snapshot.loans, list[int]()
     for name in sorted(snapshot.index.cordoned):
         node, loan = nodes[name], loans.get(name)

@@ -122,8 +122,9 @@ class RecallCost:
         return 0.0
 
     def find_cheapest(self, nodes: Sequence[int], count: int, leaving: Set[int] = frozenset()) -> set[int]:
-        """Return the `count` of `nodes` that cost least to empty while the others of `leaving` are emptied too. Every
-        set is priced.
+        """Return the `count` of `nodes` that cost least to empty while the others of `leaving` are emptied too.
+
+        Every set is priced.
 
         Jobs without GPUs on `nodes` take what they take while `leaving` is emptied.
         """

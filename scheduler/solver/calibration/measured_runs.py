@@ -54,8 +54,10 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One timed run on GPUs of one model. `plan` predicts nothing; `peak_bytes` of one GPU is 0 if it was not
-    measured."""
+    """One timed run on GPUs of one model.
+
+    `plan` predicts nothing; `peak_bytes` of one GPU is 0 if it was not measured.
+    """
 
     model: ModelProfile
     shape: GpuShape

@@ -27,8 +27,9 @@ BoolOrFloatArray = Floats | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StageSetting:
-    """Stages of `gpus` GPUs of one model, in a job with `global_batch` samples per optimizer step. Create with
-    `for_stage`.
+    """Stages of `gpus` GPUs of one model, in a job with `global_batch` samples per optimizer step.
+
+    Create with `for_stage`.
 
     GPUs are numbered node by node, and stage i takes the i-th block of them. `node_gpus` is the number of GPUs of a
     stage that share a node wherever the stage lies: the greatest common divisor of the GPUs of a node and of a stage.

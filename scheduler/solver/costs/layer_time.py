@@ -123,8 +123,10 @@ def _compute_passes_s(
 
 
 def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes) -> PassTimes:
-    """Return the pass times with ring attention's exchange. Full recompute repeats it, and launches of a small layer
-    hide it."""
+    """Return the pass times with ring attention's exchange.
+
+    Full recompute repeats it, and launches of a small layer hide it.
+    """
     return replace(
         compute,
         forward_s=compute.forward_s + sent.ring_s,
@@ -142,8 +144,10 @@ def _compute_repeated_s(forward_s: Floats, passes_: Floats, candidates: Strategy
 def _compute_expert_s(
     table: LayerTable, candidates: StrategyCandidates, forward_s: Floats, data: _StateTraffic, hardware: HardwareProfile
 ) -> Floats:
-    """Return the time of dispatch and combine. Without priority, those of the backward pass wait for concurrent
-    gradients."""
+    """Return the time of dispatch and combine.
+
+    Without priority, those of the backward pass wait for concurrent gradients.
+    """
     if not forward_s.any():
         return np.zeros((len(forward_s), len(candidates.degree_index)))
     total_s = _compute_repeated_s(forward_s, 1 + table.backward, candidates)
@@ -232,8 +236,11 @@ def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassTimes:
-    """Seconds of computing [T, B], of one micro-batch on one GPU. `forward_s` includes `attention_s`; `attached_s`,
-    the work of embedding and head in both passes, is additional. `selective_s` is what selective recompute repeats."""
+    """Seconds of computing [T, B], of one micro-batch on one GPU.
+
+    `forward_s` includes `attention_s`; `attached_s`, the work of embedding and head in both passes, is additional.
+    `selective_s` is what selective recompute repeats.
+    """
 
     forward_s: Floats
     backward_s: Floats
@@ -245,8 +252,10 @@ class PassTimes:
 def compute_pass_times(
     kinds: tuple[Layer, ...], table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile
 ) -> PassTimes:
-    """Return the times of one forward and one backward pass. A frozen layer computes at most the gradients of its
-    input."""
+    """Return the times of one forward and one backward pass.
+
+    A frozen layer computes at most the gradients of its input.
+    """
     rate = hardware.peak_flops_per_s * hardware.efficiency
     samples = degrees.samples / degrees.context
     samples_per_rank = samples / degrees.tp

@@ -75,8 +75,10 @@ class DegreeLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParallelDegrees:
-    """Candidate degrees as columns [B], by ascending number of micro-batches. `sharded` is sequence sharding (0 or
-    1)."""
+    """Candidate degrees as columns [B], by ascending number of micro-batches.
+
+    `sharded` is sequence sharding (0 or 1).
+    """
 
     micro_batches: Ints
     samples: Ints
@@ -152,8 +154,10 @@ def _list_expert_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension],
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StrategyCandidates:
-    """Candidate strategies as columns [N]. `degree_index` points into `degrees`; `hybrid` is 1 for ZeRO-3 within a
-    node."""
+    """Candidate strategies as columns [N].
+
+    `degree_index` points into `degrees`; `hybrid` is 1 for ZeRO-3 within a node.
+    """
 
     degrees: ParallelDegrees
     degree_index: Ints

@@ -71,8 +71,10 @@ class Collective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTable:
-    """Measured times of one collective over `ranks` GPUs: `points` are (message bytes, seconds), in ascending order of
-    bytes."""
+    """Measured times of one collective over `ranks` GPUs:
+
+    `points` are (message bytes, seconds), in ascending order of bytes.
+    """
 
     collective: Collective
     ranks: int

@@ -17,8 +17,9 @@ for a mistake and would make a search very long."""
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """A run of `layers` equal layers. Every figure is for one layer and one sample, with activations of two bytes per
-    value.
+    """A run of `layers` equal layers.
+
+    Every figure is for one layer and one sample, with activations of two bytes per value.
 
     Attributes:
         flops_per_sample: of the forward pass's matrix products with weights; the backward pass counts twice this.

@@ -174,8 +174,10 @@ def build_plan(request: SolveRequest, pipeline: Pipeline, gap: float) -> Paralle
 def build_evaluated_plan(
     request: SolveRequest, pipeline: Pipeline, solution: Solution, cost_s: float, gap: float
 ) -> ParallelPlan:
-    """Return the plan for `solution` of the pipeline's instance. The evaluation must confirm `cost_s`, the
-    solution's cost."""
+    """Return the plan for `solution` of the pipeline's instance.
+
+    The evaluation must confirm `cost_s`, the solution's cost.
+    """
     batch = request.global_batch
     draft = ParallelPlan(
         schedule=pipeline.config.schedule,

@@ -184,8 +184,10 @@ def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int
 
 
 class OracleCache:
-    """Oracles shared by the searches of one curve, so that a stage is solved once for all pipelines. Not
-    thread-safe."""
+    """Oracles shared by the searches of one curve, so that a stage is solved once for all pipelines.
+
+    Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._oracles: dict[tuple[LayerChain, StageSetting, int, int], StageOracle] = {}

@@ -55,8 +55,11 @@ def solve_stage(problem: StageProblem, *, tolerance: float = 0.0, labels_max: in
 
 
 class _StageSearch:
-    """Branch and bound over bands, ordered by their bound. Bands that are to be split come first, because splitting
-    is cheap and finds good choices. The search keeps the best choice so far and the least bound of all closed bands."""
+    """Branch and bound over bands, ordered by their bound.
+
+    Bands that are to be split come first, because splitting is cheap and finds good choices. The search keeps the best
+    choice so far and the least bound of all closed bands.
+    """
 
     def __init__(self, problem: StageProblem, tolerance: float) -> None:
         self._problem = problem
@@ -123,8 +126,9 @@ class _StageSearch:
         self._open_band(at, band.high)
 
     def _solve_band(self, band: _Band, labels_max: int) -> int:
-        """Solve the band's relaxation, whose optimum may need a larger buffer than was subtracted. Return the labels
-        spent.
+        """Solve the band's relaxation, whose optimum may need a larger buffer than was subtracted.
+
+        Return the labels spent.
 
         Half of the tolerance is for labels that are close to others, the other half for choices close to the best.
         """

@@ -55,8 +55,10 @@ def test_queueing_time_ends_when_the_blocking_job_ends() -> None:
 
 
 def test_recalled_node_is_returned_after_its_job_has_saved() -> None:
-    """Alone from 30 s, lent GPUs from 300 s; recalled at 400 s, left at 410 s, and it runs again at 430 s. The last
-    tick is the full pass at 600 s. Demand is above what is left beside the loan from 400 s on."""
+    """Alone from 30 s, lent GPUs from 300 s; recalled at 400 s, left at 410 s, and it runs again at 430 s.
+
+    The last tick is the full pass at 600 s. Demand is above what is left beside the loan from 400 s on.
+    """
     changes = play(
         "fleet training=1x4 inference=2x4",
         *("demand inference 1", "forecast inference 4", "submit a 2..8 gpu-seconds=8000", "run 400"),

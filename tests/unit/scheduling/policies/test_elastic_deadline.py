@@ -56,8 +56,10 @@ def test_edf_gives_the_largest_count_even_if_it_is_slower() -> None:
 
 
 def test_deadline_shares_come_first_and_the_rest_goes_to_the_earliest_of_equal_gain() -> None:
-    """800 steps in 200 s take 4 GPUs, 800 in 400 s then 2. Under linear scaling, no job takes more GPU time with
-    more GPUs."""
+    """800 steps in 200 s take 4 GPUs, 800 in 400 s then 2.
+
+    Under linear scaling, no job takes more GPU time with more GPUs.
+    """
     assert dict(shares(job("a", 1, 8, 200.0, steps=800), job("b", 1, 8, 400.0, steps=800)).gpus) == {"a": 6, "b": 2}
 
 

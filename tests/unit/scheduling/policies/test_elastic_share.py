@@ -26,9 +26,11 @@ def test_shorter_job_leads_by_at_most_two_gpus() -> None:
 
 
 def test_next_gpu_minimises_the_two_completion_times() -> None:
-    """Two jobs of 200 and 1000 GPU-s have at most 3 GPUs each. The last of 5 GPUs ends them at 66.7 s and (1000 - 2
-    x 66.7) / 3 + 66.7 = 355.6 s if the short one gets it, and at 100 s and 333.3 s if the long one does: 422.2 s in
-    total, against 433.3 s."""
+    """Two jobs of 200 and 1000 GPU-s have at most 3 GPUs each.
+
+    The last of 5 GPUs ends them at 66.7 s and (1000 - 2 x 66.7) / 3 + 66.7 = 355.6 s if the short one gets it, and at
+    100 s and 333.3 s if the long one does: 422.2 s in total, against 433.3 s.
+    """
     jobs = [a_job("short", 2, 3, steps=200), a_job("long", 2, 3, steps=1000)]
     assert dict(shares(a_snapshot(FLEET, jobs), 5).gpus) == {"short": 3, "long": 2}
 

@@ -79,8 +79,10 @@ class RandomStage:
 
 
 def random_stage(seed: int, *, layers: int = 5, strategies: int = 5) -> RandomStage:
-    """Return a stage in which more time mostly needs less memory, and buffers and changes of layout matter. A third
-    of the stages have two chunks."""
+    """Return a stage in which more time mostly needs less memory, and buffers and changes of layout matter.
+
+    A third of the stages have two chunks.
+    """
     generator = np.random.default_rng(seed)
     kinds = int(generator.integers(1, layers + 1))
     types = np.sort(generator.integers(0, kinds, layers))
