@@ -134,8 +134,11 @@ _JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,79}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The state of one request. `snapshot` includes commands that no tick has applied yet, so a client finds what it
-    has just created. `principal` is the caller, whose name is recorded in every command."""
+    """The state of one request.
+
+    `snapshot` includes commands that no tick has applied yet, so a client finds objects that it has just created.
+    `principal` is the caller, whose name is recorded in every command.
+    """
 
     store: ApiStore
     principal: Principal

@@ -1,5 +1,7 @@
-"""Reports of workers (progress) and node agents (the state of their ranks), and the replies that tell them what to
-do."""
+"""Endpoints for reports of workers and node agents.
+
+Workers report progress, and agents the state of their ranks. The replies contain instructions for them.
+"""
 
 from __future__ import annotations
 

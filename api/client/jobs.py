@@ -113,8 +113,10 @@ class StreamMethods(ClientMethods):
     def logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
     ) -> Iterator[LogLineView]:
-        """Yield the lines that a rank has printed: of the newest generation or the given one, all or the last `tail`
-        lines."""
+        """Yield the lines that a rank has printed.
+
+        Without `generation`, the newest one is read. Without `tail`, all lines are returned, else only the last `tail`.
+        """
         query = _log_query(rank, generation, tail)
         yield from cast("Iterator[LogLineView]", self._connection.list_items(f"{job_path(job_id)}/logs", query=query))
 

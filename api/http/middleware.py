@@ -113,8 +113,10 @@ class SecurityMiddleware:
         await self.app(scope, receive, send_with_request_id)
 
     async def _authorize(self, scope: Scope) -> RouteRule | None:
-        """Check the request. Return the rule of its route, or None if no route matches. Stores the principal in the
-        scope's state."""
+        """Authenticate and authorize the request, and return the rule of its route.
+
+        The result is None if no route matches. The principal is stored in the scope's state.
+        """
         _refuse_malformed(scope)
         if self.authenticator is None:
             host = _header(scope, b"host").lower()

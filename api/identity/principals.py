@@ -67,8 +67,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The caller of a request. `name` is recorded in jobs, commands and the audit log. `token_id` is empty without an
-    API token."""
+    """The caller of a request.
+
+    `name` is recorded in jobs, commands and the audit log. `token_id` is empty without an API token.
+    """
 
     name: str
     grants: tuple[Grant, ...]

@@ -44,8 +44,11 @@ def encode_frame(document: Mapping[str, Any], *, number: object, event: str = ""
 
 
 class EventStreamResponse(Response):
-    """Sends chunks until the first of these: the chunks end, the client disconnects, a write times out, the token
-    becomes invalid, the lifetime is over, or the service stops. Clients reconnect with the id of the last event."""
+    """A response that sends chunks until the stream ends.
+
+    The stream ends when its chunks do, when the client disconnects, a write times out, the token becomes invalid, the
+    lifetime is over, or the service stops. Clients reconnect with the id of the last event.
+    """
 
     media_type = MEDIA_TYPE
 

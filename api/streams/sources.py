@@ -70,8 +70,11 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """Lines up to `position`. `dropped_bytes` before them were deleted. `is_end`: no further line can follow in the
-    generations that have started."""
+    """Lines of output up to `position`.
+
+    `dropped_bytes` before them were deleted. If `is_end`, no further line can follow in the generations that have
+    started.
+    """
 
     lines: tuple[LogLineView, ...]
     position: LogPosition

@@ -124,7 +124,9 @@ def create_ssl_context(ca_file: Path | None = None) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSender:
-    """`timeout_s` covers a whole attempt, from the DNS lookup to the response.
+    """HTTP client that sends messages to webhook URLs.
+
+    `timeout_s` covers a whole attempt, from the DNS lookup to the response.
 
     `ssl_context` decides which certificates are trusted.
     """

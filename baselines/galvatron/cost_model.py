@@ -61,8 +61,10 @@ def compute_layer_time(strategy: Strategy, setting: PipelineSetting) -> TimeCost
 
 
 def compute_layer_mb(strategy: Strategy, setting: PipelineSetting, stage: int) -> int:
-    """Return the model states and activations of one layer in `stage` (from 0) at the peak of 1F1B, rounded up as in
-    Galvatron."""
+    """Return the model states and activations of one layer at the peak of 1F1B in `stage` (from 0).
+
+    Rounded up as in Galvatron.
+    """
     model = setting.case.model
     samples = setting.local_batch(strategy) * setting.in_flight(stage)
     states = _STATES_PER_PARAMETER * (model.parameter_mb / strategy.tensor) * _compute_states_share(strategy, setting)
@@ -72,8 +74,9 @@ def compute_layer_mb(strategy: Strategy, setting: PipelineSetting, stage: int) -
 
 
 def compute_embedding_time(strategy: Strategy, setting: PipelineSetting, stage: int) -> TimeCost:
-    """Return the time of embedding and head in `stage` (from 0): all in a single stage, else half in the first and half
-    in the last.
+    """Return the time of embedding and head in `stage` (from 0).
+
+    A single stage has both; otherwise the first and the last stage have half of the time each.
 
     Computation slows down by the overlap coefficient while communication lasts; communication never slows down.
     """
@@ -129,8 +132,10 @@ def compute_transition_s(former: Strategy, latter: Strategy, setting: PipelineSe
 
 
 def _compute_states_share(strategy: Strategy, setting: PipelineSetting) -> float:
-    """Return the share of bf16 model states on one GPU, out of 4 x parameters; above 1 if ZeRO-2 keeps fp32
-    gradients."""
+    """Return the share of the bf16 model states that one GPU holds.
+
+    The whole is 4 x parameters. The share is above 1 if ZeRO-2 keeps fp32 gradients.
+    """
     if strategy.zero == 0:
         return 1.0
     share = 1 / strategy.replicas + _EXTRA_SHARE
@@ -228,8 +233,9 @@ def evaluate_plan(plan: GalvatronPlan, case: GalvatronCase) -> GalvatronEvaluati
 
 
 def compute_pipeline_s(stages_s: Sequence[float], micro_batches: int) -> float:
-    """Return Galvatron's time of `micro_batches` through stages of times A, before the unhidden reduction; S is their
-    sum.
+    """Return Galvatron's time of `micro_batches` through stages of times A, before the unhidden reduction.
+
+    S is the sum of A.
 
     It is the longer of two pipelines, led by the last and by the first stage: S + (c - 1) A_last, and max(w A_first, S
     - A_first) + A_first max(0, c + 1 - p) with w = min(p, c) - 1. It never falls as a time grows.

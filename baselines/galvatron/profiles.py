@@ -202,8 +202,10 @@ class GalvatronCase:
 
 
 def _get_nearest_measured(table: ByDegree[float], degree: int) -> float:
-    """Return the cost at `degree`; between powers of two, which are seldom profiled, the higher cost of the two
-    neighbours."""
+    """Return the cost at `degree`.
+
+    Degrees between powers of two are seldom profiled. They take the higher cost of their two neighbors.
+    """
     if degree == 1:
         return 0.0
     if degree in table or degree & (degree - 1) == 0:

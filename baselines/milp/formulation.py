@@ -1,5 +1,6 @@
-"""UniAP's mixed integer programme (CVPR'25, section 3) for one instance, linearised as a flow along the chain of
-layers, for HiGHS.
+"""UniAP's mixed integer program (CVPR'25, section 3) for one instance, in linear form for HiGHS.
+
+The linear form is a flow along the chain of layers.
 
 One unit of flow runs from the first layer to the last. Its nodes are (chunk, group, layer, strategy), so that a node
 variable of 1 determines the stage and the strategy of a layer. The flow stays in its chunk by an arc from class to
@@ -25,8 +26,10 @@ from scheduler.solver.instance import Floats, Instance, Ints, Solution, StageCos
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HighsResult:
-    """Result of HiGHS: `values` of all columns (empty without a solution), a proven bound, and the time by its own
-    clock."""
+    """Result of a HiGHS run.
+
+    `values` are those of all columns, empty without a solution. The bound is proven, and the time is by its own clock.
+    """
 
     values: Floats
     bound: float
@@ -36,8 +39,10 @@ class HighsResult:
 
 
 class MilpModel:
-    """A mixed integer programme in sparse form: minimise cost x under lower <= A x <= upper, 0 <= x <= upper, some x
-    integer."""
+    """A mixed integer program in sparse form.
+
+    Minimize cost x under lower <= A x <= upper, 0 <= x <= upper, with some x integer.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -258,8 +263,10 @@ class MilpFormulation:
             self.model.add_equality(np.array([cut[at] for cut in cuts]), arcs[max(arc, 0) : max(arc + 1, 0)])
 
     def _add_device_assignment(self) -> None:
-        """Require that each device is of one group, that each group gives all its devices, and that their memory
-        suffices."""
+        """Assign each device to one group.
+
+        Each group uses all its devices, and their memory suffices.
+        """
         used: list[list[Ints]] = [[] for _ in self.instance.counts]
         starts = [(chunk.enter, 1.0) for chunk in self._chunks if chunk.number == 0]
         self.model.add_row(*starts, lower=1.0, upper=1.0)

@@ -121,8 +121,10 @@ class _ArrayReader:
     def read_array(
         self, field: str, *shape: int | None, minimum: float = -inf, maximum: float = inf
     ) -> np.ndarray[Any, Any]:
-        """Return the field as an array of that shape (None: any length above 0), with every number within [minimum,
-        maximum]."""
+        """Return the field as an array of the given shape, with every number within [minimum, maximum].
+
+        None in the shape means any length above 0.
+        """
         whole = field in _INTEGER_FIELDS
         value = self._numbers(self.document[field], field, whole)
         try:

@@ -18,8 +18,11 @@ Formats = Mapping[str, Callable[[float | None], str]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A row of the table. `path` locates the value in a policy's report; `direction` is 1 if higher values are better,
-    -1 if lower values are better, 0 otherwise."""
+    """A row of the comparison table.
+
+    `path` locates the value in a policy's report. `direction` is 1 if higher values are better, -1 if lower values are
+    better, 0 otherwise.
+    """
 
     path: str
     unit: str

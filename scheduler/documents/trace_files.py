@@ -249,8 +249,9 @@ def _build_job_row(job: Job, start_s: float, now_s: float) -> JobRow | None:
 
 
 def _estimate_remaining_gpu_s(job: Job, done_gpu_s: float, now_s: float) -> float:
-    """Estimate the remaining GPU-seconds from the current speed, else from the average speed, else from the owner's
-    estimate.
+    """Estimate the remaining GPU-seconds of a job.
+
+    The estimate uses the current speed, else the average speed, else the owner's estimate.
     """
     steps, done = job.remaining_steps(now_s), job.steps_at(now_s)
     if steps is not None and job.step_time_s() < float("inf"):

@@ -149,8 +149,11 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, order=True)
 class UsageKey:
-    """One row of the usage report: the hour that starts at `hour_s` (UTC), queue, owner, GPU model, and whether the
-    GPUs were lent by an inference pool."""
+    """The key of one row of the usage report.
+
+    The hour starts at `hour_s` (UTC). The GPUs of a row have one model, and either all or none of them were lent by an
+    inference pool.
+    """
 
     hour_s: int
     queue: str

@@ -75,8 +75,10 @@ class Season:
 
 
 def max_demand_ahead(peaks: FloatArray, origins: IntArray, horizon_bins: int) -> FloatArray:
-    """Return the largest demand of the bins `origin` to `origin + horizon_bins`, both included; the shape of
-    `origins`."""
+    """Return the largest demand of the bins `origin` to `origin + horizon_bins`, both included.
+
+    The result has the shape of `origins`.
+    """
     ahead = peaks[origins[..., None] + np.arange(horizon_bins + 1)]
     return np.asarray(ahead.max(axis=-1))
 
@@ -108,8 +110,10 @@ def compute_point_forecasts(
 
 
 def compute_residual_scales(peaks: FloatArray, points: FloatArray, origins: IntArray, *, season: Season) -> FloatArray:
-    """Return the unit, in GPUs, shape (m,), of the residuals at consecutive `origins`; one GPU if demand has been
-    zero."""
+    """Return the scale, in GPUs, of the residuals at consecutive `origins`, shape (m,).
+
+    The scale is one GPU if demand has been zero.
+    """
     first = max(0, int(origins[0]) - season.bins)
     sums = np.concatenate([[0.0], np.cumsum(peaks[first : int(origins[-1])])])
     begins = np.maximum(origins - season.bins, 0)

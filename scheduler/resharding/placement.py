@@ -18,8 +18,9 @@ _COARSE_SIDE = 2**12 * 3**2 * 5 * 7
 
 
 class TensorSplit(StrEnum):
-    """The axis of a weight [rows, columns] = [outputs, inputs] that tensor parallelism splits (Megatron-LM, arXiv
-    1909.08053, section 3).
+    """The axis of a weight [rows, columns] = [outputs, inputs] that tensor parallelism splits.
+
+    Source: Megatron-LM, arXiv 1909.08053, section 3.
 
     Rows of a column-parallel linear layer, columns of a row-parallel one, or none if every tensor rank holds the whole
     tensor.
@@ -80,8 +81,9 @@ class TensorSpec:
 
 
 def build_layer_tensors(layer_bytes: Sequence[float]) -> tuple[TensorSpec, ...]:
-    """Return coarse tensors for layers of which only the bytes of state are known: one half column-parallel, one
-    row-parallel.
+    """Return coarse tensors for layers of which only the bytes of state are known.
+
+    Half of the bytes are column-parallel, half are row-parallel.
 
     This is nearly exact for a transformer layer, whose norms and biases are small. Experts count as dense.
     """

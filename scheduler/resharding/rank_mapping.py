@@ -1,5 +1,7 @@
-"""Assignment of the ranks of a new plan to GPUs, so that the fewest bytes of state move when a job's allocation
-changes."""
+"""Assignment of the ranks of a new plan to GPUs that moves the fewest bytes of state.
+
+It runs when the allocation of a job changes.
+"""
 
 from __future__ import annotations
 
@@ -125,8 +127,7 @@ def select_slots_to_keep(
     given: Sequence[GpuSlot],
     equivalent_sites: Sequence[Sequence[NodeSlots]],
 ) -> tuple[GpuSlot, ...]:
-    """Return the slots for `new_plan` under which the most of the old state stays in place, starting from the choice
-    `given`.
+    """Return the slots for `new_plan` that keep the most state in place, starting from `given`.
 
     The result keeps at least as much state as `given`. Of equal choices, the one with the least network traffic is
     taken, then the one nearest to `given`. The ranks on each node of `given` move to one site as a whole, and there to
@@ -176,8 +177,10 @@ def _assign_sites(
 
 
 def _assign_rows(gains: Sequence[Floats]) -> list[int]:
-    """Return the column of each row if there are at least as many columns as rows; rows without gain make the matrix
-    square."""
+    """Return the column of each row, if there are at least as many columns as rows.
+
+    Rows without gain make the matrix square.
+    """
     rows, columns = gains[0].shape
     more = np.zeros((columns - rows, columns))
     return find_best_assignment([np.vstack([gain, more]) for gain in gains])[:rows]
@@ -212,8 +215,10 @@ def _assign_blocks(
 
 
 def _compute_max_kept(kept: Floats) -> Floats:
-    """Return [blocks, blocks] from [blocks, blocks, size, size]: the most that a block can keep on the slots of
-    another."""
+    """Return [blocks, blocks]: the most that a block can keep on the slots of another.
+
+    The input is [blocks, blocks, size, size].
+    """
     size = kept.shape[-1]
     rows = np.arange(size)
     if size <= _MAX_ENUMERATED_SIZE:
@@ -235,8 +240,10 @@ def _assign_within_block(block: RankBlock, slots: Sequence[int], kept: Floats) -
 
 
 def _compute_closeness(ranks: Floats, slots: Floats) -> Floats:
-    """Return [ranks, slots]: negative squared distances, so that of two ranks that could swap slots the lower gets
-    the earlier."""
+    """Return [ranks, slots]: negative squared distances.
+
+    They break ties: of two ranks that could swap slots, the lower one gets the earlier slot.
+    """
     apart: Floats = np.subtract.outer(ranks, slots).astype(np.float64)
     return -(apart**2)
 
@@ -287,8 +294,7 @@ def _gpu_models_by_rank(plan: ParallelPlan) -> list[str]:
 
 
 def _compute_group_sizes(strategy: LayerStrategy) -> tuple[int, int]:
-    """Return the numbers of consecutive ranks that share a stack of experts, and that share one of several copies of
-    the layer."""
+    """Return the number of consecutive ranks per stack of experts, and per copy of the layer."""
     spread = compute_sharding(strategy)
     hybrid = spread.shard_group if spread.shard_group < spread.replicas else 1
     return strategy.tp * strategy.ep, strategy.tp * hybrid

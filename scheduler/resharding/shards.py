@@ -116,8 +116,10 @@ def compute_rank_boxes(sharding: LayerSharding, extent: TensorExtent) -> Ints:
 
 
 def _take_chunk(interval: tuple[Ints, Ints], parts: int, number: Ints) -> tuple[Ints, Ints]:
-    """Return part `number` of an interval split like torch.chunk: by the length rounded up, so late parts may be
-    short or empty."""
+    """Return part `number` of an interval that is split like torch.chunk.
+
+    Parts have the length rounded up, so late parts may be shorter or empty.
+    """
     first, end = interval
     size = -(-(end - first) // parts)
     return np.minimum(first + size * number, end), np.minimum(first + size * (number + 1), end)

@@ -202,8 +202,10 @@ def _get_layout(strategy: LayerStrategy) -> Layout:
 
 
 def _compute_link_loads_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, ...]:
-    """Return the load of each link between devices; in an interleaved pipeline, the last link leads back to the
-    first device."""
+    """Return the load of each link between devices.
+
+    In an interleaved pipeline, the last link leads back to the first device.
+    """
     devices, mixed = plan.pipeline_devices, len(costs) > 1
     sides = {
         gpu: StageGroup(

@@ -76,8 +76,10 @@ class _StageNeed:
 
 
 def _find_leanest_plan(candidates: Iterable[Pipeline]) -> _StageNeed:
-    """Return the smallest need over all pipelines, tried in order of a lower bound until the bound reaches the best
-    need found."""
+    """Return the smallest memory need over all pipelines.
+
+    Pipelines are tried in order of a lower bound, until the bound reaches the smallest need found.
+    """
     bounded = [
         (_compute_excess_bound(pipeline), number, pipeline)
         for number, pipeline in enumerate(candidates)
@@ -105,8 +107,10 @@ def _compute_excess_bound(pipeline: Pipeline) -> float:
 
 
 def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
-    """Return the fullest stage of the partition that exceeds capacities by least, with each stage at its leanest
-    strategy."""
+    """Return the fullest stage of the partition that exceeds capacities the least.
+
+    Each stage has its leanest strategy.
+    """
     types = pipeline.layers.types
     places = [number for number in order for _ in range(pipeline.groups[number].devices)]
     tables, reach = [], np.array([-np.inf])
@@ -136,8 +140,10 @@ def _find_lean_strategies(costs: StageCosts) -> Ints:
 
 
 def _compute_stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
-    """Return [S, L+1, L+1]: memory of layers a to b-1 under one of the lean strategies; infinite if there is no
-    layer."""
+    """Return [S, L+1, L+1]: memory of layers a to b-1 under one of the lean strategies.
+
+    The memory is infinite if there is no layer.
+    """
     lean = costs.select_strategies(_find_lean_strategies(costs))
     memory = lean.compute_memory_bytes(held)[types].T.astype(np.float64)
     sums = np.concatenate([np.zeros((len(memory), 1)), np.cumsum(memory, axis=1)], axis=1)
@@ -147,8 +153,10 @@ def _compute_stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
 
 
 def _find_sufficient_shape(request: SolveRequest) -> str:
-    """Return the smallest multiple of the shape on which a plan with one strategy per stage fits; empty if none
-    does."""
+    """Return the smallest multiple of the shape on which a plan with one strategy per stage fits.
+
+    The result is empty if none does.
+    """
     if len(request.groups) > 1:
         return ""
     for times in _GPU_MULTIPLES:

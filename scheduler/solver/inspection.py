@@ -56,8 +56,11 @@ class DeviceInspection:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`bubble_ratio` is the share of all GPU time of a step in which devices wait, while the pipeline fills and
-    drains and for its slowest part. `hand_overs_s` is one time per link and step."""
+    """How each device of a pipeline spends the step.
+
+    `bubble_ratio` is the share of all GPU time of a step in which devices wait: while the pipeline fills and drains,
+    and for its slowest part. `hand_overs_s` is one time per link and step.
+    """
 
     bubble_ratio: float
     model_flops_utilization: float

@@ -42,8 +42,9 @@ class TokenSharding:
 
     @cached_property
     def owners(self) -> Tensor:
-        """For each copy of each token, the rank that holds it and the index in the rank's part: shape (copies, tokens,
-        2).
+        """The rank that holds each copy of each token, and the index in that rank's part.
+
+        Shape (copies, tokens, 2).
         """
         owners = torch.empty(self.copies, sum(map(len, self.token_indices)) // self.copies, 2, dtype=torch.int64)
         for rank, tokens in enumerate(self.token_indices):
@@ -69,8 +70,9 @@ def compute_token_shardings(layout: Layout, tokens: int) -> tuple[TokenSharding,
 def find_sharding_changes(
     layer_range: range, layout: Layout, shardings: Sequence[TokenSharding]
 ) -> Iterator[tuple[int, TokenSharding, TokenSharding]]:
-    """Yield (layer, current, target) for each layer of a stage, and for the stage's output, in which the sharding may
-    change.
+    """Yield (layer, current, target) for each boundary of a stage at which the sharding may change.
+
+    Boundaries are in front of each layer, and at the stage's output.
     """
     stage = layout.stages.index(layer_range)
     if stage > 0:

@@ -326,8 +326,9 @@ def _check_settings(
 
 
 def _check_tensors(directory: Path, stored: Metadata, model: Mapping[str, Tensor]) -> None:
-    """Compare names, shapes and dtypes, because a load silently converts dtypes and ignores tensors that it does not
-    need.
+    """Require that names, shapes and dtypes match.
+
+    A load silently converts dtypes, and ignores tensors that it does not need.
     """
     prefix = "model."
     stored_tensors = {

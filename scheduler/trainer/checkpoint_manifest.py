@@ -89,8 +89,9 @@ def find_latest_manifest(root: Path) -> Manifest | None:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest, or None if the checkpoint is incomplete: no manifest, or a file of another size than
-    recorded.
+    """Return the manifest, or None if the checkpoint is incomplete.
+
+    A checkpoint is incomplete without a manifest, or if a file has another size than recorded.
 
     Raises:
         CheckpointError: the manifest has a format that this version does not read.

@@ -164,8 +164,9 @@ class Trainer:
             logger.warning(message, saved, step, saved - step)
 
     def train_step(self) -> None:
-        """Run forward, backward and one optimizer step on this rank's share, and report the mean loss of the global
-        batch.
+        """Run forward, backward and one optimizer step on this rank's share.
+
+        Report the mean loss of the global batch.
         """
         started_at_s = time.perf_counter()
         self._freeze_if_due()
@@ -291,8 +292,9 @@ class Trainer:
         return (BatchChange(step, before, after, rule, factor),)
 
     def _freeze_if_due(self) -> None:
-        """Rebuild the model around the current state when more blocks freeze, because the optimizers drop their
-        parameters.
+        """Rebuild the model around the current state when more blocks freeze.
+
+        The optimizers must drop the parameters of frozen blocks.
         """
         frozen = self._settings.frozen_blocks_at(self.position.step)
         if frozen <= self.position.frozen:
@@ -337,8 +339,9 @@ class Trainer:
         return Manifest(self.position, dist.get_world_size(), self._training_identity(), (), self._batch_changes)
 
     def _training_identity(self) -> dict[str, str | int | float]:
-        """Return the settings that must not change between generations, because the losses would no longer be
-        comparable.
+        """Return the settings that must not change between generations.
+
+        Otherwise the losses would not be comparable.
         """
         settings = self._settings
         return {

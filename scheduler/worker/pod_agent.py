@@ -118,8 +118,9 @@ class PodAgent:
             os.read(self._wake_read_fd, 4096)
 
     def _send_report(self) -> None:
-        """Submit the state. Reports start once ranks can be forked with torch loaded, so that an assignment starts at
-        once.
+        """Submit the state of the ranks.
+
+        Reports start once ranks can be forked with torch loaded, so that an assignment starts at once.
         """
         if self._node_agent.is_loading:
             return

@@ -190,8 +190,10 @@ class _AdmissionPlan:
         return {entry.candidate.job.id: count for entry, count in zip(self._entries, self._counts, strict=True)}
 
     def admit(self, requests: Sequence[AdmissionRequest]) -> None:
-        """Admit each job that fits, in the order given: all at once if possible, else one by one with growing
-        batches."""
+        """Admit each job that fits, in the order given.
+
+        All jobs are tried at once. After a failure, batches start at one job and double with each success.
+        """
         at, many = 0, len(requests)
         while at < len(requests):
             if self._admit_all(requests[at : at + many]):

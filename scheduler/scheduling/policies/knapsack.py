@@ -1,5 +1,6 @@
-"""Exact solution of the multiple-choice knapsack: one item of each group, with the largest total value within the
-budget.
+"""Exact solution of the multiple-choice knapsack problem.
+
+It selects one item of each group, with the largest total value within the budget.
 
 The relaxation climbs the groups' concave hulls by falling slope (Sinha and Zoltners, Operations Research 27, 1979). Its
 break slope is the price of a unit of budget. Every other item then loses a known amount against its group's best, and a
@@ -48,8 +49,9 @@ class Selection:
 
 
 def solve_knapsack(groups: Mapping[str, list[Item]], budget: int) -> Mapping[str, int]:
-    """Return counts that reduce the sum of remaining times most, with at most `budget` GPUs above the first item of
-    each group.
+    """Return the counts that reduce the sum of remaining times most within the budget.
+
+    At most `budget` GPUs are used above the first item of each group.
 
     The items of a group are in order of their GPUs. Gaps, and gains in any order, are allowed.
     """
@@ -94,8 +96,7 @@ def solve_multiple_choice(
 
 
 def _solve_relaxation(weights: Ints, values: Floats, owner: Ints, starts: Ints, budget: int) -> tuple[Ints, int, float]:
-    """Return the items that the relaxation takes whole, the budget that it then splits, and the slope at which it
-    does."""
+    """Return the items that the relaxation takes whole, the remaining budget, and the slope at which it is split."""
     hull = _upper_hull(weights, values)
     inside = owner[hull[1:]] == owner[hull[:-1]]
     low, high = hull[:-1][inside], hull[1:][inside]

@@ -88,8 +88,10 @@ def least_node_fraction(snapshot: Snapshot, pool: str, count: int, settings: Pol
 
 
 def _fraction(job: Job, node: str, leaving: Iterable[str]) -> float:
-    """Return the fraction of the job that is lost with `node` after it has left `leaving`; 0 if it keeps its
-    minimum."""
+    """Return the fraction of the job that is lost with `node` after it has left `leaving`.
+
+    0 if it keeps its minimum.
+    """
     present = gpu_sets.without_nodes(job.allocation.target, leaving)
     kept = gpu_sets.count(present) - len(present.get(node, ()))
     return 0.0 if kept >= job.spec.min_gpus or not present else 1.0 / len(present)

@@ -33,8 +33,9 @@ _GpuRequest = tuple[str, bool]
 def find_preemption_victims(
     snapshot: Snapshot, stranded: Iterable[Job], exempt: Collection[str], settings: PolicySettings
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return running jobs to preempt, each with the stranded jobs that get its GPUs, those with least remaining service
-    first.
+    """Return running jobs to preempt, each with the stranded jobs that get its GPUs.
+
+    Jobs with the least remaining service come first.
 
     Victims are never in `exempt`, within their minimum run time, not fungible, of a higher priority, of another queue,
     or on another GPU model.
@@ -120,8 +121,7 @@ class QuotaReclaimer:
                 self._jobs_by_queue.setdefault(job.spec.queue, []).append(job)
 
     def find_reclaim(self, job: Job, gpu: str, missing: int) -> QuotaReclaim | None:
-        """Return how to free `missing` GPUs of model `gpu` for a pending job at the least cost, or None if that is
-        impossible.
+        """Return the cheapest way to free `missing` GPUs of model `gpu` for a pending job, or None if there is none.
 
         These GPUs are in addition to all that are free, or borrowed and flexible. Flexible GPUs within the guarantee of
         the job's own queue are freed first. Whole jobs are preempted only for a minimum that the job's queue is
@@ -242,8 +242,10 @@ class QuotaReclaimer:
 
 
 def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
-    """Return what the jobs keep after the surplus goes back to those that cost most: a whole job, or some flexible
-    GPUs."""
+    """Return the GPUs that the jobs keep after the surplus goes back to the most expensive of them.
+
+    A job gets back all its GPUs, or some flexible ones.
+    """
     counts: dict[str, int] = {}
     for offer in sorted(chosen, key=lambda offer: offer.sort_key, reverse=True):
         if offer.gpus <= surplus:

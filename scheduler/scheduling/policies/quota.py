@@ -159,8 +159,10 @@ class QuotaState:
         return Reason(ReasonCode.WAITING_FOR_USER_LIMIT, detail, numbers)
 
     def excess(self, job: Job, gpus: int) -> int:
-        """Return by how much `gpus` more would exceed the limit of the job's queue or of its owner: the larger of
-        the two."""
+        """Return by how many GPUs `gpus` more would exceed the limit of the job's queue or owner.
+
+        The larger of the two is returned.
+        """
         return max(self.queue_excess(job.spec.queue, gpus), self.user_excess(job, gpus))
 
     def user_excess(self, job: Job, gpus: int) -> int:
@@ -230,8 +232,7 @@ class QuotaState:
         return tuple(ordered)
 
     def _over_user_limit(self, jobs: Iterable[Job]) -> set[str]:
-        """Return the jobs, given in order, whose minimum exceeds their owner's limit together with the jobs before
-        them."""
+        """Return the jobs whose minimum, with the jobs before them, exceeds their owner's limit."""
         over_limit: set[str] = set()
         base = Counter(self._base_of_user)
         for job in jobs if self._has_user_limits else ():

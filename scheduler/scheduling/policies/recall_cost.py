@@ -108,8 +108,10 @@ class RecallCost:
         return min(job.preempt_gpu_s, job.cost(lost, over) + free_gpu_price * over)
 
     def price_free_gpu(self, leaving: Iterable[int]) -> float:
-        """Return what the last free GPU saves if these nodes are emptied and free GPUs go where they save most; 0 if
-        there are enough."""
+        """Return the saving of the last free GPU if these nodes are emptied, or 0 if there are enough GPUs.
+
+        Free GPUs go where they save most.
+        """
         left, savings = self._free_without(leaving), list[tuple[float, int, str]]()
         for number, lost in self.count_losses(leaving).items():
             job = self.jobs[number]

@@ -85,8 +85,9 @@ class _Search:
         return min((self._walk_greedily(self.ranked[:breadth]) for breadth in breadths), key=self._cost.compute)
 
     def _compute_shares(self) -> list[float]:
-        """Return, by node, its transfer cost and the least that emptying it adds for each of its jobs, whichever other
-        nodes leave.
+        """Return, by node, its transfer cost and the minimum that emptying it adds for each of its jobs.
+
+        The minimum holds for every choice of the other nodes.
 
         No set of nodes costs less than its shares together.
         """
@@ -151,8 +152,10 @@ class _Search:
         return leaving
 
     def _rate(self, bundle: Bundle, among: Set[int], sign: int, lost: Mapping[int, int]) -> tuple[float, Bundle]:
-        """Return the added cost per node of emptying (1) or sparing (-1) the bundle's nodes in `among`, and these
-        nodes."""
+        """Return the added cost per node of emptying (1) or sparing (-1) the bundle's nodes in `among`.
+
+        The nodes are returned too.
+        """
         part = tuple([node for node in bundle if node in among])
         if not part:
             return inf, part
@@ -184,8 +187,11 @@ class _Search:
         return leaving
 
     def _windows(self, leaving: Set[int]) -> Iterator[frozenset[int]]:
-        """Yield windows of the most expensive leaving and the cheapest staying bundles, then of each expensive one
-        with its neighbours."""
+        """Yield windows of bundles, to exchange leaving bundles for staying ones.
+
+        The first window has the most expensive leaving and the cheapest staying bundles. Then each expensive bundle
+        comes with its neighbors.
+        """
         lost, staying = self._cost.count_losses(leaving), self._considered - leaving
         gains = heapq.nsmallest(RANKS, (self._rate(bundle, leaving, -1, lost) for bundle in self._bundles))
         costs = heapq.nsmallest(RANKS, (self._rate(bundle, staying, 1, lost) for bundle in self._bundles))

@@ -102,8 +102,9 @@ def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
 
 
 def transfer_time_by_node_s(snapshot: Snapshot, job: Job) -> Mapping[str, float]:
-    """Return, by node, the time its GPUs need to send the job's state that no GPU on another node holds; 0 for a
-    replica.
+    """Return, by node, the time its GPUs need to send the job's state that no GPU on another node holds.
+
+    The time is 0 for a replica.
 
     This state must leave whether the job then shrinks, moves, or saves because it is preempted. The sum over several
     nodes is a lower bound, because what two nodes hold only together is in neither figure. The fullest GPU's state

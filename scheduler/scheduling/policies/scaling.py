@@ -1,5 +1,6 @@
-"""Scaling: how many GPUs each elastic job should have, by a multiple-choice knapsack over the gains of the scaling
-curves.
+"""Scaling: the number of GPUs of each elastic job.
+
+A multiple-choice knapsack over the gains of the scaling curves determines it.
 
 This is phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, in which item k has k GPUs. Lyra's value is
 the seconds by which k GPUs shorten the job under linear scaling. That favours long jobs, which keep the GPUs for long.
@@ -112,8 +113,10 @@ def expect_no_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
 
 
 def _list_resizable_jobs(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
-    """Return elastic jobs that have run undisturbed for the resize pause; jobs at their minimum need not wait for
-    it."""
+    """Return elastic jobs that were not resized during the resize pause.
+
+    Jobs at their minimum need not wait for it.
+    """
     ledger, now_s = snapshot.index, snapshot.now_s
     return [
         job

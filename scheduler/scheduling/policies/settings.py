@@ -62,8 +62,10 @@ class PolicySettings:
         return self.reconfiguration_s_by_model.get(job.spec.model, self.reconfiguration_s)
 
     def leave_grace_s_for(self, job: Job) -> float:
-        """Return the seconds that this job's workers have to save and exit: enough for the current step and for
-        saving."""
+        """Return the seconds that this job's workers have to save and exit.
+
+        They suffice for the current step and for saving.
+        """
         step_s = job.step_time_s() if job.state is JobState.RUNNING else 0.0
         return max(self.leave_grace_s, step_s + self.reconfiguration_s_for(job))
 

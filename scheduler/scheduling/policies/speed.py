@@ -26,8 +26,10 @@ def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
 
 
 def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
-    """Return the GPU model a job's speed refers to: the one it has, the one it requests, or the fleet's first by
-    name."""
+    """Return the GPU model that a job's speed refers to.
+
+    It is the model that the job holds, else the model that it requests, else the fleet's first by name.
+    """
     for node in job.allocation.target:
         if node in snapshot.nodes:
             return snapshot.nodes[node].gpu
@@ -39,8 +41,9 @@ def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | N
 def step_time_s(
     snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int], model: str | None = None
 ) -> float | None:
-    """Return seconds per step on `gpus` packed GPUs of `model`, by default of the job's model; None if the curve has no
-    plan.
+    """Return seconds per step on `gpus` packed GPUs of `model`, or None if the curve has no plan.
+
+    By default, `model` is the job's GPU model.
 
     The time is corrected by measurements.
     """
@@ -134,7 +137,9 @@ def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes:
 
 
 def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
-    """Return as `min_feasible_gpus`, without counts on which a step takes more than 1 / `EFFICIENCY_MIN` times its
+    """Return the minimum feasible number of GPUs on which the job is efficient.
+
+    Unlike `min_feasible_gpus`, this excludes counts on which a step takes more than 1 / `EFFICIENCY_MIN` times its
     least GPU-seconds.
 
     A large model on few GPUs spends most of its time on moving its state, and a pending job would make better use of

@@ -180,10 +180,10 @@ class Calibration:
 
 
 def sample_runs(runs: Sequence[MeasuredRun], count: int, generator: np.random.Generator) -> tuple[int, ...]:
-    """Return the indices of `count` of the runs (or of all), ascending, taking one at random from each kind of plan in
-    turn.
+    """Return the ascending indices of `count` runs, or of all, taken in turn from each kind of plan.
 
-    Kinds determine different constants, so a small sample should not miss one. Large kinds come first.
+    Runs of one kind are taken at random. Kinds determine different constants, so a small sample should not miss one.
+    Large kinds come first.
     """
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number in generator.permutation(len(runs)).tolist():

@@ -57,8 +57,10 @@ class RunTimePredictor:
         return cls(parts, tuple(batches))
 
     def predict_s(self, hardware: HardwareProfile) -> Floats:
-        """Return [R]: iteration times under the constants of `hardware`, which must have the precision and worker
-        given before."""
+        """Return [R]: iteration times under the constants of `hardware`.
+
+        `hardware` must have the precision and worker that were given before.
+        """
         times_s = np.empty(len(self.runs))
         for numbers in self.batches:
             times_s[list(numbers)] = _predict_batch_s([self.runs[number] for number in numbers], hardware)
@@ -67,8 +69,9 @@ class RunTimePredictor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PreparedRun:
-    """Loads of a run's pipeline as sums of K times by layer type, for four causes: a layer, gathering at a border, a
-    hand-over within a node, and one across nodes.
+    """Loads of a run's pipeline as sums of K times by layer type.
+
+    There are four causes: a layer, gathering at a border, a hand-over within a node, and one across nodes.
 
     Attributes:
         loads: [D, 4 x K], one row per distinct device or link; `times` [D] is how often each occurs.

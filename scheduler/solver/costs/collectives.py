@@ -47,8 +47,9 @@ class StageSetting:
     def for_stage(
         cls, hardware: HardwareProfile, *, node_gpus: int, gpus: int, global_batch: int, node_gpus_min: int = 0
     ) -> StageSetting:
-        """Return the setting for a cluster with `node_gpus` GPUs per node; for uneven nodes, their greatest common
-        divisor.
+        """Return the setting for a cluster with `node_gpus` GPUs per node.
+
+        For nodes of different sizes, `node_gpus` is the greatest common divisor.
 
         Stages of one width on nodes of different sizes can therefore have equal settings and share their costs.
 
@@ -194,6 +195,8 @@ def _apply_measured_times(
 
 
 def compute_overlapped_s(compute_s: Floats, communicate_s: Floats, coefficient: float) -> Floats:
-    """Return the time of computing and communicating at once: both are slowed by the coefficient until the shorter
-    one ends (Merak; Galvatron, VLDB'23, section 4)."""
+    """Return the time of computing and communicating at once.
+
+    Both are slowed by the coefficient until the shorter one ends (Merak; Galvatron, VLDB'23, section 4).
+    """
     return np.asarray(np.maximum(compute_s, communicate_s) + (coefficient - 1) * np.minimum(compute_s, communicate_s))

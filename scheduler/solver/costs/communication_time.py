@@ -48,8 +48,9 @@ class MessageTimes:
 def compute_message_times(
     table: LayerTable, degrees: ParallelDegrees, attention_s: Floats, setting: StageSetting
 ) -> MessageTimes:
-    """Return the times of tensor-parallel all-reduces, Ulysses all-to-alls, ring exchanges, and expert dispatch and
-    combine.
+    """Return the times of the activation messages of one micro-batch.
+
+    These are tensor-parallel all-reduces, Ulysses all-to-alls, ring exchanges, and expert dispatch and combine.
 
     With a sharded sequence, an all-reduce becomes a reduce-scatter and an all-gather, which take as long within a node.
     """
@@ -71,8 +72,11 @@ def compute_message_times(
 def _compute_ulysses_s(
     table: LayerTable, share_bytes: Floats, degrees: ParallelDegrees, setting: StageSetting
 ) -> Floats:
-    """Return the time of four all-to-alls: queries, keys and values change from split tokens to split heads, and the
-    output back (DeepSpeed-Ulysses, arXiv 2309.14509, section 3.2)."""
+    """Return the time of the four all-to-alls of Ulysses attention.
+
+    Queries, keys and values change from split tokens to split heads, and the output changes back (DeepSpeed-Ulysses,
+    arXiv 2309.14509, section 3.2).
+    """
     groups = ProcessGroups.for_ranks(degrees.ulysses, degrees.tp, setting)
     if not (degrees.ulysses > 1).any():
         return np.zeros(share_bytes.shape)
@@ -82,8 +86,11 @@ def _compute_ulysses_s(
 
 
 def _compute_ring_s(table: LayerTable, share_bytes: Floats, degrees: ParallelDegrees, setting: StageSetting) -> Floats:
-    """Return the time in which keys and values travel around the ring (ring - 1 hops) while attention works on the
-    present block; the backward pass sends their gradients along (USP, arXiv 2405.07719, section 3)."""
+    """Return the time in which keys and values travel around the ring (ring - 1 hops).
+
+    Attention works on the current block meanwhile. The backward pass sends their gradients along (USP, arXiv
+    2405.07719, section 3).
+    """
     if not (degrees.ring > 1).any():
         return np.zeros(share_bytes.shape)
     groups = ProcessGroups.for_ranks(degrees.ring, degrees.tp * degrees.ulysses, setting)
@@ -95,8 +102,11 @@ def _compute_ring_s(table: LayerTable, share_bytes: Floats, degrees: ParallelDeg
 def _compute_dispatch_s(
     table: LayerTable, rows_bytes: Floats, degrees: ParallelDegrees, setting: StageSetting
 ) -> Floats:
-    """Return the time of dispatch and combine: each token's row goes to its experts and back (GShard, arXiv
-    2006.16668). The fullest rank receives `expert_imbalance` times the mean."""
+    """Return the time of dispatch and combine.
+
+    Each token's row goes to its experts and back (GShard, arXiv 2006.16668). The fullest rank receives
+    `expert_imbalance` times the mean.
+    """
     if not (degrees.ep > 1).any():
         return np.zeros(rows_bytes.shape)
     share_bytes = rows_bytes * table.experts_per_token * np.where(table.experts > 0, 1.0, 0.0) / degrees.tp
@@ -147,8 +157,9 @@ def compute_reduction_times(table: LayerTable, candidates: StrategyCandidates, s
 def _select_gradient_times(
     all_times: list[Floats], table: LayerTable, candidates: StrategyCandidates, setting: StageSetting
 ) -> list[Floats]:
-    """Return the part of `all_times` that moves gradients: nothing of a frozen layer except the head, which is always
-    trained.
+    """Return the part of `all_times` that moves gradients.
+
+    A frozen layer has no gradients except those of the head, which is always trained.
 
     Args:
         all_times: gather, node_gather, reduce and across times of all weights.
@@ -202,8 +213,11 @@ def compute_border_s(table: LayerTable, degrees: ParallelDegrees, setting: Stage
 
 
 def compute_reshard_s(table: LayerTable, layouts: tuple[Layout, ...], batches: Ints, setting: StageSetting) -> Floats:
-    """Return [C, T, K, K]: the time to change from a layer's layout to the next layer's, for micro-batches of `batches`
-    [C] samples.
+    """Return [C, T, K, K]: the time to change from a layer's layout to the next layer's.
+
+    `batches` [C] are micro-batch sizes in samples.
+
+    C are the micro-batch sizes, `batches` in samples.
 
     Forward and backward together, in the smallest group that holds both degrees. Samples are gathered towards the
     higher degree, and the way back takes a slice: one all-gather in total. If both layouts split the rows over all

@@ -1,5 +1,7 @@
-"""Memory of layers on one GPU under every candidate strategy, [T, N], in whole bytes (rounded up), so that sums are
-exact."""
+"""Memory of layers on one GPU under every candidate strategy, [T, N].
+
+Values are whole bytes (rounded up), so that sums are exact.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,10 @@ def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidate
 def _compute_bytes_per_parameter(
     trained: Floats, candidates: StrategyCandidates, group: Ints, setting: StageSetting
 ) -> Floats:
-    """Return the bytes per weight that tensor and expert parallelism leave to a GPU; a frozen weight has no other
-    state."""
+    """Return the bytes of state on a GPU per weight that tensor and expert parallelism leave to it.
+
+    A frozen weight has no gradient and no optimizer state.
+    """
     precision, zero = setting.hardware.precision, candidates.zero
     weight = np.where(zero == 3, precision.value_bytes / group, precision.value_bytes)
     gradient = precision.gradient_bytes / np.where(zero >= 2, group, 1)
@@ -107,15 +111,19 @@ def _compute_bytes_per_parameter(
 
 
 def _compute_layer_activations(table: LayerTable, candidates: StrategyCandidates) -> Floats:
-    """Return [T, B]: everything that a layer keeps of one sample; sequence sharding splits what tensor ranks
-    replicate."""
+    """Return [T, B]: all activations of one sample that a layer keeps.
+
+    Sequence sharding splits the activations that tensor ranks replicate.
+    """
     degrees = candidates.degrees
     return table.replicated_bytes / np.where(degrees.sharded, degrees.tp, 1) + table.activation_bytes / degrees.tp
 
 
 def _compute_recomputed_bytes(table: LayerTable, candidates: StrategyCandidates) -> Floats:
-    """Return [T, B]: what selective recompute does not keep: stored attention scores, or else a share of all
-    activations."""
+    """Return [T, B]: the activations that selective recompute does not keep.
+
+    These are the stored attention scores, or else a share of all activations.
+    """
     scores = table.selective_bytes / candidates.degrees.tp
     return np.where(
         table.selective_bytes > 0, scores, _RECOMPUTED_ACTIVATION_SHARE * _compute_layer_activations(table, candidates)

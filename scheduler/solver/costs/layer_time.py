@@ -60,8 +60,10 @@ _OPTIMIZER_BYTES_PER_PARAMETER = 28
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTimes:
-    """Seconds by cause, [T, N]. `data_s` is the part that computation does not hide; `other_s` is the optimizer
-    step."""
+    """Seconds by cause, [T, N].
+
+    `data_s` is the part that computation does not hide. `other_s` is the optimizer step.
+    """
 
     compute_s: Floats
     tensor_s: Floats
@@ -134,11 +136,13 @@ def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes
     )
 
 
-def _compute_repeated_s(forward_s: Floats, passes_: Floats, candidates: StrategyCandidates) -> Floats:
-    """Return [T, N] from the [T, B] of one forward pass: the time of `passes_` passes, and again if full recompute
-    repeats it."""
-    again_s: Floats = (candidates.recompute == 2) * ((passes_ - 1) * forward_s)[:, candidates.degree_index]
-    return (passes_ * forward_s)[:, candidates.degree_index] + again_s
+def _compute_repeated_s(forward_s: Floats, pass_count: Floats, candidates: StrategyCandidates) -> Floats:
+    """Return [T, N]: the time of `pass_count` passes that each take `forward_s`, [T, B].
+
+    Full recompute repeats the forward pass.
+    """
+    again_s: Floats = (candidates.recompute == 2) * ((pass_count - 1) * forward_s)[:, candidates.degree_index]
+    return (pass_count * forward_s)[:, candidates.degree_index] + again_s
 
 
 def _compute_expert_s(
@@ -284,8 +288,12 @@ def compute_pass_times(
 
 
 def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
-    """Return the bytes of weights, read once, and of the inputs and outputs of products, split between the two of a
-    pair."""
+    """Return the bytes that matrix products read and write: weights, read once, and inputs and outputs.
+
+    Tensor parallelism splits the values between the two products of a pair.
+
+    A pair of products under tensor parallelism splits its inner dimension.
+    """
     value_bytes = hardware.precision.value_bytes
     rows = degrees.samples / degrees.context
     weights = value_bytes * (table.dense_parameters + table.expert_parameters / degrees.ep) / degrees.tp
@@ -319,7 +327,7 @@ def _compute_attached_s(table: LayerTable, degrees: ParallelDegrees, hardware: H
     In front of a frozen layer they compute no gradient of inputs, and a frozen embedding computes no gradient at all.
     """
     rows = degrees.samples / degrees.context
-    passes_ = 1 + table.backward + table.attached_trained
+    pass_count = 1 + table.backward + table.attached_trained
     rate = hardware.peak_flops_per_s * hardware.efficiency
     operands = hardware.precision.value_bytes * table.product_parameters / degrees.tp
     operands = operands + np.where(table.product_parameters > 0, table.boundary_bytes, 0.0) * rows
@@ -327,4 +335,4 @@ def _compute_attached_s(table: LayerTable, degrees: ParallelDegrees, hardware: H
     # A vocabulary that does not divide evenly is padded to aligned columns, as Megatron-LM does.
     unaligned = (table.columns % degrees.tp == 0) & (table.columns // degrees.tp % ALIGNED_COLUMNS > 0)
     moved_s = table.attached_traffic_bytes * rows / degrees.tp / hardware.memory_bandwidth_bytes_per_s
-    return passes_ * products_s * np.where(unaligned, hardware.unaligned_slowdown, 1.0) + moved_s
+    return pass_count * products_s * np.where(unaligned, hardware.unaligned_slowdown, 1.0) + moved_s

@@ -1,5 +1,7 @@
-"""Costs of a pipeline: micro-batches in flight, hand-overs between stages, and the costs of all strategies of a
-stage."""
+"""Costs of a pipeline.
+
+They comprise micro-batches in flight, hand-overs between stages, and the costs of all strategies of a stage.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,10 @@ def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[in
 def _compute_joint_costs(
     kinds: tuple[Layer, ...], candidates: StrategyCandidates, batches: Ints, setting: StageSetting
 ) -> tuple[StageCosts, Floats]:
-    """Return the costs of all numbers of micro-batches side by side, and separately the changes of layout [C, T, K,
-    K], which depend on that number."""
+    """Return the costs of all numbers of micro-batches side by side, and the changes of layout [C, T, K, K].
+
+    The changes of layout depend on the number of micro-batches, so they are separate.
+    """
     table, degrees = build_layer_table(kinds), candidates.degrees
     layouts, numbers = list_layouts(degrees)
     changes_s = compute_reshard_s(table, layouts, batches, setting)
@@ -127,8 +131,9 @@ def compute_hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: 
 def compute_hand_over_table_s(
     layers: LayerChain, groups: tuple[StageGroup, ...], batch: int, *, interleave: int = 1
 ) -> Floats:
-    """Return [P-1, G, G, L+1]: hand-over times at cut p, from group to group, if the next stage begins with layer a;
-    infinite for a = 0 and a = L.
+    """Return [P-1, G, G, L+1]: hand-over times at cut p, from group to group, if the next stage begins with layer a.
+
+    The time is infinite for a = 0 and a = L.
 
     An interleaved pipeline has [P, ...]: the last row leads from the last device back to the first. In a mixed pipeline
     the order of stages is open, so a group's hand-overs count as between nodes if any of them can be.

@@ -20,8 +20,10 @@ from scheduler.solver.profiles.profile_document import (
 
 
 class Family(StrEnum):
-    """The stacks of a transformer: decoder (GPT, Llama), encoder (BERT), both (T5), or encoder over image patches
-    (ViT)."""
+    """The kind of a transformer.
+
+    Decoder (GPT, Llama), encoder (BERT), both (T5), or encoder over image patches (ViT).
+    """
 
     DECODER = "decoder"
     ENCODER = "encoder"

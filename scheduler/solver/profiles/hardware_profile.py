@@ -57,8 +57,10 @@ class Precision(StrEnum):
 
     @property
     def fsdp_bytes(self) -> int:
-        """Bytes per parameter under ZeRO-3, where the fp32 weight is the master weight (PyTorch FSDP, arXiv
-        2304.11277)."""
+        """Bytes per parameter under ZeRO-3, where the fp32 weight is the master weight.
+
+        Source: PyTorch FSDP, arXiv 2304.11277.
+        """
         return 16
 
 
@@ -180,8 +182,10 @@ class HardwareProfile:
         return ceil(gpus / self.gpus_per_nic) / gpus
 
     def network_bandwidth_bytes_per_s(self, gpus: int) -> float:
-        """Return the network bandwidth of each of `gpus` GPUs of one node; traffic to the network also passes the links
-        within the node."""
+        """Return the network bandwidth of each of `gpus` GPUs of one node.
+
+        Traffic to the network also passes the links within the node.
+        """
         return min(self.intra_bandwidth_bytes_per_s, self.nics_per_gpu(gpus) * self.inter_bandwidth_bytes_per_s)
 
     def plannable_bytes(self, limit_bytes: int) -> int:

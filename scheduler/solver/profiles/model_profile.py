@@ -202,8 +202,11 @@ class ModelProfile:
 
     @property
     def training_flops_per_sample(self) -> float:
-        """Flops of the forward pass and of all gradients that are needed: of trained weights, and of inputs behind a
-        trained layer. Three times the forward pass if nothing is frozen."""
+        """Flops of the forward pass and of all gradients that are needed.
+
+        Gradients are needed of trained weights, and of inputs behind a trained layer. If nothing is frozen, the result
+        is three times the forward pass.
+        """
         backward = not self.layers[0].frozen
         flops = self.embedding.flops_per_sample * (1 + 2 * backward)
         for run in self.layers:

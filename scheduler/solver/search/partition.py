@@ -85,8 +85,10 @@ def compute_smallest_bottleneck_s(times: StageTimes) -> float:
 
 
 def _find_least_sum(times: StageTimes) -> Partition | None:
-    """Return the partition of least sum: a shortest path over (devices used of the second group, last group,
-    border)."""
+    """Return the partition with the smallest sum.
+
+    It is a shortest path over (devices used of the second group, last group, border).
+    """
     reach = _init_reach(times)
     trail: list[tuple[Ints, Ints]] = []
     for position in range(1, len(times.stages_s)):

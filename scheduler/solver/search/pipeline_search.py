@@ -254,8 +254,10 @@ def compute_balanced_bound_s(oracles: Sequence[StageOracle], counts: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class BestFirstResult:
-    """The pipeline with the fastest plan (None if none was found), a time that no plan can beat, and the labels
-    spent."""
+    """Result of a best-first search: the pipeline with the fastest plan, a lower bound, and the labels spent.
+
+    `best` is None if no plan was found. No plan is faster than `bound_s`.
+    """
 
     best: PipelineSearch | None
     bound_s: float

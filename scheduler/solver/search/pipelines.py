@@ -102,8 +102,10 @@ def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[
 def _enumerate_schedules(
     groups: tuple[PipelineGroup, ...], micro_batches: int, layers: int
 ) -> Iterator[tuple[Schedule, tuple[int, ...]]]:
-    """Yield 1F1B with free cuts, and interleaved 1F1B as Megatron runs it: even chunks, micro-batches in whole
-    rounds."""
+    """Yield 1F1B with free cuts, and interleaved 1F1B as Megatron runs it.
+
+    Megatron needs even chunks, and micro-batches in whole rounds.
+    """
     yield Schedule(), ()
     devices = sum(member.devices for member in groups)
     supported = all(member.group.hardware.supports(Dimension.INTERLEAVE) for member in groups)

@@ -164,8 +164,10 @@ def _get_time_s(outcome: SearchOutcome) -> float:
 
 
 def build_plan(request: SolveRequest, pipeline: Pipeline, gap: float) -> ParallelPlan:
-    """Return the best plan that the search of `pipeline` has found, with the predictions of the independent
-    evaluation."""
+    """Return the best plan that the search of `pipeline` has found.
+
+    Its predictions are those of the independent evaluation.
+    """
     solution = pipeline.search.solution
     assert solution is not None, "the search has not found a plan"
     return build_evaluated_plan(request, pipeline, solution, pipeline.search.cost_s, gap)

@@ -70,8 +70,10 @@ class StageOracle:
         return sum(float(self.unlimited_s[self.windows.ids[span]]) for span in chunks)
 
     def get_bounds_s(self, in_flight: float) -> Floats:
-        """Return [U]: a time that no stage of each window can beat; proven times replace bounds as they become
-        known."""
+        """Return [U]: a lower bound of the time of each window.
+
+        Proven times replace bounds as they become known.
+        """
         known = self._times_s.get(in_flight)
         if known is None:
             known = compute_stage_lower_bounds(
@@ -103,8 +105,11 @@ class StageOracle:
         return float(bounds[0])
 
     def solve(self, chunks: LayerRuns, in_flight: float, *, tolerance: float, labels_max: int) -> StageSolution:
-        """Return the best strategies of a device with these runs of layers, proven within `tolerance` unless the
-        budget of labels runs out. The proven time of a single run replaces its bound."""
+        """Return the best strategies of a device with these runs of layers.
+
+        They are proven within `tolerance` unless the budget of labels runs out. The proven time of a single run
+        replaces its bound.
+        """
         if len(chunks) == 1:
             first, end = self.windows.spans[self.windows.ids[chunks[0]]].tolist()
             chunks = ((first, end),)  # Solve equal windows only once.

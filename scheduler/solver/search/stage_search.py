@@ -120,8 +120,10 @@ class _StageSearch:
         heapq.heappush(self._bands, (used <= low, bound_s, low, band))
 
     def _split_band(self, band: _Band, at: int) -> None:
-        """Split the band at buffer size `at`: from there on, that size is subtracted from the capacity; below, it is
-        unavailable."""
+        """Split the band at buffer size `at`.
+
+        From there on, that size is subtracted from the capacity. Below, it is unavailable.
+        """
         self._open_band(band.low, at - 1)
         self._open_band(at, band.high)
 
@@ -212,8 +214,10 @@ class _Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelSearch:
-    """Result of label setting: the choice, empty if none is faster than the limit; `complete` unless the budget ran
-    out."""
+    """Result of label setting.
+
+    `choice` is empty if none is faster than the limit. `complete` is false if the budget ran out.
+    """
 
     choice: tuple[int, ...]
     labels: int
@@ -282,8 +286,10 @@ def _find_useful_strategies(
 
 
 def _find_undominated_labels(labels: _Labels, min_step_s: float) -> Ints:
-    """Return the positions of labels that no other label of the same layout beats in both memory and time, less
-    `step_least_s`."""
+    """Return the positions of labels that are not dominated.
+
+    A label dominates another of the same layout if it is better in both memory and time, less `step_least_s`.
+    """
     order = np.lexsort((labels.time_s, labels.memory_bytes, labels.layout))
     borders = np.flatnonzero(np.diff(labels.layout[order])) + 1
     kept = []
@@ -321,8 +327,10 @@ class _Moves:
 
 
 def improve_choice(problem: StageProblem, allowed: Ints, choice: Ints) -> Ints:
-    """Improve a choice by local search: trade time for memory until it fits, then move one or two layers while it
-    gets faster."""
+    """Improve a choice by local search.
+
+    Trade time for memory until the choice fits, then move one or two layers while it gets faster.
+    """
     choice, at = choice.copy(), np.arange(len(choice))
     step_s, memory = problem.step_s[:, allowed], problem.memory_bytes[:, allowed]
     layouts, working = problem.layouts[allowed], problem.working_bytes[allowed]
