@@ -62,7 +62,7 @@ def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_qu
     """Check that the queue accepts a job of this owner.
 
     Raises:
-        InvalidDocumentError: The queue is undeclared although others are declared, and `undeclared_queues` is "refuse".
+        InvalidDocumentError: the queue is undeclared although others are declared, and `undeclared_queues` is "refuse".
         ProblemError: 409 if the owner has as many jobs in the queue as it allows.
     """
     queues = context.snapshot.queues

@@ -333,7 +333,7 @@ def load_token_secret(path: Path) -> bytes:
     Several processes may call this at once: all of them return the secret of the first.
 
     Raises:
-        ValueError: The file is shorter than 32 bytes, or other users can read it.
+        ValueError: the file is shorter than 32 bytes, or other users can read it.
     """
     if not path.exists():
         _create_secret(path)

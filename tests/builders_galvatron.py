@@ -1,4 +1,4 @@
-"""Recorded cases of Galvatron, and the instances of its dynamic programme for the exact search."""
+"""Recorded cases of Galvatron, and the instances of its dynamic program for the exact search."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def load_recorded_answer(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTable:
-    """One instance of Galvatron's dynamic programme, as `cost_tables.json` records it, for S strategies.
+    """One instance of Galvatron's dynamic program, as `cost_tables.json` records it, for S strategies.
 
     time_s [S], memory_mb [S], transition_s [S, S]; `embedding_s` comes on top of the layers' time, `room_mb` is left
-    for them. `recorded_s` is the programme's own optimum, infinite where nothing fits.
+    for them. `recorded_s` is the program's own optimum, infinite where nothing fits.
     """
 
     time_s: Floats

@@ -38,8 +38,8 @@ class Client(
     """A client of one service. Use it as a context manager, or call `close`.
 
     Every method raises:
-        ProblemError: The service rejected the request. See `status`, `title` and `detail`.
-        UnreachableError: No usable response came.
+        ProblemError: the service rejected the request. See `status`, `title` and `detail`.
+        UnreachableError: no usable response came.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Client(
         """`token`: an API token or a JWT. It may be empty if the service runs without authentication.
 
         Raises:
-            ValueError: The URL is not http or https, or the token cannot be sent in a header.
+            ValueError: the URL is not http or https, or the token cannot be sent in a header.
         """
         super().__init__(
             Connection(url, token=token, timeout_s=timeout_s, retries=retries or RetryPolicy(), transport=transport)

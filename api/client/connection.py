@@ -141,8 +141,8 @@ class Connection:
         """Return the JSON object of the response; an empty one if the response has no body.
 
         Raises:
-            ProblemError: The service rejected the request.
-            UnreachableError: No usable response came.
+            ProblemError: the service rejected the request.
+            UnreachableError: no usable response came.
         """
         headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
         response = self._send(method, path, json=json, query=query, headers=headers, is_keyed=bool(key))
@@ -162,7 +162,7 @@ class Connection:
         """Open a stream of server-sent events that continues after the event `last_id`.
 
         Raises:
-            ProblemError: The service rejected the request.
+            ProblemError: the service rejected the request.
             httpx.TransportError: The connection broke, or was silent for STREAM_READ_TIMEOUT_S.
         """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
@@ -260,7 +260,7 @@ def follow_stream(connection: Connection, path: str, query: Mapping[str, str]) -
     """Yield each event once, up to and including one of kind `end`. Reconnects when the connection breaks.
 
     Raises:
-        ProblemError: The service rejected the request.
+        ProblemError: the service rejected the request.
         UnreachableError: RECONNECTS_MAX connections in a row brought no event.
     """
     last_id, failures, reason = "", 0, "the stream ends at once"

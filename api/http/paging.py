@@ -110,7 +110,7 @@ def decode_cursor(cursor: str, noun: str, *kinds: type) -> list[Any] | None:
     """Return the values that `encode_cursor` was given, or None for an empty cursor.
 
     Raises:
-        InvalidDocumentError: The cursor does not come from a list of `noun`.
+        InvalidDocumentError: the cursor does not come from a list of `noun`.
     """
     if not cursor:
         return None

@@ -87,7 +87,7 @@ def list_route_rules(routes: Iterable[BaseRoute]) -> Mapping[str, RouteRule]:
     """Return the rule of every route, by "METHOD /path/{template}". HEAD shares the rule of GET and is left out.
 
     Raises:
-        ValueError: An endpoint has no rule.
+        ValueError: an endpoint has no rule.
     """
     rules: dict[str, RouteRule] = {}
     for route in routes:

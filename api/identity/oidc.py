@@ -60,8 +60,8 @@ class OidcIssuer:
         """Return the identity in the token. `elapsed_s` is the time of a monotonic clock.
 
         Raises:
-            InvalidTokenError: The token is malformed, expired, for another audience, or not signed by this issuer.
-            IssuerUnavailableError: The token's key is unknown and the issuer does not answer.
+            InvalidTokenError: the token is malformed, expired, for another audience, or not signed by this issuer.
+            IssuerUnavailableError: the token's key is unknown and the issuer does not answer.
         """
         try:
             header = jwt.get_unverified_header(token)

@@ -70,8 +70,8 @@ async def resolve_allowed(host: str, port: int, allowed: frozenset[str], resolve
     """Return the addresses to connect to.
 
     Raises:
-        RefusedAddressError: One of the addresses is not public. None of them may be used then.
-        OSError: The host has no address.
+        RefusedAddressError: one of the addresses is not public. None of them may be used then.
+        OSError: the host has no address.
     """
     name = host.strip("[]").lower()
     found = [name] if _is_address(name) else await resolve(name, port)

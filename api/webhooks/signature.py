@@ -39,7 +39,7 @@ def verify(headers: Mapping[str, str], body: bytes | str, secret: str) -> None:
     A message is sent until the receiver answers 2xx, so the same `webhook-id` may arrive more than once.
 
     Raises:
-        SignatureError: The signature does not match, is too old or too new, or a header is missing or malformed.
+        SignatureError: the signature does not match, is too old or too new, or a header is missing or malformed.
     """
     try:
         Webhook(secret).verify(body, dict(headers), json_parse=False)

@@ -121,7 +121,7 @@ def compute_transition_s(former: Strategy, latter: Strategy, setting: PipelineSe
 
     No other change costs anything.
 
-    The unit is Galvatron's own. Its dynamic programme charges a hundred times this, its final time nothing.
+    The unit is Galvatron's own. Its dynamic program charges a hundred times this, its final time nothing.
     """
     if former.split == latter.split:
         return 0.0

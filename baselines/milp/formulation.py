@@ -135,7 +135,7 @@ class _Chunk:
     """Columns of chunk `number` on one group, for the n layers from `first` that it may hold; S strategies, K classes.
 
     node   [n, S]       the layer has this strategy here
-    stay   [n-1, K, K]  its neighbour is here too
+    stay   [n-1, K, K]  its neighbor is here too
     enter  [n, K]       it is the first of the chunk
     leave  [n, K]       it is the last of the chunk
     """
@@ -151,7 +151,7 @@ class _Chunk:
 
 
 class MilpFormulation:
-    """The programme of `instance`. Times have the unit `unit_s`, memory is in shares of the capacity.
+    """The program of `instance`. Times have the unit `unit_s`, memory is in shares of the capacity.
 
     Only solutions whose largest load is at most `longest_s` are wanted.
     """

@@ -1,4 +1,4 @@
-"""UniAP's mixed integer programme as an independent reference solver.
+"""UniAP's mixed integer program as an independent reference solver.
 
 It shares only the instance and its costs with the search.
 """
@@ -31,7 +31,7 @@ class MilpOutcome:
             best point misses a memory limit by 1e-8 to 1e-7 of it, so a better solution in the same node can be lost.
             One that fits by `evaluate_solution` is then the proof.
         status: in HiGHS's words.
-        time_s: by HiGHS's own clock, without building the programme.
+        time_s: by HiGHS's own clock, without building the program.
         number: index of the instance that the solution belongs to.
     """
 

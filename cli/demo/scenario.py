@@ -121,10 +121,10 @@ class EventPrinter:
             elif code in _EVENT_LABELS:
                 self._print_line(event, _EVENT_LABELS[code], _EVENT_COLORS[code], message)
 
-    def _print_line(self, event: EventView, word: str, colour: str, message: str) -> None:
+    def _print_line(self, event: EventView, word: str, color: str, message: str) -> None:
         at_s = max(0.0, event["at_s"] - self._started_at_s)
         self._console.print(
-            f"[dim]{at_s:5.0f} s[/dim]  [{colour}]{word:<16}[/{colour}] {event['subject']:<22} {message}",
+            f"[dim]{at_s:5.0f} s[/dim]  [{color}]{word:<16}[/{color}] {event['subject']:<22} {message}",
             highlight=False,
             soft_wrap=True,
         )

@@ -1,4 +1,4 @@
-"""Charts of a simulation over time. A policy set has the same colour in every chart."""
+"""Charts of a simulation over time. A policy set has the same color in every chart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TEXT_COLOR, _MUTED_COLOR, _GRID_COLOR, _AREA_COLOR = "#1f2933", "#616e7c", "#e4e7eb", "#e4e7eb"
 _PALETTE = ("#52606d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The Okabe-Ito palette, which is safe for colour-blind readers, with a grey for the baseline."""
+"""The Okabe-Ito palette, which is safe for color-blind readers, with a grey for the baseline."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
 _FIXED_STYLE_POLICIES = ("fifo", "ebbtide", "lyra", "afs", "opportunistic")
 _RC_PARAMS: Any = {
@@ -76,9 +76,9 @@ def select_charts(series: Series) -> Iterator[Chart]:
 
 
 def assign_line_styles(policies: Sequence[str]) -> Looks:
-    """Return colour and dashes per policy set. The most common policy sets always have the same style."""
+    """Return color and dashes per policy set. The most common policy sets always have the same style."""
     known = [*_FIXED_STYLE_POLICIES, *(policy for policy in policies if policy not in _FIXED_STYLE_POLICIES)]
-    looks = [{"color": colour, "linestyle": dash} for dash, colour in product(_DASHES, _PALETTE)]
+    looks = [{"color": color, "linestyle": dash} for dash, color in product(_DASHES, _PALETTE)]
     return {policy: looks[at % len(looks)] | {"label": policy} for at, policy in enumerate(known)}
 
 

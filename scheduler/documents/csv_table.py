@@ -68,7 +68,7 @@ class CsvTable:
         """Check that all required columns exist and that no unknown ones do.
 
         Raises:
-            TraceError: A column is missing or unknown.
+            TraceError: a column is missing or unknown.
         """
         columns = f"allowed: {', '.join(required)}" + (f"; optional: {', '.join(optional)}" if optional else "")
         for name in required:
@@ -83,7 +83,7 @@ def open_table(path: Path) -> CsvTable:
     """Open the file at `path` and read its header.
 
     Raises:
-        TraceError: The file cannot be read, or a column is duplicated. Iterating over the rows raises it as well.
+        TraceError: the file cannot be read, or a column is duplicated. Iterating over the rows raises it as well.
     """
     lines = _read_lines(path)
     _, cells = next(lines, (1, []))

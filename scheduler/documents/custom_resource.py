@@ -139,7 +139,7 @@ def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
     """Convert the spec of a Pool.
 
     Raises:
-        InvalidDocumentError: The name is invalid, or LendingPolicy rejects a value.
+        InvalidDocumentError: the name is invalid, or LendingPolicy rejects a value.
     """
     parse_document(_NameDocument, {"name": name})
     return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand))
@@ -183,7 +183,7 @@ def manifest_to_job_document(manifest: Mapping[str, Any]) -> dict[str, Any]:
     The same file thus serves `kubectl apply` and `ebbtide submit`.
 
     Raises:
-        InvalidDocumentError: The manifest is no ElasticJob, or uses a field that only the operator supports.
+        InvalidDocumentError: the manifest is no ElasticJob, or uses a field that only the operator supports.
     """
     for field, expected in (("apiVersion", ELASTIC_JOB_API_VERSION), ("kind", ELASTIC_JOB_KIND)):
         if manifest.get(field) != expected:

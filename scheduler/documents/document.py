@@ -135,7 +135,7 @@ def parse_document(model: type[D], document: object) -> D:
     """Parse plain JSON or YAML values.
 
     Raises:
-        InvalidDocumentError: One or more fields are invalid.
+        InvalidDocumentError: one or more fields are invalid.
     """
     try:
         return model.model_validate(document)

@@ -163,7 +163,7 @@ def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
     """Convert a lending document. None gives the defaults.
 
     Raises:
-        InvalidDocumentError: LendingPolicy rejects a value.
+        InvalidDocumentError: lendingPolicy rejects a value.
     """
     if document is None:
         return LendingPolicy()

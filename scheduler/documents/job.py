@@ -110,7 +110,7 @@ def check_checkpoint_mount(checkpoint: CheckpointDocument, template: Mapping[str
     """Check that the template mounts nothing at the checkpoint directory if `checkpoint.volume` is set.
 
     Raises:
-        PydanticCustomError: The template's first container mounts a volume there.
+        PydanticCustomError: the template's first container mounts a volume there.
     """
     place = posixpath.normpath(checkpoint.dir or CHECKPOINT_DIR)
     if checkpoint.volume is not None and place in first_container_mounts(template):
@@ -126,7 +126,7 @@ def to_checkpoint_spec(document: CheckpointDocument) -> CheckpointSpec:
     """Convert the document.
 
     Raises:
-        ValueError: CheckpointSpec rejects a value.
+        ValueError: checkpointSpec rejects a value.
     """
     given = document.volume
     volume = None if given is None else CheckpointVolume(given.persistent_volume_claim.claim_name, given.sub_path or "")
@@ -289,7 +289,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
     """Convert a job document.
 
     Raises:
-        InvalidDocumentError: JobSpec rejects a value.
+        InvalidDocumentError: jobSpec rejects a value.
     """
     template = document.template
     command = tuple(document.command) or (template_command(template) if template is not None else ())
@@ -331,7 +331,7 @@ def parse_job(document: object) -> JobSpec:
     """Parse a job document of plain JSON or YAML values.
 
     Raises:
-        InvalidDocumentError: Fields are invalid. The message names each with its value and what is allowed.
+        InvalidDocumentError: fields are invalid. The message names each with its value and what is allowed.
     """
     return to_job_spec(parse_document(JobDocument, document))
 

@@ -110,7 +110,7 @@ def parse_gpu_shape(document: object) -> GpuShape:
     """Parse the shape in a file: `[{gpu, nodes, gpus_per_node}, ...]`, or the same list under `groups`.
 
     Raises:
-        InvalidDocumentError: One or more fields are invalid.
+        InvalidDocumentError: one or more fields are invalid.
     """
     groups = document.get("groups") if isinstance(document, dict) and set(document) == {"groups"} else document
     if not isinstance(groups, list):

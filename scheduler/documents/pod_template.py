@@ -18,7 +18,7 @@ def check_structure(template: Mapping[str, Any]) -> None:
     Null fields count as absent, as in the API server. `template` must have a `spec` with `containers`.
 
     Raises:
-        PydanticCustomError: A part has a type that the API server rejects.
+        PydanticCustomError: a part has a type that the API server rejects.
     """
     meta, spec = _require_object("metadata", template.get("metadata")), template["spec"]
     for name in ("labels", "annotations"):
@@ -96,7 +96,7 @@ def check_template(template: Mapping[str, Any]) -> None:
     Ebbtide sets the scheduler, the node and the GPU requests: as many GPUs on each node as the plan has ranks there.
 
     Raises:
-        PydanticCustomError: A required field is missing, or a field is set that Ebbtide sets itself.
+        PydanticCustomError: a required field is missing, or a field is set that Ebbtide sets itself.
     """
     for name in template:
         if name not in ("metadata", "spec"):

@@ -67,7 +67,7 @@ def apply_queue_change(queue: JobQueue, change: QuotaDocument) -> JobQueue:
     """Return the queue with the fields that are set in `change`.
 
     Raises:
-        InvalidDocumentError: The resulting limit is below the guarantee.
+        InvalidDocumentError: the resulting limit is below the guarantee.
     """
     quota = queue.quota | change.model_dump(exclude_unset=True)
     return to_job_queue(parse_document(QueueDocument, {"name": queue.name, **quota}))
@@ -77,7 +77,7 @@ def queue_from_spec(name: str, spec: object) -> JobQueue:
     """Parse the `spec` of a Queue custom resource.
 
     Raises:
-        InvalidDocumentError: The name or a field is invalid.
+        InvalidDocumentError: the name or a field is invalid.
     """
     quota = parse_document(QueueSpec, spec).model_dump()
     return to_job_queue(parse_document(QueueDocument, {"name": name, **quota}))

@@ -158,7 +158,7 @@ def read_cluster(path: Path) -> ClusterDocument:
     """Read the cluster file at `path`.
 
     Raises:
-        ClusterError: The file cannot be read, is not YAML, or has an invalid field.
+        ClusterError: the file cannot be read, is not YAML, or has an invalid field.
     """
     text = _read_text(path)
     try:
@@ -273,7 +273,7 @@ def to_simulation_files(document: SimulationDocument) -> SimulationFiles:
     """Return the texts of the input files.
 
     Raises:
-        InvalidDocumentError: A text cannot be unpacked, or is too large.
+        InvalidDocumentError: a text cannot be unpacked, or is too large.
     """
     cluster = document.cluster if isinstance(document.cluster, str) else _dump_cluster(document.cluster)
     return SimulationFiles(_decode_text("jobs", document.jobs), _decode_text("demand", document.demand), cluster)

@@ -1,6 +1,6 @@
 """Published measurements of throughput: the step time of a model on GPUs with some placement.
 
-Three file formats are recognised by their header: iterations per second by number of GPUs (ElasticFlow), seconds per
+Three file formats are recognized by their header: iterations per second by number of GPUs (ElasticFlow), seconds per
 step by placement and plan (Rubick), and seconds per step by placement and local batch (Pollux).
 """
 
@@ -63,7 +63,7 @@ class StepByPlacement:
 class StepByLocalBatch:
     """A step with `local_batch` samples on each of `gpus` GPUs on `nodes` nodes.
 
-    `sync_time_s` is the part of it that synchronises gradients. `placement` is empty if only the counts are known.
+    `sync_time_s` is the part of it that synchronizes gradients. `placement` is empty if only the counts are known.
     """
 
     gpu: str
@@ -84,7 +84,7 @@ def read_throughput(path: Path) -> MeasuredSteps:
     """Read the measured steps of a file. An empty throughput, or one of 0, is a failed run and is skipped.
 
     Raises:
-        TraceError: The file cannot be read, its format is unknown, or a row is invalid.
+        TraceError: the file cannot be read, its format is unknown, or a row is invalid.
     """
     table = open_table(path)
     if table.header[:3] == ("gpu", "file", "global_batch_size"):

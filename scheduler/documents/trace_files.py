@@ -33,7 +33,7 @@ def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
     `workload` selects one workload of a file with several. Empty selects all of them.
 
     Raises:
-        TraceError: The file cannot be read, does not contain the workload, or has an invalid row.
+        TraceError: the file cannot be read, does not contain the workload, or has an invalid row.
     """
     table = open_table(path)
     dialect = detect_dialect(table)
@@ -82,7 +82,7 @@ def read_demand(path: Path) -> tuple[DemandRow, ...]:
     relative to the first one) is one series of load.
 
     Raises:
-        TraceError: The file cannot be read, a row is invalid, or a row is missing in evenly spaced samples.
+        TraceError: the file cannot be read, a row is invalid, or a row is missing in evenly spaced samples.
     """
     table = open_table(path)
     rows: list[DemandRow] = []

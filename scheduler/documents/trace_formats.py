@@ -1,4 +1,4 @@
-"""Rows of job and demand traces, and the published trace formats, recognised by their header."""
+"""Rows of job and demand traces, and the published trace formats, recognized by their header."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def detect_dialect(table: CsvTable) -> JobDialect:
     """Return the format with the table's columns, in any order. The default is Ebbtide's own format.
 
     Raises:
-        TraceError: A column of Ebbtide's format is missing or unknown.
+        TraceError: a column of Ebbtide's format is missing or unknown.
     """
     for dialect in _EXTERNAL_DIALECTS:
         if set(dialect.columns) == set(table.header):

@@ -36,7 +36,7 @@ def parse_duration_s(value: object) -> float:
     """Parse a number of seconds or text such as "90", "90s", "5m", "1h30m", "1.5h" or "500ms".
 
     Raises:
-        ValueError: The value is no duration, is negative, or is not finite.
+        ValueError: the value is no duration, is negative, or is not finite.
     """
     seconds = _parse_seconds(value)
     if seconds is None or not 0 <= seconds < math.inf:
@@ -48,7 +48,7 @@ def parse_bytes(value: object) -> int:
     """Parse a number of bytes or text such as "80GiB" (2**30) or "80GB" (10**9).
 
     Raises:
-        ValueError: The value is no size, or is not above 0.
+        ValueError: the value is no size, or is not above 0.
     """
     size = value if isinstance(value, int) and not isinstance(value, bool) else _parse_size_text(value)
     if size is None or not 0 < size < 2**63:

@@ -39,7 +39,7 @@ def decode(hint: type[T], document: Any) -> T:
     """Decode a document that `encode` wrote.
 
     Raises:
-        CodecError: A field is missing, unknown, of another type, or rejected by the type itself.
+        CodecError: a field is missing, unknown, of another type, or rejected by the type itself.
     """
     value: T = decode_as(hint, document)
     return value

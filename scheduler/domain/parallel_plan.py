@@ -148,7 +148,7 @@ def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
     """Parse a plan that `plan_to_json` wrote.
 
     Raises:
-        ValueError: A field is missing, of another type, or contradicts another field. The message names it.
+        ValueError: a field is missing, of another type, or contradicts another field. The message names it.
     """
     try:
         stages = tuple(

@@ -66,7 +66,7 @@ class Snapshot:
         """Return the shape of these GPUs.
 
         Raises:
-            KeyError: A node does not exist.
+            KeyError: a node does not exist.
         """
         return GpuShape.from_node_counts((self.nodes[node].gpu, len(indices)) for node, indices in gpus.items())
 

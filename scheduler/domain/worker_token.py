@@ -20,7 +20,7 @@ def issue_worker_token(secret: bytes, job_id: str, generation: int) -> str:
     """Return the token for one generation of a job's workers, safe in URLs and environment variables.
 
     Raises:
-        ValueError: The secret is shorter than 16 bytes.
+        ValueError: the secret is shorter than 16 bytes.
     """
     return WORKER_TOKEN_PREFIX + _digest(_require_secret_length(secret), f"{job_id}:{generation}")
 
@@ -34,7 +34,7 @@ def issue_agent_token(secret: bytes, job_id: str) -> str:
     """Return the token for a job's node agents.
 
     Raises:
-        ValueError: The secret is shorter than 16 bytes.
+        ValueError: the secret is shorter than 16 bytes.
     """
     key = hmac.new(_require_secret_length(secret), _AGENT_KEY, sha256).digest()
     return AGENT_TOKEN_PREFIX + _digest(key, job_id)

@@ -147,7 +147,7 @@ def compute_residual_quantile(sorted_residuals: FloatArray, level: float, *, ove
 
     Args:
         sorted_residuals: ascending, shape (m,).
-        overlap: number of neighbouring residuals that share outcomes, so that m residuals count as m / overlap
+        overlap: number of neighboring residuals that share outcomes, so that m residuals count as m / overlap
             independent ones.
     """
     count = len(sorted_residuals)

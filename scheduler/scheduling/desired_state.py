@@ -33,7 +33,7 @@ def apply_decisions(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapsh
     """Return the desired state after `decisions`, applied in order.
 
     Raises:
-        ValueError: A decision does not fit the state in which it is applied. `find_violation` detects this first.
+        ValueError: a decision does not fit the state in which it is applied. `find_violation` detects this first.
     """
     desired = MutableSnapshot(snapshot)
     for decision in decisions:

@@ -1,4 +1,4 @@
-"""Instance: the optimisation of one pipeline as plain arrays, independent of any cost model.
+"""Instance: the optimization of one pipeline as plain arrays, independent of any cost model.
 
 An instance fixes everything except the cuts, the order of the groups, and each layer's strategy. The search and the
 baselines use this form: arrays in, integers (`Solution`) out.
@@ -29,7 +29,7 @@ class StageCosts:
         kept_bytes     [T, S]     activations of one layer and one micro-batch in flight
         working_bytes  [S]        buffer of a stage that uses the strategy; a stage needs the largest of its strategies'
         reshard_s      [T, K, K]  after a layer, from its layout to the next layer's, within a stage
-        border_s       [T, S]     gathering at the first and the last layer of a stage that has a neighbour there
+        border_s       [T, S]     gathering at the first and the last layer of a stage that has a neighbor there
     """
 
     layouts: Ints

@@ -110,7 +110,7 @@ class ApiToken:
     """An API token without its secret. Times are Unix seconds.
 
     Args:
-        prefix: the first characters of the secret, by which its owner recognises it.
+        prefix: the first characters of the secret, by which its owner recognizes it.
         digest: SHA-256 of the secret in hexadecimal.
         grants: texts such as "submitter:research".
     """

@@ -1,6 +1,6 @@
 """How activations are sharded over the ranks of a pipeline group, and their redistribution between layers.
 
-Neighbouring layers may have different strategies: one with tensor parallelism over half of the batch, the next with
+Neighboring layers may have different strategies: one with tensor parallelism over half of the batch, the next with
 data parallelism over a quarter. Every rank knows which tokens of a micro-batch it has and which it needs, so one
 all-to-all moves every missing token once. A token is numbered within its micro-batch, over all samples. All stages
 cut the batch into the plan's micro-batches.

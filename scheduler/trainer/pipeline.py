@@ -55,7 +55,7 @@ def build_loss_share(layout: Layout, *, tokens: int) -> LossFunction:
 
 
 class StageLink:
-    """Sends and receives tensors of one shape between this rank and its peer in a neighbouring stage.
+    """Sends and receives tensors of one shape between this rank and its peer in a neighboring stage.
 
     One send is pending at a time. Without a peer the tensors are empty.
     """
@@ -94,7 +94,7 @@ class NonInterleavedSchedule:
 
     The number of warm-up forward passes is that of the following stages (1F1B, PipeDream-Flush, arXiv 2006.09503,
     section 2.2) or of all micro-batches (GPipe, arXiv 1811.06965). The schedules of torch.distributed.pipelining
-    cannot be used, because neighbouring stages may have different numbers of ranks.
+    cannot be used, because neighboring stages may have different numbers of ranks.
     """
 
     def __init__(

@@ -104,25 +104,25 @@ def _milp_ratios(count: int, lent: int, leaving: int) -> Iterator[float]:
 
 def _lower_bound_gpu_s(cost: RecallCost, count: int) -> float:
     """Return the lower bound that HiGHS proves for the cost of emptying `count` nodes."""
-    programme = MilpModel()
-    leaves = programme.add_columns(np.zeros(len(cost.nodes)), integer=True)
-    programme.add_row((leaves, 1.0), lower=count, upper=count)
+    program = MilpModel()
+    leaves = program.add_columns(np.zeros(len(cost.nodes)), integer=True)
+    program.add_row((leaves, 1.0), lower=count, upper=count)
     for tenant in cost.jobs:
-        touched, restarts = programme.add_columns([0.0]), programme.add_columns([1.0], upper=inf)
-        preempted = programme.add_columns([tenant.preempt_gpu_s], integer=True)
+        touched, restarts = program.add_columns([0.0]), program.add_columns([1.0], upper=inf)
+        preempted = program.add_columns([tenant.preempt_gpu_s], integer=True)
         here, gpus, whole_s = (
             leaves[list(tenant.gpus_by_node)],
             list(tenant.gpus_by_node.values()),
             tenant.restart_s * tenant.held_gpus,
         )
         for node in here:
-            programme.add_row((touched, 1.0), ([node], -1.0), lower=0.0)
-        programme.add_row(
+            program.add_row((touched, 1.0), ([node], -1.0), lower=0.0)
+        program.add_row(
             (here, gpus), (preempted, -float(max(0, sum(gpus) - tenant.spare_gpus))), upper=tenant.spare_gpus
         )
         shrunk_s = [tenant.restart_s * each for each in gpus]
-        programme.add_row((restarts, 1.0), (here, shrunk_s), (touched, -whole_s), (preempted, whole_s), lower=0.0)
-    return programme.solve(time_limit_s=MILP_LIMIT_S, cutoff=inf).bound
+        program.add_row((restarts, 1.0), (here, shrunk_s), (touched, -whole_s), (preempted, whole_s), lower=0.0)
+    return program.solve(time_limit_s=MILP_LIMIT_S, cutoff=inf).bound
 
 
 def _recall_time(*, crowded: bool) -> str:

@@ -1,7 +1,7 @@
 """The exact search against the UniAP MILP on HiGHS: one thread each, the same arrays, the loop over all pairs.
 
 HiGHS is timed by its own clock, without building its model. Its loop solves each pair to its own optimum as in UniAP,
-and once more with the best objective so far as a cutoff, which favours it over the published method.
+and once more with the best objective so far as a cutoff, which favors it over the published method.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank for the contract tests of the local executor: a script without torch, with one behaviour per argument."""
+"""One rank for the contract tests of the local executor: a script without torch, with one behavior per argument."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def finish_silently() -> None:
     print("all done")
 
 
-BEHAVIOURS = (
+BEHAVIORS = (
     obey,
     ignore_notices,
     finish,
@@ -142,4 +142,4 @@ BEHAVIOURS = (
 
 if __name__ == "__main__":
     HELD = hold_slots()
-    {each.__name__: each for each in BEHAVIOURS}[sys.argv[1]]()
+    {each.__name__: each for each in BEHAVIORS}[sys.argv[1]]()

@@ -30,9 +30,9 @@ FLEET = a_fleet(training=2, inference=2, gpus_per_node=4)
 PATIENCE_S = 60.0
 
 
-def rank_job(job_id: str, behaviour: str, on: Gpus, folder: Path, **env: str) -> Job:
-    """Build a job whose ranks run `local_rank.py` with `behaviour`."""
-    command = ("python", str(RANK_SCRIPT), behaviour)
+def rank_job(job_id: str, behavior: str, on: Gpus, folder: Path, **env: str) -> Job:
+    """Build a job whose ranks run `local_rank.py` with `behavior`."""
+    command = ("python", str(RANK_SCRIPT), behavior)
     job = a_job(job_id, 1, 8, state=JobState.STARTING, on=on, command=command, env=env)
     return _with_slots(job, folder)
 

@@ -121,9 +121,9 @@ def _submit_jobs(harness: ControllerHarness) -> None:
     harness.send(CreatePool(Pool("training", PoolKind.TRAINING)))
     harness.send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
     harness.send(AddNode(a_node("t1", gpus=2, gpu="cpu")))
-    for name, behaviour in (("mover", "obey"), ("stubborn", "ignore")):
-        command = ("python", "-SE", str(RANK_SCRIPT), str(harness.folder), behaviour)
-        steps = STEPS if behaviour == "obey" else 1_000_000
+    for name, behavior in (("mover", "obey"), ("stubborn", "ignore")):
+        command = ("python", "-SE", str(RANK_SCRIPT), str(harness.folder), behavior)
+        steps = STEPS if behavior == "obey" else 1_000_000
         harness.send(SubmitJob(name, JobSpec(name=name, min_gpus=1, max_gpus=1, steps=steps, command=command)))
 
 

@@ -50,10 +50,10 @@ def a_training(root: Path, *, steps: int, model: str = "wide-gpt") -> Training:
 
 
 def check_there_and_back(
-    ranks: RankLauncher, root: Path, centre: ParallelPlan, others: list[ParallelPlan], model: str
+    ranks: RankLauncher, root: Path, center: ParallelPlan, others: list[ParallelPlan], model: str
 ) -> None:
-    """Change from the centre plan to each of the others and back, with two steps under each."""
-    route = [centre, *(each for other in others for each in (other, centre))]
+    """Change from the center plan to each of the others and back, with two steps under each."""
+    route = [center, *(each for other in others for each in (other, center))]
     elastic, plain = (a_training(root / name, steps=2 * len(route), model=model) for name in ("elastic", "plain"))
     for number, each in enumerate(route, 1):
         ranks.run(elastic, each, until=2 * number)

@@ -40,7 +40,7 @@ SITE = ManifestContext(
     tolerations={"i4": (Toleration("dedicated", "serving", "NoSchedule"), Toleration("zone"))},
 )
 TEMPLATE = {
-    "metadata": {"labels": {"team": "harbour"}, "annotations": {"cost-centre": "7"}},
+    "metadata": {"labels": {"team": "harbour"}, "annotations": {"cost-center": "7"}},
     "spec": {
         "serviceAccountName": "trainer",
         "nodeSelector": {"zone": "a"},

@@ -1,4 +1,4 @@
-"""The behaviour of the fake kubelet that executors rely on."""
+"""The behavior of the fake kubelet that executors rely on."""
 
 from __future__ import annotations
 

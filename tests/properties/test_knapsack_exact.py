@@ -1,4 +1,4 @@
-"""The knapsack solver against a full dynamic programme, on 1,000 random instances."""
+"""The knapsack solver against a full dynamic program, on 1,000 random instances."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def best_s(groups: Groups, budget: int) -> float:
 
 
 @pytest.mark.parametrize("make", [any_order, falling, curve, nodes, alike])
-def test_knapsack_is_as_good_as_the_dynamic_programme(make: Callable[[Random], list[Item]]) -> None:
+def test_knapsack_is_as_good_as_the_dynamic_program(make: Callable[[Random], list[Item]]) -> None:
     random = Random(make.__name__)
     for _ in range(INSTANCES):
         groups = {f"j{at}": make(random) for at in range(random.randint(1, 10))}

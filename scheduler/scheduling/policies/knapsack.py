@@ -5,7 +5,7 @@ It selects one item of each group, with the largest total value within the budge
 The relaxation climbs the groups' concave hulls by falling slope (Sinha and Zoltners, Operations Research 27, 1979). Its
 break slope is the price of a unit of budget. Every other item then loses a known amount against its group's best, and a
 choice that loses more in total than the best one found so far is ruled out. The few remaining items go through a
-dynamic programme over the budget, the groups with least to lose first (Pisinger, EJOR 83, 1995).
+dynamic program over the budget, the groups with least to lose first (Pisinger, EJOR 83, 1995).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 CELLS_MAX = 1 << 22
-"""Cells of the dynamic programme that one call may fill. It takes 2,000 deliberately hard groups to approach it, and
+"""Cells of the dynamic program that one call may fill. It takes 2,000 deliberately hard groups to approach it, and
 then 0.2 s. Without the bounds, 60 groups of 8 items over 300 GPUs would be 144,000 cells."""
 
 ROUNDING = 1e-12
@@ -69,7 +69,7 @@ def solve_multiple_choice(
 ) -> Selection:
     """Return the choice of largest value whose weight is at most `budget` above that of the first items together.
 
-    The result is proven optimal, unless more than `cells_max` cells of the dynamic programme are needed. The best
+    The result is proven optimal, unless more than `cells_max` cells of the dynamic program are needed. The best
     choice found is then returned with its gap.
 
     Args:
@@ -126,7 +126,7 @@ def _upper_hull(weights: Ints, values: Floats) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One group merged into the programme: for each deviation from `low` on, which of `items` leads to it."""
+    """One group merged into the program: for each deviation from `low` on, which of `items` leads to it."""
 
     low: int
     taken: NDArray[np.int16]
@@ -135,7 +135,7 @@ class _Layer:
 
 
 class _CoreSearch:
-    """Dynamic programme over the deviation of the weight from the relaxed choice: [deviations] -> least loss.
+    """Dynamic program over the deviation of the weight from the relaxed choice: [deviations] -> least loss.
 
     A choice with loss l and deviation d <= room misses the relaxation's bound by l + price x (room - d).
     """

@@ -199,9 +199,9 @@ class _Search:
         for skip_dear, skip_cheap in sorted(product(SKIPS, repeat=2), key=sum):
             yield _window((dear[skip_dear:], WINDOW // 2), (cheap[skip_cheap:], WINDOW))
         for part in dear:
-            yield _window(([part, *self._neighbours(part)], WINDOW - 2), (cheap, WINDOW))
+            yield _window(([part, *self._neighbors(part)], WINDOW - 2), (cheap, WINDOW))
 
-    def _neighbours(self, part: Bundle) -> list[Bundle]:
+    def _neighbors(self, part: Bundle) -> list[Bundle]:
         """Return other nodes of the same jobs, those with most of them first."""
         shared = Counter(node for user in self._cost.count_losses(part) for node in self._cost.jobs[user].gpus_by_node)
         near = sorted(self._considered.intersection(shared).difference(part), key=lambda node: (-shared[node], node))

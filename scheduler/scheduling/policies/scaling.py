@@ -3,7 +3,7 @@
 A multiple-choice knapsack over the gains of the scaling curves determines it.
 
 This is phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, in which item k has k GPUs. Lyra's value is
-the seconds by which k GPUs shorten the job under linear scaling. That favours long jobs, which keep the GPUs for long.
+the seconds by which k GPUs shorten the job under linear scaling. That favors long jobs, which keep the GPUs for long.
 Our value is the rate at which the job approaches its end, one over its remaining time: a GPU goes where it brings an
 end nearest. Jobs with little remaining work therefore go first, like shortest remaining time first for jobs of one
 size. Speeds follow the curve, and the remaining time of a running job includes the price of its reconfiguration.

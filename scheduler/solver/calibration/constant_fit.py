@@ -2,8 +2,8 @@
 
 The fit finds the most probable constants, given the runs and a first guess. Errors of the prediction's logarithm enter
 with a pseudo-Huber loss, which is quadratic near 0 and linear beyond, so that a few odd runs do not determine the
-constants. A normal prior on the logarithm of each constant, centred on the given profile, keeps what the runs do not
-determine. The Levenberg-Marquardt method with reweighting minimises the sum, starting at the prior's centre. It is
+constants. A normal prior on the logarithm of each constant, centered on the given profile, keeps what the runs do not
+determine. The Levenberg-Marquardt method with reweighting minimizes the sum, starting at the prior's center. It is
 deterministic.
 """
 
@@ -154,7 +154,7 @@ class ErrorSummary:
 
     @classmethod
     def from_ratios(cls, ratios: Floats) -> ErrorSummary:
-        """Summarise predicted / measured - 1."""
+        """Summarize predicted / measured - 1."""
         if not len(ratios):
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         size = np.abs(ratios)

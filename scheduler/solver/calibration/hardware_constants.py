@@ -28,7 +28,7 @@ class FittableConstant:
     """A constant with its prior and its limits.
 
     `prior_sd` is the standard deviation of the logarithm of the true value around that of the given profile. The widths
-    are judgement: rates of computation and of links within a node are known to about a third, network rates and the
+    are judgment: rates of computation and of links within a node are known to about a third, network rates and the
     cost of unaligned columns to a half, and start-up times depend most on the software.
     """
 

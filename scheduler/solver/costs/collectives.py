@@ -67,7 +67,7 @@ class ProcessGroups:
     Attributes:
         ranks: GPUs in a group; 1 means that there is nothing to send.
         ranks_per_node: GPUs of a group that share a node.
-        ports_per_node: network ports that a group has in each of its nodes while its neighbours use theirs.
+        ports_per_node: network ports that a group has in each of its nodes while its neighbors use theirs.
         node_gpus: GPUs of a node that send at the same time, including those of other groups.
     """
 

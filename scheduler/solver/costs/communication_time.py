@@ -136,7 +136,7 @@ class ReductionTimes:
 
 
 def compute_reduction_times(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> ReductionTimes:
-    """Replicas are neighbours at a distance of tp; those of one expert lie ep times as far apart."""
+    """Replicas are neighbors at a distance of tp; those of one expert lie ep times as far apart."""
     degrees = candidates.degrees
     dense_times = _compute_replica_times(table.dense_parameters, degrees.replicas, degrees.tp, candidates, setting)
     if table.expert_parameters.any():
@@ -248,7 +248,7 @@ def _compute_change_s(size_bytes: Floats, one: Layout, two: Layout, setting: Sta
 
 
 def _compute_gather_s(size_bytes: Floats, ranks: int, degree: int, setting: StageSetting) -> Floats:
-    """Return the time in which `ranks` neighbours gather what one rank holds under an unsharded tensor degree."""
+    """Return the time in which `ranks` neighbors gather what one rank holds under an unsharded tensor degree."""
     return all_gather_s(size_bytes * degree / setting.gpus, _build_group(ranks, setting))
 
 

@@ -107,7 +107,7 @@ class StageGroup:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether some neighbouring stages of the group are in different nodes."""
+        """Whether some neighboring stages of the group are in different nodes."""
         return bool(self.node_gpus % self.gpus) or self.count * self.gpus > self.node_gpus
 
     def crosses_nodes(self, cut: int) -> bool:

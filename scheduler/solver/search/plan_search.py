@@ -214,5 +214,5 @@ def _build_stages(pipeline: Pipeline, solution: Solution) -> tuple[Stage, ...]:
 
 
 def _merge_layer_runs(chosen: list[LayerStrategy]) -> tuple[LayerStrategy, ...]:
-    """Return neighbouring layers of one strategy as one run."""
+    """Return neighboring layers of one strategy as one run."""
     return tuple(replace(strategy, layers=len(list(run))) for strategy, run in groupby(chosen))

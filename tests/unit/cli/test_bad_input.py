@@ -43,7 +43,7 @@ def refused(run: Run, words: tuple[str, ...], *messages: str) -> None:
 
 WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("fly",), ("No such command 'fly'",)),
-    (("ps", "--colour"), ("No such option: --colour",)),
+    (("ps", "--color"), ("No such option: --color",)),
     (("ps", "-o", "xml"), ("'-o'", "'xml' is not one of 'table', 'json', 'yaml'")),
     (("ps", "--url", "localhost"), ("--url: url: 'localhost' must start with http:// or https://",)),
     (("describe",), ("Missing argument 'JOB'",)),

@@ -88,7 +88,7 @@ def broken(document: Any, *path: str, value: Any) -> Any:
 MALFORMED: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("a state that does not exist", ("jobs", "small", "state"), "asleep", "$.jobs.small.state: 'asleep'"),
     ("text for a number", ("now_s",), "noon", "$.now_s: expected float, got 'noon'"),
-    ("an unknown field", ("colour",), "red", "$: unknown field 'colour'; allowed: generation"),
+    ("an unknown field", ("color",), "red", "$: unknown field 'color'; allowed: generation"),
     ("no GPUs on a node", ("nodes", "t0", "gpus"), 0, "$.nodes.t0: node t0: gpus must be at least 1, got 0"),
     ("min above max", ("jobs", "small", "spec", "min_gpus"), 9, "gpus.max must be at least gpus.min (9), got 3"),
     ("a home that does not exist", ("nodes", "t0", "pool"), "mars", "$.nodes.t0.pool: 'mars'"),

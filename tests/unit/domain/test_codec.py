@@ -200,7 +200,7 @@ def _changed(document: Any, **fields: Any) -> Any:
     [
         (Pool, [], r"\$: expected dict, got \[\]"),
         (Pool, {"name": "train"}, r"\$: field 'kind' is missing"),
-        (Pool, _changed(_POOL, colour="red"), r"\$: unknown field 'colour'; allowed: name, kind, lending"),
+        (Pool, _changed(_POOL, color="red"), r"\$: unknown field 'color'; allowed: name, kind, lending"),
         (Pool, _changed(_POOL, kind="lake"), r"\$\.kind: 'lake' is not one of training, inference"),
         (Pool, _changed(_POOL, kind=[]), r"\$\.kind: \[\] is not one of training, inference"),
         (Pool, _changed(_POOL, name=7), r"\$\.name: expected str, got 7"),

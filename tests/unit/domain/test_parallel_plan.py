@@ -53,8 +53,8 @@ def test_missing_field_is_named(field: str) -> None:
 
 def test_unknown_field_or_value_is_named() -> None:
     unknown: dict[str, Any] = json.loads(json.dumps(plan_to_json(PLAN)))
-    unknown["stages"][0]["colour"] = "red"
-    with pytest.raises(ValueError, match="colour"):
+    unknown["stages"][0]["color"] = "red"
+    with pytest.raises(ValueError, match="color"):
         plan_from_json(unknown)
     schedule: dict[str, Any] = json.loads(json.dumps(plan_to_json(PLAN)))
     schedule["schedule"]["name"] = "zigzag"

@@ -63,7 +63,7 @@ def test_resource_from_the_api_has_the_name_of_its_job() -> None:
         ({**WHOLE, "model": "abacus", "globalBatch": 1}, 'model: got "abacus"; allowed: one of '),
         ({**WHOLE, "profile": {"a": 1}, "globalBatch": 1}, "profile"),
         ({"gpus": {"min": 1, "max": 1}}, "command: got nothing; allowed: at least one word, or a template"),
-        ({**WHOLE, "colour": "red"}, "colour"),
+        ({**WHOLE, "color": "red"}, "color"),
         (
             {**WHOLE, "checkpoint": {"volume": CLAIM}, "template": build_template("nfs", "/checkpoints")},
             'checkpoint.volume: got "shared"; allowed: nothing; the template mounts kept at /checkpoints',

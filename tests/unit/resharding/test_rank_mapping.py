@@ -166,10 +166,10 @@ def test_communicating_ranks_stay_on_one_node(seed: int) -> None:
     change = a_transition(rng, LAYERS, experts=rng.choice([0, 8]))
     old, plan = Placement(change.old_plan, change.old_slots), change.new_plan
     found = map_ranks(old, plan, change.new_slots, build_layer_tensors([1e9] * LAYERS))
-    assert _neighbours(plan, found.slots) == _neighbours(plan, change.new_slots)
+    assert _neighbors(plan, found.slots) == _neighbors(plan, change.new_slots)
 
 
-def _neighbours(plan: ParallelPlan, slots: Sequence[GpuSlot]) -> list[Counter[tuple[int, ...]]]:
+def _neighbors(plan: ParallelPlan, slots: Sequence[GpuSlot]) -> list[Counter[tuple[int, ...]]]:
     """Count, for each stage position and each kind of group of consecutive ranks, a group's ranks on each of its nodes.
 
     The whole stage is one such group.

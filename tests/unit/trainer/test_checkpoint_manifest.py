@@ -67,7 +67,7 @@ def test_checkpoint_with_a_missing_or_truncated_file_is_incomplete(tmp_path: Pat
         ("{", "manifest.json"),
         (json.dumps({"format": 9}), "`format` is 9"),
         (json.dumps({"format": 3}), "position"),
-        (json.dumps({"format": 3, "position": {"step": 1, "colour": 2}}), "colour"),
+        (json.dumps({"format": 3, "position": {"step": 1, "color": 2}}), "color"),
     ],
 )
 def test_malformed_manifest_is_an_error(tmp_path: Path, text: str, problem: str) -> None:

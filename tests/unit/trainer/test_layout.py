@@ -54,7 +54,7 @@ def test_data_parallel_ranks_share_the_samples() -> None:
     assert sorted(sample for part in parts for sample in part) == sorted(2 * list(range(12)))
 
 
-def test_embedding_and_head_follow_their_neighbours_unless_the_plan_counts_them() -> None:
+def test_embedding_and_head_follow_their_neighbors_unless_the_plan_counts_them() -> None:
     wide, narrow = LayerStrategy(2, dp=2, zero=3), LayerStrategy(2, dp=2)
     without_ends = layout_of(wide, narrow, blocks=4)
     assert [strategy.zero for strategy in without_ends.strategies] == [3, 3, 3, 0, 0, 0]

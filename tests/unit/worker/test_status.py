@@ -127,7 +127,7 @@ def _with_cause(cause: BaseException) -> BaseException:
         (None, False),
     ],
 )
-def test_out_of_memory_errors_are_recognised(error: BaseException | None, expected: bool) -> None:
+def test_out_of_memory_errors_are_recognized(error: BaseException | None, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 

@@ -94,8 +94,8 @@ def test_tiny_cases_match_enumeration_of_all_plans(
     """`slow_down` of all-reduce: so that the reduction of gradients is no longer hidden."""
     full = read_case(next(folder for folder in SOLVED if "4gpu" in folder.name))
     slow = {size: ms * slow_down for size, ms in full.cluster.neighbour_ms_per_mb.items()}
-    neighbour = type(full.cluster.neighbour_ms_per_mb)("allreduce", slow.items())
-    cluster = replace(full.cluster, gpus=gpus, neighbour_ms_per_mb=neighbour)
+    neighbor = type(full.cluster.neighbour_ms_per_mb)("allreduce", slow.items())
+    cluster = replace(full.cluster, gpus=gpus, neighbour_ms_per_mb=neighbor)
     model = replace(full.model, layers=layers)
     case = replace(full, model=model, cluster=cluster, global_batch=batch, micro_batches=micro_batches)
     judged = [evaluate_plan(plan, case) for plan in enumerate_plans(case)]

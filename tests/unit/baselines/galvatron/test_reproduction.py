@@ -31,7 +31,7 @@ from baselines.galvatron.strategy_space import (
 from tests.builders_galvatron import SOLVED, load_recorded_answer
 
 SEARCH_CHARGES = 100
-"""Galvatron's dynamic programme prices transitions this many times too high."""
+"""Galvatron's dynamic program prices transitions this many times too high."""
 
 
 @pytest.mark.parametrize("folder", SOLVED, ids=lambda folder: folder.name)

@@ -1,4 +1,4 @@
-"""The exact search on instances of Galvatron's own dynamic programme."""
+"""The exact search on instances of Galvatron's own dynamic program."""
 
 from __future__ import annotations
 

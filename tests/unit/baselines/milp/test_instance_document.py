@@ -69,7 +69,7 @@ def _set_cost(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("spoil", "message"),
     [
         (lambda one: one.pop("counts"), r"\[0\]: field 'counts' is missing"),
-        (_set("colour", 1), r"\[0\]: field 'colour' is unknown"),
+        (_set("color", 1), r"\[0\]: field 'color' is unknown"),
         (_set("types", [0, 0, 0, 99]), "types has 99; it must be between 0 and"),
         (_set("types", [0, 0.5, 0, 0]), "types has 0.5; it must be a whole number"),
         (_set("types", []), r"types has the shape \[0\]; it must be \['any'\]"),

@@ -25,7 +25,7 @@ def test_shorter_job_leads_by_at_most_two_gpus() -> None:
         assert dict(shares(a_snapshot(FLEET, jobs), gpus).gpus) == {"short": short, "long": gpus - short}
 
 
-def test_next_gpu_minimises_the_two_completion_times() -> None:
+def test_next_gpu_minimizes_the_two_completion_times() -> None:
     """Two jobs of 200 and 1000 GPU-s have at most 3 GPUs each.
 
     The last of 5 GPUs ends them at 66.7 s and (1000 - 2 x 66.7) / 3 + 66.7 = 355.6 s if the short one gets it, and at

@@ -84,7 +84,7 @@ def test_invalid_gpu_figure_is_rejected_by_name(field: str, value: object) -> No
         ({"dimensions": ["data", "magic"]}, "dimensions is"),
         ({"dimensions": ["fsdp"]}, "dimensions must contain 'data'"),
         ({"expert_priority": 1}, "expert_priority is 1; it must be true or false"),
-        ({"colour": "green"}, "field 'colour' is unknown"),
+        ({"color": "green"}, "field 'color' is unknown"),
         ({"collectives": {}}, "collectives is {}; it must be a list of measured tables"),
         ({"collectives": [TABLE | {"collective": "gossip"}]}, "collective is 'gossip'; allowed are all_reduce"),
         ({"collectives": [TABLE | {"points": [[1, 2]]}]}, "points has 1 entries; at least 2 are needed"),

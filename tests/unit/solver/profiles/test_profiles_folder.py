@@ -63,7 +63,7 @@ def test_the_folder_can_be_an_argument(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"efficiency": 2.0}, "efficiency"), ({"gpu": "other"}, "gpu"), ({"colour": "red"}, "colour")],
+    [({"efficiency": 2.0}, "efficiency"), ({"gpu": "other"}, "gpu"), ({"color": "red"}, "color")],
 )
 def test_an_invalid_profile_is_reported_with_file_and_field(folder: Path, changes: dict[str, Any], field: str) -> None:
     _write(folder, "gpus", "h100-80g", "b200", **changes)
