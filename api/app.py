@@ -42,7 +42,7 @@ from api.state import StateReader
 from api.streams.server_sent_events import StreamRegistry
 from api.webhooks import routes
 from scheduler.runtime.clock import Clock
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore
 from scheduler.store.protocol import Lease, RunLog

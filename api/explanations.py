@@ -25,7 +25,7 @@ from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.explanation import Explanation, explain
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.store.memory_store import MemoryStore
 
 

@@ -29,7 +29,7 @@ from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
 from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
 

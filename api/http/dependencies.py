@@ -28,7 +28,7 @@ from api.identity.principals import Principal
 from api.state import RequestContext, StateReader, load_request_context
 from scheduler.domain.worker_token import verify_agent_token, verify_worker_token
 from scheduler.runtime.clock import Clock
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore, ServiceStore
 from scheduler.store.protocol import Lease

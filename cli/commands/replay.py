@@ -36,7 +36,7 @@ def replay(
     snapshot_file: SnapshotArgument, policy: PolicyOption = "ebbtide", output: OutputOption = OutputFormat.TABLE
 ) -> None:
     """Run one scheduling cycle on a saved snapshot. Shows the decisions with their reasons; changes nothing."""
-    from scheduler.scheduling.policies.policy_set import load_policy_set
+    from scheduler.scheduling.policy_sets import load_policy_set
     from scheduler.scheduling.scheduler import decide
 
     with input_errors_from("--policy"):

@@ -171,7 +171,7 @@ def _describe_authentication(settings: Settings) -> str:
 
 
 def _check_policy(settings: Settings) -> None:
-    from scheduler.scheduling.policies.policy_set import load_policy_set
+    from scheduler.scheduling.policy_sets import load_policy_set
 
     with input_errors_from("EBBTIDE_POLICY"):
         load_policy_set(settings.policy)

@@ -28,7 +28,7 @@ from cli.simulation.comparison_table import render_comparison
 from scheduler.documents.plain_json import to_plain_json
 
 if TYPE_CHECKING:
-    from scheduler.scheduling.policies.policy_set import PolicySet
+    from scheduler.scheduling.policy_sets import PolicySet
     from scheduler.simulator.simulate import SimulationInputs
 
 
@@ -185,7 +185,7 @@ def parse_seeds(seeds: str | None, first_seed: int) -> tuple[int, ...]:
 
 def parse_policies(text: str) -> tuple[str, ...]:
     """Return the names of the policy sets. Raises InputError for an unknown or repeated name."""
-    from scheduler.scheduling.policies.policy_set import load_policy_set
+    from scheduler.scheduling.policy_sets import load_policy_set
 
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
@@ -220,7 +220,7 @@ def _list_policies(output: OutputFormat) -> None:
 
 
 def _load_policies() -> list[PolicySet]:
-    from scheduler.scheduling.policies.policy_set import list_policy_sets, load_policy_set
+    from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 
     return [load_policy_set(name) for name in list_policy_sets()]
 

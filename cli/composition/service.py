@@ -27,8 +27,8 @@ from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
-from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.settings import Settings, load_token_secret
 from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
 from scheduler.store.api_protocol import HistoryLog

@@ -16,7 +16,7 @@ from scheduler.runtime.clock import Clock
 from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.reconciler import StageHook, ignore_stage, tick
 from scheduler.scheduling.cycle import next_full_pass_s
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.store.protocol import ConflictError, FencedError, Lease, Store, UnavailableError
 
 RETRY_PAUSE_S_MIN, RETRY_PAUSE_S_MAX = 0.5, 8.0

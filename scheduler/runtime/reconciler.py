@@ -17,7 +17,7 @@ from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, ar
 from scheduler.scheduling.event_messages import breach_event, decision_event, violation_event, with_job_step
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot
 from scheduler.scheduling.usage import compute_usage_delta

@@ -17,8 +17,8 @@ from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.scheduling.desired_state import apply_decision
 from scheduler.scheduling.job_progress import shapes_to_solve
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.policies.policy_set import PolicySet
 from scheduler.scheduling.policies.speed import node_sizes, packed
+from scheduler.scheduling.policies.stage_policies import StagePolicies
 from scheduler.scheduling.rank_placement import place_ranks
 
 
@@ -68,7 +68,7 @@ class SchedulingCycle:
     looked up and did not find.
     """
 
-    def __init__(self, snapshot: Snapshot, policies: PolicySet) -> None:
+    def __init__(self, snapshot: Snapshot, policies: StagePolicies) -> None:
         self.policies = policies
         self.settings = policies.settings
         self.snapshot = MutableSnapshot(snapshot)

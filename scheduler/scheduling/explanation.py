@@ -123,7 +123,7 @@ def _suggest_queue(snapshot: Snapshot, job: Job) -> str:
 
 
 def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
-    """Say why the next larger number of GPUs would not make the job faster. Empty if it would, or if that is unknown."""
+    """Say why the next larger number of GPUs would not make the job faster. Empty if it would, or if unknown."""
     sizes, present = node_sizes(snapshot), job.allocation.target_gpus
     gpu = gpu_model(snapshot, job, sizes)
     if not job.is_placed or gpu is None or present >= job.spec.max_gpus:

@@ -25,8 +25,8 @@ def extend_target(cycle: SchedulingCycle, job: Job, most: int, least: int) -> Ta
 
     The job gets `most` GPUs in all, or the largest count down to `least` that is free and has a plan. Every GPU model
     is tried, and of equal counts the fastest plan is taken. Above its minimum a job takes only GPUs that make it
-    faster. If no plan is solved, only the shape of the largest count is requested, because each distribution over nodes is a
-    shape of its own.
+    faster. If no plan is solved, only the shape of the largest count is requested, because each distribution over nodes
+    is a shape of its own.
     """
     present, view = job.allocation.target, cycle.view
     max_step_s = _max_step_time_s(cycle, job)

@@ -22,7 +22,7 @@ from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.cycle import next_full_pass_s
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.simulator.demand import (
     FORECASTERS,
     SEASONAL,

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from scheduler.runtime.process_pool import ProcessPool
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.simulator.report import PolicyResult, SimulationReport
 from scheduler.simulator.simulate import (
     DEFAULT_OPTIONS,

@@ -22,8 +22,8 @@ from scheduler.documents.throughput import MeasuredSteps
 from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 from scheduler.domain.fleet import DAY_S
 from scheduler.executors.simulated_run import Delays
-from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.simulator.demand import FORECASTERS, SEASONAL, DemandChange, build_demand_traces
 from scheduler.simulator.engine import Scenario, Simulation, TickRecord
 from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_true_submissions
@@ -188,7 +188,7 @@ def simulate(
     >>> from scheduler.documents.simulation import ClusterDocument
     >>> from scheduler.documents.trace_files import JobRow
     >>> from scheduler.scheduling.policies.job_order import first_come
-    >>> from scheduler.scheduling.policies.policy_set import load_policy_set
+    >>> from scheduler.scheduling.policy_sets import load_policy_set
     >>> def last_come(snapshot, settings):
     ...     return first_come(snapshot, settings)[::-1]
     >>> mine = replace(load_policy_set("fifo"), name="lifo", order=last_come)

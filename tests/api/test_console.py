@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from api.explanations import PendingReasonCache
 from api.overview import GENERATIONS_KEPT, NodeDeltas
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from tests.api.authenticated_service import AuthenticatedService
 from tests.builders import a_fleet, a_loan, a_snapshot
 

@@ -28,7 +28,7 @@ from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_pla
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.desired_state import apply_decisions
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
 from scheduler.store.memory_store import MemoryStore

@@ -26,7 +26,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.runtime.clock import ManualClock
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit

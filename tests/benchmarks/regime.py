@@ -25,7 +25,7 @@ from scheduler.domain.codec import decode, encode
 from scheduler.domain.commands import CurveSolved
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.tick_report import WantedShape
-from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.simulator.ground_truth import parse_ground_truth
 from scheduler.simulator.simulate import SimulationOptions, build_scenario, resolve_policy_sets, run_policy
 from scheduler.simulator.throughput_curves import CurveCache

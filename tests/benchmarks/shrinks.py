@@ -41,7 +41,7 @@ from scheduler.resharding.placement import GpuSlot, Placement, TensorSpec
 from scheduler.resharding.rank_mapping import compute_bytes_by_slot, find_best_order
 from scheduler.resharding.shards import Floats, StateOverlap, compute_overlap
 from scheduler.scheduling.cycle import SchedulingCycle
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.rank_placement import place_ranks
 from scheduler.scheduling.target_selection import reduce_target
 from scheduler.solver.profiles.catalog import load_gpu

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.telemetry.traces import is_tracing_enabled
 from tests.chart import manifests

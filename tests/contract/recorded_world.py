@@ -27,7 +27,7 @@ from scheduler.domain.events import EventCode
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.executors.reported_runs import build_begun_run
 from scheduler.runtime.clock import ManualClock
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.solver.curve import build_curve_solved, solve_point
 from scheduler.store.sql_store import SqlStore

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from api.app import create_app
 from scheduler.domain.commands import Command, RecallAll
 from scheduler.runtime.clock import ManualClock
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.store.database import StoreError
 from scheduler.store.protocol import Page, UnavailableError

@@ -40,7 +40,7 @@ from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU, a_fleet
 

@@ -25,7 +25,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.executors.executor import Executor
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.executors.simulated_run import Delays
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.simulator.demand import DemandChange, DemandTrace
 from scheduler.simulator.engine import Scenario, Simulation, TickRecord

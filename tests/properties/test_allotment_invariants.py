@@ -14,10 +14,11 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.scheduling.desired_state import apply_decisions
 from scheduler.scheduling.policies.allotment import capacity_by_kind, wants_gpus
-from scheduler.scheduling.policies.policy_set import list_policy_sets, load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
+from scheduler.scheduling.stages.assignment import AssignByAllotment
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Simulation, TickRecord
 from scheduler.simulator.simulate import build_scenario
@@ -27,7 +28,11 @@ from tests.simulation.synthetic import small_cluster, synthetic_demand, syntheti
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
 WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-ALLOTTING = [name for name in list_policy_sets() if load_policy_set(name).allot is not None]
+ALLOTMENTS = {
+    name: mechanism.allot
+    for name in list_policy_sets()
+    if isinstance(mechanism := load_policy_set(name).assign_gpus, AssignByAllotment)
+}
 
 
 def updated_world(seed: int) -> Snapshot:
@@ -35,14 +40,13 @@ def updated_world(seed: int) -> Snapshot:
     return update_snapshot(world.snapshot, world.observation, ()).snapshot
 
 
-@pytest.mark.parametrize("name", ALLOTTING)
+@pytest.mark.parametrize("name", ALLOTMENTS)
 @WORLDS
 @given(seed=SEEDS)
 def test_allotment_fits_and_explains_every_other_job(name: str, seed: int) -> None:
     snapshot = updated_world(seed)
-    capacity, allot = capacity_by_kind(snapshot).total(), load_policy_set(name).allot
-    assert allot is not None
-    allotment = allot(snapshot, capacity, PolicySettings())
+    capacity = capacity_by_kind(snapshot).total()
+    allotment = ALLOTMENTS[name](snapshot, capacity, PolicySettings())
     assert sum(allotment.gpus.values()) <= capacity
     for job in filter(wants_gpus, snapshot.jobs.values()):
         count = allotment.gpus.get(job.id, 0)
@@ -54,7 +58,7 @@ def test_allotment_fits_and_explains_every_other_job(name: str, seed: int) -> No
             assert reason.numbers or reason.code is ReasonCode.WAITING_FOR_PLAN
 
 
-@pytest.mark.parametrize("name", ALLOTTING)
+@pytest.mark.parametrize("name", ALLOTMENTS)
 @WORLDS
 @given(seed=SEEDS)
 def test_no_job_changes_twice_at_once_or_is_preempted_for_nothing(name: str, seed: int) -> None:
@@ -93,7 +97,7 @@ class Watchdog:
 
 
 @pytest.mark.parametrize("reconfiguration_s", [0.0, 30.0])
-@pytest.mark.parametrize("name", ALLOTTING)
+@pytest.mark.parametrize("name", ALLOTMENTS)
 def test_every_job_of_a_contended_trace_succeeds(name: str, reconfiguration_s: float) -> None:
     jobs = synthetic_jobs(11, 120, gap_s=200.0, mean_s=1800.0)
     cluster = small_cluster(training=3, inference=1).model_copy(

@@ -22,7 +22,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU, GPU_BYTES, a_fleet
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,9 +23,10 @@ from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.desired_state import apply_decision
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
+from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
+from scheduler.scheduling.stages.starting import start_pending_jobs
 from tests.properties.worlds import World, a_world
 
 WORLDS_MAX = 600
@@ -156,24 +157,24 @@ def free_without_looking(patch: pytest.MonkeyPatch) -> PolicySet:
 def start_twice(patch: pytest.MonkeyPatch) -> PolicySet:
     """One job is started by two stages of the same tick."""
 
-    def again(cycle: SchedulingCycle, *reports: StageReport) -> StageReport:
+    def start_again(cycle: SchedulingCycle, evacuation: StageReport) -> Sequence[StageReport]:
+        starting = start_pending_jobs(cycle, evacuation)
         for decision in [d for d in cycle.decisions if isinstance(d, StartJob)]:
             cycle.apply(decision)
-        return StageReport()
+        return (starting,)
 
-    patch.setattr(scheduler_module, "rebalance", again)
-    return load_policy_set("ebbtide")
+    return replace(load_policy_set("ebbtide"), assign_gpus=start_again)
 
 
 def give_no_reason(patch: pytest.MonkeyPatch) -> PolicySet:
     """A stage decides without a reason."""
 
-    def drop_reasons(cycle: SchedulingCycle, *reports: StageReport) -> StageReport:
+    def drop_reasons(cycle: SchedulingCycle, evacuation: StageReport) -> Sequence[StageReport]:
+        starting = start_pending_jobs(cycle, evacuation)
         cycle.decisions[:] = [replace(d, reason=replace(d.reason, detail="")) for d in cycle.decisions]
-        return StageReport()
+        return (starting,)
 
-    patch.setattr(scheduler_module, "rebalance", drop_reasons)
-    return load_policy_set("ebbtide")
+    return replace(load_policy_set("ebbtide"), assign_gpus=drop_reasons)
 
 
 def let_two_generations_run(patch: pytest.MonkeyPatch) -> PolicySet:

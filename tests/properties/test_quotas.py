@@ -14,9 +14,9 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import NO_ALLOCATION, JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.desired_state import apply_decisions
-from scheduler.scheduling.policies.policy_set import PolicySet, list_policy_sets, load_policy_set
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import PolicySet, list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.properties.test_scheduling_invariants import SEEDS, violations

@@ -20,10 +20,10 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies import recall_search
-from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.scheduling.policies.recall_cost import RecallCost
 from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 

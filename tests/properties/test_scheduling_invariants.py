@@ -24,7 +24,7 @@ from scheduler.scheduling import observation as observation_module
 from scheduler.scheduling.desired_state import apply_decision, apply_decisions, archive_ended
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.policies.policy_set import list_policy_sets, load_policy_set
+from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
 from tests.properties.worlds import a_world

@@ -19,10 +19,10 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.tick_report import TickResult
-from scheduler.scheduling.policies.policy_set import list_policy_sets, load_policy_set
 from scheduler.scheduling.policies.scaling import flexible_counts
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import node_sizes, packed
+from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve
 from tests.properties.worlds import CURVE, a_world

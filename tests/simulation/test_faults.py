@@ -18,8 +18,8 @@ from scheduler.domain.tick_report import BreachKind
 from scheduler.executors.executor import Executor
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.executors.simulated_run import SimulatedRun
-from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Scenario, Simulation, TickRecord
 from scheduler.simulator.fault_injection import FaultKind, FaultRates, SeededFaultInjector

@@ -8,7 +8,7 @@ from scheduler.documents.trace_files import DemandRow, JobRow
 from scheduler.domain.decisions import StartJob
 from scheduler.domain.job_state import JobState
 from scheduler.executors.simulated_executor import SimulatedExecutor
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.engine import Simulation
 from scheduler.simulator.fault_injection import NoFaults
 from scheduler.simulator.simulate import build_scenario

@@ -7,7 +7,7 @@ import pytest
 from scheduler.documents.document import parse_document
 from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import JobRow
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.engine import Simulation
 from scheduler.simulator.simulate import build_scenario, resolve_policy_sets
 from scheduler.simulator.throughput_curves import CurveCache

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.documents.trace_files import JobRow
 from scheduler.domain.job_state import JobState
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Simulation, TickRecord
 from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth

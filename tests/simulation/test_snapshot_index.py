@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.domain.snapshot_index import SnapshotIndex
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Simulation, TickRecord
 from scheduler.simulator.fault_injection import SeededFaultInjector

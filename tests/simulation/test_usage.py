@@ -10,12 +10,12 @@ import pytest
 
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Simulation, TickRecord
 from scheduler.simulator.fault_injection import SeededFaultInjector
-from tests.usage_check import check_usage
 from tests.simulation.test_faults import RATES, world
+from tests.usage_check import check_usage
 
 TICKS_BETWEEN = 97
 

@@ -92,6 +92,16 @@ def shortest_job_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[st
     return tuple(job.id for job in sorted(_pending_jobs(snapshot), key=key))
 
 
+def never_block_queue(snapshot: Snapshot, job: Job, settings: PolicySettings) -> bool:
+    """Let later jobs pass a job that waits."""
+    return False
+
+
+def always_block_queue(snapshot: Snapshot, job: Job, settings: PolicySettings) -> bool:
+    """Let no job pass one that waits: strict order."""
+    return True
+
+
 def is_overdue(job: Job, now_s: float, settings: PolicySettings) -> bool:
     """Return whether the job has waited so long that no job behind it may take GPUs that it could use."""
     return _waited_s(job, now_s) > _patience_s(settings)

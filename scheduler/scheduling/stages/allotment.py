@@ -13,7 +13,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_releasing_gpus
-from scheduler.scheduling.policies.allotment import Allotment, capacity_by_kind, held_by_kind
+from scheduler.scheduling.policies.allotment import Allot, Allotment, capacity_by_kind, held_by_kind
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import min_feasible_gpus
 from scheduler.scheduling.stages.rebalancing import enforce_ranges
@@ -44,7 +44,7 @@ class AllotmentState:
     waiting: dict[str, Reason] = field(default_factory=dict)
 
 
-def apply_allotment(cycle: SchedulingCycle) -> StageReport:
+def apply_allotment(cycle: SchedulingCycle, allot: Allot) -> StageReport:
     """Start jobs on free GPUs, and reduce running jobs for those that are allotted more than what is free.
 
     A job that is allotted fewer GPUs, or none, keeps its GPUs until another job needs them. A job grows only after
@@ -55,7 +55,7 @@ def apply_allotment(cycle: SchedulingCycle) -> StageReport:
     waiting: dict[str, Reason] = {}
     left_out: set[str] = set()
     while True:
-        allotment, limited = _compute_allotment(cycle, left_out)
+        allotment, limited = _compute_allotment(cycle, allot, left_out)
         waiting |= limited
         left_out |= limited.keys()
         if limited:
@@ -84,13 +84,12 @@ def _start_jobs(cycle: SchedulingCycle, starts: Mapping[str, int], waiting: dict
     return {job_id for job_id in starts if cycle.snapshot.jobs[job_id].state is JobState.QUEUED}
 
 
-def _compute_allotment(cycle: SchedulingCycle, left_out: set[str]) -> tuple[Allotment, dict[str, Reason]]:
+def _compute_allotment(cycle: SchedulingCycle, allot: Allot, left_out: set[str]) -> tuple[Allotment, dict[str, Reason]]:
     """Return the allotment within the limits of the queues, and the pending jobs that a limit holds back."""
-    assert cycle.policies.allot is not None
     view = cycle.view
     if left_out:
         view = replace(view, jobs={job_id: job for job_id, job in view.jobs.items() if job_id not in left_out})
-    allotment = cycle.policies.allot(view, capacity_by_kind(view).total(), cycle.settings)
+    allotment = allot(view, capacity_by_kind(view).total(), cycle.settings)
     quota = QuotaState(replace(view, jobs={}))
     if not quota:
         return allotment, {}

@@ -15,7 +15,6 @@ from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
 from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
-from scheduler.domain.scaling_curve import LinearCurve
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies.backfill import expected_end_s
 from scheduler.scheduling.policies.speed import gpu_model
@@ -66,14 +65,9 @@ def defragment_for(cycle: SchedulingCycle, job: Job) -> int:
 
 
 def count_whole_nodes(cycle: SchedulingCycle, job: Job) -> int:
-    """Return how many whole nodes the job starts on, or 0 if other distributions may be feasible too."""
-    curve = cycle.view.curve(job)
-    if isinstance(curve, LinearCurve) or not curve.infeasible:
-        return 0
-    gpu = gpu_model(cycle.view, job, cycle.node_sizes)
-    size = cycle.node_sizes[gpu] if gpu else 0
-    need = cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, gpu) if size else 0
-    return need // size if need and need % size == 0 and curve.has_infeasible_shape(need) else 0
+    """Return how many whole nodes the policy set vacates for the job."""
+    policies = cycle.policies
+    return policies.count_whole_nodes(cycle.view, job, cycle.node_sizes, starting_gpus=policies.starting_gpus)
 
 
 def _rank_nodes(cycle: SchedulingCycle, job: Job) -> list[_NodeCost]:

@@ -112,8 +112,7 @@ class _StartingStage:
     def run(self) -> StartingReport:
         cycle = self._cycle
         queue = cycle.policies.order(cycle.view, cycle.settings)
-        if cycle.policies.backfill is not None:
-            reserve_emptied_nodes(cycle, queue)
+        reserve_emptied_nodes(cycle, queue)
         while True:
             self._begin_pass()
             self._allocate_gpus(self._quota.order_jobs(queue))
@@ -124,8 +123,7 @@ class _StartingStage:
             self._misfits |= failed
             queue = tuple(filter(self._is_queued, queue))
         self._start_on_mixed_models(queue)
-        if cycle.policies.backfill is not None:
-            self._defragment([job_id for job_id in queue if job_id in self._misfits or job_id in self._demands])
+        self._defragment([job_id for job_id in queue if job_id in self._misfits or job_id in self._demands])
         return StartingReport(self._waiting, self._demands, self._recheck_at_s, self._reductions, self._quota)
 
     def _is_queued(self, job_id: str) -> bool:
@@ -139,7 +137,7 @@ class _StartingStage:
         for position, job_id in enumerate(queue):
             job = cycle.snapshot.jobs[job_id]
             budget.begin_job(job)
-            if job_id in self._misfits and cycle.policies.strict_order:
+            if job_id in self._misfits and self._blocks_queue(job):
                 self._wait_behind(queue[position + 1 :], job_id)
                 break
             if job_id in self._misfits:
@@ -160,7 +158,7 @@ class _StartingStage:
             else:
                 self._wait_in_line(job, position)
                 short.append(job)
-                if cycle.policies.strict_order:
+                if self._blocks_queue(job):
                     self._wait_behind(queue[position + 1 :], job_id)
                     break
         if len(short) == 1:
@@ -202,6 +200,9 @@ class _StartingStage:
         self._short_of_gpus = True
         budget.reserve_for(job)
         self._block_behind_overdue(job)
+
+    def _blocks_queue(self, job: Job) -> bool:
+        return self._cycle.policies.blocks_queue(self._cycle.view, job, self._cycle.settings)
 
     def _wait_behind(self, job_ids: Iterable[str], head: str) -> None:
         # One reason object for all: thousands of jobs may wait behind one in every tick.

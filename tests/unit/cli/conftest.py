@@ -21,7 +21,7 @@ from scheduler.domain.tick_report import TickReport
 from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore
 from scheduler.store.memory_store import MemoryStore

@@ -13,8 +13,8 @@ from typer.testing import Result
 
 from cli.simulation.comparison_table import METRICS
 from scheduler.domain.gpu_sets import FreeGpus, Gpus
-from scheduler.scheduling.policies.policy_set import ENTRY_POINTS, PolicySet
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import ENTRY_POINTS, PolicySet
 
 Run = Callable[..., Result]
 FILES = ("simulate", "--jobs", "jobs.csv", "--cluster", "cluster.yaml", "--processes", "1")
@@ -209,7 +209,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
         EntryPoint(name, f"{__name__}:{at}", ENTRY_POINTS) for name, at in (("mine", "mine"), ("fails", "fails_later"))
     ]
-    monkeypatch.setattr("scheduler.scheduling.policies.policy_set.find_entry_points", lambda: points)
+    monkeypatch.setattr("scheduler.scheduling.policy_sets.find_entry_points", lambda: points)
 
 
 def test_policy_with_illegal_decisions_is_named(run: Run, own: None) -> None:

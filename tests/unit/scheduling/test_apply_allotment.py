@@ -15,9 +15,10 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.policies.allotment import Allotment
-from scheduler.scheduling.policies.policy_set import PolicySet
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.scheduling.scheduler import decide
+from scheduler.scheduling.stages.assignment import AssignByAllotment
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_node, a_snapshot
 
 FLEET = a_fleet(training=2, inference=0, gpus_per_node=4)
@@ -41,7 +42,7 @@ def scripted(snapshot: Snapshot, gpus: Mapping[str, int], capacities: list[int] 
         present = {job_id: count for job_id, count in gpus.items() if job_id in view.jobs}
         return Allotment(present, dict.fromkeys(others, why), valid_until_s=snapshot.now_s + 7.0)
 
-    return decide(snapshot, PolicySet("scripted", "", "", allot=allot))
+    return decide(snapshot, PolicySet("scripted", "", "", AssignByAllotment(allot)))
 
 
 def summarize(decisions: Iterable[Decision]) -> list[tuple[str, str, int]]:
@@ -170,7 +171,7 @@ def test_gpus_above_a_queue_limit_go_to_other_queues() -> None:
         return Allotment(counts, {job_id: why for job_id in view.jobs if job_id not in first})
 
     snapshot = a_snapshot(FLEET, jobs, now_s=LATER_S, queues=queues)
-    result = decide(snapshot, PolicySet("scripted", "", "", allot=allot))
+    result = decide(snapshot, PolicySet("scripted", "", "", AssignByAllotment(allot)))
     assert summarize(result.decisions) == [("StartJob", "a", 4), ("StartJob", "c", 2)]
     assert result.waiting["b"].code is ReasonCode.WAITING_FOR_QUOTA
 
@@ -194,6 +195,6 @@ def test_gpus_without_speedup_are_used_only_without_requires_speedup() -> None:
     def allot(view: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
         return Allotment({"j": 8}, {})
 
-    policies = PolicySet("scripted", "", "", allot=allot)
+    policies = PolicySet("scripted", "", "", AssignByAllotment(allot))
     assert summarize(decide(snapshot, policies).decisions) == [("StartJob", "j", 4)]
     assert summarize(decide(snapshot, replace(policies, requires_speedup=False)).decisions) == [("StartJob", "j", 8)]

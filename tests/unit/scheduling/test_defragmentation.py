@@ -12,7 +12,8 @@ from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.desired_state import apply_decisions
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policies.whole_nodes import count_no_whole_nodes
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
@@ -48,6 +49,12 @@ def decided(snapshot: Snapshot) -> TickResult:
 
 def resized(result: TickResult) -> dict[str, Gpus]:
     return {decision.job_id: decision.gpus for decision in result.decisions if isinstance(decision, ResizeJob)}
+
+
+def test_policy_set_without_whole_nodes_moves_no_job() -> None:
+    snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    policies = replace(load_policy_set("ebbtide"), count_whole_nodes=count_no_whole_nodes)
+    assert resized(decide(snapshot, policies)) == {}
 
 
 def test_small_job_moves_off_a_node_needed_whole() -> None:

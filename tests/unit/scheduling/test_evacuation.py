@@ -12,7 +12,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.desired_state import apply_decisions
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 

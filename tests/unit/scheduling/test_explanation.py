@@ -14,7 +14,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.explanation import Explanation, explain
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 

@@ -21,7 +21,7 @@ from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.snapshot_index import SnapshotIndex
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.scheduling.desired_state import apply_decisions
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot

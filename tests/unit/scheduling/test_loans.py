@@ -9,7 +9,7 @@ from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Loan,
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 

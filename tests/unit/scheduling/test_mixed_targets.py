@@ -14,7 +14,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.scheduling.legality import find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.simulator.throughput_curves import CurveCache
 from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot

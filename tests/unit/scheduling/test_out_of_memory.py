@@ -20,7 +20,7 @@ from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.explanation import explain
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
 from scheduler.store.memory_store import MemoryStore

@@ -9,7 +9,7 @@ from scheduler.domain.gpu_sets import count
 from scheduler.domain.job import Job, JobAccount
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.tick_report import TickResult
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.unit.scheduling.policies.test_quota import runs, waits

@@ -23,7 +23,7 @@ from scheduler.resharding.shards import compute_overlap
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.legality import find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.rank_placement import place_ranks
 from tests.builders import GPU, a_fleet, a_job, a_loan, a_node, a_snapshot
 from tests.builders_resharding import Transition, a_plan, a_transition

@@ -9,7 +9,7 @@ from scheduler.domain.gpu_sets import GpuShape, count
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 

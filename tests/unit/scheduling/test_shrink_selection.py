@@ -19,7 +19,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.resharding.placement import GpuSlot, Placement, build_layer_tensors
 from scheduler.resharding.rank_mapping import map_ranks
 from scheduler.scheduling.cycle import SchedulingCycle
-from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.shrink_selection import select_cheapest_part, select_part
 from scheduler.scheduling.target_selection import reduce_target
 from tests.builders import GPU, a_fleet, a_job, a_loan, a_snapshot

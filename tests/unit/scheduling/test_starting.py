@@ -11,8 +11,8 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
-from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 

@@ -14,8 +14,8 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.scheduling.policies.speed import efficient_gpus, min_feasible_gpus, step_time_s
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 

@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from scheduler.scheduling.policies import policy_set as module
+from scheduler.scheduling import policy_sets as module
 from scheduler.scheduling.policies.job_order import shortest_job_first
-from scheduler.scheduling.policies.policy_set import ENTRY_POINTS, PolicySet, list_policy_sets, load_policy_set
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import ENTRY_POINTS, PolicySet, list_policy_sets, load_policy_set
 
 LENDING = {"opportunistic", "afs", "lyra", "ebbtide-loaning", "ebbtide"}
 SCALING = {"edf", "elastic-deadline", "afs", "lyra", "ebbtide-scaling", "ebbtide"}

@@ -1,27 +1,22 @@
 """Policy sets: complete scheduling disciplines by name. They keep no state between ticks.
 
-You can add a policy set without changing this file: an entry point of the group `ebbtide.policies` names a function
-that takes PolicySettings and returns a PolicySet. The name of the entry point is the name of the set.
+A set composes policies and a mechanism that assigns GPUs. A new discipline needs no change to the stages or to
+`decide`. You can add a policy set without changing this file: an entry point of the group `ebbtide.policies` names a
+function that takes PolicySettings and returns a PolicySet. The name of the entry point is the name of the set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from scheduler.domain.fleet import Pool
-from scheduler.domain.gpu_sets import FreeGpus, Gpus
-from scheduler.domain.job import Job
-from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.scheduling.policies.allotment import Allot
-from scheduler.scheduling.policies.backfill import Backfill, CountStartingGpus, reserve_earliest_start
+from scheduler.scheduling.policies.backfill import reserve_earliest_start
 from scheduler.scheduling.policies.elastic_deadline import earliest_deadline_first, elastic_deadline_shares
 from scheduler.scheduling.policies.elastic_share import elastic_shares
 from scheduler.scheduling.policies.job_order import (
-    first_come,
+    always_block_queue,
     least_attained_service,
     least_service,
     shortest_job_first,
@@ -29,79 +24,33 @@ from scheduler.scheduling.policies.job_order import (
     shortest_remaining_service,
     shortest_remaining_time,
 )
-from scheduler.scheduling.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
+from scheduler.scheduling.policies.lending import lend_forecast_idle, lend_nothing
 from scheduler.scheduling.policies.lyra import least_linear_gain_first, least_node_fraction, linear_counts
-from scheduler.scheduling.policies.placement import best_fit, owned_first
+from scheduler.scheduling.policies.placement import owned_first
 from scheduler.scheduling.policies.preemption import find_preemption_victims
-from scheduler.scheduling.policies.recall_selection import least_preemption_cost
-from scheduler.scheduling.policies.scaling import (
-    estimate_arrivals,
-    expect_no_arrivals,
-    flexible_counts,
-    least_gain_first,
-)
+from scheduler.scheduling.policies.scaling import estimate_arrivals, flexible_counts
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.scheduling.policies.speed import efficient_gpus, min_feasible_gpus
-
-Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
-Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
-Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
-Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
-ExpectedArrivals = Callable[[Snapshot, PolicySettings], int]
-Shrink = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
-Place = Callable[[Snapshot, Iterable[FreeGpus], Job, int], Gpus | None]
-FindEvictionVictims = Callable[
-    [Snapshot, Iterable[Job], Collection[str], PolicySettings], Mapping[str, tuple[str, ...]]
-]
+from scheduler.scheduling.policies.speed import efficient_gpus
+from scheduler.scheduling.policies.stage_policies import StagePolicies
+from scheduler.scheduling.policies.whole_nodes import count_required_whole_nodes
+from scheduler.scheduling.stages.assignment import AssignByAllotment, AssignGpus, assign_by_queue
 
 ENTRY_POINTS = "ebbtide.policies"
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySet:
-    """The policies of one scheduling discipline, one for each question.
+class PolicySet(StagePolicies):
+    """One scheduling discipline: its policies, and the mechanism that calls most of them.
 
     Attributes:
         paper: where the discipline was published.
-        starting_gpus: how many GPUs of a model a job starts on and keeps.
-        expected_arrivals: free GPUs into which running jobs do not grow.
-        scale: GPUs for elastic jobs; None leaves jobs at their minimum.
-        strict_order: no job passes the head of the queue.
-        backfill: reserves the start of the first pending job; other jobs may pass it only if they do not delay it. None
-            lets them pass.
-        find_eviction_victims: jobs elsewhere that are preempted in place of jobs on recalled nodes; None preempts the
-            latter at once.
-        allot: the GPUs of every job, including running ones, in place of `order`, `scale` and `shrink`; with
-            `elastic_allotment` also above minimums.
-        requires_speedup: leave out GPUs on which a job would not be faster.
+        assign_gpus: starts pending jobs and moves GPUs between jobs.
     """
 
     name: str
     summary: str
     paper: str
-    order: Order = first_come
-    starting_gpus: CountStartingGpus = min_feasible_gpus
-    lend: Lend = lend_nothing
-    reclaim: Reclaim = least_preemption_cost
-    scale: Scale | None = None
-    shrink: Shrink = least_gain_first
-    expected_arrivals: ExpectedArrivals = expect_no_arrivals
-    place: Place = best_fit
-    strict_order: bool = False
-    backfill: Backfill | None = None
-    find_eviction_victims: FindEvictionVictims | None = None
-    allot: Allot | None = None
-    elastic_allotment: bool = False
-    requires_speedup: bool = True
-    settings: PolicySettings = field(default_factory=PolicySettings)
-
-    @property
-    def scales(self) -> bool:
-        return self.elastic_allotment if self.allot is not None else self.scale is not None
-
-    @property
-    def lends(self) -> bool:
-        return self.lend is not lend_nothing
+    assign_gpus: AssignGpus = assign_by_queue
 
 
 _DEFAULT = PolicySet(
@@ -110,6 +59,7 @@ _DEFAULT = PolicySet(
     paper="ours, ARCHITECTURE.md",
     order=least_service,
     starting_gpus=efficient_gpus,
+    count_whole_nodes=count_required_whole_nodes,
     backfill=reserve_earliest_start,
     find_eviction_victims=find_preemption_victims,
     lend=lend_forecast_idle,
@@ -123,7 +73,7 @@ _POLICY_SETS = (
         name="fifo",
         summary="strictly first come, first served",
         paper="baseline of Lyra, EuroSys'23",
-        strict_order=True,
+        blocks_queue=always_block_queue,
     ),
     PolicySet(
         name="sjf",
@@ -135,25 +85,25 @@ _POLICY_SETS = (
         name="srtf",
         summary="shortest remaining time first, preempts",
         paper="Schrage 1968 (OR)",
-        allot=shortest_remaining_time,
+        assign_gpus=AssignByAllotment(shortest_remaining_time),
     ),
     PolicySet(
         name="srsf",
         summary="shortest remaining time x GPUs first, preempts",
         paper="Tiresias, NSDI'19",
-        allot=shortest_remaining_service,
+        assign_gpus=AssignByAllotment(shortest_remaining_service),
     ),
     PolicySet(
         name="las",
         summary="least attained time x GPUs first, preempts",
         paper="Tiresias, NSDI'19",
-        allot=least_attained_service,
+        assign_gpus=AssignByAllotment(least_attained_service),
     ),
     PolicySet(
         name="edf",
         summary="earliest deadline first, each as wide as it can, preempts",
         paper="baseline of ElasticFlow, ASPLOS'23",
-        allot=earliest_deadline_first,
+        assign_gpus=AssignByAllotment(earliest_deadline_first),
         elastic_allotment=True,
         requires_speedup=False,
     ),
@@ -161,7 +111,7 @@ _POLICY_SETS = (
         name="elastic-deadline",
         summary="the least shares that meet the deadlines, preempts",
         paper="ElasticFlow, ASPLOS'23",
-        allot=elastic_deadline_shares,
+        assign_gpus=AssignByAllotment(elastic_deadline_shares),
         elastic_allotment=True,
     ),
     PolicySet(
@@ -175,7 +125,7 @@ _POLICY_SETS = (
         summary="shortest bases first, then GPU by GPU to the greater gain, preempts",
         paper="AFS-L, NSDI'21",
         lend=lend_forecast_idle,
-        allot=elastic_shares,
+        assign_gpus=AssignByAllotment(elastic_shares),
         elastic_allotment=True,
     ),
     PolicySet(
