@@ -45,7 +45,9 @@ def is_public(text: str) -> bool:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
-    return all(one.is_global and not one.is_multicast for one in (address, *_embedded_addresses(address)))
+    return all(
+        candidate.is_global and not candidate.is_multicast for candidate in (address, *_embedded_addresses(address))
+    )
 
 
 def _embedded_addresses(address: Address) -> list[Address]:
@@ -55,7 +57,7 @@ def _embedded_addresses(address: Address) -> list[Address]:
     found: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address in _NAT64:
         found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return [one for one in found if one is not None]
+    return [candidate for candidate in found if candidate is not None]
 
 
 def check_host(host: str, allowed: frozenset[str]) -> None:

@@ -71,7 +71,7 @@ def _evaluated_plan_to_json(
     stages = tuple(
         domain.Stage(first, end - 1, "profiled", case.cluster.gpus // count, runs)
         for (first, end), layers in zip(pairwise([0, *accumulate(plan.sizes)]), plan.stages, strict=True)
-        for runs in [tuple(to_layer_strategy(one, len(list(run))) for one, run in groupby(layers))]
+        for runs in [tuple(to_layer_strategy(strategy, len(list(run))) for strategy, run in groupby(layers))]
     )
     shared = domain.ParallelPlan(
         schedule=domain.Schedule(),
@@ -156,7 +156,7 @@ def _enumerate_embeddings(plan: GalvatronPlan, case: GalvatronCase) -> Iterator[
     setting = PipelineSetting(case, len(plan.stages), plan.micro_batches)
     for degree, strategies in enumerate_strategy_sets(setting, restricted=False):
         if (degree or 1) == (plan.buffer_degree or 1):
-            yield from (replace(plan, embedding=one) for one in strategies if not one.recompute)
+            yield from (replace(plan, embedding=strategy) for strategy in strategies if not strategy.recompute)
 
 
 def _parse_galvatron_plan(best: JsonField, case: GalvatronCase) -> GalvatronPlan:

@@ -191,9 +191,13 @@ class PipelineSearch:
             tried.append((compute_s, excess_s, found.bound_s + other_s * (1 - weight * share), found.choice))
             if (weight == 1.0 and excess_s >= 0) or (weight == 0.0 and excess_s <= 0):
                 return tried[-1][2:]
-        best_s, best = min((one[0] + share * max(0.0, one[1]), one[3]) for one in tried)
+        best_s, best = min((compute_s + share * max(0.0, excess_s), choice) for compute_s, excess_s, _, choice in tried)
         better = table.solve_single_stage(self._rooms_mb[0], weight=weight, hidden_s=other_s, limit_s=best_s - other_s)
-        return (max(one[2] for one in tried), best) if better is None else (better[0] + other_s, better[1] or best)
+        return (
+            (max(bound_s for _, _, bound_s, _ in tried), best)
+            if better is None
+            else (better[0] + other_s, better[1] or best)
+        )
 
 
 def _build_stage_times(by_count: Floats) -> StageTimes:
@@ -217,7 +221,7 @@ class StrategyTable:
         self.compute_s = np.array([time.compute_s for time in times])
         self.reduction_s = np.array([time.synced_s for time in times]) - self.compute_s
         self.memory_mb = np.array(
-            [[compute_layer_mb(one, setting, i) for one in strategies] for i in range(setting.stages)]
+            [[compute_layer_mb(strategy, setting, i) for strategy in strategies] for i in range(setting.stages)]
         )
         self._solved: dict[tuple[int, int, int, float], StageSolution] = {}
 

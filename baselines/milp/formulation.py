@@ -176,13 +176,13 @@ class MilpFormulation:
 
         For each such pair a switch must be on to reach the number, and not all switches may be on.
         """
-        mine = [one for one in self._chunks if (one.device, one.group) == (device, solution.order[device])]
-        held = [u for one in mine for u in range(*solution.borders[one.number : one.number + 2])]
+        mine = [chunk for chunk in self._chunks if (chunk.device, chunk.group) == (device, solution.order[device])]
+        held = [u for chunk in mine for u in range(*solution.borders[chunk.number : chunk.number + 2])]
         pairs = Counter((int(self.instance.types[u]), solution.choice[u]) for u in held)
         switches = self.model.add_columns(np.zeros(len(pairs)), integer=True)
         self.model.add_row((switches, 1.0), upper=len(pairs) - 1.0)
         for switch, ((kind, strategy), count) in zip(switches, pairs.items(), strict=True):
-            alike = [one.node[self._types(one) == kind, strategy] for one in mine]
+            alike = [chunk.node[self._types(chunk) == kind, strategy] for chunk in mine]
             most = sum(map(len, alike))
             self.model.add_row(*((nodes, 1.0) for nodes in alike), (switch, count - 1.0 - most), upper=count - 1.0)
 
@@ -276,7 +276,7 @@ class MilpFormulation:
                 self.model.add_equality(use, chunk.enter)
                 used[chunk.group].append(use)
                 self._add_memory_limit(
-                    [one for one in self._chunks if (one.device, one.group) == (chunk.device, chunk.group)], use
+                    [other for other in self._chunks if (other.device, other.group) == (chunk.device, chunk.group)], use
                 )
         for columns, count in zip(used, self.instance.counts, strict=True):
             self.model.add_row((np.array(columns), 1.0), lower=count, upper=count)

@@ -31,9 +31,9 @@ _INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name 
 def format_instances(instances: Sequence[Instance]) -> str:
     """Return the JSON text of `instances`, with one array per line."""
     listed = [
-        {name: _to_plain_json(getattr(one, name)) for name in _INSTANCE_FIELDS}
-        | {"costs": [{name: _to_plain_json(getattr(costs, name)) for name in _COST_FIELDS} for costs in one.costs]}
-        for one in instances
+        {name: _to_plain_json(getattr(instance, name)) for name in _INSTANCE_FIELDS}
+        | {"costs": [{name: _to_plain_json(getattr(costs, name)) for name in _COST_FIELDS} for costs in instance.costs]}
+        for instance in instances
     ]
     return _format_json({"version": VERSION, "instances": listed}, "") + "\n"
 
@@ -53,8 +53,8 @@ def parse_instances(json_text: str, owner: str = "instances") -> list[Instance]:
     if document["version"] != VERSION:
         raise ProfileError(f"{owner}: version is {document['version']!r}; it must be {VERSION}")
     return [
-        _parse_instance(one, f"{owner}[{at}]")
-        for at, one in enumerate(_require_list(document["instances"], owner, "instances"))
+        _parse_instance(value, f"{owner}[{at}]")
+        for at, value in enumerate(_require_list(document["instances"], owner, "instances"))
     ]
 
 
@@ -63,13 +63,13 @@ def _parse_instance(value: Any, owner: str) -> Instance:
     require_fields(document, owner, (*_INSTANCE_FIELDS, "costs"))
     read = _ArrayReader(document, owner)
     costs = [
-        _parse_costs(one, f"{owner}.costs[{at}]")
-        for at, one in enumerate(_require_list(document["costs"], owner, "costs"))
+        _parse_costs(entry, f"{owner}.costs[{at}]")
+        for at, entry in enumerate(_require_list(document["costs"], owner, "costs"))
     ]
     groups = len(costs)
     if not groups:
         raise ProfileError(f"{owner}: costs is []; it must have an entry for each group")
-    types = read.read_array("types", None, minimum=0, maximum=min(len(one.time_s) for one in costs) - 1)
+    types = read.read_array("types", None, minimum=0, maximum=min(len(group_costs.time_s) for group_costs in costs) - 1)
     counts = read.read_array("counts", groups, minimum=1)
     interleave = int(read.read_array("interleave", minimum=1, maximum=1 if groups > 1 else inf))
     devices = int(counts.sum())

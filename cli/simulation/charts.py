@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from scheduler.simulator.report import FloatArray, PolicySeries
 
     Series = Sequence[PolicySeries]
-    Looks = Mapping[str, Mapping[str, Any]]
+    LineStyles = Mapping[str, Mapping[str, Any]]
     Window = tuple[float, float]
 
 _TEXT_COLOR, _MUTED_COLOR, _GRID_COLOR, _AREA_COLOR = "#1f2933", "#616e7c", "#e4e7eb", "#e4e7eb"
 _PALETTE = ("#52606d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The Okabe-Ito palette, which is safe for color-blind readers, with a grey for the baseline."""
+"""The Okabe-Ito palette, which is safe for color-blind readers, with a gray for the baseline."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
 _FIXED_STYLE_POLICIES = ("fifo", "ebbtide", "lyra", "afs", "opportunistic")
 _RC_PARAMS: Any = {
@@ -42,12 +42,12 @@ _TIME_TICKS = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. `name` is its file name without suffix; `caption` explains how to read it."""
+    """A chart of a simulation report. `name` is the file name without suffix; `caption` explains how to read it."""
 
     name: str
     title: str
     caption: str
-    draw: Callable[[Figure, Series, Looks], None]
+    draw: Callable[[Figure, Series, LineStyles], None]
 
     def render(self, series: Series) -> Mapping[str, bytes]:
         """Return the chart as `svg`, and as `png` with its title."""
@@ -56,7 +56,7 @@ class Chart:
 
         with rc_context(_RC_PARAMS):
             figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained", facecolor="white")
-            self.draw(figure, series, assign_line_styles([one.policy for one in series]))
+            self.draw(figure, series, assign_line_styles([policy_series.policy for policy_series in series]))
             parts = [part for axes in figure.axes for part in axes.get_legend_handles_labels()[0]]
             named = {str(part.get_label()): part for part in parts}
             figure.legend(list(named.values()), list(named), loc="outside lower left", ncols=7, frameon=False)
@@ -69,24 +69,24 @@ def select_charts(series: Series) -> Iterator[Chart]:
     """Yield the charts that have data."""
     yield QUEUE_CHART
     yield USAGE_CHART
-    if any(any(one.lent_nodes) for one in series):
+    if any(any(policy_series.lent_nodes) for policy_series in series):
         yield LENDING_CHART
-    if any(one.jct_s for one in series):
+    if any(policy_series.jct_s for policy_series in series):
         yield COMPLETION_CHART
 
 
-def assign_line_styles(policies: Sequence[str]) -> Looks:
+def assign_line_styles(policies: Sequence[str]) -> LineStyles:
     """Return color and dashes per policy set. The most common policy sets always have the same style."""
     known = [*_FIXED_STYLE_POLICIES, *(policy for policy in policies if policy not in _FIXED_STYLE_POLICIES)]
-    looks = [{"color": color, "linestyle": dash} for dash, color in product(_DASHES, _PALETTE)]
-    return {policy: looks[at % len(looks)] | {"label": policy} for at, policy in enumerate(known)}
+    styles = [{"color": color, "linestyle": dash} for dash, color in product(_DASHES, _PALETTE)]
+    return {policy: styles[at % len(styles)] | {"label": policy} for at, policy in enumerate(known)}
 
 
-def _draw_queue(figure: Figure, series: Series, looks: Looks) -> None:
+def _draw_queue(figure: Figure, series: Series, styles: LineStyles) -> None:
     axes, step_s = figure.subplots(), _choose_step_s(series, 360)
-    for one in series:
-        _plot_line(axes, one, one.queued_jobs, step_s, looks)
-    longest = max(max(one.queued_jobs) for one in series)
+    for policy_series in series:
+        _plot_line(axes, policy_series, policy_series.queued_jobs, step_s, styles)
+    longest = max(max(policy_series.queued_jobs) for policy_series in series)
     if longest > 50:
         axes.set_yscale("symlog", linthresh=10, linscale=0.7)
         axes.set_yticks([0, 2, 5, *(mantissa * 10**power for power in range(1, 7) for mantissa in (1, 2, 5))])
@@ -96,23 +96,23 @@ def _draw_queue(figure: Figure, series: Series, looks: Looks) -> None:
     _format_time_axis(axes, series, "jobs", step_s=step_s)
 
 
-def _draw_usage(figure: Figure, series: Series, looks: Looks) -> None:
-    homes = {"training pools": [one.training_usage_ratio for one in series]}
-    if any(one.inference_nodes for one in series):
-        homes["inference pools"] = [one.inference_usage_ratio for one in series]
-    figure.set_figheight(1.0 + 2.4 * len(homes))
+def _draw_usage(figure: Figure, series: Series, styles: LineStyles) -> None:
+    usage_by_pools = {"training pools": [policy_series.training_usage_ratio for policy_series in series]}
+    if any(policy_series.inference_nodes for policy_series in series):
+        usage_by_pools["inference pools"] = [policy_series.inference_usage_ratio for policy_series in series]
+    figure.set_figheight(1.0 + 2.4 * len(usage_by_pools))
     step_s = _choose_daily_step_s(series)
-    panels = figure.subplots(len(homes), sharex=True, squeeze=False).flat
-    for axes, (home, usage) in zip(panels, homes.items(), strict=True):
-        for one, ratios in zip(series, usage, strict=True):
-            _plot_line(axes, one, ratios, step_s, looks)
+    panels = figure.subplots(len(usage_by_pools), sharex=True, squeeze=False).flat
+    for axes, (pools, usage) in zip(panels, usage_by_pools.items(), strict=True):
+        for policy_series, ratios in zip(series, usage, strict=True):
+            _plot_line(axes, policy_series, ratios, step_s, styles)
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
-        _format_time_axis(axes, series, home, step_s=step_s, last=home == list(homes)[-1])
+        _format_time_axis(axes, series, pools, step_s=step_s, last=pools == list(usage_by_pools)[-1])
 
 
-def _draw_lending(figure: Figure, series: Series, looks: Looks) -> None:
-    lenders = [one for one in series if any(one.lent_nodes)]
+def _draw_lending(figure: Figure, series: Series, styles: LineStyles) -> None:
+    lenders = [policy_series for policy_series in series if any(policy_series.lent_nodes)]
     longest = max(lenders, key=_series_length_s)
     length_s, nodes = min(_time_axis_end_s(series), _series_length_s(longest)), longest.inference_nodes
     windows: list[tuple[Window, float]] = [((0.0, length_s), _choose_daily_step_s(lenders))]
@@ -127,26 +127,37 @@ def _draw_lending(figure: Figure, series: Series, looks: Looks) -> None:
     for axes, (window, step_s) in zip(panels, windows, strict=True):
         _plot_stairs(axes, longest, idle, step_s, fill=True, color=_AREA_COLOR, label="idle by demand")
         _plot_stairs(axes, longest, forecast_idle, step_s, color=_TEXT_COLOR, linewidth=0.7, label="idle by forecast")
-        for behind, one in enumerate(reversed(lenders)):
-            # Lines often coincide here: lines further back are wider, so that they stay visible.
+        for behind, policy_series in enumerate(reversed(lenders)):
+            # Lines often coincide here. Lines further back are wider, so that they stay visible.
             width = 1.4 + 1.1 * min(behind, 4)
             _plot_stairs(
-                axes, one, one.lent_nodes, step_s, linewidth=width, zorder=3 - behind / 100, **looks[one.policy]
+                axes,
+                policy_series,
+                policy_series.lent_nodes,
+                step_s,
+                linewidth=width,
+                zorder=3 - behind / 100,
+                **styles[policy_series.policy],
             )
         axes.set_ylim(0, 1.03 * nodes)
         _format_time_axis(axes, lenders, "nodes", step_s=step_s, window=window)
 
 
-def _draw_completion(figure: Figure, series: Series, looks: Looks) -> None:
+def _draw_completion(figure: Figure, series: Series, styles: LineStyles) -> None:
     axes = figure.subplots()
-    done = [one for one in series if one.jct_s]
-    for one in done:
-        axes.plot(one.jct_s, np.linspace(0, 1, len(one.jct_s)), **looks[one.policy], linewidth=1.8)
+    completed = [policy_series for policy_series in series if policy_series.jct_s]
+    for policy_series in completed:
+        axes.plot(
+            policy_series.jct_s,
+            np.linspace(0, 1, len(policy_series.jct_s)),
+            **styles[policy_series.policy],
+            linewidth=1.8,
+        )
     axes.set_xscale("log")
     axes.set_xticks(list(_TIME_TICKS.values()), labels=list(_TIME_TICKS))
     axes.minorticks_off()
-    least_s = max(1.0, min(one.jct_s[len(one.jct_s) // 200] for one in done))
-    axes.set_xlim(least_s, max(1.01 * least_s, *(one.jct_s[-1] for one in done)))
+    min_s = max(1.0, min(policy_series.jct_s[len(policy_series.jct_s) // 200] for policy_series in completed))
+    axes.set_xlim(min_s, max(1.01 * min_s, *(policy_series.jct_s[-1] for policy_series in completed)))
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
     axes.set_xlabel("from submission to completion")
@@ -167,8 +178,8 @@ def _format_time_axis(
     axes.set_xticks([tick * unit_s for tick in ticks], labels=[format_number(tick) for tick in ticks])
     axes.set_xlim(begin_s, end_s)
     if begin_s < series[0].submitting_s < end_s:
-        look: Any = {"color": _MUTED_COLOR, "linewidth": 0.8, "linestyle": (0, (2, 2))}
-        axes.axvline(series[0].submitting_s, label="last submission", **look)
+        style: Any = {"color": _MUTED_COLOR, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+        axes.axvline(series[0].submitting_s, label="last submission", **style)
     axes.set_ylabel(y_label)
     axes.grid(True, color=_GRID_COLOR, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -176,31 +187,33 @@ def _format_time_axis(
         axes.set_xlabel(f"{unit} since the first submission; mean over {_format_step_length(step_s)}")
 
 
-def _plot_line(axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, looks: Looks) -> None:
+def _plot_line(
+    axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, styles: LineStyles
+) -> None:
     begins_s, means = _resample_means(policy_series, values, step_s)
-    axes.plot(begins_s + step_s / 2, means, **looks[policy_series.policy], linewidth=1.6)
+    axes.plot(begins_s + step_s / 2, means, **styles[policy_series.policy], linewidth=1.6)
 
 
-def _plot_stairs(axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, **look: Any) -> None:
+def _plot_stairs(axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, **style: Any) -> None:
     begins_s, means = _resample_means(policy_series, values, step_s)
-    axes.stairs(means, np.append(begins_s, begins_s[-1] + step_s), baseline=0 if look.get("fill") else None, **look)
+    axes.stairs(means, np.append(begins_s, begins_s[-1] + step_s), baseline=0 if style.get("fill") else None, **style)
 
 
 def _resample_means(
     policy_series: PolicySeries, values: Sequence[float], step_s: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return start and mean of each step of `step_s` seconds, a multiple of the series' own step."""
-    together = round(step_s / policy_series.step_s)
-    begins = np.arange(0, len(values), together)
+    group_size = round(step_s / policy_series.step_s)
+    begins = np.arange(0, len(values), group_size)
     means = np.add.reduceat(np.array(values), begins) / np.diff([*begins, len(values)])
     return begins * policy_series.step_s, means
 
 
 def _choose_step_s(series: Series, points: int) -> float:
-    """Return a round step with at most `points` points: more are not distinguishable in print."""
+    """Return a round step that gives at most `points` points. More points are not distinguishable in print."""
     from scheduler.simulator.report import round_up_length
 
-    return max(round_up_length(_time_axis_end_s(series) / points), *(one.step_s for one in series))
+    return max(round_up_length(_time_axis_end_s(series) / points), *(policy_series.step_s for policy_series in series))
 
 
 def _choose_daily_step_s(series: Series) -> float:
@@ -218,10 +231,15 @@ def _format_step_length(length_s: float) -> str:
 def _time_axis_end_s(series: Series) -> float:
     """Return the end of the time axis in seconds: just after the last submission, or when the queue is empty.
 
-    The tail after that, in which the last long jobs finish, is omitted: it can double the length of the axis.
+    The last long jobs finish after that. This tail is omitted, because it can double the length of the axis.
     """
     longest_s, submitting_s = max(map(_series_length_s, series)), series[0].submitting_s
-    waits_s = [one.step_s * (1 + at) for one in series for at, jobs in enumerate(one.queued_jobs) if jobs]
+    waits_s = [
+        policy_series.step_s * (1 + at)
+        for policy_series in series
+        for at, jobs in enumerate(policy_series.queued_jobs)
+        if jobs
+    ]
     return min(longest_s, max(1.03 * submitting_s, *waits_s, 0.0)) if submitting_s else longest_s
 
 
@@ -233,8 +251,8 @@ def _find_peak_lending_week(policy_series: PolicySeries, length_s: float) -> Win
     """Return the week, counted from the start, with the most lent nodes."""
     weeks = range(int(length_s // _WEEK_S))
     lent, at_s = np.array(policy_series.lent_nodes), policy_series.step_s * np.arange(len(policy_series.lent_nodes))
-    fullest = max(weeks, key=lambda week: float(lent[at_s // _WEEK_S == week].sum()))
-    return fullest * _WEEK_S, (fullest + 1) * _WEEK_S
+    peak_week = max(weeks, key=lambda week: float(lent[at_s // _WEEK_S == week].sum()))
+    return peak_week * _WEEK_S, (peak_week + 1) * _WEEK_S
 
 
 def _save_figure(figure: Figure, file_format: str) -> bytes:
@@ -260,7 +278,7 @@ USAGE_CHART = Chart(
 LENDING_CHART = Chart(
     "lending",
     "Lent nodes against demand and forecast",
-    "The grey area shows nodes idle by demand: a line above it means that inference is short of nodes. The thin black "
+    "The gray area shows nodes idle by demand: a line above it means that inference is short of nodes. The thin black "
     "line shows nodes idle by the forecast at the lending quantile, over the time that a return takes. "
     "For long traces, the lower chart shows the week with the most lending.",
     _draw_lending,

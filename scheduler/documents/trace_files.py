@@ -108,13 +108,13 @@ def _check_sampling_gaps(rows: Iterable[DemandRow]) -> None:
     by_pool: dict[str, list[DemandRow]] = {}
     for row in rows:
         by_pool.setdefault(row.pool, []).append(row)
-    for one in by_pool.values():
-        steps_s = [later.time_s - earlier.time_s for earlier, later in pairwise(one)]
+    for pool_rows in by_pool.values():
+        steps_s = [later.time_s - earlier.time_s for earlier, later in pairwise(pool_rows)]
         typical_s = median(steps_s) if len(steps_s) >= _SAMPLED_STEPS_MIN else math.inf
         uneven = sum(not math.isclose(step_s, typical_s) for step_s in steps_s)
         if uneven > max(1.0, _UNEVEN_SHARE * len(steps_s)):
             continue
-        for (before, row), step_s in zip(pairwise(one), steps_s, strict=True):
+        for (before, row), step_s in zip(pairwise(pool_rows), steps_s, strict=True):
             if step_s > 1.5 * typical_s:
                 allowed = f"{before.time_s + typical_s:g}, {typical_s:g} s after the previous row"
                 raise TraceError(

@@ -65,60 +65,75 @@ def find_strategy_error(strategy: LayerStrategy, limits: DegreeLimits, setting: 
 
 
 def _strategy_errors(
-    one: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int
+    strategy: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int
 ) -> Iterator[tuple[bool, str]]:
     """Yield pairs (broken, message), one per rule."""
-    context, node = one.ulysses * one.ring, setting.node_gpus
-    replicas, in_node, multiple = one.dp * context, node // one.tp, required_token_multiple(one.ulysses, one.ring)
-    yield one.gpus != setting.gpus, f"tp x dp x ulysses x ring is {one.gpus}; the stage has {setting.gpus} GPUs"
-    yield node % one.tp > 0, f"tp is {one.tp}; it must divide the {node} GPUs of the stage that share a node"
-    yield limits.heads % one.tp > 0, f"tp is {one.tp}; it must divide the {limits.heads} heads"
+    context, node = strategy.ulysses * strategy.ring, setting.node_gpus
+    replicas, in_node = strategy.dp * context, node // strategy.tp
+    multiple = required_token_multiple(strategy.ulysses, strategy.ring)
     yield (
-        bool(limits.measured) and one.tp not in limits.measured,
-        f"tp is {one.tp}; forward_s_per_sample has only figures for {', '.join(map(str, sorted(limits.measured)))}",
+        strategy.gpus != setting.gpus,
+        f"tp x dp x ulysses x ring is {strategy.gpus}; the stage has {setting.gpus} GPUs",
     )
-    yield one.sequence_sharding and one.tp == 1, "sequence_sharding is true; it must be false if tp is 1"
+    yield node % strategy.tp > 0, f"tp is {strategy.tp}; it must divide the {node} GPUs of the stage that share a node"
+    yield limits.heads % strategy.tp > 0, f"tp is {strategy.tp}; it must divide the {limits.heads} heads"
     yield (
-        limits.attention_heads % (one.tp * one.ulysses) > 0,
-        f"tp x ulysses is {one.tp * one.ulysses}; it must divide the {limits.attention_heads} attention heads",
+        bool(limits.measured) and strategy.tp not in limits.measured,
+        f"tp is {strategy.tp}; forward_s_per_sample has values only for {', '.join(map(str, sorted(limits.measured)))}",
+    )
+    yield strategy.sequence_sharding and strategy.tp == 1, "sequence_sharding is true; it must be false if tp is 1"
+    yield (
+        limits.attention_heads % (strategy.tp * strategy.ulysses) > 0,
+        f"tp x ulysses is {strategy.tp * strategy.ulysses}; "
+        f"it must divide the {limits.attention_heads} attention heads",
     )
     yield (
         limits.tokens % multiple > 0,
-        f"tokens is {limits.tokens}; it must be a multiple of {multiple} for ulysses {one.ulysses} x ring {one.ring}",
+        f"tokens is {limits.tokens}; it must be a multiple of {multiple} "
+        f"for ulysses {strategy.ulysses} x ring {strategy.ring}",
     )
     yield (
-        one.sequence_sharding and limits.tokens % (one.tp * context) > 0,
-        f"tp x ulysses x ring is {one.tp * context}; with sequence_sharding it must divide the {limits.tokens} tokens",
+        strategy.sequence_sharding and limits.tokens % (strategy.tp * context) > 0,
+        f"tp x ulysses x ring is {strategy.tp * context}; "
+        f"with sequence_sharding it must divide the {limits.tokens} tokens",
     )
-    yield batch % one.dp > 0, f"dp is {one.dp}; it must divide the micro-batch of {batch} samples"
-    yield replicas % one.ep > 0, f"ep is {one.ep}; it must divide the {replicas} replicas"
-    yield limits.experts % one.ep > 0, f"ep is {one.ep}; it must divide the {limits.experts} experts"
-    yield one.ep > 1 and not limits.experts, f"ep is {one.ep}; it must be 1, because the model has no experts"
-    yield one.zero not in range(4), f"zero is {one.zero}; it must be 0 to 3"
-    yield one.zero > 0 and replicas == 1, f"zero is {one.zero}; it must be 0, because there is only one replica"
-    hybrid = one.zero == 3 and 1 < in_node < replicas and (in_node % one.ep == 0 or one.ep % in_node == 0)
-    groups = [1] if one.zero == 0 else [replicas, in_node] if hybrid else [replicas]
+    yield batch % strategy.dp > 0, f"dp is {strategy.dp}; it must divide the micro-batch of {batch} samples"
+    yield replicas % strategy.ep > 0, f"ep is {strategy.ep}; it must divide the {replicas} replicas"
+    yield limits.experts % strategy.ep > 0, f"ep is {strategy.ep}; it must divide the {limits.experts} experts"
+    yield strategy.ep > 1 and not limits.experts, f"ep is {strategy.ep}; it must be 1, because the model has no experts"
+    yield strategy.zero not in range(4), f"zero is {strategy.zero}; it must be 0 to 3"
     yield (
-        one.shard_group not in groups,
-        f"shard_group is {one.shard_group}; it must be {' or '.join(map(str, groups))} at zero={one.zero}",
+        strategy.zero > 0 and replicas == 1,
+        f"zero is {strategy.zero}; it must be 0, because there is only one replica",
     )
-    yield one.offload and not one.zero and replicas > 1, "offload is true; with several replicas, zero must be above 0"
+    hybrid = (
+        strategy.zero == 3 and 1 < in_node < replicas and (in_node % strategy.ep == 0 or strategy.ep % in_node == 0)
+    )
+    groups = [1] if strategy.zero == 0 else [replicas, in_node] if hybrid else [replicas]
+    yield (
+        strategy.shard_group not in groups,
+        f"shard_group is {strategy.shard_group}; it must be {' or '.join(map(str, groups))} at zero={strategy.zero}",
+    )
+    yield (
+        strategy.offload and not strategy.zero and replicas > 1,
+        "offload is true; with several replicas, zero must be above 0",
+    )
 
 
-def _required_dimensions(one: LayerStrategy) -> Iterator[Dimension]:
-    sharding = (Dimension.DATA, Dimension.ZERO, Dimension.ZERO, Dimension.FSDP)[one.zero]
-    if one.zero == 3 and one.shard_group < one.dp * one.ulysses * one.ring:
+def _required_dimensions(strategy: LayerStrategy) -> Iterator[Dimension]:
+    sharding = (Dimension.DATA, Dimension.ZERO, Dimension.ZERO, Dimension.FSDP)[strategy.zero]
+    if strategy.zero == 3 and strategy.shard_group < strategy.dp * strategy.ulysses * strategy.ring:
         sharding = Dimension.HYBRID_SHARD
     uses = {
         sharding: True,
-        Dimension.TENSOR: one.tp > 1,
-        Dimension.SEQUENCE_SHARDING: one.sequence_sharding,
-        Dimension.ULYSSES: one.ulysses > 1,
-        Dimension.RING: one.ring > 1,
-        Dimension.EXPERT: one.ep > 1,
-        Dimension.RECOMPUTE: one.recompute is Recompute.FULL,
-        Dimension.SELECTIVE_RECOMPUTE: one.recompute is Recompute.SELECTIVE,
-        Dimension.OFFLOAD: one.offload,
+        Dimension.TENSOR: strategy.tp > 1,
+        Dimension.SEQUENCE_SHARDING: strategy.sequence_sharding,
+        Dimension.ULYSSES: strategy.ulysses > 1,
+        Dimension.RING: strategy.ring > 1,
+        Dimension.EXPERT: strategy.ep > 1,
+        Dimension.RECOMPUTE: strategy.recompute is Recompute.FULL,
+        Dimension.SELECTIVE_RECOMPUTE: strategy.recompute is Recompute.SELECTIVE,
+        Dimension.OFFLOAD: strategy.offload,
     }
     return (dimension for dimension, used in uses.items() if used)
 

@@ -230,7 +230,9 @@ def _to_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor. The gradient of a replicated tensor is summed over its ranks."""
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.to_local(grad_placements=[Partial() if one.is_replicate() else one for one in tensor.placements])
+    return tensor.to_local(
+        grad_placements=[Partial() if placement.is_replicate() else placement for placement in tensor.placements]
+    )
 
 
 class _AllToAll(Function):

@@ -198,8 +198,8 @@ def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> li
     for job in filter(wants_gpus, snapshot.jobs.values()):
         steps = job.remaining_steps(snapshot.now_s)
         work = steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
-        one = Candidate(job, *speeds(snapshot, job, sizes), work)
-        groups[gpu_model(snapshot, job, sizes) or ""].append(one)
+        candidate = Candidate(job, *speeds(snapshot, job, sizes), work)
+        groups[gpu_model(snapshot, job, sizes) or ""].append(candidate)
     return [(min(capacity, gpus[gpu]), groups[gpu]) for gpu in sorted(groups)]
 
 

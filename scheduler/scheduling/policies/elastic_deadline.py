@@ -44,12 +44,12 @@ def earliest_deadline_first(snapshot: Snapshot, capacity: int, settings: PolicyS
     gpus: dict[str, int] = {}
     waiting: dict[str, Reason] = {}
     for left, contenders in candidates_by_model(snapshot, capacity, curve_speeds(requires_speedup=False)):
-        for position, one in enumerate(sorted(contenders, key=_deadline_key)):
-            if count := int(one.counts[one.counts.searchsorted(left, side="right") - 1]):
-                gpus[one.job.id] = count
+        for position, candidate in enumerate(sorted(contenders, key=_deadline_key)):
+            if count := int(candidate.counts[candidate.counts.searchsorted(left, side="right") - 1]):
+                gpus[candidate.job.id] = count
                 left -= count
             else:
-                waiting[one.job.id] = _waiting_reason(one, left, position)
+                waiting[candidate.job.id] = _waiting_reason(candidate, left, position)
     return Allotment(gpus, waiting)
 
 
@@ -69,21 +69,21 @@ def elastic_deadline_shares(snapshot: Snapshot, capacity: int, settings: PolicyS
     waiting: dict[str, Reason] = {}
     for of_model, contenders in candidates_by_model(snapshot, capacity, curve_speeds()):
         admitted = compute_minimum_shares(contenders, of_model, snapshot.now_s)
-        by_id = {one.job.id: one for one in contenders}
-        others = sorted((one for one in contenders if one.job.id not in admitted), key=admission_key)
+        by_id = {candidate.job.id: candidate for candidate in contenders}
+        others = sorted((candidate for candidate in contenders if candidate.job.id not in admitted), key=admission_key)
         order = [*map(by_id.__getitem__, admitted), *others]
         counts = _distribute_rest(order, admitted, of_model)
-        gpus |= {one.job.id: counts[one.job.id] for one in order if counts[one.job.id]}
+        gpus |= {candidate.job.id: counts[candidate.job.id] for candidate in order if counts[candidate.job.id]}
         left = of_model - sum(counts.values())
-        for position, one in enumerate(order):
-            if not counts[one.job.id]:
-                promised = one.job.id in admitted
+        for position, candidate in enumerate(order):
+            if not counts[candidate.job.id]:
+                promised = candidate.job.id in admitted
                 reason = (
-                    _waiting_reason(one, left, position)
+                    _waiting_reason(candidate, left, position)
                     if promised
-                    else _unreachable_reason(one, left, position, snapshot.now_s)
+                    else _unreachable_reason(candidate, left, position, snapshot.now_s)
                 )
-                waiting[one.job.id] = reason
+                waiting[candidate.job.id] = reason
     return Allotment(gpus, waiting)
 
 
@@ -94,9 +94,11 @@ def _deadline_key(candidate: Candidate) -> tuple[float, float, float, str]:
 
 def _distribute_rest(order: Sequence[Candidate], shares: Mapping[str, int], gpus: int) -> dict[str, int]:
     """Return each job's count after the rest of `gpus` has been distributed by marginal return."""
-    counts = {one.job.id: shares.get(one.job.id, 0) for one in order}
+    counts = {candidate.job.id: shares.get(candidate.job.id, 0) for candidate in order}
     left = gpus - sum(counts.values())
-    steps = [step for rank, one in enumerate(order) if (step := _next_step(one, counts[one.job.id], rank))]
+    steps = [
+        step for rank, candidate in enumerate(order) if (step := _next_step(candidate, counts[candidate.job.id], rank))
+    ]
     heapify(steps)
     while steps and left > 0:
         _, rank, wanted = heappop(steps)
@@ -170,10 +172,10 @@ def compute_minimum_shares(candidates: Iterable[Candidate], gpus: int, now_s: fl
     Each comes with its present minimum satisfactory share, which is 0 if it starts later.
     """
     plan, requests = _AdmissionPlan(gpus), list[AdmissionRequest]()
-    for one in sorted(candidates, key=admission_key):
-        left_s = one.job.deadline_at_s - now_s + TOLERANCE_S
-        if left_s < inf and one.job.spec.steps and 0.0 < one.steps <= one.speeds[-1] * left_s:
-            requests.append(AdmissionRequest(one, left_s))
+    for candidate in sorted(candidates, key=admission_key):
+        left_s = candidate.job.deadline_at_s - now_s + TOLERANCE_S
+        if left_s < inf and candidate.job.spec.steps and 0.0 < candidate.steps <= candidate.speeds[-1] * left_s:
+            requests.append(AdmissionRequest(candidate, left_s))
     plan.admit(requests)
     return plan.shares()
 

@@ -28,13 +28,13 @@ def elastic_shares(
     waiting: dict[str, Reason] = {}
     for left, contenders in candidates_by_model(snapshot, capacity, speeds):
         based: list[Candidate] = []
-        for position, one in enumerate(sorted(contenders, key=_shortest_key)):
-            if 0 < one.smallest_count <= left:
-                based.append(one)
-                left -= one.smallest_count
+        for position, candidate in enumerate(sorted(contenders, key=_shortest_key)):
+            if 0 < candidate.smallest_count <= left:
+                based.append(candidate)
+                left -= candidate.smallest_count
             else:
-                waiting[one.job.id] = _waiting_reason(one, left, position)
-        gpus |= zip((one.job.id for one in based), _distribute_rest(based, left), strict=True)
+                waiting[candidate.job.id] = _waiting_reason(candidate, left, position)
+        gpus |= zip((candidate.job.id for candidate in based), _distribute_rest(based, left), strict=True)
     return Allotment(gpus, waiting)
 
 
@@ -66,10 +66,10 @@ def _wins(candidate: GrowthStep, other: GrowthStep) -> bool:
 
 def _distribute_rest(based: Sequence[Candidate], left: int) -> list[int]:
     """Return the counts of the jobs after `left` GPUs beyond their bases have been distributed."""
-    counts, most = [one.smallest_count for one in based], [int(one.counts[-1]) for one in based]
+    counts, most = [candidate.smallest_count for candidate in based], [int(candidate.counts[-1]) for candidate in based]
     if sum(most) - sum(counts) <= left:
         return most
-    ladders = [_list_growth_steps(one) for one in based]
+    ladders = [_list_growth_steps(candidate) for candidate in based]
     steps = [next(ladder, None) for ladder in ladders]
     size = 1 << (len(based) - 1).bit_length()
     winners: list[int | None] = [*[None] * size, *(at if at < len(based) and steps[at] else None for at in range(size))]
@@ -94,8 +94,8 @@ def _distribute_rest(based: Sequence[Candidate], left: int) -> list[int]:
 def _winner(steps: Sequence[GrowthStep | None], first: int | None, second: int | None) -> int | None:
     if first is None or second is None:
         return second if first is None else first
-    one, other = steps[first], steps[second]
-    return first if one and other and _wins(one, other) else second
+    candidate, other = steps[first], steps[second]
+    return first if candidate and other and _wins(candidate, other) else second
 
 
 def _list_growth_steps(candidate: Candidate) -> Iterator[GrowthStep]:

@@ -52,8 +52,9 @@ def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[st
 
 
 def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
-    """Order as `shortest_remaining`, by remaining time x GPUs: more jobs can start if those that need few GPUs go first
-    (smallest service first, Tiresias, NSDI'19, section 3).
+    """Order as `shortest_remaining`, but by remaining time x GPUs.
+
+    More jobs can start if jobs that need few GPUs go first (smallest service first, Tiresias, NSDI'19, section 3).
 
     Both refer to the fewest GPUs that the job uses efficiently. A job with a deadline counts at most the time that it
     can still wait and meet the deadline on those GPUs.
@@ -167,8 +168,9 @@ def _allot_by_remaining(snapshot: Snapshot, capacity: int, rank: Callable[[Job, 
 
 
 def _attained_service(job: Job, now_s: float, promote_ratio: float) -> tuple[float, float]:
-    """Return the GPU-seconds used (of a promoted job only those of its present run), and when a pending job is
-    promoted.
+    """Return the GPU-seconds used, and the time at which a pending job is promoted.
+
+    Of a promoted job, only the GPU-seconds of its current run count.
 
     No state is kept: waiting time and usage at a job's start stay constant while it runs. For a running job half the
     ratio applies, so that the time of its start does not undo its promotion.

@@ -194,9 +194,16 @@ def sample_runs(runs: Sequence[MeasuredRun], count: int, generator: np.random.Ge
 
 
 def _get_run_kind(run: MeasuredRun) -> tuple[object, ...]:
-    one = run.plan.stages[0].strategies[0]
-    degrees = run.shape.nodes > 1, run.plan.pipeline_devices > 1, one.tp > 1, one.ulysses > 1, one.ring > 1, one.ep > 1
-    return *degrees, one.zero, one.offload, one.recompute
+    strategy = run.plan.stages[0].strategies[0]
+    degrees = (
+        run.shape.nodes > 1,
+        run.plan.pipeline_devices > 1,
+        strategy.tp > 1,
+        strategy.ulysses > 1,
+        strategy.ring > 1,
+        strategy.ep > 1,
+    )
+    return *degrees, strategy.zero, strategy.offload, strategy.recompute
 
 
 def calibrate(

@@ -90,7 +90,7 @@ class _PreparedRun:
     @classmethod
     def from_run(cls, run: MeasuredRun, hardware: HardwareProfile) -> _PreparedRun:
         plan, (group,) = run.plan, run.build_request(hardware).groups
-        strategies = {as_single_layer(one) for stage in plan.stages for one in stage.strategies}
+        strategies = {as_single_layer(strategy) for stage in plan.stages for strategy in stage.strategies}
         if len(strategies) > 1:
             raise ValueError(f"the layers of {run.model.name} follow {len(strategies)} strategies; 1 is allowed")
         one_node, gpus = group.gpus <= group.node_gpus, plan.stages[0].gpus
@@ -158,10 +158,10 @@ def _predict_batch_s(runs: Sequence[_PreparedRun], hardware: HardwareProfile) ->
 
 def _concatenate_candidates(candidates: Sequence[StrategyCandidates]) -> StrategyCandidates:
     """Return all candidates one after the other; each must hold a single strategy."""
-    degrees = [one.degrees for one in candidates]
+    degrees = [candidate.degrees for candidate in candidates]
     joint = ParallelDegrees(
-        *(np.concatenate([getattr(one, each.name) for one in degrees]) for each in fields(ParallelDegrees))
+        *(np.concatenate([getattr(entry, field.name) for entry in degrees]) for field in fields(ParallelDegrees))
     )
-    names = [each.name for each in fields(StrategyCandidates) if each.name not in ("degrees", "degree_index")]
-    rest = {name: np.concatenate([getattr(one, name) for one in candidates]) for name in names}
+    names = [field.name for field in fields(StrategyCandidates) if field.name not in ("degrees", "degree_index")]
+    rest = {name: np.concatenate([getattr(candidate, name) for candidate in candidates]) for name in names}
     return StrategyCandidates(degrees=joint, degree_index=np.arange(len(candidates)), **rest)

@@ -187,22 +187,22 @@ def _compute_state_traffic(
     """
     index, share = candidates.degree_index, hardware.gradient_overlap
     # Multiplying by columns of 0 and 1 is much faster than selecting with numpy.where.
-    zero, one, two, three = (1.0 * (candidates.zero == stage) for stage in range(4))
-    gather_s, reduce_s = moved.gather_s[:, index], zero * moved.reduce_s[:, index]
+    zero0, zero1, zero2, zero3 = (1.0 * (candidates.zero == stage) for stage in range(4))
+    gather_s, reduce_s = moved.gather_s[:, index], zero0 * moved.reduce_s[:, index]
     scatter_s = moved.scatter_s[:, index]
     if candidates.hybrid.any():
         gather_s += candidates.hybrid * (moved.node_gather_s[:, index] - gather_s)
         scatter_s += candidates.hybrid * (moved.node_scatter_s[:, index] - scatter_s)
         reduce_s += candidates.hybrid * moved.across_s[:, index]
-    forward_s = three * gather_s
-    reduce_s += one * scatter_s
+    forward_s = zero3 * gather_s
+    reduce_s += zero1 * scatter_s
     once = 1.0 / candidates.micro_batches
-    after_s = (one + two) * scatter_s + moved.tied_s[:, index]
+    after_s = (zero1 + zero2) * scatter_s + moved.tied_s[:, index]
     return _StateTraffic(
         forward_s=forward_s,
-        backward_s=table.backward * forward_s + (three + share * two) * scatter_s,
+        backward_s=table.backward * forward_s + (zero3 + share * zero2) * scatter_s,
         once_s=share * reduce_s,
-        exposed_s=(1 - share) * (two * scatter_s + once * reduce_s) + once * after_s,
+        exposed_s=(1 - share) * (zero2 * scatter_s + once * reduce_s) + once * after_s,
     )
 
 

@@ -176,22 +176,31 @@ class StrategyCandidates:
         """Return the given strategies, one per column, for `micro_batches` micro-batches of `batch` samples."""
         columns = np.array(
             [
-                (micro_batches, batch // one.dp, one.tp, one.sequence_sharding, one.dp, one.ulysses, one.ring, one.ep)
-                for one in strategies
+                (
+                    micro_batches,
+                    batch // strategy.dp,
+                    strategy.tp,
+                    strategy.sequence_sharding,
+                    strategy.dp,
+                    strategy.ulysses,
+                    strategy.ring,
+                    strategy.ep,
+                )
+                for strategy in strategies
             ],
             dtype=np.int64,
         )
         degrees = ParallelDegrees(*columns.T)
-        groups = np.array([one.shard_group for one in strategies], dtype=np.int64)
-        zero = np.array([one.zero for one in strategies], dtype=np.int64)
+        groups = np.array([strategy.shard_group for strategy in strategies], dtype=np.int64)
+        zero = np.array([strategy.zero for strategy in strategies], dtype=np.int64)
         return cls(
             degrees=degrees,
             degree_index=np.arange(len(strategies)),
             zero=zero,
             hybrid=((zero == 3) & (groups < degrees.replicas)).astype(np.int64),
             shard_group=groups,
-            recompute=np.array([RECOMPUTES.index(one.recompute) for one in strategies], dtype=np.int64),
-            offload=np.array([one.offload for one in strategies], dtype=np.int64),
+            recompute=np.array([RECOMPUTES.index(strategy.recompute) for strategy in strategies], dtype=np.int64),
+            offload=np.array([strategy.offload for strategy in strategies], dtype=np.int64),
         )
 
     def build_strategy(self, number: int) -> LayerStrategy:

@@ -100,7 +100,7 @@ def test_plans_use_only_measured_degrees() -> None:
     assert isinstance(found, ParallelPlan)
     assert {run.tp for stage in found.stages for run in stage.strategies} <= {1, 2}
     everywhere = Stage(0, 1, "a100-80g", 4, (LayerStrategy(layers=2, tp=4, sequence_sharding=True),))
-    with pytest.raises(PlanError, match="tp is 4; forward_s_per_sample has only figures for 1, 2"):
+    with pytest.raises(PlanError, match="tp is 4; forward_s_per_sample has values only for 1, 2"):
         evaluate(ParallelPlan(Schedule(), 1, 1, 0.0, 0.0, 0, (everywhere,)), request)
 
 
