@@ -76,7 +76,7 @@ class AccountView(TypedDict):
     """Totals of the job up to `settled_at_s`."""
 
     waited_s: Annotated[float, Field(description="Seconds spent waiting for GPUs, while pending or preempted.")]
-    gpu_s: Annotated[float, Field(description="GPU-seconds held.")]
+    gpu_s: Annotated[float, Field(description="GPU-seconds held, including GPUs that the job was leaving.")]
     lost_gpu_s: Annotated[float, Field(description="GPU-seconds whose work was lost, because no checkpoint had it.")]
     failures: Annotated[int, Field(description="Failed runs that count toward the job's `retries`.")]
     preemptions: Annotated[int, Field(description="Times that the job had to release all its GPUs.")]
@@ -133,9 +133,9 @@ class JobSpecView(TypedDict):
 
     name: Annotated[str, Field(description="Display name, from which the id is made.")]
     gpus: Annotated[GpuRangeView, Field(description="Range of GPUs that the job accepts.")]
-    queue: Annotated[str, Field(description="Queue whose GPU quota counts.")]
+    queue: Annotated[str, Field(description="Queue whose GPU quota the job uses.")]
     priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
-    gpu: NotRequired[Annotated[str, Field(description="Required GPU model. Absent: any.")]]
+    gpu: NotRequired[Annotated[str, Field(description="Profile name of the required GPU model. Absent: any.")]]
     model: NotRequired[Annotated[str, Field(description="Built-in model profile. Absent: none, or `profile`.")]]
     profile: NotRequired[
         Annotated[dict[str, Any], Field(description="The job's own model profile. Absent: none, or `model`.")]

@@ -85,7 +85,8 @@ class ForecastView(TypedDict):
     ]
     method: Annotated[str, Field(description="How it was computed, as text for people.")]
     lasting_gpus: Annotated[
-        list[float], Field(description="The same over the shortest worthwhile loan. Empty: the horizon covers it.")
+        list[float],
+        Field(description="Most GPUs needed over the shortest worthwhile loan. Empty: the horizon covers it."),
     ]
 
 
@@ -125,7 +126,7 @@ class NodeView(TypedDict):
     inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
     other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]
     serves_training: Annotated[bool, Field(description="Whether jobs can start on it now.")]
-    loan: Annotated[LoanView | None, Field(description="Its present loan to training. Null: not lent.")]
+    loan: Annotated[LoanView | None, Field(description="Its current loan to training. Null: not lent.")]
     jobs: Annotated[
         dict[str, list[int]],
         Field(description="GPU indices by id of the job that holds them, including GPUs being released."),

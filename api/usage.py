@@ -154,7 +154,11 @@ def get_usage(
     until: Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Default: now.")] = "",
     by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
     form: Annotated[
-        Literal["", "json", "csv"], Query(alias="format", description="Default: from the Accept header.")
+        Literal["", "json", "csv"],
+        Query(
+            alias="format",
+            description="Form of the response. Default: csv if the Accept header is text/csv, else json.",
+        ),
     ] = "",
     accept: Annotated[
         str,

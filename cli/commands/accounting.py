@@ -33,7 +33,9 @@ FromOption = Annotated[
 ]
 ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="End, a date or time in UTC. Default: now.")]
 ByOption = Annotated[str, typer.Option("--by", help="Comma-separated dimensions: day, hour, queue, owner, gpu.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV with GPU-seconds.")]
+CsvOption = Annotated[
+    bool, typer.Option("--csv", help="Print comma-separated values with GPU-seconds, for spreadsheets.")
+]
 
 
 def usage(

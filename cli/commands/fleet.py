@@ -42,13 +42,15 @@ PoolArgument = Annotated[
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", autocompletion=complete_node_names, help="Name of a node.")
 ]
-KindOption = Annotated[str, typer.Option("--kind", help="training or inference.")]
+KindOption = Annotated[
+    str, typer.Option("--kind", help="training: runs jobs. inference: serves requests and can lend nodes.")
+]
 LendingOption = Annotated[
     str | None,
     typer.Option("--lending", metavar="LENDING.yaml", help="Lending policy of an inference pool; - reads stdin."),
 ]
 HomePoolOption = Annotated[
-    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Home pool of the node.")
+    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Existing pool that owns the node.")
 ]
 PoolFilterOption = Annotated[
     str, typer.Option("--pool", autocompletion=complete_pool_names, help="Show only nodes of this pool.")

@@ -153,7 +153,7 @@ GrantOption = Annotated[
 ExpiresOption = Annotated[
     str, typer.Option("--expires", metavar="TIME", help="Lifetime, such as 90d or 12h. Default: no expiry.")
 ]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token, for scripts.")]
 TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN", help="Token ID, as listed by `ebbtide token list`.")]
 _DURATION_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 

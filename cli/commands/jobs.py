@@ -40,8 +40,8 @@ JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", autocompletion=complete_job_ids, help="Job ID, as listed by `ebbtide ps`.")
 ]
 JobStateOption = Annotated[str, typer.Option("--state", help="Show only jobs in this state.")]
-MaxGpusOption = Annotated[int | None, typer.Option("--max", help="Maximum number of GPUs.")]
-MinGpusOption = Annotated[int | None, typer.Option("--min", help="Minimum number of GPUs.")]
+MaxGpusOption = Annotated[int | None, typer.Option("--max", help="Most GPUs that the job can use.")]
+MinGpusOption = Annotated[int | None, typer.Option("--min", help="Fewest GPUs that the job can run on.")]
 
 JOBS_PAGE_SIZE = 1000
 
@@ -139,10 +139,11 @@ def _format_checkpoint(checkpoints: Mapping[str, Any]) -> dict[str, str]:
     return {"job": checkpoints["job_id"], "checkpoint": text, "interval": format_duration(checkpoints["interval_s"])}
 
 
-RankOption = Annotated[int, typer.Option("--rank", min=0, help="Rank whose log to print.")]
+RankOption = Annotated[int, typer.Option("--rank", min=0, help="Rank whose log to print, from 0.")]
 TailOption = Annotated[int | None, typer.Option("--tail", min=0, help="Print only this many lines, from the end.")]
 GenerationOption = Annotated[
-    int | None, typer.Option("--generation", min=1, help="Worker generation. Default: the latest.", show_default=False)
+    int | None,
+    typer.Option("--generation", min=1, help="Run of the job to print. Default: the latest.", show_default=False),
 ]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SnapshotArgument = Annotated[
     str, typer.Argument(metavar="SNAPSHOT.json", help="Snapshot from `ebbtide snapshot`; - reads stdin.")
 ]
-PolicyOption = Annotated[str, typer.Option("--policy", help="Policy set to use.")]
+PolicyOption = Annotated[str, typer.Option("--policy", help="Policy set that makes the decisions.")]
 
 
 def replay(

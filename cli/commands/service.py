@@ -218,9 +218,9 @@ def redact_database_url(database_url: str) -> str:
     return make_url(database_url).difference_update_query(("password", "sslpassword")).render_as_string()
 
 
-JobsFileOption = Annotated[Path, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="Output file of the jobs.")]
+JobsFileOption = Annotated[Path, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="CSV file to write the jobs to.")]
 DemandFileOption = Annotated[
-    Path, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Output file of the demand.")
+    Path, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="CSV file to write the demand to.")
 ]
 _JOBS_MAX = 10**12
 

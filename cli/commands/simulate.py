@@ -39,7 +39,8 @@ JobsOption = Annotated[
     Path | None, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="CSV file of the jobs to submit, one per row.")
 ]
 DemandOption = Annotated[
-    Path | None, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Trace of inference demand.")
+    Path | None,
+    typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="CSV file of the GPUs that inference needs over time."),
 ]
 ClusterOption = Annotated[
     Path | None,
@@ -57,7 +58,7 @@ ProfilesOption = Annotated[
     ),
 ]
 PolicyOption = Annotated[
-    str, typer.Option("--policy", metavar="NAME[,NAME...]", help="Policy sets; `list` lists them.")
+    str, typer.Option("--policy", metavar="NAME[,NAME...]", help="Policy sets to compare; `list` lists them.")
 ]
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, help="Start value of the random numbers; the same one repeats a run.")
@@ -82,7 +83,8 @@ TruthOption = Annotated[
     ),
 ]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Parallel simulations.", show_default="one per core")
+    int | None,
+    typer.Option("--processes", min=1, help="Number of simulations to run at once.", show_default="one per core"),
 ]
 ReportOption = Annotated[
     str | None,

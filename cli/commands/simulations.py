@@ -38,7 +38,7 @@ app = typer.Typer(name="simulations", help="Run simulations on the service.")
 
 POLL_INTERVAL_S = 1.0
 SimulationArgument = Annotated[str, typer.Argument(metavar="SIMULATION", help="Simulation ID.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Number of simulations, newest first.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most simulations to list, newest first.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Wait until it ends and print the report.")]
 
 

@@ -29,12 +29,14 @@ FileOption = Annotated[
 NameOption = Annotated[
     str | None, typer.Option("--name", help="Display name, from which the id is made. Default: that of the file.")
 ]
-MinOption = Annotated[int | None, typer.Option("--min", help="Minimum number of GPUs.")]
-MaxOption = Annotated[int | None, typer.Option("--max", help="Maximum number of GPUs. Default: --min.")]
+MinOption = Annotated[int | None, typer.Option("--min", help="Fewest GPUs that the job can run on.")]
+MaxOption = Annotated[int | None, typer.Option("--max", help="Most GPUs that the job can use. Default: --min.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset that the solver plans for.")]
-BatchOption = Annotated[int | None, typer.Option("--global-batch", help="Samples per step.")]
-SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens per sample.")]
-StepsOption = Annotated[int | None, typer.Option("--steps", help="Number of optimizer steps.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--global-batch", help="Samples per optimizer step. Required with --model.")
+]
+SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens per sample. Default: that of the model.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Number of optimizer steps. Default: unknown.")]
 GpuOption = Annotated[str | None, typer.Option("--gpu", help="GPU model that the job requires.")]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="Priority; higher values are scheduled first.")]
 QueueOption = Annotated[
@@ -45,10 +47,10 @@ CommandOption = Annotated[
     str | None, typer.Option("--command", help="Command of the workers, as one shell-quoted string.")
 ]
 EnvOption = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable. Repeatable.")
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of each rank. Repeatable.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what the scheduler would decide; do not submit.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the job ID.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the job ID, for scripts.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit 1 unless it succeeded.")]
 
 

@@ -29,7 +29,7 @@ SubjectOption = Annotated[
 DeliveryStateOption = Annotated[
     Literal["", "pending", "delivered", "dead"], typer.Option("--state", help="Show only deliveries in this state.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Number of deliveries, newest first.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most deliveries to list, newest first.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -44,7 +44,9 @@ class FleetGauges:
         holdings = _GpuHoldings(self._snapshot)
         yield from self._collect_fleet(holdings)
         yield from self._collect_loans()
-        yield _build_labelled_gauge("ebbtide_jobs", "Live jobs, by state.", ("state",), holdings.jobs_by_state)
+        yield _build_labelled_gauge(
+            "ebbtide_jobs", "Number of jobs that have not ended, by state.", ("state",), holdings.jobs_by_state
+        )
         yield from self._collect_queues(holdings)
         yield from self._collect_demand()
         if self._by_job:
@@ -100,7 +102,12 @@ class FleetGauges:
             if loan.is_live:
                 states[loan.state.value,] += 1
             lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
-        yield _build_labelled_gauge("ebbtide_loans", "Live loans, by state.", ("state",), states)
+        yield _build_labelled_gauge(
+            "ebbtide_loans",
+            "Number of nodes that are offered, lent or being returned, by state of the loan.",
+            ("state",),
+            states,
+        )
         yield _build_labelled_gauge("ebbtide_lent_gpus", "GPUs of nodes on loan to training.", ("pool",), lent)
         supply: LabelCounts = Counter({(name,): 0 for name in lenders})
         for node in [node for node in snapshot.nodes.values() if (node.pool,) in supply]:
@@ -138,9 +145,13 @@ class FleetGauges:
             "ebbtide_job_loss", "Last reported loss of a running job.", {job.id: job.progress.loss for job in running}
         )
         speeds = {job.id: job.progress.samples_per_s for job in running}
-        yield _build_job_gauge("ebbtide_job_samples_per_s", "Measured throughput of a running job.", speeds)
+        yield _build_job_gauge(
+            "ebbtide_job_samples_per_s", "Measured throughput of a running job, in samples per second.", speeds
+        )
         peaks = {job.id: job.progress.peak_bytes for job in running}
-        yield _build_job_gauge("ebbtide_job_peak_bytes", "Peak GPU memory of any rank of a running job.", peaks)
+        yield _build_job_gauge(
+            "ebbtide_job_peak_bytes", "Largest GPU memory use of any rank of a running job, in bytes.", peaks
+        )
 
     def _collect_demand(self) -> Iterator[Metric]:
         demand = GaugeMetricFamily(
@@ -152,14 +163,14 @@ class FleetGauges:
             demand.add_metric([pool], reading.gpus)
         yield demand
         age = GaugeMetricFamily(
-            "ebbtide_demand_age_seconds", "Time since the last demand reading of a pool.", labels=["pool"]
+            "ebbtide_demand_age_seconds", "Seconds since the last demand reading of a pool.", labels=["pool"]
         )
         for pool, reading in self._snapshot.demand.items():
             age.add_metric([pool], max(0.0, self._snapshot.now_s - reading.at_s))
         yield age
         forecast_gpus = GaugeMetricFamily(
             "ebbtide_forecast_gpus",
-            "Forecast of the largest demand within the horizon, by quantile.",
+            "Forecast of the largest demand within the horizon, in GPUs, by quantile.",
             labels=["pool", "quantile"],
         )
         for pool, forecast in self._snapshot.forecasts.items():

@@ -113,7 +113,7 @@ LOST_GPU_SECONDS = _declare_counter(
 )
 REPLAN_PHASE = Histogram(
     "ebbtide_replan_phase_seconds",
-    "Duration of a re-plan on its slowest rank, by phase.",
+    "Seconds of each phase of a re-plan on its slowest rank.",
     ["phase"],
     registry=REGISTRY,
     buckets=REPLAN_BUCKETS,
@@ -133,7 +133,7 @@ RESIZES = _declare_counter(
 )
 RESIZE_DURATION = Histogram(
     "ebbtide_resize_duration_seconds",
-    "Time from the decision to resize until all workers of the new plan run.",
+    "Seconds from the decision to resize until all workers of the new plan run.",
     registry=REGISTRY,
     buckets=RESIZE_BUCKETS,
 )
@@ -150,19 +150,19 @@ RESTARTING_JOBS = _declare_latest_gauge(
 )
 RECALL_DURATION = Histogram(
     "ebbtide_recall_duration_seconds",
-    "Time from the decision to recall a node until its return.",
+    "Seconds from the decision to recall a node until its return.",
     registry=REGISTRY,
     buckets=RESIZE_BUCKETS,
 )
 QUEUEING = Histogram(
     "ebbtide_queueing_seconds",
-    "Time from submission of a job to its first start.",
+    "Seconds from submission of a job to its first start.",
     registry=REGISTRY,
     buckets=QUEUEING_BUCKETS,
 )
 JCT = Histogram(
     "ebbtide_jct_seconds",
-    "Job completion time: from submission to successful end.",
+    "Job completion time: seconds from submission to successful end.",
     registry=REGISTRY,
     buckets=JCT_BUCKETS,
 )
@@ -186,7 +186,7 @@ FORECASTS_EVALUATED = Counter(
 )
 SOLVE_DURATION = Histogram(
     "ebbtide_solve_duration_seconds",
-    "Time to solve one shape of a scaling curve.",
+    "Seconds to solve one shape of a scaling curve.",
     registry=REGISTRY,
     buckets=SOLVE_BUCKETS,
 )
@@ -212,13 +212,20 @@ REQUESTS = Counter(
     ["method", "route", "status"],
     registry=REGISTRY,
 )
-STREAMS = Gauge("ebbtide_streams", "Open event streams.", registry=REGISTRY, multiprocess_mode="livesum")
+STREAMS = Gauge(
+    "ebbtide_streams",
+    "Open event streams of clients that follow events or logs.",
+    registry=REGISTRY,
+    multiprocess_mode="livesum",
+)
 WEBHOOK_DELIVERIES = _declare_counter(
     "ebbtide_webhook_deliveries_total",
     "Delivery attempts to webhooks, by outcome. After an attempt that ends dead there are no retries.",
     outcome=DELIVERY_OUTCOMES,
 )
-WEBHOOK_LAG = _declare_latest_gauge("ebbtide_webhook_lag_seconds", "Age of the oldest pending webhook delivery.")
+WEBHOOK_LAG = _declare_latest_gauge(
+    "ebbtide_webhook_lag_seconds", "Age of the oldest pending webhook delivery, in seconds. 0: none is pending."
+)
 HISTORY_DELETED = _declare_counter(
     "ebbtide_swept_total",
     "Rows of history, and jobs with log files, deleted by retention.",
@@ -233,14 +240,14 @@ KUBERNETES_REQUESTS = Counter(
 )
 KUBERNETES_REQUEST_DURATION = Histogram(
     "ebbtide_kubernetes_request_duration_seconds",
-    "Duration of requests to the Kubernetes API server, including those that timed out.",
+    "Seconds that requests to the Kubernetes API server took, including those that timed out.",
     ["verb"],
     registry=REGISTRY,
     buckets=KUBERNETES_BUCKETS,
 )
 KUBERNETES_LAST_RESPONSE = _declare_latest_gauge(
     "ebbtide_kubernetes_heard_timestamp_seconds",
-    "Unix time of the last response of the Kubernetes API server, by watched resource.",
+    "Time of the last response of the Kubernetes API server, in seconds since 1970, by watched resource.",
     "resource",
 )
 OPERATOR_STATUS = _declare_latest_gauge(
