@@ -1,6 +1,6 @@
 """The recorded contract: documents that every version must read and reproduce.
 
-`python -m tests.contract.recorded_world` records them anew from the present code. Do so only together with a line in
+`python -m tests.contract.recorded_world` records them anew from the current code. Do so only together with a line in
 CHANGELOG.md, and for the database with a migration.
 """
 
@@ -53,7 +53,7 @@ PLAN_REQUEST = {"model": "gpt2", "gpu": "a100-80g", "gpus": 8, "globalBatch": 64
 
 
 def record() -> None:
-    """Write every document of the contract from the present code."""
+    """Write every document of the contract from the current code."""
     with TemporaryDirectory() as folder:
         seeded = SeededService(Path(folder))
         path = Path(folder) / "seed.sqlite"
@@ -126,7 +126,7 @@ def _write(name: str, document: Any) -> None:
 
 
 class Replay:
-    """The present application on a copy of the recorded database, at the recorded time."""
+    """The current application on a copy of the recorded database, at the recorded time."""
 
     def __init__(self, folder: Path) -> None:
         self.world = read("world")

@@ -1,4 +1,4 @@
-"""One small regime in the simulator: the bounds of the README tables, and hidden true speeds and durations."""
+"""One small regime in the simulator: the bounds of the benchmark pages, and hidden true speeds and durations."""
 
 from __future__ import annotations
 
