@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
+# What `make check` runs: tests that start no process and solve no large instance.
+FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernetes resharding runtime scheduling \
+	simulator telemetry) tests/golden tests/docs tests/test_tidy.py
 
 .PHONY: demo check test test-full lint serve bench docs helm console clean
 
@@ -11,7 +14,7 @@ demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
 
 check: lint
-	$(PYTEST) -m 'not slow' tests/unit tests/golden tests/docs tests/test_tidy.py
+	$(PYTEST) -q $(FAST)
 
 test: lint
 	$(PYTEST)
