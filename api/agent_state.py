@@ -1,7 +1,7 @@
 """Shared state for the requests of node agents, so that a thousand agents do not overload the store.
 
-Agents poll every 2 s, and most polls change nothing. Reads are cached for CACHE_TTL_S. A report is written at once only
-if it has news; otherwise one heartbeat per agent is written every HEARTBEAT_INTERVAL_S, in batches.
+Agents poll every 2 s, and most polls change nothing. Reads are cached for CACHE_TTL_S. A changed report is
+written at once. Otherwise one heartbeat per agent is written every HEARTBEAT_INTERVAL_S, in batches.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class AgentStateCache:
         if cached_nodes != wanted_nodes or not _is_fresh(read_at_s, now_s):
             reports = [self._run_log.get_report(job_id, node) for node in nodes]
             cached_result = all(
-                report is not None and _is_fresh(report.at_s, now_s, for_s=AGENT_TIMEOUT_S) for report in reports
+                report is not None and _is_fresh(report.at_s, now_s, max_age_s=AGENT_TIMEOUT_S) for report in reports
             )
             with self._lock:
                 self._reported[job_id] = now_s, wanted_nodes, cached_result
         return cached_result
 
     def record_report(self, report: AgentReport) -> None:
-        """Write the report if it has news or if the last written one is old."""
+        """Write the report if it has changed, or if the last written report is old."""
         key = (report.job_id, report.node)
         with self._lock:
             written = self._written.get(key)
@@ -91,7 +91,7 @@ class AgentStateCache:
         if written is not None and (written.report.pod, written.report.generation) == (report.pod, report.generation):
             report = replace(report, since_s=written.report.since_s)
             if written.comparable == _comparable_report(report):
-                if _is_fresh(written.report.at_s, report.at_s, for_s=HEARTBEAT_INTERVAL_S):
+                if _is_fresh(written.report.at_s, report.at_s, max_age_s=HEARTBEAT_INTERVAL_S):
                     return
                 self._write(report, written.comparable, immediately=False)
                 return
@@ -101,7 +101,7 @@ class AgentStateCache:
         with self._lock:
             key = (report.job_id, report.node)
             self._written[key], self._unwritten[key] = _WrittenReport(report, comparable), report
-            if not immediately and _is_fresh(self._written_at_s, report.at_s, for_s=_BATCH_INTERVAL_S):
+            if not immediately and _is_fresh(self._written_at_s, report.at_s, max_age_s=_BATCH_INTERVAL_S):
                 return
         # One write for all pending reports: concurrent writers would starve each other on SQLite.
         with self._write_lock:
@@ -111,7 +111,7 @@ class AgentStateCache:
             try:
                 self._run_log.record_reports(*unwritten.values())
             except BaseException:
-                with self._lock:  # possibly not written, so the next reports count as news
+                with self._lock:  # possibly not written, so the next reports count as changed
                     for key in unwritten:
                         self._written.pop(key, None)
                 raise
@@ -135,8 +135,8 @@ class _WrittenReport:
         return None if report is None else cls(report, _comparable_report(report))
 
 
-def _is_fresh(read_at_s: float, now_s: float, *, for_s: float = CACHE_TTL_S) -> bool:
-    return 0.0 <= now_s - read_at_s < for_s
+def _is_fresh(read_at_s: float, now_s: float, *, max_age_s: float = CACHE_TTL_S) -> bool:
+    return 0.0 <= now_s - read_at_s < max_age_s
 
 
 def _comparable_report(report: AgentReport) -> AgentReport:

@@ -96,7 +96,7 @@ def report_job_progress(
             report.peak_bytes,
             frozen,
         )
-        # A worker without news repeats its report to get notices. The inbox drops commands with a known id.
+        # A worker repeats an unchanged report to get notices. The inbox drops commands with a known id.
         command_id = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
         context.store.send(new_command(body, context.now_s, actor=f"worker of {job_id}", command_id=command_id))
     return {"notice": notice}

@@ -31,7 +31,7 @@ class JobMethods(ClientMethods):
         return self._connection.request("POST", "/v1/jobs", json=document, key=key or secrets.token_hex(16))
 
     def dry_run(self, document: Mapping[str, Any]) -> DryRunView:
-        """Return what the next tick would decide about this job document. Nothing is submitted."""
+        """Return the decision of the next tick about this job document, without submitting it."""
         return self._connection.request("POST", "/v1/jobs:dry-run", json=document)
 
     def jobs(
@@ -88,7 +88,7 @@ class JobMethods(ClientMethods):
         return self._connection.request("GET", f"{job_path(job_id)}/history")
 
     def progress(self, job_id: str) -> ProgressView:
-        """Return how far the job is."""
+        """Return the progress of the job."""
         return self._connection.request("GET", f"{job_path(job_id)}/progress")
 
 

@@ -150,7 +150,7 @@ def _render_replay(
         empty="No pending jobs.",
     )
     broken = render_table(
-        ([violation.subject, violation.law, violation.detail] for violation in violations),
+        ([violation.subject, violation.invariant, violation.detail] for violation in violations),
         headers=["violation by", "rule", "detail"],
         empty="No violations.",
     )

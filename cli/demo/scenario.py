@@ -109,9 +109,9 @@ class EventPrinter:
 
     def print_new_events(self) -> None:
         after = self.events[-1]["number"] if self.events else 0
-        news = list(self._client.events(after=after))
-        self.events.extend(news)
-        self._print_events(news)
+        new_events = list(self._client.events(after=after))
+        self.events.extend(new_events)
+        self._print_events(new_events)
 
     def _print_events(self, events: Iterable[EventView]) -> None:
         for event in events:
@@ -194,8 +194,8 @@ def _run_scenario(console: Console, service: DemoService) -> list[CheckResult]:
     _wait_for_jobs(client, event_printer, list(jobs.values()))
     console.print("Both jobs have succeeded. Running the same trainings again without interruption for comparison.")
     results = list(check_events(event_printer.events))
-    with ThreadPoolExecutor(len(JOBS)) as side_by_side:
-        for training in side_by_side.map(partial(_run_reference, service), JOBS):
+    with ThreadPoolExecutor(len(JOBS)) as executor:
+        for training in executor.map(partial(_run_reference, service), JOBS):
             results.extend(check_training(training))
     console.print(_render_jobs(client, jobs))
     return results
@@ -255,13 +255,13 @@ def _sleep_until(at_s: float, event_printer: EventPrinter) -> None:
 
 
 def _wait_for_jobs(client: Client, event_printer: EventPrinter, jobs: list[str]) -> None:
-    give_up_at_s = time.time() + JOBS_TIMEOUT_S
+    deadline_s = time.time() + JOBS_TIMEOUT_S
     while True:
         event_printer.print_new_events()
         states = {job_id: client.job(job_id)["state"] for job_id in jobs}
         if all(state == "succeeded" for state in states.values()):
             return
-        if "failed" in states.values() or time.time() > give_up_at_s:
+        if "failed" in states.values() or time.time() > deadline_s:
             raise DemoError(f"not every job succeeded: {states}")
         time.sleep(0.5)
 

@@ -77,7 +77,7 @@ METRIC_GROUPS: Mapping[str, Mapping[str, Metric]] = {
         "wall-clock time": Metric("wall_s", "s"),
     },
 }
-METRICS: Mapping[str, Metric] = {name: figure for group in METRIC_GROUPS.values() for name, figure in group.items()}
+METRICS: Mapping[str, Metric] = {name: metric for group in METRIC_GROUPS.values() for name, metric in group.items()}
 TERMINAL_FORMATS: Formats = {
     "s": format_duration,
     "ratio": format_percent,
@@ -115,7 +115,7 @@ def render_comparison(document: Document) -> RenderableType:
 
     Metrics without a value for any policy set are omitted.
     """
-    rows = [[name, *format_cells(document, figure, TERMINAL_FORMATS)] for name, figure in METRICS.items()]
+    rows = [[name, *format_cells(document, metric, TERMINAL_FORMATS)] for name, metric in METRICS.items()]
     rows = [
         row for row in rows if {*row[1:]} - {"-"} and not (row[0] in _HIDDEN_WHEN_ZERO and {*row[1:]} <= {"0", "0 ± 0"})
     ]
@@ -147,7 +147,7 @@ def _split_columns(widths: Sequence[int], available_width: int) -> list[list[int
 
 def render_markdown(document: Document) -> str:
     lines = [[format_seeds(document), *list_policies(document)], ["---", *("---:" for _ in list_policies(document))]]
-    lines += [[name, *format_cells(document, figure, REPORT_FORMATS)] for name, figure in METRICS.items()]
+    lines += [[name, *format_cells(document, metric, REPORT_FORMATS)] for name, metric in METRICS.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -120,7 +120,7 @@ def find_warnings(document: Document) -> Iterator[str]:
         if late:
             yield f"{report['policy']}: {format_count(late, 'recalled node')} returned late."
     swept = [report["figures"] for report in document["policies"] if "figures" in report]
-    entries = [entry for figures in swept for name, entry in figures.items() if not name.startswith(("tick", "wall"))]
+    entries = [entry for metrics in swept for name, entry in metrics.items() if not name.startswith(("tick", "wall"))]
     if swept and all(entry["low"] == entry["high"] for entry in entries):
         yield "All seeds gave the same values. Seeds matter only if demand repeats or facts are hidden from policies."
 
@@ -156,8 +156,8 @@ def _render_table(document: Document, groups: Mapping[str, Mapping[str, Metric]]
         for name in list_policies(document)
     )
     lines = [f"<thead><tr><th></th>{''.join(heads)}</tr></thead><tbody>"]
-    for group, figures in groups.items():
-        rows = [row for name, figure in figures.items() for row in _render_row(document, name, figure)]
+    for group, metrics in groups.items():
+        rows = [row for name, metric in metrics.items() for row in _render_row(document, name, metric)]
         if group and rows:
             lines.append(f'<tr><th colspan="{len(document["policies"]) + 1}" scope="colgroup">{group}</th></tr>')
         lines += rows

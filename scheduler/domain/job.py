@@ -389,7 +389,7 @@ class Job:
         )
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:
-        """Advance the progress to `now_s`. Measurements of the present workers are reset if new ones start."""
+        """Advance the progress to `now_s`. Measurements of the current workers are reset if new ones start."""
         old = self.progress
         steps = self.steps_at(now_s)
         corrections = (

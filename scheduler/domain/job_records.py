@@ -9,7 +9,9 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class FrozenLayers:
-    """Frozen layers of a job: the first `layers` layers are not trained, as reported at `at_s`. The number never falls.
+    """Frozen layers of a job: the first `layers` layers are not trained, as reported at `at_s`.
+
+    The number never decreases.
 
     `curve_layers` is the number that the job's curve is solved for. It is lower than `layers` until the new curve is
     solved. `correction` is the curve correction from before the current plan became outdated, or None if the plan is
@@ -36,7 +38,7 @@ class FrozenLayers:
     def with_layers(self, layers: int, now_s: float, *, correction: float | None) -> FrozenLayers:
         """Return the record with more frozen layers.
 
-        `correction` is the job's present curve correction, or None for a job without a curve of its own.
+        `correction` is the job's current curve correction, or None for a job without a curve of its own.
         """
         if correction is None:
             return FrozenLayers(layers, layers, now_s)
@@ -235,7 +237,7 @@ def compute_sample_slot(elapsed_s: float) -> int:
         stride *= 2
     while stride > 1:
         if cell >= _HALF * stride:
-            # Cell j of the second half overwrites the j-th odd cell of the previous, half as wide cells.
+            # Cell j of the second half overwrites the j-th odd cell of the previous cells, which were half as wide.
             cell = (2 * (cell // stride - _HALF) + 1) * (stride // 2)
         stride //= 2
     return cell

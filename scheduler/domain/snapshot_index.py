@@ -153,7 +153,7 @@ class SnapshotIndex:
             self.put_job(job_id, jobs.get(job_id))
 
     def put_job(self, job_id: str, before: Job | None) -> None:
-        """Update the index for the present job of this id, if any. `before` is the previous one."""
+        """Update the index for the current job of this id, if any. `before` is the previous one."""
         job = self.jobs.get(job_id)
         if job is not None and before is not None and _differs_only_in_progress(job, before):
             return
@@ -166,7 +166,7 @@ class SnapshotIndex:
             self._update_holders(job_id, old.held if old else NO_GPUS, new.held if new else NO_GPUS)
 
     def put_loan(self, node: str, before: Loan | None) -> None:
-        """Update the index for the present loan of the node, if any. `before` is the previous one."""
+        """Update the index for the current loan of the node, if any. `before` is the previous one."""
         loan, host = self.loans.get(node), self.nodes.get(node)
         for each, sign in ((before, -1), (loan, 1)):
             if each is not None:

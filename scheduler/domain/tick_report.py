@@ -1,4 +1,4 @@
-"""Results of one tick: what it decided (TickResult) and what it did (TickReport)."""
+"""Results of one tick: its decisions (TickResult) and the record of their application (TickReport)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scheduler.domain.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class WantedShape:
-    """A curve point that a policy looked up and did not find. It is solved next."""
+    """A missing curve point that a policy looked up. The solver computes it next."""
 
     curve_key: str
     shape: GpuShape
 
 
 class Invariant(StrEnum):
-    """Rules that every decision must satisfy. The value is the name under which a violation is reported."""
+    """Invariants that every decision must satisfy. The value is the name under which a violation is reported."""
 
     UNKNOWN_SUBJECT = "unknown-subject"
     WRONG_STATE = "wrong-state"
@@ -42,9 +42,9 @@ class Invariant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A decision that breaks a rule. It was dropped."""
+    """A decision that was dropped because it violates an invariant."""
 
-    law: Invariant
+    invariant: Invariant
     subject: str
     detail: str
 

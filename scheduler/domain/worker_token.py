@@ -1,6 +1,6 @@
 """Tokens of workers and node agents. A token is valid for one job.
 
-A token is a keyed digest, so none are stored. A worker token is bound to a job and a generation. An agent token is
+A token is an HMAC, so none are stored. A worker token is bound to a job and a generation. An agent token is
 bound to the job only, because an agent outlives generations. Agent tokens use a derived key, so that neither kind is
 valid as the other.
 """
@@ -47,7 +47,7 @@ def verify_agent_token(secret: bytes, token: str, job_id: str) -> bool:
 
 def _require_secret_length(secret: bytes) -> bytes:
     if len(secret) < 16:
-        raise ValueError(f"a token secret must have at least 16 bytes, got {len(secret)}")
+        raise ValueError(f"the token secret has {len(secret)} bytes; it must have at least 16 bytes")
     return secret
 
 

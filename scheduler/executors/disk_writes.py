@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeferredDiskWrites:
-    """Defers failed disk writes to the next attempt, and logs each failure once."""
+    """Log of failed disk writes that are retried later. Each failure is logged once."""
 
     def __init__(self) -> None:
         self._last_errors: dict[str, str] = {}
@@ -25,7 +25,7 @@ class DeferredDiskWrites:
             yield
         except OSError as error:
             if self._last_errors.get(description) != str(error):
-                logger.error("%s is deferred until the disk accepts it: %s", description, error)
+                logger.error("%s failed and will be retried: %s", description, error)
             self._last_errors[description] = str(error)
         else:
             self._last_errors.pop(description, None)

@@ -145,7 +145,7 @@ class SchedulingCycle:
         return loan.offered_at_s + self.snapshot.original.pools[loan.pool].lending.return_deadline_s
 
     def leave_by_s(self, job: Job) -> float:
-        """Return the deadline by which the job's present workers must have left.
+        """Return the deadline by which the job's current workers must have left.
 
         It is the earliest return deadline of the nodes that the job holds. Without one it is the usual grace, which is
         long enough for a step and a reconfiguration and ends before a recall made now would. A job that is already

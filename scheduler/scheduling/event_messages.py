@@ -43,7 +43,7 @@ def with_job_step(event: Event, decision: Decision, after: Snapshot) -> Event:
 
 
 def job_step(job: Job, nodes: Mapping[str, Node], pools: Mapping[str, Pool]) -> JobStep:
-    """Return a job's present state, generation, GPUs and plan, for events."""
+    """Return a job's current state, generation, GPUs and plan, for events."""
     allocation, gpus, lent_gpus = job.allocation, 0, 0
     for name, indices in allocation.target.items():
         gpus += len(indices)
@@ -54,7 +54,7 @@ def job_step(job: Job, nodes: Mapping[str, Node], pools: Mapping[str, Pool]) -> 
 
 
 def violation_event(now_s: float, violation: Violation) -> Event:
-    return Event(now_s, EventCode.DECISION_DROPPED, violation.subject, f"{violation.law}: {violation.detail}")
+    return Event(now_s, EventCode.DECISION_DROPPED, violation.subject, f"{violation.invariant}: {violation.detail}")
 
 
 def breach_event(now_s: float, breach: Breach) -> Event:

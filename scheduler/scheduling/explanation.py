@@ -124,12 +124,12 @@ def _suggest_queue(snapshot: Snapshot, job: Job) -> str:
 
 def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
     """Say why the next larger number of GPUs would not make the job faster. Empty if it would, or if unknown."""
-    sizes, present = node_sizes(snapshot), job.allocation.target_gpus
+    sizes, current = node_sizes(snapshot), job.allocation.target_gpus
     gpu = gpu_model(snapshot, job, sizes)
-    if not job.is_placed or gpu is None or present >= job.spec.max_gpus:
+    if not job.is_placed or gpu is None or current >= job.spec.max_gpus:
         return ""
     curve = snapshot.curve(job)
-    for count in canonical_gpu_counts(present + 1, job.spec.max_gpus, sizes[gpu]):
+    for count in canonical_gpu_counts(current + 1, job.spec.max_gpus, sizes[gpu]):
         shape = packed(gpu, count, sizes[gpu])
         plan, part = curve.plan_for(shape), curve.faster_subset(shape, job.spec.min_gpus)
         better = curve.plan_for(part) if part else None

@@ -129,12 +129,12 @@ def _format_counts(gpus: Mapping[str, int]) -> str:
 def _check_occupancy(
     snapshot: MutableSnapshot, job: Job, name: str, indices: tuple[int, ...]
 ) -> Iterator[tuple[Invariant, str]]:
-    present = job.allocation.target.get(name, ())
+    current = job.allocation.target.get(name, ())
     for index in indices:
         holder = snapshot.holder(name, index)
-        if holder is not None and not (holder == job.id and index in present):
+        if holder is not None and not (holder == job.id and index in current):
             yield Invariant.GPU_HELD_TWICE, f"GPU {index} of {name} is held by {holder}"
-    new = [index for index in indices if index not in present]
+    new = [index for index in indices if index not in current]
     node, view = snapshot.original.nodes[name], snapshot.view()
     if new and not view.serves_training(node):
         yield Invariant.NODE_NOT_SERVING, f"node {name} does not accept new workers"
@@ -172,7 +172,7 @@ def _check_node(snapshot: MutableSnapshot, decision: Decision) -> Iterator[tuple
 
 
 def find_breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach, ...]:
-    """Return the promises that are broken at present."""
+    """Return the promises that are broken now."""
     unexpected = _find_unexpected_runs(snapshot, observation)
     return (
         *_find_late_recalls(snapshot),

@@ -62,7 +62,7 @@ class TrackedDict(dict[str, R], Generic[R]):
 
 
 class MutableSnapshot:
-    """Working copies of a snapshot's mappings, and what is recorded while they change.
+    """Working copies of a snapshot's mappings, with the events, readings and samples recorded meanwhile.
 
     Observations and commands write any mapping. Decisions change jobs and loans only, through `put_job` and `put_loan`,
     which keep `index` and `quota` up to date. Both are built at first use; from then on no other mapping may change.
@@ -94,7 +94,7 @@ class MutableSnapshot:
         return self.original.generation + 1
 
     def view(self) -> Snapshot:
-        """Return the present state. It shares the working mappings, so later changes show in it."""
+        """Return the current state. It shares the working mappings, so later changes show in it."""
         if self._view is not None:
             return self._view
         return replace(

@@ -86,7 +86,7 @@ def _list_changed_jobs(snapshot: MutableSnapshot, runs: Iterable[Run]) -> set[st
 
 
 def _matches_run(job: Job, run: Run) -> bool:
-    """Return whether the run is the job's present one and reports nothing that the job does not record already.
+    """Return whether the run is the job's current one and reports nothing that the job does not record already.
 
     A run that reports its steps is always processed: they are compared with an extrapolation over time.
     """

@@ -8,7 +8,7 @@ from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
 from scheduler.scheduling.stages.loans import adjust_loans
-from scheduler.scheduling.stages.rebalancing import rearrange_frozen_jobs
+from scheduler.scheduling.stages.rebalancing import replan_frozen_jobs
 from scheduler.scheduling.stages.user_intents import apply_user_intents
 
 
@@ -24,5 +24,5 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     adjust_loans(cycle)  # 2. return, recall and lend nodes
     evacuation = evacuate_nodes(cycle)  # 3. move, shrink or preempt jobs on nodes that must be vacated
     assignment = policies.assign_gpus(cycle, evacuation)  # 4. start pending jobs, and move GPUs between jobs
-    rearranging = rearrange_frozen_jobs(cycle)  # 5. better plans on the same GPUs for jobs with frozen layers
-    return cycle.build_result([intents, evacuation, *assignment, rearranging])
+    replanning = replan_frozen_jobs(cycle)  # 5. better plans on the same GPUs for jobs with frozen layers
+    return cycle.build_result([intents, evacuation, *assignment, replanning])

@@ -28,11 +28,11 @@ def extend_target(cycle: SchedulingCycle, job: Job, most: int, least: int) -> Ta
     faster. If no plan is solved, only the shape of the largest count is requested, because each distribution over nodes
     is a shape of its own.
     """
-    present, view = job.allocation.target, cycle.view
+    current, view = job.allocation.target, cycle.view
     max_step_s = _max_step_time_s(cycle, job)
-    models = group_by_model(view, filter_usable(job, cycle.free_gpus_for(job)), present)
+    models = group_by_model(view, filter_usable(job, cycle.free_gpus_for(job)), current)
     most_free = max((_count_free(free) for free in models), default=0)
-    held, requested = gpu_sets.count(present), len(cycle.missing_shapes)
+    held, requested = gpu_sets.count(current), len(cycle.missing_shapes)
     for count in range(min(most, held + most_free), least - 1, -1):
         found: list[Target] = []
         for free in models:
@@ -42,7 +42,7 @@ def extend_target(cycle: SchedulingCycle, job: Job, most: int, least: int) -> Ta
             if more is None:
                 continue
             request_missing = len(cycle.missing_shapes) == requested
-            target = trim_target(cycle, job, gpu_sets.union(present, more), request_missing=request_missing)
+            target = trim_target(cycle, job, gpu_sets.union(current, more), request_missing=request_missing)
             if target and gpu_sets.count(target[0]) >= least and target[1].iteration_time_s < max_step_s:
                 found.append(target)
         if found:
@@ -129,11 +129,11 @@ def _is_infeasible(cycle: SchedulingCycle, job: Job, gpu: str, count: int, max_s
 
 
 def _max_step_time_s(cycle: SchedulingCycle, job: Job) -> float:
-    """Return the step time that more GPUs must beat: the present one, or infinity below the minimum."""
+    """Return the step time that more GPUs must beat: the current one, or infinity below the minimum."""
     if job.allocation.target_gpus < job.spec.min_gpus or not cycle.policies.requires_speedup:
         return inf
-    present = cycle.plan_for(job, job.allocation.target) or job.allocation.plan
-    return present.iteration_time_s if present else inf
+    current = cycle.plan_for(job, job.allocation.target) or job.allocation.plan
+    return current.iteration_time_s if current else inf
 
 
 def _count_free(free_gpus: Collection[FreeGpus]) -> int:

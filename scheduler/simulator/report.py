@@ -1,4 +1,4 @@
-"""Reports of simulations: figures of each policy set, and time series as means over equal intervals."""
+"""Reports of simulations: metrics of each policy set, and time series as means over equal intervals."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class ShortageRatio:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReport:
-    """Figures of one policy set. Ratios are from 0 to 1; `tick_s` and `wall_s` are real durations.
+    """Metrics of one policy set. Ratios are from 0 to 1; `tick_s` and `wall_s` are real durations.
 
     Args:
         queueing_s: total waiting time of each job, including after preemption.
@@ -177,7 +177,7 @@ class PolicyReport:
         lost_gpu_hours: work that was computed and lost; `lost_ratio` as a fraction of all computed work.
         deadlines_met_ratio: fraction of jobs with a deadline that met it; None if no job has one.
         rejected: jobs rejected by the policy.
-        violations: dropped decisions that violated a law. `violated` describes the first of each law.
+        violations: dropped decisions that violated an invariant. `violated` describes the first of each invariant.
     """
 
     policy: str
@@ -215,7 +215,7 @@ PolicyResult = tuple[PolicyReport, PolicySeries]
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """Figures and series of all policy sets under one seed. `ebbtide simulate -o json` prints the figures."""
+    """Metrics and series of all policy sets under one seed. `ebbtide simulate -o json` prints the metrics."""
 
     seed: int
     policies: tuple[PolicyReport, ...]
@@ -227,7 +227,7 @@ class SimulationReport:
         return cls(seed, reports, series)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
+        """Return the metrics as JSON values."""
         reports = [asdict(report) | {"violated": list(report.violated)} for report in self.policies]
         return {"seed": self.seed, "policies": reports}
 

@@ -1,4 +1,4 @@
-"""Simulations under several seeds in parallel processes, and confidence intervals of their figures."""
+"""Simulations under several seeds in parallel processes, and confidence intervals of their metrics."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """Reports of all seeds, and figures over all of them, as printed by `ebbtide simulate --seeds -o json`."""
+    """Reports of all seeds, and metrics over all of them, as printed by `ebbtide simulate --seeds -o json`."""
 
     runs: tuple[SimulationReport, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return figures as JSON values: means over the seeds with Student's 95% confidence interval.
+        """Return metrics as JSON values: means over the seeds with Student's 95% confidence interval.
 
         `differences` are the same for the difference to the first policy under the same seed, which removes the effect
         of the seed itself.
         """
         runs = [run.to_json() for run in self.runs]
         by_policy = [
-            [flatten_figures(report) for report in reports]
+            [flatten_metrics(report) for report in reports]
             for reports in zip(*(r["policies"] for r in runs), strict=True)
         ]
         first = by_policy[0]
@@ -69,12 +69,12 @@ class SweepReport:
         }
 
 
-def flatten_figures(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flatten_metrics(report: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Return the numbers of a report by path, such as `queueing_s.mean`."""
     found: dict[str, float] = {}
     for name, value in report.items():
         if isinstance(value, Mapping):
-            found |= flatten_figures(value, f"{prefix}{name}.")
+            found |= flatten_metrics(value, f"{prefix}{name}.")
         elif isinstance(value, int | float):
             found[prefix + name] = value
     return found

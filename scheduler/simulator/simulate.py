@@ -45,7 +45,7 @@ class PolicyError(RuntimeError):
 
 
 class ViolationCounter:
-    """Counts decisions that were dropped because they violate a law, and keeps the first of each law."""
+    """Counts decisions that were dropped because they violate an invariant, and keeps the first of each invariant."""
 
     def __init__(self) -> None:
         self._first: dict[Invariant, tuple[float, Violation]] = {}
@@ -53,18 +53,18 @@ class ViolationCounter:
 
     def on_tick(self, tick: TickRecord) -> None:
         for violation in tick.report.violations:
-            self._first.setdefault(violation.law, (tick.report.now_s, violation))
-            self._counts[violation.law] = self._counts.get(violation.law, 0) + 1
+            self._first.setdefault(violation.invariant, (tick.report.now_s, violation))
+            self._counts[violation.invariant] = self._counts.get(violation.invariant, 0) + 1
 
     def on_demand_change(self, change: DemandChange) -> None:
-        """Do nothing: demand violates no law."""
+        """Do nothing: demand violates no invariant."""
 
     @property
     def count(self) -> int:
         return sum(self._counts.values())
 
     def describe(self) -> tuple[str, ...]:
-        """Describe, for each violated law, the number of dropped decisions and the first of them."""
+        """Describe, for each violated invariant, the number of dropped decisions and the first of them."""
         return tuple(
             f"{law}: {self._counts[law]} decisions dropped, the first at {at_s:g} s for {first.subject}: {first.detail}"
             for law, (at_s, first) in self._first.items()

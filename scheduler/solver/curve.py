@@ -46,7 +46,7 @@ def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[Gp
     purpose, if a mixed shape is slower than one of its GPU models alone, the result also holds the point of that model.
 
     Raises:
-        ValueError: a model or GPU is unknown, or a figure of a profile is invalid. The message names it.
+        ValueError: a model or GPU is unknown, or a value of a profile is invalid. The message names it.
     """
     model, oracle_cache = _load_model(request), OracleCache()
     points: dict[GpuShape, CurvePoint] = {}

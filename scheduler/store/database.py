@@ -1,4 +1,4 @@
-"""Opens databases, runs transactions and writes many rows at once. Only this module knows the SQL dialects apart."""
+"""Database engines, transactions and bulk writes. Only this module distinguishes SQL dialects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PRAGMAS = (
     "synchronous = FULL",
 )
 # Defaults for PostgreSQL; parameters of the URL take precedence. In seconds, except for the timeouts in ms at the end.
-# Without them, a statement to a host that has vanished waits for 15 minutes. The idle timeout makes the server end the
+# Without them, a statement to an unreachable host waits for 15 minutes. The idle timeout makes the server end the
 # session of a leader that is suspended in mid-commit: it would hold the row lock of the lease forever.
 _POSTGRESQL_LIMITS = {
     "connect_timeout": 10,
@@ -113,7 +113,7 @@ def open_engine(url: str, *, serialize_writes: bool = False) -> Engine:
 def make_snapshot_engine(engine: Engine) -> Engine:
     """Return an engine on the same connection pool whose transactions read from one snapshot."""
     if engine.dialect.name == "sqlite":
-        return engine  # its transactions always do
+        return engine  # SQLite transactions always read from one snapshot
     return engine.execution_options(isolation_level="REPEATABLE READ")
 
 
@@ -194,7 +194,10 @@ def _serialize_transactions(engine: Engine) -> None:
 
 
 def _set_up_sqlite(engine: Engine, begin: str) -> None:
-    """Begin transactions explicitly: Python's driver begins none for a SELECT, so that two may see different states."""
+    """Begin transactions explicitly.
+
+    Python's driver begins none for a SELECT, so two SELECTs could see different states.
+    """
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: object) -> None:
@@ -237,7 +240,7 @@ def build_insert(connection: Connection, table: Table[Any]) -> Any:
 
 
 def format_array_literal(items: Iterable[Any]) -> str:
-    """Format numbers or texts as a PostgreSQL array literal. The driver's own quoting would dominate a commit."""
+    """Format numbers or strings as a PostgreSQL array literal. The driver's own quoting would dominate a commit."""
     return "{" + ",".join(["NULL" if item is None else _quote(str(item)) for item in items]) + "}"
 
 

@@ -100,7 +100,7 @@ DECISIONS = _declare_counter(
     "Scheduling actions that ticks have committed, by type such as StartJob or LendNode.",
     kind=DECISION_KINDS,
 )
-VIOLATIONS = _declare_counter("ebbtide_violations_total", "Dropped illegal decisions, by violated law.", law=LAWS)
+VIOLATIONS = _declare_counter("ebbtide_violations_total", "Dropped illegal decisions, by violated invariant.", law=LAWS)
 BREACHES = _declare_counter(
     "ebbtide_breaches_total", "Breaches of guarantees, counted when they begin.", kind=BREACH_KINDS
 )

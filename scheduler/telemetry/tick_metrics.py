@@ -75,7 +75,7 @@ class TickRecorder:
             TICK_DURATION.labels(stage).observe(seconds)
         self._record_breaches(report)
         for violation in report.violations:
-            VIOLATIONS.labels(violation.law.value).inc()
+            VIOLATIONS.labels(violation.invariant.value).inc()
         self._record_pending(report)
         lost_gpu_s = 0.0
         if report.committed:

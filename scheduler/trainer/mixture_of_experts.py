@@ -10,7 +10,7 @@ their experts and back by all-to-all (GShard, arXiv 2006.16668, section 3.2).
 
 With tensor parallelism each expert is split like a dense feed-forward layer, by columns and then by rows
 (Megatron-LM, arXiv 1909.08053, section 3). All tensor-parallel ranks have the same tokens and route them alike.
-Their outputs are terms of a sum. With both, each tensor-parallel rank sends only its share of a token's values.
+Their outputs are partial sums. With both, each tensor-parallel rank sends only its share of a token's values.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Experts(nn.Module):
             counts: number of rows of each expert on this rank.
 
         Returns:
-            The outputs in the same shape. If the experts are split by columns, this rank's term of their sum.
+            The outputs in the same shape. If the experts are split by columns, this rank's partial sum.
         """
         up, up_bias, down, down_bias = (
             _to_local(weight) for weight in (self.up, self.up_bias, self.down, self.down_bias)
@@ -105,7 +105,7 @@ class MixtureOfExperts(nn.Module):
     With one expert per token the softmax has one logit, so the router's gradient is zero.
 
     If the experts are split over tensor-parallel ranks, the inputs are a replicated DTensor, and each rank returns
-    its term of the outputs as a plain tensor.
+    its partial sum of the outputs as a plain tensor.
 
     Attributes:
         expert_group: the ranks over which the experts are sharded, set by `shard_experts`; None if this rank has all
@@ -139,7 +139,7 @@ class MixtureOfExperts(nn.Module):
         return (outputs * weights.unsqueeze(-1)).sum(dim=1).view(local.shape)
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and numbers of each token's experts, both of shape (tokens, experts_per_token)."""
+        """Return weights and indices of each token's experts, both of shape (tokens, experts_per_token)."""
         # Unlike topk, a stable sort defines which of two equal logits comes first.
         logits, experts = functional.linear(tokens, _to_local(self.router.weight)).sort(
             dim=-1, descending=True, stable=True

@@ -18,7 +18,7 @@ from scheduler.worker.notice import Notice, parse_notice
 logger = logging.getLogger(__name__)
 
 _MIN_PERIOD_S = 1.0
-# Without news the last report is repeated, because the reply may carry a notice.
+# An unchanged report is repeated, because the reply may carry a notice.
 _MAX_PERIOD_S = 5.0
 _TIMEOUT_S = 5.0
 TOO_MANY_REQUESTS = 429

@@ -41,7 +41,7 @@ def find_alarms(world: World, policies: PolicySet) -> set[str]:
     for decision in decide(updated, policies).decisions:
         violation = find_violation(state, decision)
         if violation is not None:
-            found.add(str(violation.law))
+            found.add(str(violation.invariant))
         else:
             apply_decision(state, decision)
     return found | {str(breach.kind) for breach in find_breaches(state.view(), world.observation)}

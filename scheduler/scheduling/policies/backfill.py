@@ -80,7 +80,7 @@ def reserve_earliest_start(
 
 
 def expected_end_s(job: Job, now_s: float) -> float:
-    """Return when a running job ends at its present speed, infinity if its length is unknown."""
+    """Return when a running job ends at its current speed, infinity if its length is unknown."""
     steps = job.remaining_steps(now_s)
     return inf if steps is None else now_s + steps * job.step_time_s()
 

@@ -169,7 +169,7 @@ def admission_key(candidate: Candidate) -> tuple[float, bool, float, str]:
 def compute_minimum_shares(candidates: Iterable[Candidate], gpus: int, now_s: float) -> dict[str, int]:
     """Return the jobs whose deadlines `gpus` GPUs can meet together, in order of deadlines.
 
-    Each comes with its present minimum satisfactory share, which is 0 if it starts later.
+    Each comes with its current minimum satisfactory share, which is 0 if it starts later.
     """
     plan, requests = _AdmissionPlan(gpus), list[AdmissionRequest]()
     for candidate in sorted(candidates, key=admission_key):
@@ -230,7 +230,7 @@ class AvailabilityProfile:
         return cls(np.zeros(1), np.array([gpus]))
 
     def reserve_share(self, candidate: Candidate, deadline_s: float) -> tuple[AvailabilityProfile, int] | None:
-        """Return what is left after the job's minimum satisfactory share, and the job's present part of it.
+        """Return what is left after the job's minimum satisfactory share, and the job's current part of it.
 
         The share is the smallest count with which the job finishes `deadline_s` seconds from now if it takes the
         largest of its counts that fits whenever less is free (progressive filling: ElasticFlow, ASPLOS'23, section

@@ -46,16 +46,16 @@ def least_linear_gain_first(snapshot: Snapshot, missing: int, settings: PolicySe
     sizes = node_sizes(snapshot)
     offers: list[tuple[float, str, int, int]] = []
     for job in snapshot.jobs.values():
-        present, items = job.allocation.target_gpus, _items(snapshot, job, sizes)
-        if job.state is JobState.RUNNING and job.intent is Intent.RUN and items and items[0].gpus < present:
-            least, longest_s = items[0].gpus, items[0].remaining_s
-            offers.append((longest_s / present, job.id, present, least))
+        current_gpus, items = job.allocation.target_gpus, _items(snapshot, job, sizes)
+        if job.state is JobState.RUNNING and job.intent is Intent.RUN and items and items[0].gpus < current_gpus:
+            min_gpus, longest_s = items[0].gpus, items[0].remaining_s
+            offers.append((longest_s / current_gpus, job.id, current_gpus, min_gpus))
     counts: dict[str, int] = {}
-    for _, job_id, present, least in sorted(offers):
+    for _, job_id, current_gpus, min_gpus in sorted(offers):
         if missing <= 0:
             break
-        counts[job_id] = max(least, present - missing)
-        missing -= present - counts[job_id]
+        counts[job_id] = max(min_gpus, current_gpus - missing)
+        missing -= current_gpus - counts[job_id]
     return counts
 
 
@@ -92,9 +92,9 @@ def _fraction(job: Job, node: str, leaving: Iterable[str]) -> float:
 
     0 if it keeps its minimum.
     """
-    present = gpu_sets.without_nodes(job.allocation.target, leaving)
-    kept = gpu_sets.count(present) - len(present.get(node, ()))
-    return 0.0 if kept >= job.spec.min_gpus or not present else 1.0 / len(present)
+    remaining = gpu_sets.without_nodes(job.allocation.target, leaving)
+    kept = gpu_sets.count(remaining) - len(remaining.get(node, ()))
+    return 0.0 if kept >= job.spec.min_gpus or not remaining else 1.0 / len(remaining)
 
 
 def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[Item]:

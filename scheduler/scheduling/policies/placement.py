@@ -36,16 +36,16 @@ def owned_first(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: 
 
 
 def _best_fit(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int, *, prefer_lent: bool) -> Gpus | None:
-    present = job.allocation.target
-    for of_model in group_by_model(snapshot, filter_usable(job, rooms), present):
+    current = job.allocation.target
+    for of_model in group_by_model(snapshot, filter_usable(job, rooms), current):
         if sum(len(room.indices) for room in of_model) >= count:
-            return _pack(of_model, count, prefer_lent=prefer_lent, beside=present)
+            return _pack(of_model, count, prefer_lent=prefer_lent, beside=current)
     return None
 
 
-def group_by_model(snapshot: Snapshot, rooms: Iterable[FreeGpus], present: Gpus) -> list[list[FreeGpus]]:
-    """Return the free GPUs by GPU model, the model with most first; only the present model for a job that has one."""
-    models = {snapshot.nodes[node].gpu for node in present if node in snapshot.nodes}
+def group_by_model(snapshot: Snapshot, rooms: Iterable[FreeGpus], current: Gpus) -> list[list[FreeGpus]]:
+    """Return the free GPUs by GPU model, the model with most first; only the current model for a job that has one."""
+    models = {snapshot.nodes[node].gpu for node in current if node in snapshot.nodes}
     groups: dict[str, list[FreeGpus]] = {}
     for room in rooms:
         if not models or room.gpu in models:

@@ -71,7 +71,7 @@ class _Search:
         self._costs: dict[int, dict[int, float]] = {}  # by job: its cost by how many GPUs it loses
         self._bundles: list[Bundle] = []
         self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
-        self._considered: frozenset[int] = frozenset()  # the nodes of the present search
+        self._considered: frozenset[int] = frozenset()  # the nodes of the current search
 
     def estimate_cost(self, leaving: Set[int]) -> float:
         """Return the cost at this price of free GPUs."""

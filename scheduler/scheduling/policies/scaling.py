@@ -42,7 +42,7 @@ def flexible_counts(
 
     `spare` free GPUs are available beyond all base demand, including that of the jobs in `starting`. They are
     distributed together with all that running jobs hold above their minimum. For a running job, any other number than
-    its present one takes `gain_factor` times its reconfiguration longer; jobs in `starting` pay nothing. A count that
+    its current one takes `gain_factor` times its reconfiguration longer; jobs in `starting` pay nothing. A count that
     meets a job's deadline is worth more than any count that does not.
     """
     sizes, starters = node_sizes(snapshot), frozenset(starting)
@@ -79,19 +79,19 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
     sizes = node_sizes(snapshot)
     offers: list[tuple[float, str, int, int]] = []
     for job in snapshot.jobs.values():
-        present, least = job.allocation.target_gpus, efficient_gpus(snapshot, job, sizes)
-        if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or present <= least:
+        current_gpus, min_gpus = job.allocation.target_gpus, efficient_gpus(snapshot, job, sizes)
+        if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or current_gpus <= min_gpus:
             continue
         now_s = remaining_work(snapshot, job) * job.step_time_s()
-        then_s = remaining_s(snapshot, job, least, sizes) + settings.reconfiguration_s_for(job)
+        then_s = remaining_s(snapshot, job, min_gpus, sizes) + settings.reconfiguration_s_for(job)
         lost = _completion_rate(snapshot, job, now_s) - _completion_rate(snapshot, job, then_s)
-        offers.append((lost / (present - least), job.id, present, least))
+        offers.append((lost / (current_gpus - min_gpus), job.id, current_gpus, min_gpus))
     counts: dict[str, int] = {}
-    for _, job_id, present, least in sorted(offers):
+    for _, job_id, current_gpus, min_gpus in sorted(offers):
         if missing <= 0:
             break
-        counts[job_id] = max(least, present - missing)
-        missing -= present - counts[job_id]
+        counts[job_id] = max(min_gpus, current_gpus - missing)
+        missing -= current_gpus - counts[job_id]
     return counts
 
 
@@ -150,19 +150,19 @@ def remaining_work(snapshot: Snapshot, job: Job) -> float:
 def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: PolicySettings) -> list[Item]:
     """Return the job's useful counts with its remaining time, ascending; counts without a gain are left out.
 
-    The present count is judged by the present plan, because its GPUs may be placed differently than a curve assumes.
+    The current count is judged by the current plan, because its GPUs may be placed differently than a curve assumes.
     """
     law = linear_step_times_s if settings.linear_scaling else step_times_s
     work, on_curve_s = remaining_work(snapshot, job), law(snapshot, job, sizes)
-    present = job.allocation.target_gpus
-    price_s = settings.gain_factor * settings.reconfiguration_s_for(job) if present else 0.0
+    current = job.allocation.target_gpus
+    price_s = settings.gain_factor * settings.reconfiguration_s_for(job) if current else 0.0
     items: list[Item] = []
     best_s = inf
     for gpus in _candidate_counts(snapshot, job, sizes):
-        step_s = job.step_time_s() if gpus == present else on_curve_s(gpus)
+        step_s = job.step_time_s() if gpus == current else on_curve_s(gpus)
         if step_s is None:
             continue
-        time_s = work * step_s + (0.0 if gpus == present else price_s)
+        time_s = work * step_s + (0.0 if gpus == current else price_s)
         if time_s < best_s:
             best_s = time_s
             items.append(Item(gpus, -_completion_rate(snapshot, job, time_s)))
@@ -176,18 +176,18 @@ def _completion_rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
 
 
 def _candidate_counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]:
-    """Return the counts to consider, and the present one.
+    """Return the counts to consider, and the current one.
 
     These are the counts for which the curve has a plan. A linear curve gives every count up to two nodes, half nodes
     beyond, and the ends of the range.
     """
-    model, curve, present = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
+    model, curve, current = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
     node = sizes[model] if model else 8
     least, most = efficient_gpus(snapshot, job, sizes), job.spec.max_gpus
     if isinstance(curve, ScalingCurve):
         planned = curve.packed_plans(model, node) if model else ()
-        return sorted({count for count in planned if least <= count <= most} | {present} - {0})
-    return sorted({*_linear_counts(least, most, node), present} - {0})
+        return sorted({count for count in planned if least <= count <= most} | {current} - {0})
+    return sorted({*_linear_counts(least, most, node), current} - {0})
 
 
 @lru_cache(maxsize=4096)
@@ -200,13 +200,13 @@ def _linear_counts(least: int, most: int, node: int) -> frozenset[int]:
 def time_saved_s(job: Job, plan: ParallelPlan, work: float) -> float:
     """Return the seconds by which `plan` shortens the remaining `work` steps, without the reconfiguration.
 
-    The present speed is the measured one, because frozen layers speed up the present plan too.
+    The current speed is the measured one, because frozen layers speed up the current plan too.
     """
     return work * (job.step_time_s() - plan.iteration_time_s * job.curve_correction)
 
 
-def rearrangeable_at_s(job: Job, settings: PolicySettings) -> float:
-    """Return when a job whose layers froze may be rearranged.
+def replan_ready_at_s(job: Job, settings: PolicySettings) -> float:
+    """Return when a job whose layers froze may be re-planned.
 
     It must have run undisturbed for the resize pause, and long enough since the freeze that its new speed is known.
     """

@@ -94,7 +94,7 @@ def _data_parallel_step_times(job: Job) -> Callable[[int], float]:
 def linear_step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:
     """Return step times under linear scaling, whatever the job's curve says.
 
-    They start from its present speed if it runs, else from that on its fewest GPUs; None if that is unknown.
+    They start from its current speed if it runs, else from that on its fewest GPUs; None if that is unknown.
     """
     base, step_s = job.allocation.target_gpus, job.step_time_s()
     if not base or step_s == float("inf"):

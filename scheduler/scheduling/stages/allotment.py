@@ -23,7 +23,7 @@ from scheduler.scheduling.target_selection import extend_target, is_resizable, r
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """GPUs that a running job would give up. With no `remaining_gpus` it is preempted."""
+    """GPUs that a running job would give up. If `remaining_gpus` is 0, the job is preempted."""
 
     job: Job
     remaining_gpus: int
@@ -32,7 +32,7 @@ class Reduction:
 
 @dataclass(slots=True)
 class AllotmentState:
-    """GPUs that are left while jobs are served in the order of the allotment, and what was chosen so far."""
+    """Remaining GPUs while jobs are served in the order of the allotment, and the choices so far."""
 
     free: Counter[GpuKind]
     pending: Counter[GpuKind]
@@ -45,7 +45,7 @@ class AllotmentState:
 
 
 def apply_allotment(cycle: SchedulingCycle, allot: Allot) -> StageReport:
-    """Start jobs on free GPUs, and reduce running jobs for those that are allotted more than what is free.
+    """Start and grow jobs on free GPUs, and take further GPUs from jobs that hold more than their allotment.
 
     A job that is allotted fewer GPUs, or none, keeps its GPUs until another job needs them. A job grows only after
     `resize_pause_s` without a resize, and takes GPUs from others in full passes only. A job that does not fit the
@@ -107,7 +107,7 @@ def _compute_allotment(cycle: SchedulingCycle, allot: Allot, left_out: set[str])
 
 
 def _distribute(cycle: SchedulingCycle, allotment: Allotment) -> AllotmentState:
-    """Choose the jobs that start and grow now, and the reductions they need. All others wait, with a reason."""
+    """Choose the jobs that start and grow now, and the reductions they need. All others stay pending, with a reason."""
     state = AllotmentState(
         Counter(cycle.index.free_gpus),
         count_releasing_gpus(cycle),
@@ -130,7 +130,7 @@ def _distribute(cycle: SchedulingCycle, allotment: Allotment) -> AllotmentState:
 def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: bool) -> int:
     """Return how many of `count` GPUs the limits of the job's queue permit now.
 
-    With `may_reduce`, jobs under the same limit that hold more than their allotment give up what is missing.
+    With `may_reduce`, jobs under the same limit that hold more than their allotment give up the missing GPUs.
     """
     more = count - job.allocation.target_gpus
     over, over_user = state.quota.excess(job, more), state.quota.user_excess(job, more)
@@ -144,7 +144,7 @@ def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: b
 
 
 def _plan_start(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: int, position: int) -> None:
-    """Start the job on free GPUs, or let it wait for GPUs that are being released or that others give up."""
+    """Plan to start the job on free GPUs, or reserve GPUs that are being released or that other jobs give up."""
     least = min_feasible_gpus(cycle.view, job, cycle.node_sizes)
     if count < least and (reason := state.quota.check_limits(job, least)):
         if job.state is JobState.QUEUED:
@@ -169,7 +169,7 @@ def _plan_start(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: 
 
 
 def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: int) -> None:
-    """Grow the job on free GPUs, or let it wait for GPUs that others give up and grow by what is free meanwhile."""
+    """Plan to grow the job on free GPUs, or reserve GPUs of other jobs and grow by the free GPUs meanwhile."""
     kinds = [kind for of_model in _kinds_by_model(cycle, job) for kind in of_model]
     missing = count - job.allocation.target_gpus
     if missing <= 0:
@@ -188,7 +188,10 @@ def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count:
 
 
 def _reserve_gpus(state: AllotmentState, job: Job, wanted: int, kinds: list[GpuKind], *, may_reduce: bool) -> bool:
-    """Keep GPUs for the job: those being released, free ones, and with `may_reduce` those that others must give up."""
+    """Reserve GPUs for the job, and return whether there were enough.
+
+    These are GPUs that are being released, free GPUs, and with `may_reduce` GPUs that other jobs must give up.
+    """
     missing = wanted - _sum_kinds(state.pending, kinds) - _sum_kinds(state.free, kinds)
     chosen: list[Reduction] = []
     for reduction in state.reductions if may_reduce else ():
@@ -213,7 +216,7 @@ def _accept(state: AllotmentState, reduction: Reduction, winner: Job) -> None:
 
 
 def _list_reductions(cycle: SchedulingCycle, allotment: Allotment) -> list[Reduction]:
-    """Return what running jobs hold beyond their allotment, in the order in which it is taken.
+    """Return the GPUs that running jobs hold beyond their allotment, in the order in which they are taken.
 
     Parts of jobs come before whole jobs, and the last jobs of the allotment come first.
     """
@@ -266,9 +269,9 @@ def _deduct(wanted: int, kinds: Iterable[GpuKind], *sources: Counter[GpuKind]) -
 
 
 def _can_grow(cycle: SchedulingCycle, job: Job) -> bool:
-    has_rested = cycle.now_s - job.state_since_s >= cycle.settings.resize_pause_s_for(job)
+    is_pause_over = cycle.now_s - job.state_since_s >= cycle.settings.resize_pause_s_for(job)
     at_minimum = job.allocation.target_gpus <= job.spec.min_gpus
-    return is_resizable(cycle, job) and (has_rested or at_minimum) and not cycle.resizes_frozen
+    return is_resizable(cycle, job) and (is_pause_over or at_minimum) and not cycle.resizes_frozen
 
 
 def _apply_reduction(cycle: SchedulingCycle, allotment: Allotment, reduction: Reduction, winner: Job) -> None:
@@ -292,8 +295,8 @@ def _apply_reduction(cycle: SchedulingCycle, allotment: Allotment, reduction: Re
 
 
 def _grow(cycle: SchedulingCycle, job: Job, count: int) -> None:
-    present = job.allocation.target_gpus
-    target = extend_target(cycle, job, count, present + 1)
+    current_gpus = job.allocation.target_gpus
+    target = extend_target(cycle, job, count, current_gpus + 1)
     if target is None:
         return
     gpus, plan = target

@@ -1,4 +1,7 @@
-"""Stages: move flexible GPUs, those above a job's minimum, and re-plan jobs whose layers were frozen."""
+"""Stages that move flexible GPUs between jobs, and re-plan jobs with frozen layers.
+
+Flexible GPUs are those above a job's minimum.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from scheduler.domain.job import Job
 from scheduler.scheduling.cycle import ResourceKind, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_releasing_gpus
 from scheduler.scheduling.policies.quota import QuotaState, cap_to_quota
-from scheduler.scheduling.policies.scaling import is_worthwhile, rearrangeable_at_s, remaining_work, time_saved_s
+from scheduler.scheduling.policies.scaling import is_worthwhile, remaining_work, replan_ready_at_s, time_saved_s
 from scheduler.scheduling.stages.quota_preemption import apply_reductions
 from scheduler.scheduling.stages.starting import StartingReport
 from scheduler.scheduling.target_selection import extend_target, is_resizable, reduce_target
@@ -53,11 +56,11 @@ def enforce_ranges(cycle: SchedulingCycle) -> None:
     for job in cycle.index.sort_by_submission(cycle.index.out_of_range):
         if job.id in cycle.settled_jobs:
             continue
-        present, least = job.allocation.target_gpus, job.spec.min_gpus
-        if present > job.spec.max_gpus:
+        current_gpus, min_gpus = job.allocation.target_gpus, job.spec.min_gpus
+        if current_gpus > job.spec.max_gpus:
             _shrink(cycle, job, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
-        elif present < least and not QuotaState(cycle.view).check_limits(job, least - present):
-            _grow(cycle, job, least, ReasonCode.RANGE_CHANGED)
+        elif current_gpus < min_gpus and not QuotaState(cycle.view).check_limits(job, min_gpus - current_gpus):
+            _grow(cycle, job, min_gpus, ReasonCode.RANGE_CHANGED)
 
 
 def _shrink_for_demands(cycle: SchedulingCycle, demands: Mapping[ResourceKind, int]) -> None:
@@ -114,11 +117,11 @@ def _move_flexible_gpus(cycle: SchedulingCycle, quota: QuotaState | None) -> Non
     quota = QuotaState(cycle.view)  # counted again, because some jobs may not have been able to shrink
     for job_id, count in wanted.items():
         job = cycle.snapshot.jobs[job_id]
-        present = job.allocation.target_gpus
-        most = min(count, present + cycle.unreserved_gpu_total, present + quota.headroom(job))
-        if most > present and job_id not in cycle.settled_jobs:
-            _grow(cycle, job, most, ReasonCode.GAIN_EXCEEDS_COST)
-            quota.allocate(job, cycle.snapshot.jobs[job_id].allocation.target_gpus - present)
+        current_gpus = job.allocation.target_gpus
+        wanted_gpus = min(count, current_gpus + cycle.unreserved_gpu_total, current_gpus + quota.headroom(job))
+        if wanted_gpus > current_gpus and job_id not in cycle.settled_jobs:
+            _grow(cycle, job, wanted_gpus, ReasonCode.GAIN_EXCEEDS_COST)
+            quota.allocate(job, cycle.snapshot.jobs[job_id].allocation.target_gpus - current_gpus)
 
 
 def _shrink(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> None:
@@ -136,10 +139,10 @@ def _grow(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> Non
         cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _GROW_DETAILS[code])))
 
 
-def rearrange_frozen_jobs(cycle: SchedulingCycle) -> StageReport:
+def replan_frozen_jobs(cycle: SchedulingCycle) -> StageReport:
     """Give jobs with frozen layers a better plan on the same GPUs.
 
-    This runs in every tick: it takes no GPUs from other jobs, and the saving shrinks while it waits.
+    This runs in every tick, because it takes no GPUs from other jobs, and a later re-plan saves less.
     """
     if cycle.resizes_frozen:
         return StageReport()
@@ -147,17 +150,17 @@ def rearrange_frozen_jobs(cycle: SchedulingCycle) -> StageReport:
     for job in cycle.index.sort_by_submission(cycle.index.needs_frozen_replan):
         if not job.freezing.is_curve_current or not is_resizable(cycle, job):
             continue
-        ready_at_s = rearrangeable_at_s(job, cycle.settings)
+        ready_at_s = replan_ready_at_s(job, cycle.settings)
         if cycle.now_s < ready_at_s:
             recheck_at_s = min(recheck_at_s, ready_at_s)
         else:
-            _rearrange(cycle, job)
+            _replan(cycle, job)
     return StageReport(recheck_at_s=recheck_at_s)
 
 
-def _rearrange(cycle: SchedulingCycle, job: Job) -> None:
-    present, plan = job.allocation.plan, cycle.plan_for(job, job.allocation.target)
-    if present is None or plan is None or plan.is_equivalent_to(present):
+def _replan(cycle: SchedulingCycle, job: Job) -> None:
+    current, plan = job.allocation.plan, cycle.plan_for(job, job.allocation.target)
+    if current is None or plan is None or plan.is_equivalent_to(current):
         return
     work = remaining_work(cycle.view, job)
     if not is_worthwhile(job, plan, work, cycle.settings):

@@ -103,7 +103,7 @@ class _PosteriorProblem:
         return float(losses.sum() / PREDICTION_NOISE**2 + (away**2).sum() / 2)
 
     def compute_curvature(self, point: Floats) -> tuple[Floats, Floats]:
-        """Return [C, C] and the gradient [C], with the loss as a square at each run's present weight.
+        """Return [C, C] and the gradient [C], with the loss as a square at each run's current weight.
 
         The derivatives of the errors are differences over a few percent of each constant, because a prediction has
         kinks.

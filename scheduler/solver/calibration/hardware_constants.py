@@ -62,7 +62,7 @@ DEFAULT_CONSTANTS = tuple(CONSTANTS)[:9]
 
 
 def get_unit(name: str) -> str:
-    """Return the unit of a profile's figure, which follows from the end of its name."""
+    """Return the unit of a profile field, which follows from the end of its name."""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "ratio")
 
 
@@ -110,10 +110,10 @@ class ConstantSpace:
 
 
 def format_gpu_document(hardware: HardwareProfile, *, source: str, sources: Mapping[str, str]) -> str:
-    """Return `hardware` as JSON text that `parse_gpu` reads, with unit and source of every figure.
+    """Return `hardware` as JSON text that `parse_gpu` reads, with unit and source of every value.
 
     Args:
-        source: of all figures that are not in `sources`.
+        source: of all values that are not in `sources`.
         sources: source by field name.
     """
     document: dict[str, Any] = {"gpu": hardware.gpu}

@@ -1,4 +1,4 @@
-"""The model as the search sees it: a chain of layers, with embedding and head attached to its ends."""
+"""The model as a chain of layers, with embedding and head attached to its ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ backward, scale by the gradient 4 + 4 and cast back 4 + 2. That is 52 bytes per 
 token are left out."""
 
 _LOGIT_COPIES = 2
-"""The gradient of the logits is as large as they are."""
+"""The logits and their gradient, which has the same size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ def _build_layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
 
 def _attach_embedding(layer: Layer, embedding: Attachment, scale: float) -> Layer:
     kept_bytes = round(embedding.activation_bytes_per_sample * scale)
-    times = _EMBEDDING_TRAFFIC if layer.trained else _FROZEN_EMBEDDING_TRAFFIC
-    traffic_bytes = round(times * layer.boundary_bytes) if embedding.parameters else 0
+    factor = _EMBEDDING_TRAFFIC if layer.trained else _FROZEN_EMBEDDING_TRAFFIC
+    traffic_bytes = round(factor * layer.boundary_bytes) if embedding.parameters else 0
     return replace(
         layer,
         attached_flops=layer.attached_flops + embedding.flops_per_sample,
@@ -201,7 +201,7 @@ def _attach_head(layer: Layer, head: Attachment, scale: float, *, shared: bool) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
-    """Figures of layer types as columns, so that all strategies are costed at once. Every array is [T, 1], as in Layer.
+    """Layer types as columns, so that all strategies are costed at once. Every array is [T, 1], as in Layer.
 
     Attributes:
         expert_flops: part of `flops`, in the experts that a sample's tokens visit.

@@ -17,7 +17,7 @@ _GATHERED_UNITS = 2
 """FSDP holds the unit that computes and the next one, which it prefetches."""
 
 _NEVER_FITS_BYTES = 2.0**43
-"""No GPU has more (profile_document.MAX_COUNT). Larger figures are cut to this, so that sums cannot overflow."""
+"""No GPU has more (profile_document.MAX_COUNT). Larger values are cut to this, so that sums cannot overflow."""
 
 _RECOMPUTED_ACTIVATION_SHARE = 0.6
 """Share of the activations that selective recompute does not keep with fused attention. It keeps 34% of Llama-3-8B's

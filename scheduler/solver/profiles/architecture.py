@@ -1,4 +1,4 @@
-"""The architecture of a transformer, from which the figures of its layers are derived, and its JSON form."""
+"""The architecture of a transformer, from which the costs of its layers are derived, and its JSON form."""
 
 from __future__ import annotations
 

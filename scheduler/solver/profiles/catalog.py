@@ -3,13 +3,13 @@
 `EBBTIDE_PROFILES_DIR` names a folder with `gpus/NAME.json` and `models/NAME.json`. A profile in this folder replaces
 the shipped profile of the same name. Files are read once per process, so restart the service after you change one.
 
-A figure in a profile is either a bare value or `{"value": ..., "unit": ..., "source": ...}`. The unit is checked.
-A model profile holds either an architecture, from which every figure is derived at any sequence length:
+A quantity in a profile is either a bare number or `{"value": ..., "unit": ..., "source": ...}`. The unit is checked.
+A model profile holds either an architecture, from which every value is derived at any sequence length:
 
     {"name": "my-gpt", "architecture": {"layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "vocabulary": 50257,
      "sequence_length": 1024, "learned_positions": true, "tied_embedding": true}}
 
-or the figures of its layers at one sequence length, as in LayerProfile and Attachment. `forward_s_per_sample` holds
+or the values of its layers at one sequence length, as in LayerProfile and Attachment. `forward_s_per_sample` holds
 measured seconds by tensor-parallel degree:
 
     {"name": "my-net", "sequence_length": 512, "tied_embedding": false, "layers": [{"layers": 4,
@@ -18,7 +18,7 @@ measured seconds by tensor-parallel degree:
      "forward_s_per_sample": {"1": 0.004, "2": 0.0025}}],
      "embedding": {"parameters": 500000}, "head": {"flops_per_sample": 1e8, "parameters": 500000}}
 
-`source` beside `name` states the origin of all figures that do not state their own.
+`source` beside `name` states the origin of all values that do not state their own.
 """
 
 from __future__ import annotations
@@ -242,13 +242,13 @@ def parse_gpu(json_text: str) -> HardwareProfile:
     """A hardware profile from its JSON form.
 
     Raises:
-        ProfileError: malformed JSON, a missing or unknown field, or a figure that cannot be; the message names it.
+        ProfileError: malformed JSON, a missing or unknown field, or a value that is out of range; the message names it.
     """
     document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
     required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
     require_fields(document, owner, required, {"expert_priority", "collectives", *_GPU_OPTIONAL_UNITS})
     units = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
-    figures: dict[str, Any] = {
+    values: dict[str, Any] = {
         field: read_number(document, field, unit, owner) for field, unit in units.items() if field in document
     }
     return HardwareProfile(
@@ -257,7 +257,7 @@ def parse_gpu(json_text: str) -> HardwareProfile:
         dimensions=_parse_dimensions(document),
         expert_priority=read_flag(document, "expert_priority", owner),
         collectives=_parse_collectives(unwrap_value(document.get("collectives", []))),
-        **figures,
+        **values,
     )
 
 
@@ -378,13 +378,13 @@ def _parse_layer_run(item: Any, owner: str) -> LayerProfile:
     optional = {*_LAYER_OPTIONS, *_FLOPS, "frozen", "forward_s_per_sample"}
     require_fields(given, owner, {_FLOPS[0], *_LAYER_COUNTS}, optional)
     units = _LAYER_COUNTS | _LAYER_OPTIONS
-    figures: dict[str, Any] = {
+    values: dict[str, Any] = {
         field: read_count(given, field, unit, owner) for field, unit in units.items() if field in given
     }
-    figures |= {field: read_number(given, field, "flop", owner) for field in _FLOPS if field in given}
+    values |= {field: read_number(given, field, "flop", owner) for field in _FLOPS if field in given}
     measured = _parse_measured_s(given.get("forward_s_per_sample", {}), f"{owner}: forward_s_per_sample")
     try:
-        return LayerProfile(**figures, frozen=read_flag(given, "frozen", owner), forward_s_per_sample=measured)
+        return LayerProfile(**values, frozen=read_flag(given, "frozen", owner), forward_s_per_sample=measured)
     except ProfileError as error:
         raise ProfileError(f"{owner}: {error}") from None
 

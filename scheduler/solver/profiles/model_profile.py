@@ -1,4 +1,4 @@
-"""ModelProfile: a model as runs of equal layers, with the figures that the solver needs."""
+"""ModelProfile: a model as runs of equal layers, with the quantities that the solver needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
 
 REFERENCE_VALUE_BYTES = 2
-"""Activation figures of a profile are for values of two bytes (bf16); the solver scales them to other precisions."""
+"""Activation sizes of a profile assume two bytes per value (bf16). The solver scales them to other precisions."""
 
 LAYERS_MAX = 512
 """Four times the depth of GPT with a trillion parameters (128 layers, arXiv 2104.04473, table 1). More layers are taken
@@ -19,7 +19,7 @@ for a mistake and would make a search very long."""
 class LayerProfile:
     """A run of `layers` equal layers.
 
-    Every figure is for one layer and one sample, with activations of two bytes per value.
+    All fields are for one layer and one sample, with activations of two bytes per value.
 
     Attributes:
         flops_per_sample: of the forward pass's matrix products with weights; the backward pass counts twice this.
@@ -128,7 +128,7 @@ _PART_OF_WHOLE = (
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The figures that the embedding adds to the first layer, or the head with its loss to the last layer.
+    """The costs that the embedding adds to the first layer, or the head with its loss to the last layer.
 
     Both follow the strategy of their layer. Recompute never repeats them. `columns` of the head's product are the size
     of the vocabulary; 0 if unknown, which counts as aligned.

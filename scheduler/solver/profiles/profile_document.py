@@ -1,4 +1,4 @@
-"""Reading and checking the figures of a profile; every error names the field, its value and what is accepted."""
+"""Readers and checks of profile fields. Every error names the field, its value and the accepted values."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 MAX_MAGNITUDE = 1e24
 MAX_COUNT = 2**43
-"""No figure is larger, or (unless it is 0) smaller than 1 / MAX_MAGNITUDE, so that no cost overflows."""
+"""No value is larger, or (unless it is 0) smaller than 1 / MAX_MAGNITUDE, so that no cost overflows."""
 
 
 class ProfileError(ValueError):
-    """An invalid model or hardware profile. The message names the field, the value and what is accepted."""
+    """An invalid model or hardware profile. The message names the field, the value and the accepted values."""
 
 
-def require_positive(owner: str, **figures: float) -> None:
-    """Check that every figure is finite and above 0.
+def require_positive(owner: str, **values: float) -> None:
+    """Check that every value is finite and above 0.
 
     Raises:
-        ProfileError: the first figure that is not, by name.
+        ProfileError: a value is out of range. The message names the first one.
     """
-    for field, value in figures.items():
+    for field, value in values.items():
         if not (isfinite(value) and value > 0):
             raise ProfileError(f"{owner}: {field} is {value}; it must be a finite number above 0")
 
 
-def require_non_negative(owner: str, **figures: float) -> None:
-    """Check that every figure is finite and at least 0.
+def require_non_negative(owner: str, **values: float) -> None:
+    """Check that every value is finite and at least 0.
 
     Raises:
-        ProfileError: the first figure that is not, by name.
+        ProfileError: a value is out of range. The message names the first one.
     """
-    for field, value in figures.items():
+    for field, value in values.items():
         if not (isfinite(value) and value >= 0):
             raise ProfileError(f"{owner}: {field} is {value}; it must be a finite number, 0 or above")
 
@@ -58,7 +58,7 @@ def require_object(value: Any, owner: str) -> Mapping[str, Any]:
         ProfileError: it is something else.
     """
     if not isinstance(value, dict):
-        raise ProfileError(f"{owner}: got {value!r}; a JSON object is needed")
+        raise ProfileError(f"{owner} is {value!r}; it must be a JSON object")
     return value
 
 
@@ -68,7 +68,7 @@ def require_fields(
     """Check that a document has all required fields and no unknown ones.
 
     Raises:
-        ProfileError: the first missing or unknown field, by name.
+        ProfileError: a field is missing or unknown. The message names the first one.
     """
     needed = set(required)
     allowed = needed | set(optional)
@@ -79,7 +79,7 @@ def require_fields(
 
 
 def unwrap_value(entry: Any) -> Any:
-    """Return the value of a figure, which is given either bare or with unit and source."""
+    """Return the value of a field that is given either bare or with unit and source."""
     return entry["value"] if isinstance(entry, dict) and "value" in entry else entry
 
 

@@ -29,7 +29,7 @@ LOSS_VALUE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One residual block of one layer: figures of one sample's forward pass, with two bytes per activation value.
+    """One residual block of one layer: costs of one sample's forward pass, with two bytes per activation value.
 
     Attributes:
         flops: of the products with weights; `attention_flops` are those of the attention core.

@@ -6,8 +6,8 @@ The proof is a chain of lower bounds. Each bound is tighter and costs more than 
 2. The best partition if every stage takes its Lagrangian bound (stage_bounds, partition).
 3. The same if the stages of this partition take their proven time (stage_search).
 
-Pipelines wait in a heap, ordered by their bound. The search refines the one with the least bound by one step and puts
-it back. It ends when the least bound in the heap reaches the best plan found, because no remaining pipeline can then
+A heap orders pipelines by their bound. The search refines the one with the lowest bound by one step and puts it
+back. It ends when the lowest bound in the heap reaches the best plan found, because no remaining pipeline can then
 hold a faster plan. No clock is involved: the search is limited by the number of labels, and reports the gap that it has
 proven.
 """
@@ -38,7 +38,7 @@ _ROUNDING = 1e-11
 
 @dataclass(slots=True)
 class _Budget:
-    """The work that one step may do, and the quality that its plans must have."""
+    """Limits of one step: the work that it may do, and the time that its plans must beat."""
 
     target_s: float
     tolerance: float
@@ -66,7 +66,7 @@ class _Budget:
 
 
 class PipelineSearch:
-    """Search of one pipeline with a fixed number of micro-batches. It holds a lower bound and raises it on demand.
+    """Search of one pipeline with a fixed number of micro-batches. It holds a lower bound, which `refine` raises.
 
     The bounds become tighter with each step: layers alone, stages without a memory limit, stages within memory. Stage
     times start as lower bounds. `refine` takes the best partition under the times known so far, and solves the stages
@@ -190,8 +190,8 @@ class PipelineSearch:
         stages_s = []
         for oracle in self._oracles:
             known_s = np.stack([times_s(oracle, in_flight) for in_flight in self.instance.in_flight])
-            never = np.full((len(known_s), 1), np.inf)  # Window -1 has no layers.
-            stages_s.append(np.concatenate([known_s, never], axis=1)[positions, self._windows])
+            infinite = np.full((len(known_s), 1), np.inf)  # Window -1 has no layers.
+            stages_s.append(np.concatenate([known_s, infinite], axis=1)[positions, self._windows])
         return StageTimes(np.stack(stages_s, axis=1), self._hand_over_s, self.instance.counts)
 
     @cached_property

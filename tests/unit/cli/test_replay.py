@@ -72,8 +72,11 @@ def test_each_decision_is_checked_after_the_legal_ones_before_it() -> None:
     first = StartJob("small", {"t0": (0, 1, 2)}, build_data_parallel_plan("a100-80g", 3), because)
     overlapping = StartJob("wide", {"t0": (0, 1, 2, 3)}, build_data_parallel_plan("a100-80g", 4), because)
     violations = find_violations(snapshot(), TickResult((first, overlapping, LendNode("ghost", because))))
-    assert [(violation.law, violation.subject) for violation in violations][-1] == (Invariant.UNKNOWN_SUBJECT, "ghost")
-    assert violations[0].law is Invariant.GPU_HELD_TWICE
+    assert [(violation.invariant, violation.subject) for violation in violations][-1] == (
+        Invariant.UNKNOWN_SUBJECT,
+        "ghost",
+    )
+    assert violations[0].invariant is Invariant.GPU_HELD_TWICE
     assert find_violations(snapshot(), TickResult((replace(overlapping, gpus={"t0": (0, 1, 2, 3)}),))) == ()
 
 

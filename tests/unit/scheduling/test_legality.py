@@ -141,7 +141,7 @@ KEPT: list[Decision] = [
 def test_violation_names_the_broken_invariant(decision: Decision, law: Invariant) -> None:
     violation = find_violation(MutableSnapshot(world()), decision)
     assert violation is not None
-    assert violation.law is law
+    assert violation.invariant is law
     assert violation.detail
 
 
@@ -162,7 +162,7 @@ def test_memory_check_uses_the_jobs_correction() -> None:
             job = replace(snapshot.jobs[gpus], memory=MemoryRecord(percent))
             corrected = replace(snapshot, jobs={**snapshot.jobs, gpus: job})
             violation = find_violation(MutableSnapshot(corrected), replace(decision, plan=planned))
-            assert (violation.law if violation else None) is law
+            assert (violation.invariant if violation else None) is law
 
 
 def test_every_invariant_has_an_example() -> None:

@@ -143,6 +143,6 @@ def test_plan_above_the_corrected_memory_is_dropped(name: str) -> None:
     lease = store.acquire_lease("test", now_s=NOW_S, ttl_s=60.0)
     assert lease is not None
     report = tick(store, RecordingExecutor(), ManualClock(NOW_S), load_policy_set(name), epoch=lease.epoch)
-    assert [violation.law for violation in report.violations] == [Invariant.PEAK_MEMORY_EXCEEDED]
+    assert [violation.invariant for violation in report.violations] == [Invariant.PEAK_MEMORY_EXCEEDED]
     assert all(number in report.violations[0].detail for number in ("1.1", "80000000000", "85899345920"))
     assert store.load().snapshot.jobs["j"].state is JobState.QUEUED

@@ -14,7 +14,7 @@ from scheduler.simulator.seed_sweep import (
     SweepReport,
     compute_confidence_interval,
     compute_student_t_bound,
-    flatten_figures,
+    flatten_metrics,
     simulate_seeds,
 )
 from scheduler.simulator.simulate import SimulationInputs, simulate
@@ -73,7 +73,7 @@ def test_report_has_means_intervals_and_differences_to_the_first_policy() -> Non
     )
     assert ebbtide["figures"]["loaned_gpu_hours"]["low"] < ebbtide["figures"]["loaned_gpu_hours"]["high"]
     assert fifo["figures"]["jobs"] == {"mean": 12.0, "low": 12.0, "high": 12.0}
-    assert set(fifo["figures"]) == set(flatten_figures(document["runs"][0]["policies"][0]))
+    assert set(fifo["figures"]) == set(flatten_metrics(document["runs"][0]["policies"][0]))
 
 
 def test_error_of_another_process_is_raised() -> None:

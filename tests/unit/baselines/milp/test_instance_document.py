@@ -104,10 +104,10 @@ def test_invalid_field_is_rejected_by_name(spoil: Callable[[Any], None], message
     ("text", "message"),
     [
         ("{", "instances: not JSON"),
-        ("[]", "a JSON object is needed"),
+        ("[]", "it must be a JSON object"),
         ('{"version": 2, "instances": []}', "version is 2; it must be 1"),
         ('{"version": 1, "instances": {}}', "instances is {}; it must be a list"),
-        ('{"version": 1, "instances": [3]}', r"instances\[0\]: got 3"),
+        ('{"version": 1, "instances": [3]}', r"instances\[0\] is 3"),
     ],
 )
 def test_invalid_document_is_rejected(text: str, message: str) -> None:

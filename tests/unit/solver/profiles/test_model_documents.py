@@ -153,7 +153,7 @@ def test_invalid_layer_figure_is_rejected_by_name(field: str, value: float) -> N
         ({"forward_s_per_sample": {"0": 1, "1": 1}}, "degree is 0; it must be a finite number above 0"),
         ({"forward_s_per_sample": {"two": 1}}, "degree is 'two'; it must be a whole number above 0"),
         ({"forward_s_per_sample": {"1": 1, "01": 1}}, "has degrees 1, 1;"),
-        ({"forward_s_per_sample": [1]}, "a JSON object is needed"),
+        ({"forward_s_per_sample": [1]}, "it must be a JSON object"),
     ],
 )  # fmt: skip
 def test_inconsistent_layer_is_rejected(change: dict[str, object], message: str) -> None:
@@ -174,13 +174,13 @@ def test_all_layers_need_the_same_measured_degrees() -> None:
     ("text", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "a JSON object is needed"),
+        ("[]", "it must be a JSON object"),
         ('{"name": "x"}', "field 'layers' is missing"),
-        ('{"name": "x", "architecture": 3}', "a JSON object is needed"),
+        ('{"name": "x", "architecture": 3}', "it must be a JSON object"),
         ('{"name": "x", "architecture": {}, "layers": []}', "field 'layers' is unknown"),
         ('{"name": "x", "sequence_length": 8, "layers": []}', "layers is empty"),
         ('{"name": "x", "sequence_length": 8, "layers": {}}', "must be a list"),
-        ('{"name": "x", "sequence_length": 8, "layers": [3]}', r"layers\[0\]: got 3; a JSON object is needed"),
+        ('{"name": "x", "sequence_length": 8, "layers": [3]}', r"layers\[0\] is 3; it must be a JSON object"),
     ],
 )
 def test_malformed_model_profile_is_rejected(text: str, message: str) -> None:
