@@ -4,7 +4,8 @@ Enums become their value, tuples become lists, and mappings become objects or, i
 pairs. A member of a union of dataclasses becomes an object with the class name in `kind`. Infinite floats become
 strings, because JSON has no form for them.
 
-Encoders and decoders are built once per type, because a controller encodes hundreds of fields for every job.
+Encoders and decoders are built once per type, because a controller encodes hundreds of fields for every job. The codec
+is our own because the domain, which workers import too, needs no package besides the standard library.
 """
 
 from __future__ import annotations
