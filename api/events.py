@@ -50,7 +50,7 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class StreamRoute(APIRoute):
-    """Matches only requests that accept an event stream."""
+    """Route for requests that accept an event stream."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         accepted = (value for name, value in scope.get("headers", ()) if name == b"accept")

@@ -77,7 +77,7 @@ class PendingReasons:
 
 
 class PendingReasonCache:
-    """Shares one dry run between all clients that poll for the reasons of pending jobs. Thread-safe."""
+    """Cache of the dry run that all clients share when they poll for the reasons of pending jobs. Thread-safe."""
 
     def __init__(self, policies: PolicySet, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._policies = policies

@@ -216,7 +216,7 @@ class NodeDelta:
 
 
 class NodeDeltas:
-    """Keeps the node summaries of recent generations, to answer polling clients with changes only. Thread-safe.
+    """Node summaries of recent generations, from which polling clients receive only changes. Thread-safe.
 
     For a generation that is unknown, or known to another process only, the response holds all nodes.
     """

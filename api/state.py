@@ -38,7 +38,7 @@ class CurrentState:
 
 
 class StateReader:
-    """Reads the current state once for all requests that wait at the same time. Thread-safe.
+    """Reader of the current state, which reads once for all requests that wait at the same time. Thread-safe.
 
     Each result contains everything that any process committed or sent before the call. Only new commands are decoded
     and applied.

@@ -85,7 +85,7 @@ def etag_of(view: Mapping[str, object]) -> str:
 
 
 class Connection:
-    """Sends requests to one service.
+    """HTTP connection to one service.
 
     GET, DELETE and requests with an idempotency key are retried after a broken connection or a status that asks for a
     retry. Other requests are sent once, and so are requests with If-Match: after a lost response, a retry would fail.

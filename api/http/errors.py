@@ -61,7 +61,7 @@ _SLUG_BY_STATUS = {
 
 @dataclass(eq=False)
 class ProblemError(Exception):
-    """Ends a request with a problem. `slug` is a key of TITLES; its meaning never changes."""
+    """Error that ends a request with a problem response. `slug` is a key of TITLES; its meaning never changes."""
 
     status: int
     slug: str

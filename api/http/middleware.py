@@ -40,7 +40,7 @@ _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class TimingMiddleware:
-    """Records the duration of every request by route template; of a stream, the time until it starts.
+    """Middleware that records the duration of every request by route template; of a stream, the time until it starts.
 
     Unknown paths share one label, and so do unknown methods.
     """

@@ -109,7 +109,7 @@ class _CachedToken:
 
 
 class Authenticator:
-    """Finds the principal of API tokens and OIDC tokens. Belongs to one application and its event loop.
+    """Authentication of callers with API tokens and OIDC tokens. Belongs to one application and its event loop.
 
     Database and issuer calls run in threads. Requests with a valid token are rate-limited by token, others by address.
     """
@@ -220,7 +220,7 @@ class WorkerCaller:
 
 
 class WorkerAuthenticator:
-    """Admits workers and agents by the prefix of their token; the endpoint checks the token against the job.
+    """Authentication of workers and agents by the prefix of their token. The endpoint checks the token against the job.
 
     Belongs to one application and its event loop. Callers with a proven token are rate-limited by token and path,
     others by address as well.

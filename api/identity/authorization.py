@@ -102,7 +102,7 @@ def list_route_rules(routes: Iterable[BaseRoute]) -> Mapping[str, RouteRule]:
 
 
 class RouteRules:
-    """Finds the rule of a request by method and path."""
+    """Authorization rules by method and path of a request."""
 
     def __init__(self, rules: Mapping[str, RouteRule]) -> None:
         """`rules`: by "METHOD /path/{template}", in the order in which the application tries its routes."""

@@ -89,7 +89,7 @@ def parse_position(text: str) -> LogPosition | None:
 
 
 class JobLogReader:
-    """Reads the output of one rank from the job's run folder, across generations or of one generation only."""
+    """Reader of one rank's output in the job's run folder, across generations or of one generation only."""
 
     def __init__(self, root: RunRoot, job_id: str, rank: int, *, generation: int | None = None) -> None:
         self._root = root

@@ -171,7 +171,7 @@ class DeliveryTimings:
 
 
 class WebhookDeliverer:
-    """Delivers events to webhooks in the background of an API process.
+    """Background delivery of events to webhooks in an API process.
 
     It serves a webhook in turns, each under a claim: it sends pending deliveries in order, then reads further events
     from the webhook's cursor. If the process is killed, another one continues once the claim has expired; a message

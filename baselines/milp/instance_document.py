@@ -112,7 +112,7 @@ def _parse_costs(value: Any, owner: str) -> StageCosts:
 
 
 class _ArrayReader:
-    """Reads the arrays of one JSON object."""
+    """Reader of the arrays of one JSON object."""
 
     def __init__(self, document: Mapping[str, Any], owner: str) -> None:
         self.document = document

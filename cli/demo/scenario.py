@@ -99,7 +99,7 @@ _EVENT_LABELS = {
 
 
 class EventPrinter:
-    """Prints new events of the service. Remembers the last event number, so that no event is printed twice."""
+    """Printer of new events of the service. It remembers the last event number, so that no event is printed twice."""
 
     def __init__(self, console: Console, client: Client, *, started_at_s: float) -> None:
         self.events: list[EventView] = []

@@ -13,7 +13,7 @@ from scheduler.domain.snapshot import Snapshot
 
 
 class Executor(Protocol):
-    """Makes the world match the desired state. Level-triggered and idempotent.
+    """Interface that makes the cluster match the desired state. Level-triggered and idempotent.
 
     `job.allocation` states which generation of a job's workers belongs on which GPUs under which plan. Runs of older
     generations, and of jobs without a target, are asked to save and leave, and are killed at `allocation.leave_by_s`. A
@@ -34,7 +34,7 @@ class Executor(Protocol):
 
 
 class RecordingExecutor:
-    """Executes nothing, and observes a world that matches the last desired state.
+    """Executor that does nothing, and observes a cluster that matches the last desired state.
 
     Every job runs on its target, leaving jobs have left, and offered nodes are drained. `converged_snapshots` records
     all desired states.

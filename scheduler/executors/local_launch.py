@@ -76,7 +76,7 @@ class RendezvousStore:
 
 
 class Launcher:
-    """Starts the ranks of a generation. `url` is the API URL for workers, `secret` signs their tokens."""
+    """Launcher of the ranks of a generation. `url` is the API URL for workers, `secret` signs their tokens."""
 
     def __init__(
         self, root: RunRoot, rendezvous: RendezvousStore, agents: AgentPool, *, url: str, secret: bytes | None

@@ -92,7 +92,7 @@ _METADATA_FIELDS = ("name", "namespace", "uid", "resourceVersion")
 
 
 class DeploymentWatch:
-    """Watches Deployments and autoscalers. Used by one thread; `on_change` is called from watch threads."""
+    """Watch of Deployments and autoscalers. Used by one thread; `on_change` is called from watch threads."""
 
     def __init__(self, cluster: KubernetesClient, *, on_change: Callable[[], None]) -> None:
         self._cluster = cluster

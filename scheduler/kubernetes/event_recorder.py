@@ -174,7 +174,10 @@ _PAGE_SIZE = 500
 
 
 class EventRecorder:
-    """Writes Events for new store events. A new recorder starts one window back; existing Events are not duplicated."""
+    """Writer of Events for new store events.
+
+    A new recorder starts one window back; existing Events are not duplicated.
+    """
 
     def __init__(self, store: Store, *, reporting_instance: str) -> None:
         self._store = store

@@ -43,7 +43,7 @@ _STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 
 
 class KubernetesExecutor:
-    """Implements Executor.
+    """Executor on Kubernetes.
 
     `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes.
     """

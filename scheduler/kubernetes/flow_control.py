@@ -134,7 +134,7 @@ class RequestRecord:
 
 
 class RequestSender:
-    """Sends requests within the rate limit and retries transient failures. Thread-safe.
+    """Sender of requests that keeps the rate limit and retries transient failures. Thread-safe.
 
     `may_write` is checked before each attempt of a write, because a process that was paused or queued may have lost
     leadership meanwhile.

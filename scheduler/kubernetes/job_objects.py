@@ -49,7 +49,7 @@ class JobDefaults:
 
 
 class JobObjectActions:
-    """Builds actions for the objects of jobs.
+    """Builder of actions for the objects of jobs.
 
     `cache` receives the responses ahead of the watch; `agent_token` issues the token of a job's agents. Rejected
     objects are retried with backoff, so that jobs that cannot run leave the request rate to those that can.

@@ -52,7 +52,9 @@ class LeaseTimings:
 
 
 class LeaderElector:
-    """Holds or seeks the Lease. `run` needs a thread of its own, because a tick can take longer than the lease lasts.
+    """Candidate that holds or seeks the Lease.
+
+    `run` needs a thread of its own, because a tick can take longer than the lease lasts.
 
     `is_leading` is cheap and can be read from any thread.
     """

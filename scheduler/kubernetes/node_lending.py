@@ -162,7 +162,7 @@ logger = logging.getLogger(__name__)
 
 
 class NodeLending:
-    """Builds API actions for lending steps. `cache` receives the responses ahead of the watch."""
+    """Builder of API actions for lending steps. `cache` receives the responses ahead of the watch."""
 
     def __init__(self, cluster: KubernetesClient, cache: ClusterCache, *, epoch: Callable[[], int]) -> None:
         self._cluster = cluster

@@ -51,7 +51,7 @@ class LoopIteration:
 
 
 class Heartbeat:
-    """Detects a hanging loop, or threads that it needs and that died. Thread-safe."""
+    """Detector of a hanging loop, or of dead threads that the loop needs. Thread-safe."""
 
     def __init__(
         self, find_dead_threads: Callable[[], tuple[str, ...]], *, monotonic_s: Callable[[], float] = time.monotonic

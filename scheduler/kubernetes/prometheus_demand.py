@@ -112,7 +112,7 @@ class PrometheusQuery:
 
 
 class PrometheusPoller:
-    """Polls queries in its own thread.
+    """Poller of queries in its own thread.
 
     `url` is like http://prometheus:9090, optionally with credentials and a path before /api. `on_change` is called by
     the thread after each round with a different result.

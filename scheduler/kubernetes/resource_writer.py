@@ -72,7 +72,7 @@ RETRIES_PER_ROUND_MAX = 10
 
 
 class ResourceWriter:
-    """Executes writes. `cache` receives the responses ahead of the watch.
+    """Executor of resource writes. `cache` receives the responses ahead of the watch.
 
     Rejected creations, for example in a missing namespace, are retried with backoff, at most `RETRIES_PER_ROUND_MAX`
     per round. Thousands of such jobs would otherwise stall the loop.

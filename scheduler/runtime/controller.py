@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class DatabaseOutage:
-    """Tracks an outage of the database: exponential backoff, and one log line at its start and end.
+    """State of a database outage: exponential backoff, and one log line at its start and end.
 
     `elapsed_s` is a monotonic clock.
     """
@@ -90,7 +90,7 @@ class ControllerConfig:
 
 
 class Controller:
-    """Runs the control loop in the calling thread.
+    """Control loop, which runs in the calling thread.
 
     Args:
         has_changes: tells at each poll, cheaply, whether the executor has observed something that needs a tick now.

@@ -27,7 +27,7 @@ def _ignore_solve(seconds: float, gaps: Iterable[float]) -> None:
 
 
 class CurveBuilder:
-    """Solves the shapes that ticks request, in a process pool.
+    """Solver of the shapes that ticks request, in a process pool.
 
     A shape of a model at one batch size is solved once for all jobs, as long as the snapshot or this builder has it. A
     tick lists shapes in order of urgency, so that a short queue in front of the pool solves the most urgent one next.
@@ -119,7 +119,7 @@ class Forecaster(Protocol):
 
 
 class DemandForecaster:
-    """Keeps a forecaster for each lending pool, fed with the stored demand readings."""
+    """Forecasters of the lending pools, fed with the stored demand readings."""
 
     def __init__(self, store: Store, new_forecaster: Callable[[], Forecaster], *, history_s: float) -> None:
         self._store = store

@@ -104,7 +104,7 @@ class AppliedDecisions:
 
 
 class StageTimer:
-    """Measures the wall time of each stage, for metrics only."""
+    """Timer of the wall time of each stage, for metrics only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -49,7 +49,7 @@ class DeletionLimits:
 
 
 class Retention:
-    """Deletes old rows and log files while this process leads.
+    """Deletion of old rows and log files while this process leads.
 
     Args:
         epoch: returns the epoch of the lease; 0 while this process does not lead.

@@ -180,7 +180,7 @@ class Forecaster(Protocol):
 
 
 class OracleForecaster:
-    """Returns the largest future demand, including that of repetitions.
+    """Forecaster that knows the largest future demand, including that of repetitions.
 
     It looks beyond the horizon by the time between two forecasts: for demand that rises in that time, the next forecast
     would be too late to return a node.

@@ -49,7 +49,7 @@ class FaultInjector(Protocol):
 
 
 class NoFaults:
-    """Injects no faults."""
+    """Fault injector without faults."""
 
     def wrap_store(self, store: Store) -> Store:
         return store
@@ -65,7 +65,7 @@ class NoFaults:
 
 
 class StaleExecutor:
-    """Repeats the last observation `stale_remaining` times, as a stale cache would."""
+    """Executor that repeats the last observation `stale_remaining` times, as a stale cache would."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -89,7 +89,7 @@ class StaleExecutor:
 
 
 class LossyStore:
-    """Fails the next commits: armed conflicts are refused, armed crashes are written and then raise."""
+    """Store that fails the next commits: armed conflicts are refused, armed crashes are written and then raise."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -178,7 +178,10 @@ class FaultRates:
 
 
 class SeededFaultInjector:
-    """Injects five kinds of faults at random times, each with its own generator so that kinds are independent."""
+    """Fault injector for five kinds of faults at random times.
+
+    Each kind has its own generator, so kinds are independent.
+    """
 
     def __init__(self, seed: int, nodes: tuple[str, ...], rates: FaultRates, *, start_s: float = 0.0) -> None:
         self._fault_counts: Counter[FaultKind] = Counter()

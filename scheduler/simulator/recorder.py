@@ -151,7 +151,7 @@ class _RunTable:
 
 
 class ReportRecorder:
-    """Accumulates the metrics of a report that the jobs themselves do not contain."""
+    """Accumulator of report metrics that the jobs themselves do not contain."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario

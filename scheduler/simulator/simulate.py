@@ -45,7 +45,10 @@ class PolicyError(RuntimeError):
 
 
 class ViolationCounter:
-    """Counts decisions that were dropped because they violate an invariant, and keeps the first of each invariant."""
+    """Counter of decisions that were dropped because they violate an invariant.
+
+    It keeps the first of each invariant.
+    """
 
     def __init__(self) -> None:
         self._first: dict[Invariant, tuple[float, Violation]] = {}

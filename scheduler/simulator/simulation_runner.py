@@ -80,7 +80,7 @@ class _RunningSimulation:
 
 
 class SimulationRunner:
-    """Runs queued simulations until it is stopped. `holder` is a name that no other process uses."""
+    """Runner of queued simulations. `holder` is a name that no other process uses."""
 
     def __init__(self, simulations: SimulationStore, limits: RunnerLimits, *, holder: str, clock: Clock) -> None:
         self._simulations = simulations

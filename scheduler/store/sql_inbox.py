@@ -131,7 +131,7 @@ class _QueuedCommand:
 
 
 class CommandWriter:
-    """Writes commands with group commit: the thread that gets the lock writes for all threads that wait for it."""
+    """Writer of commands with group commit: the thread that gets the lock writes for all threads that wait for it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

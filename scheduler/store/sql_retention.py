@@ -66,7 +66,7 @@ class DeletedBatch:
 
 
 class SqlRetention:
-    """Deletes rows for the leader. Every write raises FencedError if the lease has another epoch."""
+    """Deletion of rows for the leader. Every write raises FencedError if the lease has another epoch."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -44,7 +44,10 @@ def _is_alive(process_id: int) -> bool:
 
 
 class MetricFilesCollector(Collector):
-    """Sums counters and histograms over all processes. Gauges are summed, or the latest value wins, as declared."""
+    """Collector that sums counters and histograms over all processes.
+
+    Gauges are summed, or the latest value wins, as declared.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

@@ -11,7 +11,9 @@ _CLIENT_TIMEOUT_S = 5.0
 
 
 class ProbeServer:
-    """Answers probes from construction until exit, in its own threads, so that a hanging main loop is detected.
+    """Server of probes.
+
+    It runs in its own threads from construction until exit, so that a hanging main loop is detected.
 
     `liveness_error` and `readiness_error` return what is wrong, or an empty text. They may be replaced at any time.
 

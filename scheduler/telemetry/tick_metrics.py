@@ -56,7 +56,7 @@ _RESTART_CAUSES = {JobState.QUEUED: "workers", JobState.PLANNING: "out-of-memory
 
 
 class TickRecorder:
-    """Records tick reports in the process that leads.
+    """Recorder of tick reports in the process that leads.
 
     It keeps the active breaches, so that each is counted once, recent restarts, and sums for the ratios over a day.
     """
@@ -198,7 +198,7 @@ class _OpenForecast:
 
 
 class ForecastCoverageTracker:
-    """Measures how often demand stays at or below each quantile of a forecast, over the last day.
+    """Share of the last day's forecasts for which demand stayed at or below each quantile.
 
     A forecast is evaluated once, after its horizon, with the largest requested demand within it, including demand above
     the capacity of the pool and the demand at the time of the forecast.
@@ -242,7 +242,7 @@ class ForecastCoverageTracker:
 
 
 class GoodputTracker:
-    """Computes goodput over the last day: the fraction of allocated GPU time that was useful.
+    """Goodput over the last day: the fraction of allocated GPU time that was useful.
 
     Goodput is the fraction of the allocated time in which workers ran, times the fraction of the work that was kept.
     Lost work is measured in allocated GPU-seconds (`JobLostWork`), which include starts and moves: subtracting it from

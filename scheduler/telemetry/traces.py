@@ -65,7 +65,7 @@ def start_tracing(service: str, environment: Mapping[str, str]) -> None:
 
 
 class TickTracer:
-    """Converts tick reports to spans."""
+    """Converter of tick reports to spans."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer or trace.get_tracer("ebbtide")

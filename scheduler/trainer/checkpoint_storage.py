@@ -78,7 +78,7 @@ def view_tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 class PieceWriter(StorageWriter):
-    """Writes the pieces of one rank, and on rank 0 the metadata of all ranks."""
+    """Writer of the pieces of one rank, and on rank 0 of the metadata of all ranks."""
 
     def __init__(self, directory: Path, *, rank: int, node: str) -> None:
         self._directory = directory
@@ -181,7 +181,7 @@ def compute_byte_runs(
 
 
 class PieceReader(FileSystemReader):
-    """Reads what one rank on `node` needs of a checkpoint, and counts it in `traffic`.
+    """Reader of the pieces that one rank on `node` needs. It counts their bytes in `traffic`.
 
     Contiguous tensors on the host are filled in place. Other tensors are read into a buffer of the needed size
     first.
@@ -272,7 +272,7 @@ class PieceReader(FileSystemReader):
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Finds `StoredPiece` in checkpoints that were saved when it was in another module."""
+    """Unpickler that finds `StoredPiece` in checkpoints that were saved when it was in another module."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class(__name__ if module == _FORMER_MODULE else module, name)

@@ -130,7 +130,7 @@ def _exchange_dimensions(tensor: Tensor, group: ProcessGroup, *, split: int, joi
 
 
 class _DimensionExchange(torch.autograd.Function):
-    """Sends each rank its part of dimension `split` and joins the received parts along `join`, in rank order."""
+    """All-to-all that splits dimension `split` over the ranks and joins received parts along `join`, in rank order."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup, split: int, join: int) -> Tensor:
@@ -192,7 +192,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: ProcessGrou
 
 
 class _RingAttention(torch.autograd.Function):
-    """Saves only the logarithm of the softmax's sum and recomputes the probabilities in backward, block by block.
+    """Ring attention that saves only the log-sum-exp and recomputes the probabilities in backward, block by block.
 
     This follows FlashAttention-2 (arXiv 2307.08691, section 3.1). The gradients of keys and values rotate one step
     behind the keys and values, and return to their rank after the last step.

@@ -16,7 +16,7 @@ from scheduler.trainer.model import GptSize
 
 
 class BatchLoader:
-    """Loads the batches of one rank, as its layout and the position require.
+    """Loader of one rank's batches, as its layout and the position require.
 
     The first layer of a plan takes the inputs and the last one the targets; their strategies may distribute samples
     and tokens differently.

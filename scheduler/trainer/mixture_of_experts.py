@@ -100,7 +100,9 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Maps inputs of shape (..., hidden) to outputs of the same shape. Among equal logits the first expert wins.
+    """Feed-forward layer with routed experts. Inputs and outputs have shape (..., hidden).
+
+    Among equal logits the first expert wins.
 
     With one expert per token the softmax has one logit, so the router's gradient is zero.
 
@@ -236,7 +238,7 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 
 class _AllToAll(Function):
-    """Sends rows to the ranks of a group, and their gradients back. Each rank may have any number of rows."""
+    """Differentiable all-to-all of rows among the ranks of a group. Each rank may have any number of rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

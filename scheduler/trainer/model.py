@@ -61,7 +61,7 @@ def get_model_size(name: str) -> GptSize:
 
 
 class Embedding(nn.Module):
-    """Embeds tokens of shape (samples, tokens).
+    """Embedding of tokens of shape (samples, tokens).
 
     Attributes:
         token_positions: positions of the tokens, if this rank does not hold all tokens of a sequence in order.

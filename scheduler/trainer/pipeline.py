@@ -22,7 +22,10 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class ForwardBackward(Protocol):
-    """Runs all micro-batches of a step. Leaves gradients in the parameters, summed over the ranks that share them."""
+    """Runner of all micro-batches of a step.
+
+    It leaves gradients in the parameters, summed over the ranks that share them.
+    """
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Run the step on the inputs of this rank's first layer and the targets of its last layer.
@@ -55,7 +58,7 @@ def build_loss_share(layout: Layout, *, tokens: int) -> LossFunction:
 
 
 class StageLink:
-    """Sends and receives tensors of one shape between this rank and its peer in a neighboring stage.
+    """Link that exchanges tensors of one shape between this rank and its peer in a neighboring stage.
 
     One send is pending at a time. Without a peer the tensors are empty.
     """

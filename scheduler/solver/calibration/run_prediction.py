@@ -30,7 +30,7 @@ _RUNS_PER_BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class RunTimePredictor:
-    """Predicts runs on GPUs of one model whose layers all follow one strategy; `batches` hold indices of runs."""
+    """Predictor for runs on one GPU model whose layers all follow one strategy. `batches` hold indices of runs."""
 
     runs: tuple[_PreparedRun, ...]
     batches: tuple[tuple[int, ...], ...]
