@@ -124,7 +124,7 @@ def departure_notice(job: Job, generation: int, now_s: float) -> NoticeView | No
 
 POLL_INTERVAL_S = 2.0
 FAST_POLL_INTERVAL_S = 1.0
-"""Poll interval while the agent does not yet run what it should."""
+"""Poll interval while the agent does not run its assignment yet."""
 
 
 def build_assignment(

@@ -167,7 +167,7 @@ def service_client(url: str) -> Iterator[Client]:
 
     Raises:
         InputError: the service rejected the request as invalid.
-        CommandError: the service could not do what was requested, or is unreachable.
+        CommandError: the service rejected the request, or is unreachable.
     """
     with target_client(resolve_target(url)) as client:
         yield client

@@ -30,7 +30,7 @@ class CommandError(TyperException):
 
 
 class InputError(TyperException):
-    """Invalid input. The message names the field, the value and what is accepted. Exit code 2."""
+    """Invalid input. The message names the field, the value and the accepted values. Exit code 2."""
 
     exit_code = EXIT_BAD_INPUT
 

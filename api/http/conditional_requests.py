@@ -112,12 +112,12 @@ def build_creation_key(key: str, principal: Principal, noun: str, document: Docu
 def create_once(
     store: ServiceStore, key: IdempotencyKey | None, create: Callable[[], T], find: Callable[[str], T | None]
 ) -> T:
-    """Return what `create` returns or, if the key was used before, what the first request created.
+    """Return the result of `create` or, if the key was used before, the object that the first request created.
 
     `create` stores the key in its transaction. `find` looks the first result up by its id.
 
     Raises:
-        ProblemError: 422 if the key was used with another document; 409 if what it created was deleted.
+        ProblemError: 422 if the key was used with another document; 409 if the created object was deleted.
     """
     used = None if key is None else store.idempotency_keys.find(key.id)
     if used is None:

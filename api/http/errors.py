@@ -176,7 +176,7 @@ _DESCRIPTION_BY_STATUS = {
     412: "The resource no longer has the ETag in `If-Match`.",
     413: "The request body is too large.",
     421: "The Host or Origin header is not allowed (only while authentication is off).",
-    422: "The request has invalid fields. `errors` lists each with its value and what is accepted.",
+    422: "The request has invalid fields. `errors` lists each with its value and the accepted values.",
     429: "Too many requests. Retry after `Retry-After` seconds.",
     500: "Internal error.",
     501: "This service does not store the data; the detail says where to find it.",
@@ -197,7 +197,7 @@ FIELD_ERROR_SCHEMA: dict[str, Any] = {
             "description": "What was given, shortened to 200 characters. Null: nothing.",
         },
         "allowed": {"type": "string", "description": "What is accepted instead, in words."},
-        "message": {"type": "string", "description": "One sentence with what was given and what is accepted."},
+        "message": {"type": "string", "description": "One sentence with the given and the accepted value."},
     },
 }
 PROBLEM_SCHEMA: dict[str, Any] = {

@@ -53,7 +53,7 @@ class Grant:
         """Return the grant that a text such as "viewer" or "submitter:research" describes.
 
         Raises:
-            ValueError: the text is not a grant; the message says what is accepted.
+            ValueError: the text is not a grant; the message names the accepted values.
         """
         name, colon, queue = text.partition(":")
         role = _ROLE_BY_LABEL.get(name)

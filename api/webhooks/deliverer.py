@@ -29,7 +29,7 @@ JobLookup = Callable[[str], Job | None]
 
 
 def webhook_visibility(webhook: Webhook, snapshot: Snapshot, ended_job: JobLookup) -> Visibility:
-    """Return what a webhook sees: what a queue-admin of its queue sees, whoever created the webhook."""
+    """Return the visibility of a webhook: that of a queue-admin of its queue, whoever created the webhook."""
     return Visibility(Principal(webhook.owner, (Grant(Role.QUEUE_ADMIN, webhook.queue),)), snapshot, ended_job)
 
 

@@ -188,7 +188,7 @@ class WebhookSender:
 
 
 def _certificate_error(error: httpx.ConnectError) -> str:
-    """Return what was wrong with the receiver's certificate; empty if the error has another cause."""
+    """Return the problem with the receiver's certificate, or an empty string if the error has another cause."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
         cause = cause.__cause__ or cause.__context__

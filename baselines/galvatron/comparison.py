@@ -99,7 +99,7 @@ def parse_plan(document: JsonField, case: GalvatronCase, memory_limit_mb: int) -
     Otherwise the strategy of least judged time is taken, of those within `memory_limit_mb` if there are any.
 
     Raises:
-        ProfileError: a field is missing or invalid, or the plan uses what Galvatron's model cannot cost.
+        ProfileError: a field is missing or invalid, or the plan uses features that Galvatron's model cannot cost.
     """
     best = document.get("best", document.value)
     if "layer_runs" in best.members():

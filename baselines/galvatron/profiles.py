@@ -138,7 +138,7 @@ class ModelProfile:
     Attributes:
         layer_forward_ms, embedding_forward_ms: as functions of the samples of one GPU; the latter is for embedding and
             head together.
-        activation_mb, recompute_mb: per sample; `recompute_mb` is what full recompute keeps.
+        activation_mb, recompute_mb: per sample; `recompute_mb` remain under full recompute.
         alone: memory of embedding and head in one stage; `first` and `last` are for several stages.
     """
 

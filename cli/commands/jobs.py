@@ -238,7 +238,7 @@ def render_job(job: JobJson) -> RenderableType:
 
 
 def render_dry_run(response: JobJson) -> RenderableType:
-    """Return a table of what the scheduler would decide for a job that has not been submitted."""
+    """Return a table of the decisions that the scheduler would make for a job that has not been submitted."""
     job, explanation = response["job"], response["explanation"]
     others = [f"{other['kind']} {other['subject']}: {other['reason']['detail']}" for other in response["others"]]
     facts = {

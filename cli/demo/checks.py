@@ -1,4 +1,4 @@
-"""Checks of the demo: compares its events, training losses and processes with what it promises."""
+"""Checks of the demo's events, training losses and processes against its promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPECTED_EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One expectation, whether it was met, and what was observed."""
+    """One expectation, whether it was met, and the observation."""
 
     expectation: str
     passed: bool

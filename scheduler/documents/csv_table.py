@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class TraceError(ValueError):
-    """An invalid trace or profile. The message names the file, the line, the field, the value and what is allowed."""
+    """An invalid trace or profile. The message names the file, line, field, value and allowed values."""
 
 
 @dataclass(frozen=True, slots=True)

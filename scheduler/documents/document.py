@@ -25,7 +25,7 @@ _PLAIN_MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class InvalidField:
-    """An invalid field of a document, the given value and what is allowed.
+    """An invalid field of a document, the given value and the allowed values.
 
     `value` is shortened and can always be written as JSON. None means that the field is missing.
     """

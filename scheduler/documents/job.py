@@ -331,7 +331,7 @@ def parse_job(document: object) -> JobSpec:
     """Parse a job document of plain JSON or YAML values.
 
     Raises:
-        InvalidDocumentError: fields are invalid. The message names each with its value and what is allowed.
+        InvalidDocumentError: fields are invalid. The message names each with its value and the allowed values.
     """
     return to_job_spec(parse_document(JobDocument, document))
 

@@ -28,7 +28,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$")]
 
 
 class ClusterError(ValueError):
-    """An invalid cluster file. The message names the file, the line, the field, the value and what is allowed."""
+    """An invalid cluster file. The message names the file, the line, the field, the value and the allowed values."""
 
 
 class ClusterPoolDocument(Document):

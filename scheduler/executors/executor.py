@@ -21,7 +21,10 @@ class Executor(Protocol):
     """
 
     def observe(self) -> Observation:
-        """Return what runs where. Ended runs are reported until a converge shows that the state has moved on."""
+        """Return the runs and their nodes.
+
+        Ended runs are reported until a converge shows that the state has moved on.
+        """
 
     def converge(self, desired: Snapshot) -> None:
         """Take the missing steps towards `desired`, without waiting for processes.
@@ -30,7 +33,10 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """Release what cannot outlive the controller. Local executors end processes; Kubernetes keeps pods."""
+        """Release resources that cannot outlive the controller.
+
+        Local executors end processes. Kubernetes keeps pods.
+        """
 
 
 class RecordingExecutor:

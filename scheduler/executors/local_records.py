@@ -1,4 +1,4 @@
-"""Files of the local executor, from which the next controller learns what has begun.
+"""Files of the local executor, from which the next controller learns which runs have begun.
 
 <run root>/executor.lock                      held while an executor uses the run root
 <run root>/jobs/<job>/checkpoints/            default checkpoint directory
@@ -7,7 +7,7 @@
                               plan.json       the ParallelPlan
                               rank-<r>.log    output of a rank
                               status-<r>.json status of a rank, written by the rank
-                              notice.json     what the ranks are asked to do
+                              notice.json     the notice to the ranks
                               ended.json      how the run ended
                               settled         empty: the desired state has moved on
 """

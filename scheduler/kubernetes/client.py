@@ -1,4 +1,4 @@
-"""KubernetesClient: typed verbs on raw JSON objects, with retries. `api_requests` describes what is retried."""
+"""KubernetesClient: typed verbs on raw JSON objects, with retries. `api_requests` describes the retries."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class PoolReadings:
 def compute_readings(
     pools: Iterable[PoolResource], demand_by_uid: Mapping[str, PoolDemand], previous: PoolReadings
 ) -> PoolReadings:
-    """Return the readings after `previous`, given what is known now."""
+    """Return the readings after `previous`, from the current state of the sources."""
     readings, conditions = dict[str, Command](), dict[str, tuple[Condition, ...]]()
     for pool in pools:
         demand = demand_by_uid[pool.uid]

@@ -75,7 +75,10 @@ class JobObjectActions:
     def create_missing(
         self, job: Job, missing: Sequence[PodToCreate], view: ClusterView, nodes: Mapping[str, Node]
     ) -> Iterator[ApiAction]:
-        """Yield an action that creates what a placed job lacks: plan of this generation, service, token and pods."""
+        """Yield an action that creates missing objects of a placed job.
+
+        These are the plan of this generation, service, token and pods.
+        """
         tolerations = {pod.node: view.tolerations.get(nodes[pod.node].pool, ()) for pod in missing if pod.node in nodes}
         context = replace(self._manifest_context(job, view), tolerations=tolerations)
         key = (context.namespace, job_object_name(job.id))

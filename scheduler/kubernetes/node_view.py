@@ -16,7 +16,7 @@ from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, GPU_RESOURCE, LOA
 _CONDITION_TAINT_KEYS = frozenset(
     f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable", "unschedulable")
 )
-"""Taints that repeat what the node's conditions and cordon say."""
+"""Taints that repeat the node's conditions and cordon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Operator:
         return self._heartbeat.liveness_error()
 
     def readiness_error(self) -> str:
-        """Return what keeps the replica from leading, or an empty string."""
+        """Return the reason why the replica cannot lead, or an empty string."""
         unlisted = self._cache.unlisted_kinds
         return f"not listed yet: {', '.join(kind.plural for kind in unlisted)}" if unlisted else ""
 

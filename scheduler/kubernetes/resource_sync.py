@@ -1,6 +1,6 @@
 """Writes that make custom resources match the snapshot: ElasticJobs, Pools, Queues and Loans.
 
-Stateless: the resources themselves record what was written and when. Jobs submitted over HTTP get ElasticJobs. A job
+Stateless: the resources themselves record the writes and their times. Jobs submitted over HTTP get ElasticJobs. A job
 changed over HTTP changes its ElasticJob, unless the ElasticJob has a newer change that is not applied yet.
 """
 

@@ -35,12 +35,12 @@ NodeSlots = tuple[GpuSlot, ...]
 class RankMapping:
     """New rank r runs on `slots[r]`.
 
-    A rank on a GPU that the job already had keeps what it needs of that GPU's old shards.
+    A rank on a GPU that the job already had keeps the parts that it needs of that GPU's old shards.
 
     Attributes:
-        moved_bytes: what all ranks together need apart from what they keep.
+        moved_bytes: bytes that all ranks together need and do not keep.
         network_bytes: the part of `moved_bytes` that no GPU of the same node held.
-        moved_bytes_in_order: what would move in the order in which the slots were given.
+        moved_bytes_in_order: bytes that would move in the order in which the slots were given.
         floor_bytes: a bound that no order of the slots can beat: everything needed, less the smaller of two sums, of
             what each rank could keep at most and of what each slot could.
     """
@@ -111,7 +111,7 @@ def find_best_order(
 def compute_bytes_by_slot(
     state_overlap: StateOverlap, old: Placement, slots: Sequence[GpuSlot]
 ) -> tuple[Floats, Floats]:
-    """Return [ranks, slots] twice: what the GPU of that slot, and what its node, held of what the rank needs."""
+    """Return [ranks, slots] twice: bytes that the rank needs and that the GPU of the slot, or its node, held."""
     none = np.zeros((len(state_overlap.needed), 1))
     ranks = {slot: rank for rank, slot in enumerate(old.slots)}
     nodes = {node: number for number, node in enumerate(state_overlap.nodes)}

@@ -127,7 +127,7 @@ def _take_chunk(interval: tuple[Ints, Ints], parts: int, number: Ints) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class StateOverlap:
-    """Bytes of model and optimizer state that old ranks and nodes hold of what each new rank needs.
+    """Bytes of model and optimizer state that each new rank needs and that old ranks and nodes hold.
 
     Bytes are whole numbers, so that sums and comparisons are exact. `needed` [new ranks]; `by_rank` [new ranks, old
     ranks] is what that old rank holds of it; `by_node` [new ranks, nodes] is what any rank on that node holds, copies

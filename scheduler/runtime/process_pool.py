@@ -41,7 +41,7 @@ class ProcessPool(ProcessPoolExecutor):
 
 
 def _initialize_process(lifeline: Connection, initialize: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    # Ctrl-C in a terminal signals all its processes. The main process decides what to do.
+    # Ctrl-C in a terminal signals all its processes. The main process decides how to react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, args=(lifeline,), name="end-with-parent", daemon=True).start()
     initialize(*arguments)

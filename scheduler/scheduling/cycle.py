@@ -62,7 +62,7 @@ class StageReport:
 
 
 class SchedulingCycle:
-    """The snapshot with the decisions so far applied, and what later placements must respect.
+    """The snapshot with the decisions so far applied, and the reservations that later placements must respect.
 
     `settled_jobs` are changed by no later decision of this cycle. `missing_shapes` are the curve points that a stage
     looked up and did not find.

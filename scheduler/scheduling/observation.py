@@ -1,4 +1,4 @@
-"""Apply what an executor observed to a snapshot's nodes, loans and jobs.
+"""Apply an executor's observation to a snapshot's nodes, loans and jobs.
 
 Everything here depends on values alone: equal snapshots and equal observations give equal results.
 """

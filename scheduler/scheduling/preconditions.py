@@ -88,7 +88,7 @@ def queue_etag(queue: JobQueue) -> str:
 
 
 def _current_etag(snapshot: MutableSnapshot, body: CommandBody) -> tuple[str, str]:
-    """Return the name and the ETag of what a command changes. The ETag is empty if the object no longer exists."""
+    """Return the name and the ETag of the object that a command changes. The ETag is empty if it no longer exists."""
     match body:
         case ScaleJob(name) | ChangeJob(name) | CancelJob(name) | SuspendJob(name) | ResumeJob(name):
             return name, job_etag(snapshot.jobs[name]) if name in snapshot.jobs else ""

@@ -1,4 +1,4 @@
-"""Ground truth of a simulation: true step times and job lengths that differ from what policies see.
+"""Ground truth of a simulation: true step times and job lengths, which policies do not see.
 
 A job without a model in the trace may get one by its size. Its true step time is that of its curve times a random
 error. Its true length is that of the trace, and the declared length differs from it.
@@ -34,7 +34,7 @@ _ALLOWED_TRUTH = "models, error=S and duration=S, separated by commas, with S at
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """Random differences between the simulated cluster and what policies see. The default has none.
+    """Random differences between the simulated cluster and the policies' view of it. The default has none.
 
     Args:
         models: whether jobs with 2 or more GPUs get models by their size.

@@ -113,7 +113,7 @@ class SimulationOptions:
     Args:
         forecast: one of `FORECASTERS`.
         profiles: measured throughput, which takes precedence over the solver.
-        truth: differences between the cluster and what policies see. Its seed is replaced by that of the simulation.
+        truth: differences between the cluster and the policies' view of it. Its seed is that of the simulation.
     """
 
     forecast: str = SEASONAL

@@ -1,4 +1,4 @@
-"""Inspection of a plan: how each device of its pipeline spends the step, and what limits it."""
+"""Inspection of a plan: how each device of its pipeline spends the step, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Bound(StrEnum):
 class DeviceInspection:
     """One device of the pipeline over one step. The six parts and `idle_s` add up to the step.
 
-    `other_s` is the optimizer step, changes of layout and what the host adds to each step. `layers` are the runs
-    (first, last) that the device holds; `memory_bytes_max` is what a plan may use of one of its GPUs.
+    `other_s` is the optimizer step, changes of layout and the host overhead of each step. `layers` are the runs
+    (first, last) that the device holds; `memory_bytes_max` is the memory of one GPU that a plan may use.
     """
 
     gpu: str

@@ -21,7 +21,7 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
     """Check that a plan lies in the strategy space of the request.
 
     Raises:
-        PlanError: the first rule that the plan breaks, with the value and what is accepted.
+        PlanError: the plan breaks a rule. The message names the first one, the value and the accepted values.
     """
     if plan.global_batch != request.global_batch:
         raise PlanError(

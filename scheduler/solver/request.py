@@ -12,7 +12,7 @@ from scheduler.solver.profiles.model_profile import ModelProfile
 
 
 class RequestError(ValueError):
-    """A request that contradicts itself. The message names the field, the value and what is accepted."""
+    """A request that contradicts itself. The message names the field, the value and the accepted values."""
 
 
 @dataclass(frozen=True, slots=True)

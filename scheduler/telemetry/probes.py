@@ -15,7 +15,7 @@ class ProbeServer:
 
     It runs in its own threads from construction until exit, so that a hanging main loop is detected.
 
-    `liveness_error` and `readiness_error` return what is wrong, or an empty text. They may be replaced at any time.
+    `liveness_error` and `readiness_error` return the problem, or an empty string. They may be replaced at any time.
 
     Raises:
         ValueError: the address cannot be used.

@@ -72,7 +72,7 @@ def reject_lost_checkpoint(root: Path, *, step: int) -> None:
     """Raise an error if the job has saved a checkpoint (`step` above 0). Call it when no complete checkpoint was found.
 
     Raises:
-        CheckpointError: the job's checkpoints are gone. A new start would overwrite what is left of them.
+        CheckpointError: the job's checkpoints are gone. A new start would overwrite the remaining files.
     """
     if step:
         problem = "contains no complete checkpoint" if root.is_dir() else "does not exist"
@@ -83,7 +83,7 @@ def reject_lost_checkpoint(root: Path, *, step: int) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Delete what interrupted saves have left, to free its space for the next save.
+    """Delete the remains of interrupted saves, to free their space for the next save.
 
     A checkpoint with a manifest is kept even if files are missing. No save may be running.
     """

@@ -1,7 +1,7 @@
 """How a checkpoint stores tensors, so that a rank reads only the bytes it needs.
 
-A piece is what one rank saved of one tensor or other value. It is stored as a header that names it, padded to a
-multiple of 64 bytes, followed by its bytes (row-major for a tensor), padded likewise. Each rank writes its pieces to
+A piece is the part of one tensor or other value that one rank saved. It is stored as a header that names it, padded to
+a multiple of 64 bytes, followed by its bytes (row-major for a tensor), padded likewise. Each rank writes its pieces to
 a file of its own. `.metadata` lists all pieces in the format of torch.distributed.checkpoint, whose planners decide
 which rank saves what.
 """
@@ -244,7 +244,7 @@ class PieceReader(FileSystemReader):
         return done
 
     def _read_piece(self, file: _PieceFile, piece: StoredPiece, item: ReadItem, planner: LoadPlanner) -> int:
-        """Read what is needed of one piece and return the number of bytes needed."""
+        """Read the needed part of one piece and return its size in bytes."""
         if item.type == LoadItemType.BYTE_IO:
             file.verify_header(piece, build_piece_header(item.storage_index))
             value = bytearray(piece.length)

@@ -125,7 +125,7 @@ def build_layout(plan: ParallelPlan, *, world_size: int, block_count: int) -> La
 
     Raises:
         ValueError: the plan is for another number of ranks or another model, or needs an unsupported feature; the
-            message names the field and what is accepted.
+            message names the field and the accepted values.
     """
     if plan.world_size != world_size:
         raise ValueError(f"The plan is for {plan.world_size} ranks, but this generation has {world_size}.")

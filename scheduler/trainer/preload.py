@@ -1,6 +1,7 @@
-"""One import that loads what a rank of the reference trainer needs. The node agent makes it before it forks ranks.
+"""Imports of all modules that a rank of the reference trainer needs.
 
-Besides the trainer it imports modules that torch would load lazily on first use.
+The node agent imports this module before it forks ranks. Besides the trainer it imports modules that torch would load
+lazily on first use.
 """
 
 from __future__ import annotations

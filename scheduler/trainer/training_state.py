@@ -58,7 +58,7 @@ def collect_stored_state(parts: Sequence[TrainablePart]) -> dict[str, Any]:
 
 
 def collect_checkpoint_share(parts: Sequence[TrainablePart]) -> dict[str, Any]:
-    """Return what this rank writes to a checkpoint.
+    """Return the entries that this rank writes to a checkpoint.
 
     Of several copies of an entry, one rank writes one, chosen by the entry's name; the others need not even copy it
     to the host. All ranks include the few small entries whose copies no mesh describes (norms under tensor
@@ -146,7 +146,7 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
 
 
 class Ledger:
-    """A record of what a training did, for demos and tests. Without a directory nothing is recorded.
+    """A ledger of a training's steps, for demos and tests. Without a directory nothing is recorded.
 
     The files contain JSON lines, flushed after each step:
 

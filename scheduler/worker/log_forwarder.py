@@ -58,7 +58,7 @@ class LogForwarder:
             self._logs = [_follow_log(f"rank {rank}", path) for rank, path in paths.items()]
 
     def close(self, *, within_s: float) -> bool:
-        """Forward what is left and stop. Return whether that was done in time."""
+        """Forward the remaining output and stop. Return whether that was done in time."""
         with self._changed:
             self._is_closing = True
             self._finished_logs, self._logs = [*self._finished_logs, *self._logs, self._agent_log], []

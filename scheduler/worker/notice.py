@@ -22,7 +22,7 @@ _NO_DEADLINE_MS = -(2**62)
 
 
 class NoticeAction(StrEnum):
-    """What a notice asks for, from the least to the most urgent."""
+    """The actions that a notice can request, from the least to the most urgent."""
 
     CHECKPOINT = "checkpoint"
     REPLAN = "replan"

@@ -71,7 +71,7 @@ def parse_elastic_job(resource: Resource) -> ElasticJob:
     """Parse the spec.
 
     Raises:
-        RefusedError: invalid fields; the message names each with its value and what is accepted.
+        RefusedError: invalid fields; the message names each with its value and the accepted values.
     """
     meta, spec = parse_metadata(resource), resource.get("spec")
     if not isinstance(spec, Mapping):

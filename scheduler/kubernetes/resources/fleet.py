@@ -116,7 +116,7 @@ def parse_pool(resource: Resource) -> PoolResource:
     """Parse the Pool.
 
     Raises:
-        RefusedError: invalid fields; the message names each with its value and what is accepted.
+        RefusedError: invalid fields; the message names each with its value and the accepted values.
     """
     meta = parse_metadata(resource)
     spec = parse_document(PoolSpec, resource.get("spec"))
@@ -260,7 +260,7 @@ def parse_queue(resource: Resource) -> JobQueue:
     """Parse the Queue.
 
     Raises:
-        RefusedError: invalid fields; the message names each with its value and what is accepted.
+        RefusedError: invalid fields; the message names each with its value and the accepted values.
     """
     return queue_from_spec(parse_metadata(resource).name, resource.get("spec"))
 

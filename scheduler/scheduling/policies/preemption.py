@@ -141,7 +141,7 @@ class QuotaReclaimer:
         return None
 
     def find_shrinks_within_limit(self, job: Job, gpus: int) -> Mapping[str, int]:
-        """Return what running jobs of a pending job's queue keep, so that `gpus` more fit the queue's limits.
+        """Return the GPUs that running jobs of a pending job's queue keep, so that `gpus` more fit the queue's limits.
 
         Empty if they fit already, or would not fit even without flexible GPUs. If the limit per user is exceeded, only
         jobs of the same owner can shrink.
@@ -191,7 +191,10 @@ class QuotaReclaimer:
         return max(0, job.allocation.target_gpus - min_feasible_gpus(self._snapshot, job, self._sizes))
 
     def _shrink_offer(self, job: Job, gpus: int) -> _Offer:
-        """It costs what stays stands still for, so that few jobs give up much."""
+        """Return an offer whose cost is that of the other GPUs of the job, which stand still during the resize.
+
+        Few jobs therefore give up many GPUs each.
+        """
         left = job.allocation.target_gpus - gpus
         return _Offer(job, False, gpus, self._settings.reconfiguration_s_for(job) * left / gpus)
 
@@ -207,7 +210,7 @@ class QuotaReclaimer:
         return usable
 
     def _select(self, offers: Iterable[_Offer], missing: int, flexible_max: int) -> dict[str, int] | None:
-        """Return what jobs keep if the cheapest offers free the missing GPUs; None if all offers together do not.
+        """Return the GPUs that jobs keep if the cheapest offers free the missing GPUs, or None if none suffice.
 
         At most `flexible_max` flexible GPUs are freed in total, and a queue loses no more whole jobs than needed to
         stop borrowing. If a cheap small job would prevent the large one that is needed, the largest offers are taken

@@ -64,7 +64,7 @@ class QuotaState:
         return twin
 
     def _count_jobs(self, snapshot: Snapshot) -> None:
-        """Count what each job holds, as `allocate` does, in a third of the time."""
+        """Count the GPUs that each job holds, as `allocate` does, in a third of the time."""
         used, base, held = self._used, self._base, self._gpus
         for job in snapshot.jobs.values():
             if target := job.allocation.target:
@@ -91,11 +91,11 @@ class QuotaState:
         return max(0, self._used[name] - self.queue(name).guaranteed_gpus)
 
     def borrowed_base(self, name: str) -> int:
-        """Return what the queue would still borrow if all its jobs were at their minimum."""
+        """Return the GPUs that the queue would still borrow if all its jobs were at their minimum."""
         return max(0, self._base[name] - self.queue(name).guaranteed_gpus)
 
     def flexible(self, name: str) -> int:
-        """Return what the queue's jobs hold above their minimums."""
+        """Return the GPUs that the queue's jobs hold above their minimums."""
         return self._used[name] - self._base[name]
 
     def own_flexible(self, name: str) -> int:
@@ -271,7 +271,7 @@ class QuotaState:
 
 
 def cap_to_quota(snapshot: Snapshot, quota: QuotaState, wanted: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the counts that a scaling policy wants for running jobs, limited to what queues may have.
+    """Return the counts that a scaling policy wants for running jobs, limited by the quotas of queues.
 
     No queue and no user grows above a limit, and no queue shrinks below what it holds of its guarantee, because its own
     flexible GPUs benefit no other queue. If a queue would give up too much, its last jobs by id keep their counts.

@@ -31,7 +31,7 @@ class PolicySettings:
             queue; 0: never.
         gain_factor: a resize must save this many times its reconfiguration; also the price for running jobs when GPUs
             are redistributed.
-        linear_scaling: assume linear scaling of every job, whatever its curve says, to measure what curves are worth.
+        linear_scaling: assume linear scaling of every job, whatever its curve says, to measure the value of curves.
         lending_reserve: free GPUs that lending keeps for future jobs, as a share of the GPUs of training.
     """
 

@@ -83,7 +83,7 @@ def _rank_nodes(cycle: SchedulingCycle, job: Job) -> list[_NodeCost]:
 
 
 def _evaluate_node(cycle: SchedulingCycle, node: Node) -> _NodeCost:
-    """Return what vacating the node costs, with each job counted as if it were on this node alone."""
+    """Return the cost of vacating the node, with each job counted as if it were on this node alone."""
     users = [cycle.snapshot.jobs[job_id] for job_id in sorted(cycle.snapshot.jobs_on_node(node.name))]
     staying = [user for user in users if node.name in user.allocation.target]
     cost_gpu_s = sum(

@@ -9,7 +9,7 @@ from scheduler.scheduling.policies.lending import LendingTarget, training_demand
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
-    """Return vacated nodes, then bring the loans of each inference pool to what the pool can bear."""
+    """Return vacated nodes, then bring the loans of each inference pool to the number that the pool can spare."""
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
     _withdraw_expired_offers(cycle)

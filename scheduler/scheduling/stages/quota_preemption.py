@@ -1,4 +1,4 @@
-"""Quotas while jobs start: jobs that wait for a limit, and running jobs that give back what a queue is guaranteed."""
+"""Quotas while jobs start: jobs that wait for a limit, and running jobs that return GPUs that a queue is guaranteed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reductions = Mapping[str, tuple[int, Reason]]
 
 @dataclass(frozen=True, slots=True)
 class QuotaWait:
-    """A job that waits because of a quota: why, what others give up for it, and when to look again."""
+    """A job that is pending because of a quota: the reason, the GPUs that others give up, and when to check again."""
 
     reason: Reason
     reductions: Reductions = field(default_factory=dict)

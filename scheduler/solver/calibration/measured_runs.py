@@ -105,7 +105,7 @@ def build_even_plan(
 
 
 class MeasuredRunError(ValueError):
-    """An invalid file of measured runs. The message names row, column, value and what is accepted."""
+    """An invalid file of measured runs. The message names row, column, value and the accepted values."""
 
 
 def parse_measured_runs(csv_text: str, hardware: HardwareProfile) -> tuple[MeasuredRun, ...]:

@@ -8,7 +8,8 @@ src/graph/tuning.cc). Measured times in the hardware profile replace the formula
 * tree, for an all-reduce across nodes: a chain within each node and a double binary tree over the nodes.
 * hierarchical: across nodes among ranks of the same position, then within each node.
 
-`size_bytes` is the whole message: what each rank holds before an all-reduce or all-to-all, or after an all-gather.
+`size_bytes` is the whole message: the bytes that each rank holds before an all-reduce or all-to-all, or after an
+all-gather.
 """
 
 from __future__ import annotations

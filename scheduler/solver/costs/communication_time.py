@@ -33,8 +33,8 @@ class MessageTimes:
     """Seconds of the activation messages of one micro-batch that computation does not hide.
 
     `tensor_s`, `ulysses_s` and `expert_s` are for one forward pass; the backward pass, if there is one, takes as long.
-    `ring_s` and `ring_back_s` are what ring attention adds to either pass. `attached_s` is for embedding and head, in
-    both passes.
+    `ring_s` and `ring_back_s` are the times that ring attention adds to the passes. `attached_s` is for embedding
+    and head, in both passes.
     """
 
     tensor_s: Floats
@@ -248,7 +248,7 @@ def _compute_change_s(size_bytes: Floats, one: Layout, two: Layout, setting: Sta
 
 
 def _compute_gather_s(size_bytes: Floats, ranks: int, degree: int, setting: StageSetting) -> Floats:
-    """Return the time in which `ranks` neighbors gather what one rank holds under an unsharded tensor degree."""
+    """Return the time in which `ranks` neighbors gather the values of one rank under an unsharded tensor degree."""
     return all_gather_s(size_bytes * degree / setting.gpus, _build_group(ranks, setting))
 
 

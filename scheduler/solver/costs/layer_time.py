@@ -209,7 +209,10 @@ def _compute_state_traffic(
 def _compute_exposed_s(
     data: _StateTraffic, windows_s: tuple[Floats, Floats], candidates: StrategyCandidates, coefficient: float
 ) -> Floats:
-    """Return what the traffic adds to the two passes of a micro-batch. The last backward pass also hides `once_s`."""
+    """Return the time that traffic adds to the two passes of a micro-batch.
+
+    The last backward pass also hides `once_s`.
+    """
     forward_s, backward_s = windows_s
     usual_s = compute_overlapped_s(backward_s, data.backward_s, coefficient)
     last_s = compute_overlapped_s(backward_s, data.backward_s + data.once_s, coefficient)
@@ -243,7 +246,7 @@ class PassTimes:
     """Seconds of computing [T, B], of one micro-batch on one GPU.
 
     `forward_s` includes `attention_s`; `attached_s`, the work of embedding and head in both passes, is additional.
-    `selective_s` is what selective recompute repeats.
+    `selective_s` is the part that selective recompute repeats.
     """
 
     forward_s: Floats

@@ -97,7 +97,7 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """One GPU model. Bandwidths are what a collective achieves, in one direction, per GPU.
+    """One GPU model. Bandwidths are those that a collective achieves, in one direction, per GPU.
 
     Attributes:
         memory_bytes: of one GPU. A plan never uses `reserve_bytes` of it, nor `reserve_ratio` times what the plan

@@ -111,7 +111,7 @@ def build_feed_forward_block(architecture: Architecture, tokens: int) -> Block:
 
 
 def _compute_residual_bytes(architecture: Architecture, tokens: int) -> int:
-    """Return what tensor parallelism does not split: inputs of the norm and of the products, and a dropout mask."""
+    """Return the bytes that tensor parallelism does not split: inputs of norm and products, and a dropout mask."""
     return tokens * architecture.hidden * (2 * VALUE_BYTES + (MASK_BYTES if architecture.dropout else 0))
 
 
