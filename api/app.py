@@ -148,13 +148,13 @@ def serve(app: FastAPI, *, host: str, port: int, is_shared: bool = False) -> Non
     gc.collect()
     gc.freeze()  # keeps the collector from scanning long-lived objects in the middle of requests
     try:
-        server.run([_shared_socket(host, port)] if is_shared else None)
+        server.run([_open_shared_socket(host, port)] if is_shared else None)
     except KeyboardInterrupt:
         return  # uvicorn has shut down cleanly and re-raised the signal
     if not server.started:
         sys.exit(_STARTUP_FAILURE_CODE)
 
 
-def _shared_socket(host: str, port: int) -> socket.socket:
+def _open_shared_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=2048, reuse_port=True)

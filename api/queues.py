@@ -106,7 +106,7 @@ def change_queue(
     name: QueueNamePath, change: QuotaDocument, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> QueueView:
     """Change the quota; null removes a limit. A lower limit stops starts and growth but ends no job."""
-    queue = _declared_queue(context, name)
+    queue = _get_declared_queue(context, name)
     basis = require_match(if_match, queue_etag(queue), f"queue {name}")
     changed = apply_queue_change(queue, change)
     return _queue_response(context.send(ChangeQueue(changed), basis=basis), name, response)
@@ -116,7 +116,7 @@ def change_queue(
 @requires(ADMIN)
 def delete_queue(name: QueueNamePath, context: ContextDep, if_match: IfMatchHeader = "") -> QueueView:
     """Delete the declaration. The queue's jobs stay, without guarantee and limit."""
-    basis = require_match(if_match, queue_etag(_declared_queue(context, name)), f"queue {name}")
+    basis = require_match(if_match, queue_etag(_get_declared_queue(context, name)), f"queue {name}")
     view = _visible_queue_view(context, name)
     context.send(DeleteQueue(name), basis=basis)
     return view
@@ -126,7 +126,7 @@ def _visible_queues(context: RequestContext, queues: Mapping[str, Q]) -> dict[st
     return {name: queue for name, queue in queues.items() if context.principal.has_role(Role.VIEWER, name)}
 
 
-def _declared_queue(context: RequestContext, name: str) -> JobQueue:
+def _get_declared_queue(context: RequestContext, name: str) -> JobQueue:
     declared = _visible_queues(context, context.snapshot.queues)
     return declared.get(name) or raise_not_found("declared queue", name, declared)
 

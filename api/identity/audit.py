@@ -47,7 +47,9 @@ _FLEET = "fleet"
 def command_audit_entry(command: Command, principal: Principal, before: Snapshot, after: Snapshot) -> AuditEntry:
     """Return the entry of a command, with the values of changed fields before and after."""
     subject = command_subject(command.body)
-    before_fields, after_fields = (_audited_fields(command.body, subject, snapshot) for snapshot in (before, after))
+    before_fields, after_fields = (
+        _list_audited_fields(command.body, subject, snapshot) for snapshot in (before, after)
+    )
     if before_fields is not None and after_fields is not None:
         changed = {name for name in before_fields if before_fields[name] != after_fields[name]}
         before_fields, after_fields = (
@@ -105,7 +107,7 @@ def record_forbidden_request(request: Request, status: int) -> None:
     )
 
 
-def _audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapping[str, Any] | None:
+def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapping[str, Any] | None:
     match body:
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)

@@ -183,7 +183,7 @@ def list_webhooks(
 ) -> PageOf[WebhookView]:
     """List the webhooks that the caller may see, oldest first. `next` is the cursor of the following page."""
     after = decode_number_cursor(cursor, "webhooks") or 0
-    found = store.webhooks.list_webhooks(after=after, limit=limit + 1, queues=_administered_queues(principal))
+    found = store.webhooks.list_webhooks(after=after, limit=limit + 1, queues=_list_administered_queues(principal))
     next_cursor = encode_cursor("webhooks", found[limit - 1].number) if len(found) > limit else None
     return {"items": [webhook_view(webhook) for webhook in found[:limit]], "next": next_cursor}
 
@@ -272,7 +272,7 @@ def redeliver_message(
     return delivery_view(revived)
 
 
-def _administered_queues(principal: Principal) -> frozenset[str] | None:
+def _list_administered_queues(principal: Principal) -> frozenset[str] | None:
     """Return the queues whose webhooks the principal may see; None means all."""
     queues = frozenset(grant.queue for grant in principal.grants if grant.role >= Role.QUEUE_ADMIN)
     return None if "" in queues else queues

@@ -46,11 +46,12 @@ def is_public(text: str) -> bool:
     except ValueError:
         return False
     return all(
-        candidate.is_global and not candidate.is_multicast for candidate in (address, *_embedded_addresses(address))
+        candidate.is_global and not candidate.is_multicast
+        for candidate in (address, *_extract_embedded_addresses(address))
     )
 
 
-def _embedded_addresses(address: Address) -> list[Address]:
+def _extract_embedded_addresses(address: Address) -> list[Address]:
     """Return the addresses embedded in an IPv6 address, which a gateway or the system may route to."""
     if isinstance(address, ipaddress.IPv4Address):
         return []

@@ -90,14 +90,14 @@ def compute_embedding_time(strategy: Strategy, setting: PipelineSetting, stage: 
     reduction = memory.states_mb[strategy.tensor] / 4 / 2 * (latency * (replicas - 1) / replicas) / 2
     gather = reduction if strategy.zero == 3 else 0.0
 
-    def shared(compute: float, communication: float) -> float:
+    def compute_overlapped(compute: float, communication: float) -> float:
         return max(communication, compute + communication * (1 - 1 / cluster.overlap))
 
-    alone, backward = shared(forward, gather), _BACKWARD_PER_FORWARD * forward
+    alone, backward = compute_overlapped(forward, gather), _BACKWARD_PER_FORWARD * forward
     if strategy.tensor > 1:
         alone += _compute_message_ms(strategy, samples * model.boundary_mb, cluster) * (2 if setting.stages == 1 else 1)
-    synced = shared(backward, gather + reduction)
-    return TimeCost((alone + shared(backward, gather)) / 1000, (alone + synced) / 1000)
+    synced = compute_overlapped(backward, gather + reduction)
+    return TimeCost((alone + compute_overlapped(backward, gather)) / 1000, (alone + synced) / 1000)
 
 
 def compute_embedding_mb(strategy: Strategy, setting: PipelineSetting, stage: int, buffer_degree: int | None) -> int:

@@ -94,13 +94,13 @@ def _read_model(folder: Path, spec: JsonField) -> profiles.ModelProfile:
     shortest, longest = min(lengths, default=sequence), max(lengths, default=sequence)
     activation = layer[str(longest)]["tp_activation_per_bsz_dict"]
 
-    def scaled(table: ByDegree[float]) -> ByDegree[float]:
+    def scale_to_sequence(table: ByDegree[float]) -> ByDegree[float]:
         return ByDegree(table.name, [(degree, mb / longest * sequence) for degree, mb in table.items()])
 
     def embedding(place: str) -> profiles.EmbeddingMemory:
         entry = memory[f"other_memory_pp_{place}_sp"][str(longest)]
         return profiles.EmbeddingMemory(
-            entry["model_states"].read_by_degree(), scaled(entry["activation"].read_by_degree())
+            entry["model_states"].read_by_degree(), scale_to_sequence(entry["activation"].read_by_degree())
         )
 
     return profiles.ModelProfile(
@@ -111,7 +111,7 @@ def _read_model(folder: Path, spec: JsonField) -> profiles.ModelProfile:
         layer_forward_ms=_read_forward_time(times, "0", spec),
         embedding_forward_ms=_read_forward_time(times, "other", spec),
         parameter_mb=layer[str(shortest)]["parameter_size"].read_number(),
-        activation_mb=scaled(activation.read_by_degree()),
+        activation_mb=scale_to_sequence(activation.read_by_degree()),
         recompute_mb=activation["checkpoint"].read_number() / longest * sequence,
         alone=embedding("off"),
         first=embedding("on_first"),

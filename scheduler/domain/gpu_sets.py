@@ -122,7 +122,7 @@ class GpuShape:
     @classmethod
     def from_node_counts(cls, counts: Iterable[tuple[str, int]]) -> GpuShape:
         """Return the shape of an allocation, given as one (GPU model, GPUs) pair per node."""
-        return _cached_shape(tuple(sorted(counts)))
+        return _build_shape_of_counts(tuple(sorted(counts)))
 
     @classmethod
     def packed(cls, gpu: str, gpus: int, gpus_per_node: int) -> GpuShape:
@@ -143,7 +143,7 @@ class GpuShape:
 
 
 @lru_cache(maxsize=65536)
-def _cached_shape(counts: tuple[tuple[str, int], ...]) -> GpuShape:
+def _build_shape_of_counts(counts: tuple[tuple[str, int], ...]) -> GpuShape:
     ordered = sorted(Counter(counts).items(), key=lambda item: (item[0][0], -item[0][1]))
     return GpuShape(tuple(GpuGroup(gpu, nodes, per_node) for (gpu, per_node), nodes in ordered))
 

@@ -131,7 +131,7 @@ def format_quota_value(value: float | None) -> str:
     return "none" if value is None else str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def _declared_fields() -> dict[str, QuotaField]:
+def _list_declared_fields() -> dict[str, QuotaField]:
     declared = {}
     for item in fields(JobQueue):
         if quota := item.metadata.get("quota"):
@@ -141,7 +141,7 @@ def _declared_fields() -> dict[str, QuotaField]:
     return declared
 
 
-QUOTA_FIELDS: Mapping[str, QuotaField] = _declared_fields()
+QUOTA_FIELDS: Mapping[str, QuotaField] = _list_declared_fields()
 """Declarations of the quota fields by field name, in the order of JobQueue."""
 
 HOUR_S = 3600

@@ -143,13 +143,13 @@ class SnapshotIndex:
     def update_to(self, snapshot: Snapshot) -> None:
         """Update the index to the snapshot. Records count as changed if they are other objects."""
         nodes, self.nodes = self.nodes, snapshot.nodes
-        for name in _changed_keys(nodes, snapshot.nodes):
+        for name in _find_changed_keys(nodes, snapshot.nodes):
             self._put_node(name, nodes.get(name))
         loans, self.loans = self.loans, snapshot.loans
-        for name in _changed_keys(loans, snapshot.loans):
+        for name in _find_changed_keys(loans, snapshot.loans):
             self.put_loan(name, loans.get(name))
         jobs, self.jobs = self.jobs, snapshot.jobs
-        for job_id in _changed_keys(jobs, snapshot.jobs):
+        for job_id in _find_changed_keys(jobs, snapshot.jobs):
             self.put_job(job_id, jobs.get(job_id))
 
     def put_job(self, job_id: str, before: Job | None) -> None:
@@ -324,7 +324,7 @@ def _is_lent(loan: Loan | None) -> bool:
     return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
 
 
-def _changed_keys(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+def _find_changed_keys(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Return keys whose record was removed or is another object.
 
     Removed keys come first, because their GPUs may have a new holder.

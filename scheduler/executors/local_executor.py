@@ -137,7 +137,7 @@ class LocalExecutor:
         self._desired = desired
         self._poll(now_s)
         self._drop_settled_runs()
-        self._agents.retain(self._wanted_agents())
+        self._agents.retain(self._list_wanted_agents())
         for job in desired.jobs.values():
             self._prepare_agents(job, now_s)
         for run in self._live_runs():
@@ -222,7 +222,7 @@ class LocalExecutor:
     def _live_runs(self) -> list[LocalRun]:
         return [run for run in self._runs.values() if run.is_live]
 
-    def _wanted_agents(self) -> set[tuple[str, str]]:
+    def _list_wanted_agents(self) -> set[tuple[str, str]]:
         """Return (job, node) pairs that are wanted or still have ranks."""
         wanted = {(job.id, node) for job in self._desired.jobs.values() for node in job.allocation.target}
         return wanted | {(run.record.job_id, node) for run in self._live_runs() for node in run.record.gpus}

@@ -149,7 +149,7 @@ class SeasonalForecaster:
 
     def _describe_method(self, horizon_bins: int, residuals: int) -> str:
         assert self._opens is not None
-        is_seasonal = len(self._opens.values) >= self.season.required_bins(horizon_bins)
+        is_seasonal = len(self._opens.values) >= self.season.count_required_bins(horizon_bins)
         name = "level-adjusted seasonal" if is_seasonal else "persistence"
         return name if residuals >= CALIBRATION_MIN_RESIDUALS else f"{name}, uncalibrated"
 

@@ -56,7 +56,7 @@ class Season:
     def level_bins(self) -> int:
         return max(1, self.bins // LEVELS_PER_SEASON)
 
-    def required_bins(self, horizon_bins: int) -> int:
+    def count_required_bins(self, horizon_bins: int) -> int:
         """Return the bins, including the current one, that must be known before one earlier season can be used."""
         return -(-horizon_bins // self.bins) * self.bins + self.level_bins
 

@@ -102,7 +102,7 @@ def _build_pending_run(job: Job, pods: Iterable[PodView], now_s: float, overcomm
         return Run(job.id, generation, RunPhase.LOST, reason=f"foreign pods took the GPUs of {', '.join(taken)}")
     for pod in found:
         if pod.has_ended or _has_container_error(pod, now_s - job.state_since_s):
-            phase = RunPhase.LOST if pod.has_ended and _ended_externally(pod) else RunPhase.FAILED
+            phase = RunPhase.LOST if pod.has_ended and _has_ended_externally(pod) else RunPhase.FAILED
             return Run(job.id, generation, phase, reason=_describe_end(pod))
     return Run(job.id, generation, RunPhase.STARTING, find_held_gpus(job, found))
 
@@ -141,12 +141,12 @@ def find_agent_ends(pods: Iterable[PodView]) -> dict[str, AgentEnd]:
             out_of_memory = pod.error.startswith("OOMKilled")
             cause = FailureCause.OUT_OF_MEMORY if out_of_memory else None
             ends[pod.uid] = AgentEnd(
-                _describe_end(pod), is_fault=out_of_memory or not _ended_externally(pod), cause=cause
+                _describe_end(pod), is_fault=out_of_memory or not _has_ended_externally(pod), cause=cause
             )
     return ends
 
 
-def _ended_externally(pod: PodView) -> bool:
+def _has_ended_externally(pod: PodView) -> bool:
     """Return whether the node, a deletion or an eviction ended the pod, and not its own processes."""
     return pod.is_deleting or pod.reason.startswith(_EXTERNAL_REASONS)
 

@@ -64,7 +64,7 @@ def compute_readings(
 def with_demand(spec_commands: SpecCommands, readings: PoolReadings, snapshot: Snapshot) -> SpecCommands:
     """Return the commands with new readings, and the conditions with those about demand."""
     new = tuple(command for command in readings.commands if not _is_applied(command, snapshot))
-    additions = {**readings.conditions, **dict(_pushed_conditions(spec_commands.fleet.pools, snapshot))}
+    additions = {**readings.conditions, **dict(_build_pushed_conditions(spec_commands.fleet.pools, snapshot))}
     conditions = {uid: (*spec_commands.conditions.get(uid, ()), *added) for uid, added in additions.items()}
     return replace(
         spec_commands, commands=(*spec_commands.commands, *new), conditions={**spec_commands.conditions, **conditions}
@@ -134,7 +134,7 @@ def _next_reading(pool: PoolResource, demand: KnownDemand, previous: Command | N
     return Command(f"demand-{pool.uid}-{demand.at_s:.3f}-{demand.gpus:g}", demand.at_s, report, ACTOR)
 
 
-def _pushed_conditions(
+def _build_pushed_conditions(
     pools: Iterable[PoolResource], snapshot: Snapshot
 ) -> Iterator[tuple[str, tuple[Condition, ...]]]:
     """Yield conditions of Pools with pushed demand that set a staleness limit."""

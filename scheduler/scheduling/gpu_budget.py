@@ -83,7 +83,9 @@ class GpuBudget:
 
     def needed_gpus(self, job: Job) -> int:
         """Return the GPUs that the job starts on, of the model of which it needs the fewest."""
-        return min([self._needed_of_model(job, gpu) for gpu, _ in self._kinds_by_model(job)], default=job.spec.min_gpus)
+        return min(
+            [self._count_needed_of_model(job, gpu) for gpu, _ in self._kinds_by_model(job)], default=job.spec.min_gpus
+        )
 
     def blocking_job(self, job: Job) -> str | None:
         """Return the earlier job that this one must not pass: an overdue one, or one that it would delay."""
@@ -115,7 +117,7 @@ class GpuBudget:
         """Return the model of which the fewest GPUs are missing, how many the job needs, and how many are missing."""
         found: list[tuple[int, str, int]] = []
         for gpu, kinds in self._kinds_by_model(job):
-            if sum(self._serving[kind] for kind in kinds) >= (need := self._needed_of_model(job, gpu)):
+            if sum(self._serving[kind] for kind in kinds) >= (need := self._count_needed_of_model(job, gpu)):
                 found.append((need - self._free_or_pending(kinds), gpu, need))
         missing, gpu, need = min(found, default=(0, "", 0))
         return (gpu, need, missing) if missing > 0 else None
@@ -148,7 +150,7 @@ class GpuBudget:
             return
         found: list[Reservation] = []
         for gpu, kinds in self._kinds_by_model(job):
-            need = self._needed_of_model(job, gpu)
+            need = self._count_needed_of_model(job, gpu)
             if need > sum(self._serving[kind] for kind in kinds):
                 continue
             free = self._free_or_pending(kinds)
@@ -226,7 +228,7 @@ class GpuBudget:
         for total, gpu in self._totals_for(job, counts):
             if total < least:
                 break
-            if (need := self._needed_of_model(job, gpu)) <= total:
+            if (need := self._count_needed_of_model(job, gpu)) <= total:
                 fitting.append((gpu, need))
         return sorted(fitting, key=lambda fit: self._step_s(job, *fit)) if len(fitting) > 1 else fitting
 
@@ -234,7 +236,7 @@ class GpuBudget:
         request = (job.spec.gpu, job.spec.fungible)
         return counts.totals_by_request.get(request) or counts.compute_totals(request, self._kinds_by_model(job))
 
-    def _needed_of_model(self, job: Job, gpu: str) -> int:
+    def _count_needed_of_model(self, job: Job, gpu: str) -> int:
         if (job.id, gpu) not in self._needs:
             self._needs[job.id, gpu] = self._cycle.policies.starting_gpus(self._snapshot, job, self._sizes, gpu)
         return self._needs[job.id, gpu]

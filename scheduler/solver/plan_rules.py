@@ -8,7 +8,7 @@ from dataclasses import replace
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, ScheduleName, Stage
 from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.costs.layer_chain import Layer, build_layer_chain
-from scheduler.solver.costs.strategy_space import DegreeLimits, required_token_multiple
+from scheduler.solver.costs.strategy_space import DegreeLimits, compute_token_multiple
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import DeviceGroup, SolveRequest
 
@@ -59,7 +59,7 @@ def find_strategy_error(strategy: LayerStrategy, limits: DegreeLimits, setting: 
         if broken:
             return message
     missing = [
-        dimension.value for dimension in _required_dimensions(strategy) if not setting.hardware.supports(dimension)
+        dimension.value for dimension in _list_required_dimensions(strategy) if not setting.hardware.supports(dimension)
     ]
     return f"the worker of {setting.hardware.gpu} does not support {missing[0]}" if missing else ""
 
@@ -70,7 +70,7 @@ def _strategy_errors(
     """Yield pairs (broken, message), one per rule."""
     context, node = strategy.ulysses * strategy.ring, setting.node_gpus
     replicas, in_node = strategy.dp * context, node // strategy.tp
-    multiple = required_token_multiple(strategy.ulysses, strategy.ring)
+    multiple = compute_token_multiple(strategy.ulysses, strategy.ring)
     yield (
         strategy.gpus != setting.gpus,
         f"tp x dp x ulysses x ring is {strategy.gpus}; the stage has {setting.gpus} GPUs",
@@ -120,7 +120,7 @@ def _strategy_errors(
     )
 
 
-def _required_dimensions(strategy: LayerStrategy) -> Iterator[Dimension]:
+def _list_required_dimensions(strategy: LayerStrategy) -> Iterator[Dimension]:
     sharding = (Dimension.DATA, Dimension.ZERO, Dimension.ZERO, Dimension.FSDP)[strategy.zero]
     if strategy.zero == 3 and strategy.shard_group < strategy.dp * strategy.ulysses * strategy.ring:
         sharding = Dimension.HYBRID_SHARD

@@ -38,11 +38,11 @@ _REMEDY = "set checkpoint.volume to a persistentVolumeClaim with access mode Rea
 
 def build_checkpoints_condition(spec: JobSpec) -> Condition:
     """Return the condition CheckpointsShared: all current and future pods of the job see the same checkpoints."""
-    return _cached_condition(spec.checkpoint, spec.template_json)
+    return _build_cached_condition(spec.checkpoint, spec.template_json)
 
 
 @lru_cache(maxsize=4096)
-def _cached_condition(checkpoint: CheckpointSpec, template_json: str) -> Condition:
+def _build_cached_condition(checkpoint: CheckpointSpec, template_json: str) -> Condition:
     directory, volume = checkpoint.dir or CHECKPOINT_DIR, checkpoint.volume
     if volume is not None:
         subdirectory = volume.sub_path or "the job's own directory"

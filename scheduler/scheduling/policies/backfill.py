@@ -79,7 +79,7 @@ def reserve_earliest_start(
     return Reservation(job.id, at_s, model, extra) if extra >= 0 else None
 
 
-def expected_end_s(job: Job, now_s: float) -> float:
+def estimate_end_s(job: Job, now_s: float) -> float:
     """Return when a running job ends at its current speed, infinity if its length is unknown."""
     steps = job.remaining_steps(now_s)
     return inf if steps is None else now_s + steps * job.step_time_s()
@@ -87,7 +87,7 @@ def expected_end_s(job: Job, now_s: float) -> float:
 
 def _list_expected_ends(snapshot: Snapshot) -> list[tuple[float, str]]:
     running = map(snapshot.jobs.__getitem__, snapshot.index.running)
-    ends = ((expected_end_s(job, snapshot.now_s), job.id) for job in running)
+    ends = ((estimate_end_s(job, snapshot.now_s), job.id) for job in running)
     return sorted(end for end in ends if end[0] < inf)
 
 

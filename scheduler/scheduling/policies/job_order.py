@@ -45,7 +45,7 @@ def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[st
         if is_overdue(job, snapshot.now_s, settings):
             return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
         length_s = remaining_s(snapshot, job, job.spec.min_gpus, sizes)
-        ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
+        ageing = 1.0 + _compute_waited_s(job, snapshot.now_s) / settings.ageing_s
         return (-job.spec.priority, length_s / ageing, job.submitted_at_s, job.id)
 
     return tuple(job.id for job in sorted(_pending_jobs(snapshot), key=key))
@@ -62,7 +62,7 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
     sizes, now_s, patience_s = node_sizes(snapshot), snapshot.now_s, _patience_s(settings)
 
     def key(job: Job) -> tuple[float, float, float, str]:
-        waited_s = _waited_s(job, now_s)
+        waited_s = _compute_waited_s(job, now_s)
         if waited_s > patience_s:
             return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
         gpus = efficient_gpus(snapshot, job, sizes)
@@ -105,14 +105,14 @@ def always_block_queue(snapshot: Snapshot, job: Job, settings: PolicySettings) -
 
 def is_overdue(job: Job, now_s: float, settings: PolicySettings) -> bool:
     """Return whether the job has waited so long that no job behind it may take GPUs that it could use."""
-    return _waited_s(job, now_s) > _patience_s(settings)
+    return _compute_waited_s(job, now_s) > _patience_s(settings)
 
 
 def _patience_s(settings: PolicySettings) -> float:
     return settings.patience_ageings * settings.ageing_s
 
 
-def _waited_s(job: Job, now_s: float) -> float:
+def _compute_waited_s(job: Job, now_s: float) -> float:
     return job.account.waited_s + max(0.0, now_s - job.account.settled_at_s)
 
 
@@ -150,7 +150,7 @@ def least_attained_service(snapshot: Snapshot, capacity: int, settings: PolicySe
     """
     now_s, ranks, until_s = snapshot.now_s, [], inf
     for job in filter(wants_gpus, snapshot.jobs.values()):
-        service_gpu_s, promoted_s = _attained_service(job, now_s, settings.las_promote_ratio)
+        service_gpu_s, promoted_s = _compute_attained_service(job, now_s, settings.las_promote_ratio)
         queue = bisect_right(LAS_LIMITS_GPU_S, service_gpu_s + _ROUNDING_GPU_S)
         ranks.append(RankedJob(job, (queue,), ("attained_gpu_s", service_gpu_s, f"GPU-s used, queue {queue + 1}")))
         if job.is_placed and queue < len(LAS_LIMITS_GPU_S):
@@ -167,7 +167,7 @@ def _allot_by_remaining(snapshot: Snapshot, capacity: int, rank: Callable[[Job, 
     )
 
 
-def _attained_service(job: Job, now_s: float, promote_ratio: float) -> tuple[float, float]:
+def _compute_attained_service(job: Job, now_s: float, promote_ratio: float) -> tuple[float, float]:
     """Return the GPU-seconds used, and the time at which a pending job is promoted.
 
     Of a promoted job, only the GPU-seconds of its current run count.

@@ -60,7 +60,7 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
         f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
     )
-    if closed := _closed_gpus(snapshot, pool):
+    if closed := _count_closed_gpus(snapshot, pool):
         numbers["cordoned_gpus"] = float(sum(closed))
         detail = f"{detail}; {sum(closed)} GPUs are on cordoned nodes"
     reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
@@ -82,7 +82,7 @@ def training_demand_gpus(snapshot: Snapshot, settings: PolicySettings, *, scales
 
 def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     rules = pool.lending
-    up, closed = dict(snapshot.index.count_up_nodes_by_size(pool.name)), _closed_gpus(snapshot, pool)
+    up, closed = dict(snapshot.index.count_up_nodes_by_size(pool.name)), _count_closed_gpus(snapshot, pool)
     spare_gpus = (snapshot.capacity(pool.name) - sum(closed)) * (1.0 - rules.headroom) - needed_gpus
     nodes = floor(max(0.0, spare_gpus) / max(up, default=1))
     bounds = [sum(up.values()) - len(closed) - rules.kept_nodes_min, nodes]
@@ -91,7 +91,7 @@ def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     return max(0, min(bounds))
 
 
-def _closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
+def _count_closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
     """Return the GPUs that inference cannot use on each of the pool's cordoned nodes, if any.
 
     Lent nodes are left out.

@@ -48,7 +48,7 @@ def find_preemption_victims(
         and job.state is JobState.RUNNING
         and job.intent is Intent.RUN
         and job.spec.fungible
-        and protected_until_s(job, settings) <= snapshot.now_s
+        and compute_protection_end_s(job, settings) <= snapshot.now_s
     ]
     service = {job.id: remaining_service_gpu_s(snapshot, job, sizes) for job in (*running, *stranded)}
     waiting = deque(sorted(stranded, key=lambda job: (service[job.id], job.id)))
@@ -182,7 +182,7 @@ class QuotaReclaimer:
         """Return when the job can be preempted. A job that is being reconfigured must settle first."""
         settles_s = max(1.0, self._settings.reconfiguration_s_for(job))
         settled_s = -inf if job.state is JobState.RUNNING else self._snapshot.now_s + settles_s
-        return max(settled_s, protected_until_s(job, self._settings))
+        return max(settled_s, compute_protection_end_s(job, self._settings))
 
     def _flexible_gpus(self, job: Job) -> int:
         """Return the flexible GPUs that the job can give up."""
@@ -261,7 +261,7 @@ def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
     return counts
 
 
-def protected_until_s(job: Job, settings: PolicySettings) -> float:
+def compute_protection_end_s(job: Job, settings: PolicySettings) -> float:
     """Return until when this placed job can be preempted only by a recall, the loss of a node, or its owner.
 
     The time counts from its first start. For a job that was interrupted since, it counts from its last change of state,

@@ -87,7 +87,7 @@ def _list_affected_jobs(
         restart_s = settings.reconfiguration_s_for(job)
         # While others wait, evacuation only restores a job's minimum; without a plan for that, the job finds no GPUs.
         may_move = job.spec.fungible and (least == job.spec.min_gpus or not ledger.waiting)
-        preempt_gpu_s = (restart_s + _unsaved_s(snapshot, job)) * held
+        preempt_gpu_s = (restart_s + _estimate_unsaved_s(snapshot, job)) * held
         affected.append(AffectedJob(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
         for node, carrying_s in transfer_time_by_node_s(snapshot, job).items():
             if node in numbers:
@@ -95,7 +95,7 @@ def _list_affected_jobs(
     return affected, transfer_gpu_s
 
 
-def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
+def _estimate_unsaved_s(snapshot: Snapshot, job: Job) -> float:
     if job.state is not JobState.RUNNING:
         return 0.0
     return max(0.0, snapshot.now_s - max(job.progress.checkpoint_at_s, job.state_since_s))

@@ -16,7 +16,7 @@ from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
 from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.scheduling.cycle import SchedulingCycle
-from scheduler.scheduling.policies.backfill import expected_end_s
+from scheduler.scheduling.policies.backfill import estimate_end_s
 from scheduler.scheduling.policies.speed import gpu_model
 from scheduler.scheduling.target_selection import Target, is_resizable, move_target, reduce_target
 
@@ -90,7 +90,7 @@ def _evaluate_node(cycle: SchedulingCycle, node: Node) -> _NodeCost:
         cycle.settings.reconfiguration_s_for(user) * user.allocation.target_gpus if is_resizable(cycle, user) else inf
         for user in staying
     )
-    empty_at_s = max((expected_end_s(user, cycle.now_s) for user in staying), default=cycle.now_s)
+    empty_at_s = max((estimate_end_s(user, cycle.now_s) for user in staying), default=cycle.now_s)
     return _NodeCost(node.name, frozenset(user.id for user in staying), cost_gpu_s, empty_at_s)
 
 

@@ -49,7 +49,7 @@ class DegreeLimits:
     Attributes:
         heads: a multiple of every tensor degree, as the greatest common divisor over the layers.
         attention_heads: a multiple of tensor x Ulysses.
-        tokens: a multiple of `required_token_multiple` of Ulysses and ring.
+        tokens: a multiple of `compute_token_multiple` of Ulysses and ring.
         experts: a multiple of every expert degree; 0 for a model without experts.
         measured: tensor degrees for which all layers with measured times have one; empty if no layer has measured
             times.
@@ -120,7 +120,7 @@ def enumerate_degrees(
     return ParallelDegrees(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
 
 
-def required_token_multiple(ulysses: int, ring: int) -> int:
+def compute_token_multiple(ulysses: int, ring: int) -> int:
     """Return the number that the tokens of a sequence must be a multiple of, so that all ranks hold equally many."""
     return ring * lcm(2, ulysses) if ring > 1 else ulysses
 
@@ -139,7 +139,7 @@ def _list_context_degrees(
     return [
         (ulysses, ring)
         for ulysses, ring in pairs
-        if limits.tokens % required_token_multiple(ulysses, ring) == 0
+        if limits.tokens % compute_token_multiple(ulysses, ring) == 0
         and (ulysses == 1 or (Dimension.ULYSSES in dimensions and limits.attention_heads % (tp * ulysses) == 0))
         and (ring == 1 or Dimension.RING in dimensions)
     ]

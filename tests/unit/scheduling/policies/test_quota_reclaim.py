@@ -8,7 +8,7 @@ from dataclasses import replace
 from scheduler.domain.job import Job, JobAccount
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.scheduling.policies.preemption import QuotaReclaim, QuotaReclaimer, protected_until_s
+from scheduler.scheduling.policies.preemption import QuotaReclaim, QuotaReclaimer, compute_protection_end_s
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
 from tests.builders import GPU, a_fleet, a_loan, a_snapshot
@@ -87,8 +87,8 @@ def test_protection_restarts_after_an_interruption() -> None:
     job = runs("a", "x", "t0", 8)
     once = replace(job, account=JobAccount(first_started_at_s=5.0, preemptions=1), state_since_s=70.0)
     assert (
-        protected_until_s(replace(once, account=JobAccount(first_started_at_s=5.0)), SETTINGS),
-        protected_until_s(once, SETTINGS),
+        compute_protection_end_s(replace(once, account=JobAccount(first_started_at_s=5.0)), SETTINGS),
+        compute_protection_end_s(once, SETTINGS),
     ) == (605.0, 670.0)
 
 
