@@ -103,7 +103,7 @@ class StreamMethods(ClientMethods):
         """Yield events as they happen, without end.
 
         The stream starts after the event number `after`. If `after` is None, it starts with the job's first event, or
-        with the next event if no job is given. An event with code Gap stands for events that retention has deleted.
+        with the next event if no job is given. An event with code Gap replaces events that retention has deleted.
         """
         path = f"{job_path(job_id)}/events" if job_id else "/v1/events"
         query = {"subject": subject, "after": "" if after is None else str(after)}
@@ -125,7 +125,7 @@ class StreamMethods(ClientMethods):
     ) -> Iterator[LogLineView]:
         """Yield the lines of `logs`, then new lines of this and later generations until the job ends.
 
-        A line of the form "... N bytes" stands for output that was dropped before it could be read.
+        A line of the form "... N bytes" replaces output that was dropped before it could be read.
         """
         for message in follow_stream(self._connection, f"{job_path(job_id)}/logs", _log_query(rank, generation, tail)):
             if message.kind == "message":

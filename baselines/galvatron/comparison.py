@@ -1,4 +1,4 @@
-"""Comparison with Galvatron: our plan under its cost model, and a plan given as JSON evaluated beside it."""
+"""Comparison with Galvatron: our plan under its cost model, next to a plan given as JSON."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class GalvatronCase:
 def _get_nearest_measured(table: ByDegree[float], degree: int) -> float:
     """Return the cost at `degree`.
 
-    Degrees between powers of two are seldom profiled. They take the higher cost of their two neighbors.
+    Degrees between powers of two are rarely profiled. They take the higher cost of their two neighbors.
     """
     if degree == 1:
         return 0.0

@@ -127,7 +127,7 @@ def enumerate_strategy_sets(
     """Yield each degree of the shared gathering buffer with the strategies that it serves: tensor degrees up to that.
 
     None is no buffer and no tensor parallelism (Galvatron's sp_only). Its tp_only has the buffer of tp_with_sp and
-    fewer strategies, so the latter stands for both; `restricted` then limits Ulysses to the buffer's degree too.
+    fewer strategies, so the latter represents both; `restricted` then limits Ulysses to the buffer's degree too.
     """
     model, cluster = setting.case.model, setting.case.cluster
     profiled = set(model.activation_mb) & set(cluster.all_gather) & set(cluster.all_to_all)

@@ -22,7 +22,7 @@ _TIME_COMPONENTS = {
 _GLYPHS = {"compute": "█", "communication": "▓", "optimizer, host": "▒", "idle (bubble)": "·"}
 _STYLES = {"compute": "blue", "communication": "yellow", "optimizer, host": "magenta", "idle (bubble)": "dim"}
 _FIGURES_WIDTH = 50
-"""Terminal columns of the figures and gaps beside the bars."""
+"""Terminal columns of the numbers and gaps next to the bars."""
 _LEGEND_SHARE_MIN = 0.01
 """Share of the step below which a component gets no legend: it may have no cell in any bar."""
 

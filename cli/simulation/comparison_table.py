@@ -133,7 +133,7 @@ def _render_blocks(table: list[list[str]], blocks: Iterable[Sequence[int]]) -> I
 
 
 def _split_columns(widths: Sequence[int], available_width: int) -> list[list[int]]:
-    """Split the columns after the first into groups that fit beside it, with at least one column each."""
+    """Split the columns after the first into groups that fit next to it, with at least one column each."""
     blocks: list[list[int]] = []
     left = 0
     for at, width in enumerate(widths[1:], 1):

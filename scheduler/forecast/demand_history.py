@@ -63,7 +63,7 @@ class DemandHistory:
     def resample(self, step_s: float) -> DemandHistory:
         """Return the demand at every multiple of `step_s`, from that of the first reading to the last one.
 
-        The first point lies at or before the first reading and takes its value.
+        The first point is at or before the first reading and has its value.
 
         Raises:
             ValueError: `step_s` is not a positive number.

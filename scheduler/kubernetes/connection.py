@@ -136,8 +136,9 @@ def load_configuration(kubeconfig: str | Path = "") -> Configuration:
                 path, client_configuration=configuration, persist_config=False
             )
         else:
-            # untyped, as above
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            load_incluster_config(  # type: ignore[no-untyped-call]  # untyped in kubernetes
+                client_configuration=configuration
+            )
     except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
         if path:
             raise NoClusterError(f"kubeconfig {path!r} is invalid: {error}") from error

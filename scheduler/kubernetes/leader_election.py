@@ -117,7 +117,7 @@ class LeaderElector:
             return self.is_leading
 
     def release(self) -> None:
-        """Stop leading for good, and free the Lease for other candidates."""
+        """Stop leading permanently, and free the Lease for other candidates."""
         with self._lock:
             self._released = True
             self._release_lease()

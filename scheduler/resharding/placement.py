@@ -168,7 +168,7 @@ def check_slots(plan: ParallelPlan, slots: tuple[GpuSlot, ...]) -> None:
 
 
 def compute_sharding(strategy: LayerStrategy) -> LayerSharding:
-    """Return the sharding of a strategy. ZeRO-1, 2 and 3 count alike.
+    """Return the sharding of a strategy. ZeRO-1, 2 and 3 count as equal.
 
     They differ only within a step. The worker runs ZeRO-2 as FSDP2 that keeps gathered weights until the step ends, so
     each rank holds only its shard at a step boundary, when plans change. With ZeRO, a shard group of 1 is the default

@@ -263,7 +263,7 @@ def group_equivalent_units(plan: ParallelPlan, slots: Sequence[GpuSlot], order: 
     """Return groups of equivalent units: runs of ranks of one stage that share a node and communicate intensively.
 
     A unit contains whole tensor, Ulysses and ring groups, and those expert and hybrid shard groups that fit into a
-    node. Everything else is sent alike to all of the stage, or of a wider such group, and each node keeps as many units
+    node. Everything else is sent to all of the stage, or of a wider such group, and each node keeps as many units
     of it. So units can be exchanged.
     """
     found, first = list[tuple[tuple[int, ...], RankBlock]](), 0

@@ -93,8 +93,8 @@ class Controller:
     """Control loop, which runs in the calling thread.
 
     Args:
-        has_changes: tells at each poll, cheaply, whether the executor has observed something that needs a tick now.
-        may_lead: tells at each step whether this process won the election that precedes the lease of the store, if
+        has_changes: returns, at each poll, whether the executor has observed something that needs a tick now.
+        may_lead: returns at each step whether this process won the election that precedes the lease of the store, if
             there is one. The lease is released otherwise.
         on_leadership_lost: called when a step finds that this process no longer leads.
         on_report: called with the report of each tick.
@@ -232,7 +232,7 @@ class Controller:
         return report
 
     def _hold_lease(self, now_s: float) -> bool:
-        """Acquire or renew the lease, and tell whether this process leads.
+        """Acquire or renew the lease, and return whether this process leads.
 
         A new leader first converges to the stored state, because its predecessor may have ended after a commit.
         """

@@ -106,13 +106,13 @@ class Retention:
             self._next_round_s, self._remaining_jobs = now_s + self._limits.round_interval_s, None
 
     def _delete_rows(self, log: HistoryLog, before_s: float, epoch: int) -> bool:
-        """Delete a batch of rows and tell whether no old rows are left."""
+        """Delete a batch of rows and return whether no old rows are left."""
         batch = self._store.retention.delete_old_rows(log, before_s=before_s, rows_max=self._limits.rows, epoch=epoch)
         self._on_deleted(log.value, batch.rows)
         return batch.is_complete
 
     def _delete_job_logs(self, now_s: float) -> bool:
-        """Delete log files of a batch of ended jobs and tell whether it was the last batch."""
+        """Delete log files of a batch of ended jobs and return whether it was the last batch."""
         if self._run_root is None or self._periods.logs_s is None:
             return True
         if self._remaining_jobs is None:

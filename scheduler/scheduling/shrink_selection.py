@@ -1,8 +1,8 @@
 """Choose which GPUs a job keeps when it gets fewer.
 
 The rules of placement come first: a job gives up lent nodes before owned ones, then the nodes of which it has the
-fewest GPUs, and the rest has the shape of its plan. Among GPUs that these rules do not tell apart, those stay that hold
-most of the bytes that the new ranks need. Ties are broken by name.
+fewest GPUs, and the rest has the shape of its plan. Among GPUs that these rules do not distinguish, it keeps those
+that hold most of the bytes that the new ranks need. Ties are broken by name.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _sort_for_retention(snapshot: Snapshot, gpus: Gpus) -> list[str]:
 
 
 def _group_equivalent_nodes(snapshot: Snapshot, pool: Gpus, part: Gpus) -> list[list[RankPlacement]]:
-    """Group the GPUs of nodes that the rules of placement tell apart by name alone."""
+    """Group the GPUs of nodes that the rules of placement distinguish by name alone."""
     nodes = snapshot.nodes
     groups = defaultdict[tuple[str, bool, int], list[str]](list)
     for name in sorted(pool):

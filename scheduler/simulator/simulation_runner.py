@@ -1,4 +1,4 @@
-"""SimulationRunner: runs submitted simulations, each in its own process, beside an API.
+"""SimulationRunner: runs submitted simulations, each in its own process, next to an API.
 
 At each poll it renews the claim on each simulation and records its progress. If a claim expires, any runner may start
 the simulation again. Cancelling a simulation ends the claim, and the runner then kills the process.

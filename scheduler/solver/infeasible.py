@@ -130,7 +130,7 @@ def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
 
 
 def _find_lean_strategies(costs: StageCosts) -> Ints:
-    """Return the strategies that no other strategy undercuts in state, activation and buffer bytes alike."""
+    """Return the strategies that no other strategy undercuts in state, activation and buffer bytes."""
     columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None]])
     first = np.unique(columns, axis=1, return_index=True)[1]
     distinct = columns[:, first]

@@ -18,7 +18,7 @@ class PlanError(ValueError):
 
 
 def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
-    """Check that a plan lies in the strategy space of the request.
+    """Check that a plan is in the strategy space of the request.
 
     Raises:
         PlanError: the plan breaks a rule. The message names the first one, the value and the accepted values.

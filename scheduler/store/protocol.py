@@ -127,7 +127,7 @@ class Store(Protocol):
         """Acquire or renew the lease. Return None while another holder has it."""
 
     def get_lease(self) -> Lease | None:
-        """Return the lease, which may have expired, or None if nobody holds it."""
+        """Return the lease, which may have expired, or None if it has no holder."""
 
     def release_lease(self, holder: str) -> None:
         """Release the lease if `holder` has it."""

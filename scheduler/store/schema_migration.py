@@ -67,7 +67,7 @@ def adopt_restored_database(url: str) -> None:
     """Migrate a database that was restored from a backup, and skip the generations and epochs issued since the backup.
 
     Without the leap, a leader from before the restore could wake up late and find its own epoch valid again, and a
-    reader could combine new rows with state that no longer exists. Afterwards nobody holds the lease.
+    reader could combine new rows with state that no longer exists. Afterwards the lease has no holder.
 
     Raises:
         StoreError: as `migrate`.

@@ -59,7 +59,7 @@ class DecisionColumns(TypedColumns):
 
 
 class EndedJobColumns(TypedColumns):
-    """The columns beside `body` are those by which lists of jobs are sorted and filtered."""
+    """Lists of jobs are sorted and filtered by the columns other than `body`."""
 
     number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)

@@ -1,6 +1,6 @@
 """`python -m scheduler.telemetry.exporter --folder PATH --port PORT`: serves the metric files of a folder over HTTP.
 
-Runs beside a process that serves no HTTP, such as the operator, on the folder of its PROMETHEUS_MULTIPROC_DIR.
+Runs next to a process that serves no HTTP, such as the operator, on the folder of its PROMETHEUS_MULTIPROC_DIR.
 This module must not import `metrics`, which would open files of its own in the folder: in another container of the same
 pod it may have the same process id.
 """

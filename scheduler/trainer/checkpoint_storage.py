@@ -89,7 +89,7 @@ class PieceWriter(StorageWriter):
         """Nothing to reset: a writer is used for one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: all ranks write alike."""
+        """Nothing to set up, because all ranks write in the same way."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -157,7 +157,7 @@ class ByteRuns:
 def compute_byte_runs(
     shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int
 ) -> Iterator[ByteRuns]:
-    """Yield where a part of a tensor lies in its row-major bytes, in the order of the part's elements.
+    """Yield the positions of a part of a tensor in its row-major bytes, in the order of the part's elements.
 
     Args:
         shape: shape of the stored tensor.

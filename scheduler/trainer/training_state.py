@@ -73,7 +73,7 @@ def collect_checkpoint_share(parts: Sequence[TrainablePart]) -> dict[str, Any]:
 
 
 def _is_stored_by_this_rank(name: str, entry: Tensor, uses_ddp: bool) -> bool:
-    """Copies lie along the mesh dimensions on which the entry is replicated; under DDP, on all ranks."""
+    """Copies are along the mesh dimensions on which the entry is replicated; under DDP, on all ranks."""
     number, count = (dist.get_rank(), dist.get_world_size()) if uses_ddp else (0, 1)
     if isinstance(entry, DTensor):
         coordinate = entry.device_mesh.get_coordinate()

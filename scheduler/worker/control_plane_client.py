@@ -1,6 +1,6 @@
 """The pod agent's connection to the control plane, in a thread of its own.
 
-A slow or absent control plane blocks nobody: only the newest report is sent, only the newest reply is kept, and
+A slow or absent control plane never blocks a rank: only the newest report is sent, only the newest reply is kept, and
 failed requests are retried forever with backoff.
 """
 

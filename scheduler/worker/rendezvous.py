@@ -1,7 +1,7 @@
 """The rendezvous store, over which the ranks of one job generation find each other.
 
 `python -m scheduler.worker.rendezvous --port-file PATH` serves a torch TCPStore until its standard input closes, its
-parent dies or it gets SIGTERM. It runs beside the controller, never in a rank, because the node of a rank may be
+parent dies or it gets SIGTERM. It runs next to the controller, never in a rank, because the node of a rank may be
 returned while the store is still needed.
 
 `python -m scheduler.worker.rendezvous --port PORT [--host ADDRESS]` serves the store on that port until SIGTERM, as a

@@ -1,7 +1,7 @@
 """Policies for jobs with deadlines: earliest deadline first, and ElasticFlow's minimum satisfactory shares.
 
 Sources: ElasticFlow, ASPLOS'23, sections 4.1 (admission) and 4.2 (allocation); its simulator, pkusys/ElasticFlow.
-Admission keeps no state here: it is computed anew at each tick.
+Admission keeps no state here: it is recomputed at each tick.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def elastic_deadline_shares(snapshot: Snapshot, capacity: int, settings: PolicyS
     any GPUs comes first. Counts at which a job is no faster than on fewer are never used.
 
     The paper admits a job once, on submission, and drops jobs that are not admitted. Here no state is kept and no job
-    is dropped: all are considered anew at each tick. A job may be admitted later, runs as best effort until then, and
+    is dropped: all are reconsidered at each tick. A job may be admitted later, runs as best effort until then, and
     can lose its admission if the progress of others changes.
     """
     gpus: dict[str, int] = {}

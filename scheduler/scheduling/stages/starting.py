@@ -43,7 +43,7 @@ def start_pending_jobs(cycle: SchedulingCycle, evacuation: StageReport) -> Start
 
     GPUs are counted by kind first. A job that fits once flexible GPUs are given up keeps what is free, so that no later
     job takes it. No job delays the first one that has to wait; if that start cannot be predicted, no job passes one
-    that is overdue. Counts do not tell whether a job fits the distribution over nodes: a job that does not is passed
+    that is overdue. Counts do not show whether a job fits the distribution over nodes: a job that does not is passed
     over, and its GPUs are allocated again.
     """
     if not cycle.index.waiting:

@@ -22,7 +22,7 @@ from scheduler.solver.costs.strategy_space import ParallelDegrees, StrategyCandi
 from scheduler.solver.instance import Floats, Ints
 
 Layout = tuple[int, bool]
-"""Tensor degree, and whether the sequence is sharded over it: how the tensor between two layers lies on a stage's GPUs.
+"""Layout of the tensor between two layers: the tensor degree, and whether the sequence is sharded over it.
 
 Splitting samples or tokens over replicas does not matter: a replica holds an equal part of the micro-batch's rows.
 """
@@ -136,7 +136,7 @@ class ReductionTimes:
 
 
 def compute_reduction_times(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> ReductionTimes:
-    """Replicas are neighbors at a distance of tp; those of one expert lie ep times as far apart."""
+    """Replicas are neighbors at a distance of tp; those of one expert are ep times as far apart."""
     degrees = candidates.degrees
     dense_times = _compute_replica_times(table.dense_parameters, degrees.replicas, degrees.tp, candidates, setting)
     if table.expert_parameters.any():

@@ -108,7 +108,7 @@ class LayerChain(tuple[Layer, ...]):
 
 
 def build_layer_chain(model: ModelProfile, precision: Precision, *, stages: int, one_node: bool = False) -> LayerChain:
-    """Return the layers of `model` in order, for a plan of `stages` stages that lie in one node or not.
+    """Return the layers of `model` in order, for a plan of `stages` stages. `one_node` means that all are in one node.
 
     A tied head needs no memory of its own while it shares a stage with the embedding. In a plan of several stages, the
     last stage holds a copy of the embedding. The embedding is frozen if the first layer is; the head never is.

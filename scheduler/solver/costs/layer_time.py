@@ -1,12 +1,15 @@
-"""Time of one layer under every candidate strategy: arrays [T, N] per micro-batch, forward and backward together.
+"""Time of one layer under every candidate strategy, per micro-batch, forward and backward together.
 
-A pass is the sum of three times: matrix products at a share of the peak rate, their operands and the element-wise
-kernels at memory bandwidth, and the attention core. A product loses efficiency as its rows or its width shrink, because
-operands then weigh more relative to flops. No pass is faster than the host launches its kernels.
+Arrays are [T, N] for T layer types and N candidates, or [T, B] for B distinct sets of parallel degrees.
 
-Work that a stage does once per iteration (its optimizer step, and its gradient reduction unless the backward pass hides
-it) counts 1/c per micro-batch, c being the number of micro-batches. On one stage this is exact. On several stages this
-work is stretched by the pipeline's bubble, like all other work of the stage, which keeps the objective in UniAP's form.
+The time of a pass is the sum of three times: matrix products at a share of the peak rate, their operands and the
+element-wise kernels at memory bandwidth, and the attention core. A matrix product loses efficiency as its rows or its
+width shrink, because operands then weigh more relative to flops. A pass takes at least the time of its kernel launches.
+
+Work that a stage does once per iteration counts 1/c per micro-batch, c being the number of micro-batches. This is the
+optimizer step, and the gradient reduction unless the backward pass hides it. On one stage this is exact. On several
+stages, the pipeline's bubble stretches this work like all other work of the stage. This keeps the objective in UniAP's
+form.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from scheduler.solver.costs.strategy_space import ParallelDegrees, StrategyCandi
 from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
-_FUSED_BACKWARD = 2.5
+_FUSED_BACKWARD_FACTOR = 2.5
 """The backward pass of a fused attention core has five products; the forward pass has two (arXiv 2307.08691, section
 3.1)."""
 
-_PLAIN_BACKWARD = 2.0
+_PLAIN_BACKWARD_FACTOR = 2.0
 """Gradients with respect to inputs and to weights: two products for each product of the forward pass."""
 
 ALIGNED_COLUMNS = 8
@@ -285,7 +288,9 @@ def compute_pass_times(
     stored = table.selective_bytes > 0
     both = table.backward + table.trained
     backward_s = both * (forward_s - attention_s)
-    backward_s = backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD, _FUSED_BACKWARD) * attention_s
+    backward_s = (
+        backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD_FACTOR, _FUSED_BACKWARD_FACTOR) * attention_s
+    )
     selective_s = np.where(stored, attention_s, operators_s)
     return PassTimes(forward_s, backward_s, attention_s, selective_s, _compute_attached_s(table, degrees, hardware))
 

@@ -18,7 +18,7 @@ measured seconds by tensor-parallel degree:
      "forward_s_per_sample": {"1": 0.004, "2": 0.0025}}],
      "embedding": {"parameters": 500000}, "head": {"flops_per_sample": 1e8, "parameters": 500000}}
 
-`source` beside `name` states the origin of all values that do not state their own.
+`source` next to `name` states the origin of all values that do not state their own.
 """
 
 from __future__ import annotations

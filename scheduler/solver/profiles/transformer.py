@@ -73,7 +73,7 @@ def build_attention_block(
         parameters=2 * h * query + 2 * h * key + biases + architecture.norm_parameters,
         flops=2.0 * (queries * 2 * h * query + keys * 2 * h * key),
         attention_flops=(2.0 if causal and not architecture.stored_scores else 4.0) * queries * keys * query,
-        # Query and key are rotated or transposed, the context transposed back; values are read where they lie.
+        # Query and key are rotated or transposed, the context transposed back; values are read in place.
         traffic_bytes=_compute_residual_traffic(architecture, queries)
         + 2 * VALUE_BYTES * (2 * queries * query + keys * key)
         + score_traffic,
@@ -149,7 +149,7 @@ def _build_single_stack(architecture: Architecture) -> LayerProfile:
 def _build_encoder_decoder(architecture: Architecture) -> list[LayerProfile]:
     """Return encoder and decoder, with cross attention over the encoder's output, as two runs of one chain.
 
-    The boundary is the same along the chain. The first stage embeds inputs and targets alike, so only this stage holds
+    The boundary is the same along the chain. The first stage embeds both inputs and targets, so only this stage holds
     the table. The embedded targets pass through the encoder, and the encoder's output passes through the decoder. Full
     recompute keeps that whole boundary with each layer. This is an upper bound, since the tensor passed along is one.
     """

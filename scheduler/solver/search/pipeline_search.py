@@ -103,7 +103,7 @@ class PipelineSearch:
     def refine(self, *, target_s: float, tolerance: float, labels_max: int) -> int:
         """Do one step: raise `bound_s`, find a plan, or close the search. Return the labels spent.
 
-        Plans that take `target_s` or longer are of no use. A step ends as soon as it can find no better plan.
+        Plans that take `target_s` or longer are ignored. A step ends as soon as it can find no better plan.
         """
         budget = _Budget(target_s, tolerance, labels_max)
         if self.instance.borders:

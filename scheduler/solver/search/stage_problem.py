@@ -63,7 +63,7 @@ def build_stage_problem(
 ) -> StageProblem:
     """Return the problem of a device that holds the layers a to b-1 of the chain `types` for every (a, b) in `chunks`.
 
-    A hand-over lies between two chunks, so both ends gather there and no resharding is needed.
+    A hand-over is between two chunks, so both ends gather there and no resharding is needed.
     """
     held = np.concatenate([types[first:end] for first, end in chunks])
     step_s, reshard_s = costs.time_s[held], costs.reshard_s[held[:-1]]

@@ -2,7 +2,7 @@
 
 The buffer of a stage is the largest of its strategies' buffers, so it is not a sum. A node of the search is therefore a
 band of buffer sizes: strategies that need more than its upper end are forbidden, and its lower end is subtracted from
-the capacity. This relaxes every choice whose buffer lies in the band, and the relaxation's Lagrangian bound closes most
+the capacity. This relaxes every choice whose buffer is in the band, and the relaxation's Lagrangian bound closes most
 bands. Any other band is split at the buffer that its best choices need. If they need no more than was subtracted, label
 setting solves the relaxation exactly.
 """
