@@ -78,7 +78,7 @@ def a_loop(seeded: random.Random, *, layers: int, kinds: int, gpus: int, batch: 
     loop = [_an_instance(model, owned, pair, link_bytes_per_s) for pair in pairs]
     leanest, fastest = _needs(seeded.choice(sorted(loop, key=_floor_s)[:4]))
     limit = leanest + seeded.uniform(0.05, 0.95) * (fastest - leanest)
-    return [replace(one, capacity_bytes=(round(limit), round(0.75 * limit))[:groups]) for one in loop]
+    return [replace(instance, capacity_bytes=(round(limit), round(0.75 * limit))[:groups]) for instance in loop]
 
 
 def _an_instance(model: ToyModel, owned: tuple[ToyGpu, ...], pair: ToyPair, link_bytes_per_s: float) -> Instance:

@@ -106,7 +106,7 @@ def _drawn(rng: random.Random, shape: tuple[int, ...], values: list[float]) -> F
 def _limited(rng: random.Random, free: Instance) -> Instance:
     """Return the instance with limits between the largest need of the leanest solution and that of the fastest one."""
     priced = [evaluate_solution(free, solution) for solution in enumerate_solutions(free)]
-    fastest = max(min(priced, key=lambda one: one.time_s).memory_bytes)
-    leanest = min(max(one.memory_bytes) for one in priced)
+    fastest = max(min(priced, key=lambda plan: plan.time_s).memory_bytes)
+    leanest = min(max(plan.memory_bytes) for plan in priced)
     limits = (round(leanest + (fastest - leanest) * rng.uniform(-0.05, 1.05)) for _ in free.counts)
     return replace(free, capacity_bytes=tuple(max(limit, 1) for limit in limits))

@@ -12,7 +12,7 @@ Samples = dict[str, float]
 def read_samples(text: str | None = None) -> Samples:
     """Return all samples by `name{label="value",...}` with sorted labels, of this process or of a given text."""
     families = text_string_to_metric_families(render_metrics().decode() if text is None else text)
-    return {_format_key(one.name, one.labels): one.value for family in families for one in family.samples}
+    return {_format_key(sample.name, sample.labels): sample.value for family in families for sample in family.samples}
 
 
 def list_changed_samples(before: Samples) -> Samples:

@@ -55,7 +55,7 @@ class Receiver:
     @property
     def numbers(self) -> list[int]:
         """Return the event numbers in order of arrival."""
-        return [one.document["event_number"] for one in list(self.received)]
+        return [delivery.document["event_number"] for delivery in list(self.received)]
 
 
 @contextmanager

@@ -211,10 +211,10 @@ def _costs(kinds: tuple[Layer, ...], group: int, width: int, pipe: Pipe) -> Stag
     own, options = pipe.request.groups[group], pipe.options[group]
     setting = own.build_stage_setting(width, pipe.request.global_batch)
     chosen = StrategyCandidates.from_strategies(options, micro_batches=pipe.micro_batches, batch=pipe.samples)
-    layouts = tuple(dict.fromkeys((one.tp, one.sequence_sharding) for one in options))
+    layouts = tuple(dict.fromkeys((option.tp, option.sequence_sharding) for option in options))
     table = build_layer_table(kinds)
     return StageCosts(
-        layouts=np.array([layouts.index((one.tp, one.sequence_sharding)) for one in options]),
+        layouts=np.array([layouts.index((option.tp, option.sequence_sharding)) for option in options]),
         time_s=compute_layer_times(kinds, chosen, setting).total_s,
         state_bytes=compute_state_bytes(kinds, chosen, setting),
         kept_bytes=compute_activation_bytes(kinds, chosen, setting),

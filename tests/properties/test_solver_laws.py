@@ -101,7 +101,7 @@ LESS = (
 def test_better_gpus_and_better_links_are_never_slower(seed: int) -> None:
     request = _request(seed)
     for field in (*BETTER, *LESS):
-        _no_slower(replace(request, hardware=tuple(_better(one, field) for one in request.hardware)), request)
+        _no_slower(replace(request, hardware=tuple(_better(hardware, field) for hardware in request.hardware)), request)
 
 
 def _better(hardware: HardwareProfile, field: str) -> HardwareProfile:
@@ -123,7 +123,7 @@ def test_more_memory_is_never_slower(seed: int) -> None:
 def test_more_dimensions_are_never_slower(seed: int) -> None:
     request = _request(seed)
     for dimension in sorted(request.hardware[0].dimensions - {"data"}):
-        narrow = tuple(replace(one, dimensions=one.dimensions - {dimension}) for one in request.hardware)
+        narrow = tuple(replace(hardware, dimensions=hardware.dimensions - {dimension}) for hardware in request.hardware)
         _no_slower(request, replace(request, hardware=narrow))
 
 

@@ -24,7 +24,7 @@ def test_plan_rules_match_the_strategy_space_definition() -> None:
     for number in range(REQUESTS):
         rng = random.Random(f"space {number}")
         drawn = toy_request(rng, gpus=[1, 2, 3, 4, 6, 8], layers=[1, 2, 3])
-        dimensions = frozenset(one for one in Dimension if rng.random() < 0.8) | {Dimension.DATA}
+        dimensions = frozenset(dimension for dimension in Dimension if rng.random() < 0.8) | {Dimension.DATA}
         request = replace(drawn, hardware=(replace(drawn.hardware[0], dimensions=dimensions),))
         group = request.groups[0]
         width = rng.choice(list_divisors(group.gpus))

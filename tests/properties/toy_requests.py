@@ -30,11 +30,11 @@ def toy_request(rng: random.Random, *, gpus: Sequence[int], layers: Sequence[int
     Mostly pipelines, as single stages are the simpler case.
     """
     themes = rng.sample(THEMES, k=rng.choice([1, 1, 2]))
-    dimensions = {Dimension.DATA, *(one for theme in themes for one in theme if rng.random() < 0.8)}
+    dimensions = {Dimension.DATA, *(dimension for theme in themes for dimension in theme if rng.random() < 0.8)}
     dimensions |= {Dimension.PIPELINE} if rng.random() < 0.75 else set()
     precision = rng.choice(list(Precision))
     hardware = tuple(_hardware(rng, f"toy-{number}", dimensions, precision) for number in range(models))
-    counts = [(one.gpu, share) for one in hardware for share in _nodes(rng, rng.choice(gpus))]
+    counts = [(profile.gpu, share) for profile in hardware for share in _nodes(rng, rng.choice(gpus))]
     model = toy_model(rng, rng.choice(layers), moe=Dimension.EXPERT in dimensions)
     return SolveRequest(
         model=_partly_frozen(model),

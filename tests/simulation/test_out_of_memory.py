@@ -44,6 +44,6 @@ def test_job_continues_with_a_plan_that_needs_less_memory() -> None:
     (job,) = simulation.memory_store.list_ended_jobs(limit=2)
     assert (job.state, len(job.memory.deaths)) == (JobState.SUCCEEDED, 1)
     decisions = [stored.decision for stored in simulation.memory_store.list_decisions(Page(limit=100))]
-    first, second = (one.plan.peak_bytes_per_gpu for one in decisions if isinstance(one, StartJob))
+    first, second = (decision.plan.peak_bytes_per_gpu for decision in decisions if isinstance(decision, StartJob))
     memory_bytes = world.nodes[0].gpu_memory_bytes
     assert second * job.memory.factor <= memory_bytes < first * job.memory.factor

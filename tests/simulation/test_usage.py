@@ -50,8 +50,8 @@ class Meter:
 def test_every_gpu_second_is_recorded_once_despite_faults(policy: str, seed: int) -> None:
     whole = world(seed)
     named = [
-        replace(one, spec=replace(one.spec, queue=("vision", "text")[at % 2], retries=1000))
-        for at, one in enumerate(whole.submissions)
+        replace(submission, spec=replace(submission.spec, queue=("vision", "text")[at % 2], retries=1000))
+        for at, submission in enumerate(whole.submissions)
     ]
     faults, meter = SeededFaultInjector(seed, tuple(node.name for node in whole.nodes), RATES), Meter()
     simulation = Simulation(replace(whole, submissions=tuple(named)), load_policy_set(policy), faults=faults)

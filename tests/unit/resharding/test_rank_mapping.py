@@ -177,9 +177,16 @@ def _neighbors(plan: ParallelPlan, slots: Sequence[GpuSlot]) -> list[Counter[tup
     found, first = list[Counter[tuple[int, ...]]](), 0
     for group, stage in enumerate(plan.stages[: plan.pipeline_devices]):
         own = [slot.node for slot in slots[first : first + stage.gpus]]
-        strategies = [one for other in plan.stages[group :: plan.pipeline_devices] for one in other.strategies]
-        for one in strategies:
-            for size in (one.tp * one.ulysses * one.ring, one.tp * one.ep, one.tp * one.shard_group, stage.gpus):
+        strategies = [
+            strategy for other in plan.stages[group :: plan.pipeline_devices] for strategy in other.strategies
+        ]
+        for strategy in strategies:
+            for size in (
+                strategy.tp * strategy.ulysses * strategy.ring,
+                strategy.tp * strategy.ep,
+                strategy.tp * strategy.shard_group,
+                stage.gpus,
+            ):
                 runs = (own[at : at + size] for at in range(0, len(own), size))
                 found.append(Counter(tuple(sorted(Counter(run).values())) for run in runs))
         first += stage.gpus
@@ -267,11 +274,11 @@ def test_release_is_free_only_if_others_hold_everything(seed: int) -> None:
     gpus = rng.choice([2, 4, 6, 8, 16])
     placement = Placement(a_random_plan(rng, gpus, LAYERS, experts=4), slots_on({0: gpus}))
     held = dict(zip(placement.slots, _atoms(placement.plan), strict=True))
-    one = rng.sample(placement.slots, rng.randint(1, gpus))
-    other = [slot for slot in rng.sample(placement.slots, rng.randint(1, gpus)) if slot not in one]
-    alone, beside, together = compute_release_costs(placement, TENSORS, [one, other, [*one, *other]])
-    elsewhere = set[Atom]().union(*(atoms for slot, atoms in held.items() if slot not in one))
-    assert (alone == 0) == all(held[slot] <= elsewhere for slot in one)
+    released = rng.sample(placement.slots, rng.randint(1, gpus))
+    other = [slot for slot in rng.sample(placement.slots, rng.randint(1, gpus)) if slot not in released]
+    alone, beside, together = compute_release_costs(placement, TENSORS, [released, other, [*released, *other]])
+    elsewhere = set[Atom]().union(*(atoms for slot, atoms in held.items() if slot not in released))
+    assert (alone == 0) == all(held[slot] <= elsewhere for slot in released)
     assert together >= alone + beside
     assert compute_held_bytes(placement.plan, TENSORS) == tuple(map(_bytes, held.values()))
 

@@ -58,8 +58,8 @@ def _size(box: Box) -> int:
     return prod(end - first for first, end in box)
 
 
-def _meet(one: Box, other: Box) -> bool:
-    return all(a[0] < b[1] and b[0] < a[1] for a, b in zip(one, other, strict=True))
+def _meet(box: Box, other: Box) -> bool:
+    return all(a[0] < b[1] and b[0] < a[1] for a, b in zip(box, other, strict=True))
 
 
 @DRAWN
@@ -71,7 +71,7 @@ def test_distinct_shards_partition_a_tensor(seed: int, gpus: int, experts: int) 
     for tensor, boxes in zip(tensors, _held(plan, tensors), strict=True):
         assert sum(map(_size, boxes)) == prod(tensor.shape) * max(1, tensor.experts)
         distinct = list(boxes)
-        assert not any(_meet(one, other) for number, one in enumerate(distinct) for other in distinct[:number])
+        assert not any(_meet(box, other) for number, box in enumerate(distinct) for other in distinct[:number])
 
 
 @DRAWN
@@ -246,5 +246,5 @@ def test_expert_shards_match_torch(dp: int, ep: int, zero: int) -> None:
                 fully_shard(stack, mesh=mesh["shard"], shard_placement_fn=lambda _: Shard(1))
             assert isinstance(stack.weight, DTensor)
             local = stack.weight.to_local()
-        expected = [whole[slice(*one.experts), slice(*one.rows), slice(*one.columns)] for one in own]
+        expected = [whole[slice(*box.experts), slice(*box.rows), slice(*box.columns)] for box in own]
         assert torch.equal(local.reshape(-1), torch.cat([part.reshape(-1) for part in expected])), rank

@@ -80,8 +80,8 @@ def test_earlier_jobs_get_their_gpus_first() -> None:
         for at, name in ((1.0, "first"), (2.0, "second"))
     }
     found = [explain(a_snapshot(FLEET, jobs), waiting, name) for name in ("first", "second")]
-    assert [one.expected_start_s for one in found] == [100.0, 500.0]
-    assert [one.unblocks.startswith("2 more free GPUs") for one in found] == [True, True]
+    assert [explanation.expected_start_s for explanation in found] == [100.0, 500.0]
+    assert [explanation.unblocks.startswith("2 more free GPUs") for explanation in found] == [True, True]
     assert "jobs before it" in found[1].unblocks
 
 

@@ -129,7 +129,9 @@ def test_job_is_replanned_on_its_gpus_if_worthwhile() -> None:
 
 @pytest.mark.parametrize("policies", ["las", "lyra", "fifo"])
 def test_every_policy_set_replans(policies: str) -> None:
-    assert [type(one) for one in decided(with_frozen_layers(a_plan(2, 0.7)), policies).decisions] == [ResizeJob]
+    assert [type(decision) for decision in decided(with_frozen_layers(a_plan(2, 0.7)), policies).decisions] == [
+        ResizeJob
+    ]
 
 
 def test_no_replan_without_enough_gain_or_another_plan() -> None:
@@ -239,7 +241,7 @@ def test_out_of_memory_and_freezing_request_one_curve() -> None:
     dead = run_out_of_memory(update(with_full_memory(pipelined()), report_frozen(7)).snapshot)
     both = f"{KEY}/memory-110/frozen-7"
     assert (job_of(dead).state, job_of(dead).curve_key, job_of(dead).next_curve_key) == (JobState.PLANNING, both, both)
-    assert [(one.memory_percent, one.frozen_layers) for one in job_of(dead).curve_requests] == [(110, 7)]
+    assert [(request.memory_percent, request.frozen_layers) for request in job_of(dead).curve_requests] == [(110, 7)]
     assert {wanted.curve_key for wanted in decided(dead).wanted_shapes} == {both}
     pausing = update(dead, CurveSolved(both, SHAPE, a_plan(2, 0.7)), after_s=5.0, runs=()).snapshot
     assert decided(pausing).waiting["j"].code is ReasonCode.BACKING_OFF

@@ -60,7 +60,11 @@ def test_job_past_its_declared_length_continues_with_an_estimated_rest() -> None
     policies = load_policy_set("fifo")
     options = SimulationOptions(truth=GroundTruth(duration=0.5))
     world = build_scenario(lone_jobs(), DEMAND, CLUSTER, policies, seed=1, curves=CurveCache(), options=options)
-    low = {one.job_id for one in world.submissions if one.steps_true and one.steps_true > 1.3 * one.spec.steps}
+    low = {
+        submission.job_id
+        for submission in world.submissions
+        if submission.steps_true and submission.steps_true > 1.3 * submission.spec.steps
+    }
     beliefs = Beliefs()
     last: Snapshot = Simulation(world, policies, observers=[beliefs]).run()
     assert not last.jobs
@@ -74,23 +78,23 @@ def test_policies_do_not_see_true_length_or_speed() -> None:
     rows = lone_jobs()
     declared = build_submissions([replace(row, model="") for row in rows], CLUSTER, curves, elastic=True)
     hidden = build_true_submissions(rows, CLUSTER, curves, GroundTruth(error=0.15, duration=0.5, seed=2), elastic=True)
-    for plain, one in zip(declared, hidden, strict=True):
-        assert one.spec.steps != one.steps_true
-        assert 0.5 <= one.spec.steps / plain.spec.steps <= 1.5
-        assert one.spec.duration_estimate_s is not None
+    for plain, submission in zip(declared, hidden, strict=True):
+        assert submission.spec.steps != submission.steps_true
+        assert 0.5 <= submission.spec.steps / plain.spec.steps <= 1.5
+        assert submission.spec.duration_estimate_s is not None
         assert plain.spec.duration_estimate_s is not None
-        ratio = one.spec.duration_estimate_s / plain.spec.duration_estimate_s
-        assert ratio == pytest.approx(one.spec.steps / plain.spec.steps, rel=0.01)
+        ratio = submission.spec.duration_estimate_s / plain.spec.duration_estimate_s
+        assert ratio == pytest.approx(submission.spec.steps / plain.spec.steps, rel=0.01)
 
 
 def test_bound_is_the_shortest_true_run_time_for_all_policies() -> None:
     curves, rows = CurveCache(), lone_jobs()
     rigid = build_true_submissions(rows, CLUSTER, curves, TRUTH, elastic=False)
     elastic = build_true_submissions(rows, CLUSTER, curves, TRUTH, elastic=True)
-    assert [one.run_time_s_min for one in rigid] == [one.run_time_s_min for one in elastic]
-    for row, one in zip(rows, elastic, strict=True):
-        assert one.run_time_s_min <= row.duration_s * 1.01
-        assert bool(one.spec.model) == (row.gpus >= 2)
+    assert [submission.run_time_s_min for submission in rigid] == [submission.run_time_s_min for submission in elastic]
+    for row, submission in zip(rows, elastic, strict=True):
+        assert submission.run_time_s_min <= row.duration_s * 1.01
+        assert bool(submission.spec.model) == (row.gpus >= 2)
 
 
 def test_default_ground_truth_is_the_trace() -> None:

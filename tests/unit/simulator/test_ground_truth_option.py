@@ -65,9 +65,9 @@ def test_each_model_of_the_size_is_drawn_once() -> None:
     truth = GroundTruth(models=True)
     assert not list(truth.draw_models(row(1)))
     assert not list(truth.draw_models(row(8, model="gpt2")))
-    offered = [(one.model, one.global_batch) for one in truth.draw_models(row(8))]
+    offered = [(model.model, model.global_batch) for model in truth.draw_models(row(8))]
     assert len(set(offered)) == len(offered) > 4
-    assert offered == [(one.model, one.global_batch) for one in truth.draw_models(row(8))]
+    assert offered == [(model.model, model.global_batch) for model in truth.draw_models(row(8))]
     firsts = [next(truth.draw_models(row(8, f"job-{number}"))).model for number in range(400)]
     assert firsts.count("llama-2-7b") > firsts.count("vit-huge") > 20, "two parts in ten against one"
 
@@ -75,6 +75,6 @@ def test_each_model_of_the_size_is_drawn_once() -> None:
 @pytest.mark.parametrize("gpus", SIZES)
 def test_every_model_has_a_plan_at_its_size(gpus: int) -> None:
     shape = GpuShape.packed("a100-80g", gpus, 8)
-    for one in GroundTruth(models=True).draw_models(row(gpus)):
-        request = CurveRequest(one.model, "", one.global_batch, one.sequence_length)
-        assert isinstance(solve_point(request, shape), ParallelPlan), one
+    for model in GroundTruth(models=True).draw_models(row(gpus)):
+        request = CurveRequest(model.model, "", model.global_batch, model.sequence_length)
+        assert isinstance(solve_point(request, shape), ParallelPlan), model

@@ -73,7 +73,7 @@ def plans_with_every_strategy(pipe: Pipe) -> Iterator[ParallelPlan]:
         fresh = [next(left[group], None) for group in groups]
         if not any(fresh):
             return
-        chosen = [one or pipe.options[group][0] for one, group in zip(fresh, groups, strict=True)]
+        chosen = [strategy or pipe.options[group][0] for strategy, group in zip(fresh, groups, strict=True)]
         stages = tuple(
             Stage(
                 first,
@@ -103,7 +103,7 @@ SHAPES = {"1": (1,), "2": (2,), "3": (3,), "4": (4,), "1 + 2": (1, 2), "3 + 1": 
 def test_the_worker_accepts_every_plan_that_the_solver_may_choose(name: str, gpus: tuple[int, ...]) -> None:
     size = SIZES[name]
     hardware = tuple(replace(ABLE, gpu=f"gpu{number}") for number in range(len(gpus)))
-    shape = GpuShape(tuple(GpuGroup(one.gpu, 1, count) for one, count in zip(hardware, gpus, strict=True)))
+    shape = GpuShape(tuple(GpuGroup(profile.gpu, 1, count) for profile, count in zip(hardware, gpus, strict=True)))
     strategies = set[LayerStrategy]()
     for pipe in enumerate_pipes(SolveRequest(load_model(name), hardware, shape, global_batch=12)):
         for plan in plans_with_every_strategy(pipe):
@@ -114,4 +114,4 @@ def test_the_worker_accepts_every_plan_that_the_solver_may_choose(name: str, gpu
                 compute_stage_handoff(run, spreads, stage)
             strategies.update(run.strategies)
     assert len(strategies) >= 3 * sum(gpus)
-    assert any(one.offload for one in strategies)
+    assert any(strategy.offload for strategy in strategies)

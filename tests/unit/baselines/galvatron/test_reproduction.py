@@ -54,25 +54,25 @@ def test_every_cost_table_is_reproduced(folder: Path) -> None:
     buffer_degree = None if tables["tp_sp_mode"] == "sp_only" else tables["global_buffer_tp"]
     for number, stage in enumerate(tables["stages"]):
         embedding, position = _embedding(tables["embed"][number // tables["pp"]]), number % tables["pp"]
-        assert [compute_layer_time(one, setting).synced_s for one in strategies] == pytest.approx(
+        assert [compute_layer_time(strategy, setting).synced_s for strategy in strategies] == pytest.approx(
             stage["time_s"], rel=1e-8
         )
-        assert [compute_layer_mb(one, setting, position) for one in strategies] == stage["mem_mb"]
+        assert [compute_layer_mb(strategy, setting, position) for strategy in strategies] == stage["mem_mb"]
         assert [compute_embedding_time(embedding, setting, position).synced_s] == pytest.approx(
             [*stage["other_time"].values()]
         )
         assert [compute_embedding_mb(embedding, setting, position, buffer_degree)] == [*stage["other_mem"].values()]
         assert compute_memory_limit_mb(case.memory_gb, MemoryLimitReading.KEPT_BACK) == stage["max_mem_mb"]
-        priced = [[compute_transition_s(one, other, setting) for other in strategies] for one in strategies]
+        priced = [[compute_transition_s(strategy, other, setting) for other in strategies] for strategy in strategies]
         np.testing.assert_allclose(SEARCH_CHARGES * np.array(priced), stage["inter_s"], rtol=1e-9, atol=4e-9)
 
 
 def strategies_of(setting: PipelineSetting, tables: dict[str, Any]) -> list[Strategy]:
     """Return the strategies that the tables name, in their order."""
     by_label = {
-        one.label(setting.stages): one
+        strategy.label(setting.stages): strategy
         for _, found in enumerate_strategy_sets(setting, restricted=True)
-        for one in found
+        for strategy in found
     }
     return [by_label[label] for label in tables["strategies"]]
 

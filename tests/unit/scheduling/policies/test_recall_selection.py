@@ -169,8 +169,8 @@ def test_only_running_jobs_with_a_full_plan_have_transfers() -> None:
     )
     one_layer = a_plan([[LayerStrategy(1, tp=8, dp=2)]])
     known, *unknown = (
-        sum(transfer_time_by_node_s(world(1, [one], owned=1), one).values())
-        for one in (
+        sum(transfer_time_by_node_s(world(1, [variant], owned=1), variant).values())
+        for variant in (
             job,
             modelled(job, plan, peak_gb=0.0),
             modelled(job, one_layer),
@@ -188,8 +188,8 @@ def test_transfer_depends_on_the_present_rank_placement() -> None:
     seats = (("t0", 0), ("i0", 0), ("t0", 1), ("i0", 1))
     job = modelled(runs("j", 2, {"t0": (0, 1), "i0": (0, 1)}), a_plan([[LayerStrategy(4, dp=2)]] * 2))
     by_stage, by_replica = (
-        transfer_time_by_node_s(world(1, [one], owned=1), one)
-        for one in (job, replace(job, allocation=replace(job.allocation, seats=seats)))
+        transfer_time_by_node_s(world(1, [variant], owned=1), variant)
+        for variant in (job, replace(job, allocation=replace(job.allocation, seats=seats)))
     )
     assert by_stage == {"t0": pytest.approx(4.0), "i0": pytest.approx(4.0)}
     assert by_replica == {"t0": 0.0, "i0": 0.0}

@@ -56,7 +56,7 @@ def random_layer(rng: random.Random) -> Layer:
 def random_hardware(rng: random.Random, gpu: str = "drawn") -> HardwareProfile:
     """Return a GPU with any relation between computation, links and memory."""
     intra = 10 ** rng.uniform(8, 12)
-    chosen = frozenset(one for one in Dimension if rng.random() < 0.8)
+    chosen = frozenset(dimension for dimension in Dimension if rng.random() < 0.8)
     return HardwareProfile(
         gpu=gpu,
         memory_bytes=10**10,

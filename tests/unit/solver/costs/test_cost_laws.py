@@ -78,18 +78,18 @@ def test_every_omitted_strategy_is_dominated(gpus: int, node: int) -> None:
         )
         limits = DegreeLimits.from_layers(kinds)
         allowed = [
-            one
-            for one in enumerate_strategies(gpus, limits.experts)
-            if not find_strategy_error(one, limits, setting, batch)
+            strategy
+            for strategy in enumerate_strategies(gpus, limits.experts)
+            if not find_strategy_error(strategy, limits, setting, batch)
         ]
         costed = compute_stage_costs(LayerChain(kinds), setting).get(setting.global_batch // batch)
         kept = {costed.build_strategy(number) for number in range(costed.costs.strategies)} if costed else set()
         assert kept <= set(allowed)
-        gone = [one for one in allowed if one not in kept]
+        gone = [strategy for strategy in allowed if strategy not in kept]
         if not gone:
             continue
         left_out += len(gone)
-        instead = [_substitute(one, setting, batch, limits.tokens) for one in gone]
+        instead = [_substitute(strategy, setting, batch, limits.tokens) for strategy in gone]
         assert set(instead) <= kept
         for own, other in zip(
             _columns(gone, kinds, setting, batch), _columns(instead, kinds, setting, batch), strict=True
