@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Picture = Callable[[Page, str], None]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_pages_have_no_serious_accessibility_violation(
     fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str
 ) -> None:
@@ -53,7 +53,7 @@ def test_pages_have_no_serious_accessibility_violation(
     assert faults == {}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_large_fleet_has_no_serious_accessibility_violation(
     large: ConsoleSite, opened: Opener, picture: Picture, scheme: str
 ) -> None:

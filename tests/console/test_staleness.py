@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from api.identity.principals import Grant, generate_token
@@ -54,6 +55,7 @@ def test_node_that_changes_pools_is_shown_once(fleet: ConsoleSite, opened: Opene
     expect(inference).to_have_count(9)
 
 
+@pytest.mark.full
 def test_actions_follow_a_new_token_after_expiry(tmp_path: Path, opened: Opener) -> None:
     site = small_site(tmp_path, auth="on", hours=0.1)
     try:
@@ -115,6 +117,7 @@ def test_silent_connection_is_shown_as_lost(fleet: ConsoleSite, opened: Opener) 
     expect(page.locator(".tile")).to_have_count(15)
 
 
+@pytest.mark.full
 def test_temporary_failure_is_shown_once_and_cleared(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(fleet.url, expects=("503", "ERR_FAILED"))
     expect(page.locator(".tile")).to_have_count(16)
@@ -151,6 +154,7 @@ def test_unavailable_reasons_are_reported_once(fleet: ConsoleSite, opened: Opene
     assert page.evaluate("alerts") == 0
 
 
+@pytest.mark.full
 def test_page_works_after_old_events_are_deleted(fleet: ConsoleSite, opened: Opener) -> None:
     job_id = fleet.jobs["embedder"]
     gone = ("410",)

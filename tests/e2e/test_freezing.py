@@ -22,6 +22,7 @@ FREEZE = ("--freeze", "4:3")
 STEPS_AFTER = 3
 
 
+@pytest.mark.full
 def test_training_that_freezes_layers_is_replanned_and_keeps_its_losses(tmp_path: Path) -> None:
     with run_service(tmp_path) as service:
         service.open(nodes=2, gpus=1)

@@ -19,6 +19,7 @@ RANK_SCRIPT = Path(__file__).with_name("memory_hungry_rank.py")
 USED_FACTOR = 1.6
 
 
+@pytest.mark.full
 def test_out_of_memory_jobs_are_replanned_or_fail_after_three_tries(tmp_path: Path) -> None:
     with run_service(tmp_path) as service:
         service.open(nodes=2, gpus=2)

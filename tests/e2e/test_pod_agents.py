@@ -52,6 +52,7 @@ def check_learning(harness: PodHarness, reference: dict[int, float]) -> None:
     assert max(abs(losses[step] - reference[step]) for step in losses) <= 1e-5
 
 
+@pytest.mark.full
 def test_training_changes_plans_and_moves_from_two_agents_to_one(
     harness: PodHarness, reference: dict[int, float]
 ) -> None:

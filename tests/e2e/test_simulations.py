@@ -110,6 +110,7 @@ def test_cancelled_simulation_stops_at_once(api: Api) -> None:
     assert not player.is_running()
 
 
+@pytest.mark.full
 def test_another_api_restarts_the_simulation_of_a_killed_one(tmp_path: Path) -> None:
     with run_webhooks(tmp_path) as harness:
         doomed, client = harness.start_api()

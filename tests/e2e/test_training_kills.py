@@ -145,7 +145,7 @@ def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
 @pytest.mark.parametrize(
     ("seed", "cells"),
     [
-        pytest.param(31, 4, id="sample"),
+        pytest.param(31, 4, id="sample", marks=pytest.mark.full),
         *(pytest.param(seed, 16, id=f"all-{seed}", marks=pytest.mark.full) for seed in (2, 3)),
     ],
 )

@@ -25,6 +25,8 @@ from tests.properties.toy_requests import toy_request
 
 ARRAYS, PLANS = 4400, 800
 CHUNKS = 4
+QUARTERS = [0, *(pytest.param(chunk, marks=pytest.mark.full) for chunk in range(1, CHUNKS))]
+"""One quarter of the instances runs in `make test`, all of them in `make test-full`."""
 CHOICES_MAX = 3000
 """Choices of strategies for the layers of a request's pipeline; requests with more are drawn again."""
 
@@ -54,7 +56,7 @@ class Shares:
         assert self.unproven > 0
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", QUARTERS)
 def test_pipeline_search_matches_brute_force_on_arrays(chunk: int) -> None:
     shares = Shares()
     for number in range(chunk, ARRAYS, CHUNKS):
@@ -62,7 +64,7 @@ def test_pipeline_search_matches_brute_force_on_arrays(chunk: int) -> None:
     shares.check(ARRAYS // CHUNKS)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", QUARTERS)
 def test_plan_search_matches_brute_force(chunk: int) -> None:
     shares = Shares()
     for number in range(chunk, PLANS, CHUNKS):

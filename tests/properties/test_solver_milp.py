@@ -22,7 +22,7 @@ TIME_LIMIT_S = 12.0
 PROVEN_SHARE_MIN = 0.6
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.full) for chunk in range(1, CHUNKS))])
 def test_search_matches_highs(chunk: int) -> None:
     _compare_all(range(chunk, LOOPS, CHUNKS))
 
@@ -33,7 +33,7 @@ def test_search_matches_highs_on_many_instances(chunk: int) -> None:
     _compare_all(range(LOOPS + chunk, LOOPS + LOOPS_FULL, 10 * CHUNKS))
 
 
-@pytest.mark.parametrize("seed", range(MIXED))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, MIXED))])
 def test_search_matches_highs_on_two_groups(seed: int) -> None:
     rng = random.Random(f"referee mixed {seed}")
     _compare(a_loop(rng, layers=rng.choice([6, 8]), kinds=rng.choice([1, 3]), gpus=4, batch=4, groups=2))
