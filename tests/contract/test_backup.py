@@ -1,4 +1,4 @@
-"""Backup of a database in use, and restore as in docs/how-to/upgrade-and-back-up.md: SQLite backup API, and pg_dump with pg_restore."""
+"""Backup of a database in use, and restore: SQLite's backup API, and pg_dump with pg_restore."""
 
 from __future__ import annotations
 
