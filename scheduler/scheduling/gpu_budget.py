@@ -104,9 +104,9 @@ class GpuBudget:
     def min_feasible_offer(self, job: Job) -> tuple[str, int] | None:
         """Return an offer of the fewest GPUs with a feasible plan, however inefficient, or None."""
         for gpu, kinds in self._kinds_by_model(job):
-            least = min_feasible_gpus(self._snapshot, job, self._sizes, gpu)
-            if least <= sum(self._free[kind] for kind in kinds):
-                return gpu, least
+            min_gpus = min_feasible_gpus(self._snapshot, job, self._sizes, gpu)
+            if min_gpus <= sum(self._free[kind] for kind in kinds):
+                return gpu, min_gpus
         return None
 
     def pending_offer(self, job: Job) -> tuple[str, int] | None:
@@ -223,10 +223,10 @@ class GpuBudget:
 
         Of equally fast models, the one with the most GPUs comes first.
         """
-        least = job.spec.min_gpus
+        min_gpus = job.spec.min_gpus
         fitting: list[tuple[str, int]] = []
         for total, gpu in self._totals_for(job, counts):
-            if total < least:
+            if total < min_gpus:
                 break
             if (need := self._count_needed_of_model(job, gpu)) <= total:
                 fitting.append((gpu, need))

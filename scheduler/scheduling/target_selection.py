@@ -20,11 +20,11 @@ from scheduler.scheduling.shrink_selection import select_cheapest_part, select_p
 Target = tuple[Gpus, ParallelPlan]
 
 
-def extend_target(cycle: SchedulingCycle, job: Job, most: int, least: int) -> Target | None:
+def extend_target(cycle: SchedulingCycle, job: Job, max_gpus: int, min_gpus: int) -> Target | None:
     """Add free GPUs to those that the job holds.
 
-    The job gets `most` GPUs in all, or the largest count down to `least` that is free and has a plan. Every GPU model
-    is tried, and of equal counts the fastest plan is taken. Above its minimum a job takes only GPUs that make it
+    The job gets `max_gpus` GPUs in all, or the largest count down to `min_gpus` that is free and has a plan. Every GPU
+    model is tried, and of equal counts the fastest plan is taken. Above its minimum a job takes only GPUs that make it
     faster. If no plan is solved, only the shape of the largest count is requested, because each distribution over nodes
     is a shape of its own.
     """
@@ -33,7 +33,7 @@ def extend_target(cycle: SchedulingCycle, job: Job, most: int, least: int) -> Ta
     models = group_by_model(view, filter_usable(job, cycle.free_gpus_for(job)), current)
     most_free = max((_count_free(free) for free in models), default=0)
     held, requested = gpu_sets.count(current), len(cycle.missing_shapes)
-    for count in range(min(most, held + most_free), least - 1, -1):
+    for count in range(min(max_gpus, held + most_free), min_gpus - 1, -1):
         found: list[Target] = []
         for free in models:
             if _is_infeasible(cycle, job, free[0].gpu, count, max_step_s):
@@ -43,16 +43,16 @@ def extend_target(cycle: SchedulingCycle, job: Job, most: int, least: int) -> Ta
                 continue
             request_missing = len(cycle.missing_shapes) == requested
             target = trim_target(cycle, job, gpu_sets.union(current, more), request_missing=request_missing)
-            if target and gpu_sets.count(target[0]) >= least and target[1].iteration_time_s < max_step_s:
+            if target and gpu_sets.count(target[0]) >= min_gpus and target[1].iteration_time_s < max_step_s:
                 found.append(target)
         if found:
             return min(found, key=lambda target: target[1].iteration_time_s)
     return None
 
 
-def reduce_target(cycle: SchedulingCycle, job: Job, kept: Gpus, most: int) -> Target | None:
-    """Choose a part of `kept`: `most` GPUs, or the largest count down to the job's minimum that has a plan."""
-    for count in range(min(most, gpu_sets.count(kept)), job.spec.min_gpus - 1, -1):
+def reduce_target(cycle: SchedulingCycle, job: Job, kept: Gpus, max_gpus: int) -> Target | None:
+    """Choose a part of `kept`: `max_gpus` GPUs, or the largest count down to the job's minimum that has a plan."""
+    for count in range(min(max_gpus, gpu_sets.count(kept)), job.spec.min_gpus - 1, -1):
         target = trim_target(cycle, job, select_part(cycle.view, kept, count))
         if target is not None:
             gpus, plan = target
@@ -61,11 +61,11 @@ def reduce_target(cycle: SchedulingCycle, job: Job, kept: Gpus, most: int) -> Ta
 
 
 def move_target(
-    cycle: SchedulingCycle, job: Job, kept: Gpus, free_gpus: Collection[FreeGpus], *, most: int, least: int
+    cycle: SchedulingCycle, job: Job, kept: Gpus, free_gpus: Collection[FreeGpus], *, max_gpus: int, min_gpus: int
 ) -> Target | None:
-    """Add free GPUs to `kept`: `most` in all, or the largest count down to `least` that is free and has a plan."""
+    """Add free GPUs to `kept`: up to `max_gpus` in all, the largest count from `min_gpus` on that has a plan."""
     kept_gpus, usable = gpu_sets.count(kept), filter_usable(job, free_gpus)
-    for count in range(min(most, kept_gpus + _count_free(usable)), max(kept_gpus, least - 1), -1):
+    for count in range(min(max_gpus, kept_gpus + _count_free(usable)), max(kept_gpus, min_gpus - 1), -1):
         more = cycle.policies.place(cycle.view, usable, job, count - kept_gpus)
         target = trim_target(cycle, job, gpu_sets.union(kept, more)) if more is not None else None
         if target is not None:

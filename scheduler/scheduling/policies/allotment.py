@@ -102,8 +102,8 @@ def allot_in_order(snapshot: Snapshot, capacity: int, ranked_jobs: Iterable[Rank
         for model in _sort_models(left, kinds) if held is None else [None]:
             need = min_feasible_gpus(snapshot, job, sizes, model)
             within = [kind for kind in kinds if model in (None, kind[0])]
-            most = sum([min(left[kind], held[kind]) if held else left[kind] for kind in within])
-            if need <= min(most, capacity):
+            available = sum([min(left[kind], held[kind]) if held else left[kind] for kind in within])
+            if need <= min(available, capacity):
                 _deduct(need, within, left, held)
                 gpus[job.id], capacity = need, capacity - need
                 break
@@ -182,8 +182,8 @@ class Candidate:
         return int(self.counts[1]) if len(self.counts) > 1 else 0
 
     def missing_plan_reason(self) -> Reason:
-        least, most = self.job.spec.min_gpus, self.job.spec.max_gpus
-        return Reason(ReasonCode.WAITING_FOR_PLAN, f"no count from {least} to {most} has a plan yet")
+        min_gpus, max_gpus = self.job.spec.min_gpus, self.job.spec.max_gpus
+        return Reason(ReasonCode.WAITING_FOR_PLAN, f"no count from {min_gpus} to {max_gpus} has a plan yet")
 
 
 def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> list[tuple[int, list[Candidate]]]:
@@ -236,12 +236,12 @@ def linear_speeds(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> tup
 
 
 def _read_curve(snapshot: Snapshot, job: Job, node_gpus: int, gpu: str) -> tuple[Ints, Floats]:
-    least, most, curve = job.spec.min_gpus, job.spec.max_gpus, snapshot.curve(job)
+    min_gpus, max_gpus, curve = job.spec.min_gpus, job.spec.max_gpus, snapshot.curve(job)
     if isinstance(curve, LinearCurve):
-        counts = np.append(0, np.arange(least, most + 1))
+        counts = np.append(0, np.arange(min_gpus, max_gpus + 1))
         return counts, counts.astype(float)
     found = [(0, 0.0)]
-    for count in canonical_gpu_counts(least, most, node_gpus) if node_gpus else ():
+    for count in canonical_gpu_counts(min_gpus, max_gpus, node_gpus) if node_gpus else ():
         if plan := curve.plan_for(packed(gpu, count, node_gpus)):
             found.append((count, 1.0 / plan.iteration_time_s))
     return np.array([count for count, _ in found]), np.array([speed for _, speed in found])

@@ -71,11 +71,11 @@ class QuotaState:
                 spec, gpus = job.spec, sum(map(len, target.values()))
                 held[job.id] = gpus
                 used[spec.queue] += gpus
-                least = min(gpus, spec.min_gpus)
-                base[spec.queue] += least
+                min_gpus = min(gpus, spec.min_gpus)
+                base[spec.queue] += min_gpus
                 if self._has_user_limits and self.queue(spec.queue).user_limit_gpus is not None:
                     self._of_user[user_key(job)] += gpus
-                    self._base_of_user[user_key(job)] += least
+                    self._base_of_user[user_key(job)] += min_gpus
 
     def queue(self, name: str) -> JobQueue:
         found = self._queues.get(name) or self._undeclared.get(name)
@@ -126,8 +126,8 @@ class QuotaState:
         queue = self._queues.get(job.spec.queue)
         if queue is None or (limit := queue.limit_gpus) is None:
             return None
-        used, least = self._used[queue.name], job.spec.min_gpus
-        if least <= limit and used + gpus <= limit:
+        used, min_gpus = self._used[queue.name], job.spec.min_gpus
+        if min_gpus <= limit and used + gpus <= limit:
             return None
         numbers = {
             "needed_gpus": float(gpus),
@@ -136,8 +136,8 @@ class QuotaState:
             "guaranteed_gpus": float(queue.guaranteed_gpus),
             "borrowed_gpus": float(self.borrowed(queue.name)),
         }
-        if least > limit:
-            detail = f"needs {format_gpu_count(least)}; the limit of queue {queue.name} is {limit}"
+        if min_gpus > limit:
+            detail = f"needs {format_gpu_count(min_gpus)}; the limit of queue {queue.name} is {limit}"
             return Reason(ReasonCode.EXCEEDS_MAX_QUOTA, detail, numbers)
         detail = f"needs {format_gpu_count(gpus)}; queue {queue.name} uses {used} of its limit of {limit}"
         return Reason(ReasonCode.WAITING_FOR_QUOTA, detail, numbers)
@@ -146,12 +146,12 @@ class QuotaState:
         queue = self.queue(job.spec.queue)
         if (limit := queue.user_limit_gpus) is None:
             return None
-        used, least, owner = self._of_user[user_key(job)], job.spec.min_gpus, job.owner or "its owner"
-        if least <= limit and used + gpus <= limit:
+        used, min_gpus, owner = self._of_user[user_key(job)], job.spec.min_gpus, job.owner or "its owner"
+        if min_gpus <= limit and used + gpus <= limit:
             return None
         numbers = {"needed_gpus": float(gpus), "user_used_gpus": float(used), "user_limit_gpus": float(limit)}
-        if least > limit:
-            detail = f"needs {format_gpu_count(least)}; the limit per user in queue {queue.name} is {limit}"
+        if min_gpus > limit:
+            detail = f"needs {format_gpu_count(min_gpus)}; the limit per user in queue {queue.name} is {limit}"
             return Reason(ReasonCode.EXCEEDS_USER_LIMIT, detail, numbers)
         detail = (
             f"needs {format_gpu_count(gpus)}; {owner} has {used} of {format_gpu_count(limit)} in queue {queue.name}"
@@ -177,10 +177,10 @@ class QuotaState:
     def allocate(self, job: Job, gpus: int) -> None:
         """Give the job `gpus` more; a negative number releases GPUs."""
         if self._queues:
-            before, name, least = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
+            before, name, min_gpus = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
             self._gpus[job.id] = after = before + gpus
             self._used[name] += gpus
-            base = (after if after < least else least) - (before if before < least else least)
+            base = (after if after < min_gpus else min_gpus) - (before if before < min_gpus else min_gpus)
             self._base[name] += base
             self._verdicts.pop(name, None)
             if self._has_user_limits and self.queue(name).user_limit_gpus is not None:

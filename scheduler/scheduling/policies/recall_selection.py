@@ -75,20 +75,20 @@ def _list_affected_jobs(
     for job in ledger.sort_by_submission(
         {job_id for node in nodes for job_id in ledger.holders.get(node, {}).values()}
     ):
-        held, gpu, least = 0, "", min_feasible_gpus(snapshot, job, sizes)
+        held, gpu, min_gpus = 0, "", min_feasible_gpus(snapshot, job, sizes)
         here: dict[int, int] = {}
         for node, indices in job.allocation.target.items():
             if node in numbers:
                 here[numbers[node]] = len(indices)
                 gpu = snapshot.nodes[node].gpu
             held += 0 if node in gone else len(indices)
-        if not here or held < least:
+        if not here or held < min_gpus:
             continue
         restart_s = settings.reconfiguration_s_for(job)
         # While others wait, evacuation only restores a job's minimum; without a plan for that, the job finds no GPUs.
-        may_move = job.spec.fungible and (least == job.spec.min_gpus or not ledger.waiting)
+        may_move = job.spec.fungible and (min_gpus == job.spec.min_gpus or not ledger.waiting)
         preempt_gpu_s = (restart_s + _estimate_unsaved_s(snapshot, job)) * held
-        affected.append(AffectedJob(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
+        affected.append(AffectedJob(here, held, held - min_gpus, restart_s, preempt_gpu_s, gpu if may_move else None))
         for node, carrying_s in transfer_time_by_node_s(snapshot, job).items():
             if node in numbers:
                 transfer_gpu_s[numbers[node]] += carrying_s * held

@@ -183,18 +183,18 @@ def _candidate_counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) ->
     """
     model, curve, current = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
     node = sizes[model] if model else 8
-    least, most = efficient_gpus(snapshot, job, sizes), job.spec.max_gpus
+    min_gpus, max_gpus = efficient_gpus(snapshot, job, sizes), job.spec.max_gpus
     if isinstance(curve, ScalingCurve):
         planned = curve.packed_plans(model, node) if model else ()
-        return sorted({count for count in planned if least <= count <= most} | {current} - {0})
-    return sorted({*_linear_counts(least, most, node), current} - {0})
+        return sorted({count for count in planned if min_gpus <= count <= max_gpus} | {current} - {0})
+    return sorted({*_linear_counts(min_gpus, max_gpus, node), current} - {0})
 
 
 @lru_cache(maxsize=4096)
-def _linear_counts(least: int, most: int, node: int) -> frozenset[int]:
+def _linear_counts(min_gpus: int, max_gpus: int, node: int) -> frozenset[int]:
     half = max(1, node // 2)
-    beyond = range(-(-max(least, 2 * node) // half) * half, most + 1, half)
-    return frozenset({*range(least, min(most, 2 * node) + 1), *beyond, least, most})
+    beyond = range(-(-max(min_gpus, 2 * node) // half) * half, max_gpus + 1, half)
+    return frozenset({*range(min_gpus, min(max_gpus, 2 * node) + 1), *beyond, min_gpus, max_gpus})
 
 
 def time_saved_s(job: Job, plan: ParallelPlan, work: float) -> float:

@@ -130,10 +130,12 @@ def min_feasible_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], mo
 
 
 def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
-    least = spec.min_gpus
-    if not curve.infeasible or gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
-        return least
-    return min((gpus for gpus in curve.packed_plans(gpu, sizes[gpu]) if least <= gpus <= spec.max_gpus), default=least)
+    min_gpus = spec.min_gpus
+    if not curve.infeasible or gpu is None or packed(gpu, min_gpus, sizes[gpu]) not in curve.infeasible:
+        return min_gpus
+    return min(
+        (gpus for gpus in curve.packed_plans(gpu, sizes[gpu]) if min_gpus <= gpus <= spec.max_gpus), default=min_gpus
+    )
 
 
 def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
@@ -149,16 +151,16 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     if not spec.has_profile:
         return spec.min_gpus
     curve, gpu = snapshot.profile_curve(job), model or gpu_model(snapshot, job, sizes)
-    least = _min_feasible_on(curve, spec, gpu, sizes)
+    min_gpus = _min_feasible_on(curve, spec, gpu, sizes)
     if gpu is None:
-        return least
-    most = min(spec.max_gpus, _reachable_gpus(snapshot, spec, gpu))
-    return curve.min_efficient_gpus(gpu, sizes[gpu], least, most, EFFICIENCY_MIN) or least
+        return min_gpus
+    max_gpus = min(spec.max_gpus, _reachable_gpus(snapshot, spec, gpu))
+    return curve.min_efficient_gpus(gpu, sizes[gpu], min_gpus, max_gpus, EFFICIENCY_MIN) or min_gpus
 
 
 def _reachable_gpus(snapshot: Snapshot, spec: JobSpec, gpu: str) -> int:
     """Return the GPUs of a model that the job could have if it were alone."""
     serving, queue = snapshot.training_gpus, snapshot.queues.get(spec.queue)
-    most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
+    usable = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
     limits = (queue.limit_gpus, queue.user_limit_gpus) if queue else ()
-    return min((most, *(limit for limit in limits if limit is not None)))
+    return min((usable, *(limit for limit in limits if limit is not None)))

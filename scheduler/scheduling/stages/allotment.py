@@ -145,13 +145,13 @@ def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: b
 
 def _plan_start(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: int, position: int) -> None:
     """Plan to start the job on free GPUs, or reserve GPUs that are being released or that other jobs give up."""
-    least = min_feasible_gpus(cycle.view, job, cycle.node_sizes)
-    if count < least and (reason := state.quota.check_limits(job, least)):
+    min_gpus = min_feasible_gpus(cycle.view, job, cycle.node_sizes)
+    if count < min_gpus and (reason := state.quota.check_limits(job, min_gpus)):
         if job.state is JobState.QUEUED:
             state.waiting[job.id] = reason
         return
     models = _kinds_by_model(cycle, job)
-    for wanted in dict.fromkeys((count, least)):
+    for wanted in dict.fromkeys((count, min_gpus)):
         for kinds in models:
             if job.state is JobState.QUEUED and _sum_kinds(state.free, kinds) >= wanted:
                 _deduct(wanted, kinds, state.free)

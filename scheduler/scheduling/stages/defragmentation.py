@@ -103,11 +103,11 @@ def _find_targets(
     found: list[tuple[Job, Target]] = []
     for job in sorted(jobs, key=lambda job: -job.allocation.target_gpus):
         kept = gpu_sets.without_nodes(job.allocation.target, nodes)
-        present = job.allocation.target_gpus
+        current_gpus = job.allocation.target_gpus
         base = cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None)
-        target = move_target(cycle, job, kept, free_gpus.values(), most=present, least=base)
-        target = target or reduce_target(cycle, job, kept, present)
-        if target is None or gpu_sets.count(target[0]) < min(base, present):
+        target = move_target(cycle, job, kept, free_gpus.values(), max_gpus=current_gpus, min_gpus=base)
+        target = target or reduce_target(cycle, job, kept, current_gpus)
+        if target is None or gpu_sets.count(target[0]) < min(base, current_gpus):
             return None
         found.append((job, target))
         for name, taken in gpu_sets.difference(target[0], kept).items():

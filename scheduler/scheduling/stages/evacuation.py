@@ -62,10 +62,10 @@ def _find_move_target(cycle: SchedulingCycle, job: Job, kept: Gpus) -> Target | 
 
     While other jobs wait for GPUs, the job gets only enough for its minimum.
     """
-    most = job.allocation.target_gpus
+    max_gpus = job.allocation.target_gpus
     if cycle.index.waiting:
-        most = min(most, job.spec.min_gpus)
-    return move_target(cycle, job, kept, cycle.snapshot.free_gpus, most=most, least=job.spec.min_gpus)
+        max_gpus = min(max_gpus, job.spec.min_gpus)
+    return move_target(cycle, job, kept, cycle.snapshot.free_gpus, max_gpus=max_gpus, min_gpus=job.spec.min_gpus)
 
 
 def _defer_evictions(

@@ -132,8 +132,8 @@ def _shrink(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> N
 
 
 def _grow(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> None:
-    least = max(job.allocation.target_gpus + 1, job.spec.min_gpus)
-    target = extend_target(cycle, job, count, least)
+    min_gpus = max(job.allocation.target_gpus + 1, job.spec.min_gpus)
+    target = extend_target(cycle, job, count, min_gpus)
     if target is not None:
         gpus, plan = target
         cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _GROW_DETAILS[code])))

@@ -51,11 +51,11 @@ def start_pending_jobs(cycle: SchedulingCycle, evacuation: StageReport) -> Start
     return _StartingStage(cycle, evacuation.demands).run()
 
 
-def start_job(cycle: SchedulingCycle, job: Job, width: int, least: int) -> Reason | None:
-    """Start on `width` GPUs, or on the largest count down to `least` that fits. Return why the job cannot start."""
-    target = extend_target(cycle, job, width, least)
+def start_job(cycle: SchedulingCycle, job: Job, width: int, min_gpus: int) -> Reason | None:
+    """Start on `width` GPUs, or on the largest count down to `min_gpus` that fits. Return why the job cannot start."""
+    target = extend_target(cycle, job, width, min_gpus)
     if target is None:
-        return misfit_reason(cycle, job, least)
+        return misfit_reason(cycle, job, min_gpus)
     _start_on(cycle, job, target)
     return None
 
@@ -220,9 +220,9 @@ class _StartingStage:
         """Start the chosen jobs, wider than they must be if unallocated GPUs make them faster."""
         cycle, widths = self._cycle, dict[str, int]()
         for gpu in sorted({gpu for gpu, _ in self._starters.values()}):
-            least = {job_id: count for job_id, (model, count) in self._starters.items() if model == gpu}
-            wanted = self._compute_widths(least, self._budget.unallocated_gpus(gpu))
-            widths |= cap_widths(cycle, self._quota, least, wanted)
+            min_gpus_by_job = {job_id: count for job_id, (model, count) in self._starters.items() if model == gpu}
+            wanted = self._compute_widths(min_gpus_by_job, self._budget.unallocated_gpus(gpu))
+            widths |= cap_widths(cycle, self._quota, min_gpus_by_job, wanted)
         for job_id, (_, count) in self._starters.items():
             reason = start_job(cycle, cycle.snapshot.jobs[job_id], widths.get(job_id, count), count)
             self._record_start(job_id, reason)
@@ -233,14 +233,14 @@ class _StartingStage:
         else:
             self._waiting[job_id] = reason
 
-    def _compute_widths(self, least: Mapping[str, int], spare: int) -> Mapping[str, int]:
+    def _compute_widths(self, min_gpus_by_job: Mapping[str, int], spare: int) -> Mapping[str, int]:
         """Return the widths of jobs that start: their minimum, unless GPUs are left and no job waits for them."""
         cycle = self._cycle
-        if cycle.policies.scale is None or self._short_of_gpus or not least or spare <= 0:
+        if cycle.policies.scale is None or self._short_of_gpus or not min_gpus_by_job or spare <= 0:
             return {}
-        wanted = cycle.policies.scale(cycle.view, least, spare, cycle.settings)
+        wanted = cycle.policies.scale(cycle.view, min_gpus_by_job, spare, cycle.settings)
         widths: dict[str, int] = {}
-        for job_id, count in least.items():
+        for job_id, count in min_gpus_by_job.items():
             widths[job_id] = min(max(wanted.get(job_id, count), count), count + spare)
             spare -= widths[job_id] - count
         return widths
