@@ -96,7 +96,7 @@ def parse_plan(document: JsonField, case: GalvatronCase, memory_limit_mb: int) -
     """Parse a plan for `case`: Galvatron's `result.json` (or only its `best`), or a plan of ours from `plan_to_json`.
 
     Neither form has a place for the strategy of embedding and head; a member `embedding` with its label may name it.
-    Otherwise the strategy of least judged time is taken, of those within `memory_limit_mb` if there are any.
+    Otherwise the strategy with the shortest judged time is taken, of those within `memory_limit_mb` if there are any.
 
     Raises:
         ProfileError: a field is missing or invalid, or the plan uses features that Galvatron's model cannot cost.

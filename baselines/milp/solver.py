@@ -120,5 +120,5 @@ def compute_lower_bound_s(instance: Instance) -> float:
 
 
 def _compute_fastest_s(instance: Instance) -> Floats:
-    """Return [L]: the least time of each layer on any group."""
+    """Return [L]: the minimum time of each layer on any group."""
     return np.asarray(np.min([costs.time_s.min(axis=1) for costs in instance.costs], axis=0)[instance.types])

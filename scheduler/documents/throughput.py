@@ -103,7 +103,7 @@ def read_throughput(path: Path) -> MeasuredSteps:
 
 def _require_steps(path: Path, steps: list[Step]) -> tuple[Step, ...]:
     if not steps:
-        raise TraceError(f"{path}: has no measured steps; at least one is needed")
+        raise TraceError(f"{path}: has no measured steps; add at least one")
     return tuple(steps)
 
 

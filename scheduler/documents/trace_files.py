@@ -61,7 +61,7 @@ def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
     if not rows:
         if last_s:
             raise TraceError(f"{path}: workload: got {workload!r}; allowed: {', '.join(last_s)}")
-        raise TraceError(f"{path} line 1: the file has no rows; at least one job is needed")
+        raise TraceError(f"{path} line 1: the file has no rows; add at least one job")
     return tuple(sorted(rows, key=lambda row: row.submit_time_s))
 
 
@@ -94,7 +94,7 @@ def read_demand(path: Path) -> tuple[DemandRow, ...]:
         last_s[row.pool] = row.time_s
         rows.append(row)
     if not rows:
-        raise TraceError(f"{path} line 1: the file has no rows; at least one demand is needed")
+        raise TraceError(f"{path} line 1: the file has no rows; add at least one demand reading")
     _check_sampling_gaps(rows)
     return tuple(rows)
 

@@ -79,7 +79,7 @@ def parse_notice(document: object, *, request_id: str = "") -> Notice:
 
 
 def select_most_urgent(notices: Iterable[Notice]) -> Notice | None:
-    """Return the notice with the most urgent action; among equals, the one with the least time left."""
+    """Return the notice with the most urgent action; among equals, the one with the earliest deadline."""
     order = list(NoticeAction)
     return max(notices, key=lambda notice: (order.index(notice.action), -_remaining_s(notice)), default=None)
 

@@ -19,13 +19,13 @@ class PolicySettings:
     Attributes:
         full_pass_period_s: longest pause between ticks that consider lending and flexible GPUs.
         reconfiguration_s: cost of a start or resize for a job whose model is not in `reconfiguration_s_by_model`.
-        leave_grace_s: least time that workers have to save and exit if no return deadline applies.
+        leave_grace_s: minimum time that workers have to save and exit if no return deadline applies.
         ageing_s: waiting this long halves a job's apparent length.
         patience_ageings: after this many `ageing_s` of waiting a job is overdue, and no other job may pass it.
-        resize_pause_s: least time between two voluntary resizes of a job whose reconfiguration costs
+        resize_pause_s: minimum time between two voluntary resizes of a job whose reconfiguration costs
             `RECONFIGURATION_S` or less; longer in proportion for others.
         demand_stale_s: a demand reading older than this permits no new loan, unless its pool has its own value.
-        run_time_min_s: least time that a job runs before it can be preempted, except by a recall, the loss of a node or
+        run_time_min_s: time that a job runs before it can be preempted, except by a recall, the loss of a node or
             its owner.
         las_promote_ratio: under `las`, a job that waits this many times as long as it has run returns to the first
             queue; 0: never.
@@ -70,7 +70,7 @@ class PolicySettings:
         return max(self.leave_grace_s, step_s + self.reconfiguration_s_for(job))
 
     def resize_pause_s_for(self, job: Job) -> float:
-        """Return the least time between two voluntary resizes of this job.
+        """Return the minimum time between two voluntary resizes of this job.
 
         It grows with the job's reconfiguration time, so that every job spends the same share of its time on resizes.
         """

@@ -168,7 +168,7 @@ class HardwareProfile:
         timed = [(table.collective.value, table.ranks) for table in self.collectives]
         for name, ranks in timed:
             if timed.count((name, ranks)) > 1:
-                raise ProfileError(f"{owner}: collectives has more than one {name} over {ranks} ranks; one is needed")
+                raise ProfileError(f"{owner}: collectives has more than one {name} over {ranks} ranks; keep one")
         if Dimension.DATA not in self.dimensions:
             raise ProfileError(f"{owner}: dimensions must contain {Dimension.DATA.value!r}")
         if self.supports(Dimension.OFFLOAD):

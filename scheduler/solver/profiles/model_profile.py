@@ -87,7 +87,7 @@ class LayerProfile:
         if len(set(degrees)) < len(degrees):
             raise ProfileError(f"{has} {_join_degrees(degrees)}; list each degree once")
         if degrees and 1 not in degrees:
-            raise ProfileError(f"{has} {_join_degrees(degrees)}; degree 1 is needed")
+            raise ProfileError(f"{has} {_join_degrees(degrees)}; it must include degree 1")
 
     @property
     def measured_degrees(self) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class ModelProfile:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise ProfileError(f"model {self.name!r}: layers is empty; at least one run of layers is needed")
+            raise ProfileError(f"model {self.name!r}: layers is empty; it must have at least one run of layers")
         require_positive(f"model {self.name!r}", sequence_length=self.sequence_length)
         if self.layer_count > LAYERS_MAX:
             raise ProfileError(f"model {self.name!r}: layers is {self.layer_count}; it must be at most {LAYERS_MAX}")

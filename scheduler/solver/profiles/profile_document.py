@@ -73,7 +73,7 @@ def require_fields(
     needed = set(required)
     allowed = needed | set(optional)
     for field in sorted(needed - set(document)):
-        raise ProfileError(f"{owner}: field {field!r} is missing")
+        raise ProfileError(f"{owner}: field {field!r} is missing; it is required")
     for field in sorted(set(document) - allowed):
         raise ProfileError(f"{owner}: field {field!r} is unknown; allowed are {', '.join(sorted(allowed))}")
 

@@ -48,10 +48,10 @@ class Partition:
 def find_best_partition(
     times: StageTimes, objective: Objective, *, useful_s: float = inf
 ) -> tuple[Partition | None, float]:
-    """Return the partition of least objective (None if none is finite), and a time that no partition beats.
+    """Return the partition with the smallest objective (None if none is finite), and a lower bound of the time.
 
-    Partitions are enumerated in order of their sum. The least sum of all is a shortest path; next comes the least sum
-    among those whose largest part is smaller than before, and so on. Each step lowers the largest part, so every
+    Partitions are enumerated in order of their sum. The smallest sum of all is a shortest path; next comes the smallest
+    sum among those whose largest part is smaller than before, and so on. Each step lowers the largest part, so every
     trade-off between the two is met once. The enumeration ends when the sum alone rules out the rest, or when nothing
     below `useful_s` is left; in the latter case the partition is not the best one.
     """
@@ -70,13 +70,13 @@ def find_best_partition(
 
 
 def compute_quick_bound_s(times: StageTimes, objective: Objective) -> float:
-    """Return the objective of the least sum and the least bottleneck, which no partition beats."""
+    """Return the objective of the smallest sum and the smallest bottleneck, which no partition beats."""
     found = _find_least_sum(times)
     return inf if found is None else objective.compute_time_s(found.sum_s, compute_smallest_bottleneck_s(times))
 
 
 def compute_smallest_bottleneck_s(times: StageTimes) -> float:
-    """Return the least time that the largest stage or hand-over can take."""
+    """Return the minimum time of the largest stage or hand-over."""
     reach = _init_reach(times)
     for position in range(1, len(times.stages_s)):
         arrived = np.maximum(reach[:, :, None], times.hand_over_s[position - 1][None]).min(axis=1)

@@ -1,4 +1,4 @@
-"""Exact search for the plan of least iteration time, jointly over pipelines, micro-batches, cuts and strategies.
+"""Exact search for the fastest plan, jointly over pipelines, micro-batches, cuts and strategies.
 
 `instance.Objective` states the objective, `pipeline_search` the proof, and `pipelines` and `costs.strategy_space` what
 is searched.

@@ -85,8 +85,8 @@ def build_stage_problem(
 class LagrangianRelaxation:
     """The Lagrangian relaxation of a stage with `allowed` strategies [A], sorted by layout, and a memory capacity.
 
-    For every price x >= 0, the least time + x (memory - capacity) is a lower bound of the time. It is a shortest path
-    over the layers, whose nodes are the layouts.
+    For every price x >= 0, the minimum of time + x (memory - capacity) is a lower bound of the time. It is a shortest
+    path over the layers, whose nodes are the layouts.
     """
 
     problem: StageProblem

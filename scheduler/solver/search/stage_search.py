@@ -45,7 +45,7 @@ class _Band:
 
 
 def solve_stage(problem: StageProblem, *, tolerance: float = 0.0, labels_max: int) -> StageSolution:
-    """Return the least time of the stage within its memory, with the choice that achieves it.
+    """Return the minimum time of the stage within its memory, with the choice that achieves it.
 
     Args:
         tolerance: stop if no choice can be faster by more than this ratio.
@@ -58,7 +58,7 @@ class _StageSearch:
     """Branch and bound over bands, ordered by their bound.
 
     Bands that are to be split come first, because splitting is cheap and finds good choices. The search keeps the best
-    choice so far and the least bound of all closed bands.
+    choice so far and the lowest bound of all closed bands.
     """
 
     def __init__(self, problem: StageProblem, tolerance: float) -> None:
@@ -229,10 +229,10 @@ def find_fastest_below(
 ) -> LabelSearch:
     """Return the fastest choice within the relaxation's capacity that takes less than `limit_s`, by label setting.
 
-    Labels grow layer by layer. A label is dropped for one of three reasons: the least memory of the remaining layers no
-    longer fits; the least time of the remaining layers, free or with memory at `price`, does not stay below the limit;
-    another label of the same layout has no more memory and takes no more time. Strategies that fail the second test on
-    their own, at the lowest reduced cost of the others, are left out beforehand.
+    Labels grow layer by layer. A label is dropped for one of three reasons: the minimum memory of the remaining layers
+    no longer fits; the minimum time of the remaining layers, free or with memory at `price`, does not stay below the
+    limit; another label of the same layout has no more memory and takes no more time. Strategies that fail the second
+    test on their own, at the lowest reduced cost of the others, are left out beforehand.
 
     With `rounding_s` above 0, labels that differ in time by less than its n-th part count as equal, so the result may
     be slower than the fastest choice by up to `rounding_s`. This bounds the number of labels (Hassin, 1992).

@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("jobs.csv", HEAD + "a,0,100,1\na,10,50,2\n", "jobs.csv line 3: job_id: got 'a'"),
         ("jobs.csv", POLLUX + "w,a,0,ncf,1,32768\n", "jobs.csv line 2: application: got 'ncf'"),
         ("jobs.csv", "", "jobs.csv line 1: is empty; allowed: a header with column names"),
-        ("jobs.csv", HEAD, "jobs.csv line 1: the file has no rows; at least one job is needed"),
+        ("jobs.csv", HEAD, "jobs.csv line 1: the file has no rows; add at least one job"),
         (
             "jobs.csv",
             "job_id,gpus,user\n",
@@ -63,7 +63,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "demand.csv line 3: time_s: got '300'",
         ),
         ("demand.csv", "", "demand.csv line 1: is empty"),
-        ("demand.csv", "time_s,pool,gpus\n", "demand.csv line 1: the file has no rows; at least one demand"),
+        ("demand.csv", "time_s,pool,gpus\n", "demand.csv line 1: the file has no rows; add at least one demand"),
         (
             "demand.csv",
             "time_s,pool,gpus\n" + "".join(f"{at},inference,1\n" for at in (0, 300, 600, 900, 1800)),

@@ -86,7 +86,7 @@ def _measured(*degrees: int) -> LayerProfile:
 
 
 def test_measured_layers_need_degree_1_and_equal_degrees() -> None:
-    with pytest.raises(ProfileError, match="forward_s_per_sample has degrees 2, 4; degree 1 is needed"):
+    with pytest.raises(ProfileError, match="forward_s_per_sample has degrees 2, 4; it must include degree 1"):
         _measured(2, 4)
     with pytest.raises(ProfileError, match=r"layers\[1\]: forward_s_per_sample has degrees 1; it must have those of"):
         replace(GPT2, layers=(_measured(1, 2), _measured(1)))
@@ -105,5 +105,5 @@ def test_plans_use_only_measured_degrees() -> None:
 
 
 def test_empty_model_is_rejected() -> None:
-    with pytest.raises(ProfileError, match="layers is empty; at least one run of layers is needed"):
+    with pytest.raises(ProfileError, match="layers is empty; it must have at least one run of layers"):
         ModelProfile("nothing", 1, ())

@@ -92,7 +92,7 @@ def test_invalid_gpu_figure_is_rejected_by_name(field: str, value: object) -> No
         ({"collectives": [TABLE | {"points": [[1, 2], [2, float("nan")]]}]}, "points is nan; it must be a finite"),
         ({"collectives": [TABLE | {"points": [1, 2]}]}, "points is"),
         ({"collectives": [TABLE | {"ranks": 1}]}, "ranks is 1; it must be at least 2"),
-        ({"collectives": [TABLE, TABLE]}, "more than one all_reduce over 8 ranks; one is needed"),
+        ({"collectives": [TABLE, TABLE]}, "more than one all_reduce over 8 ranks; keep one"),
     ],
 )
 def test_inconsistent_gpu_profile_is_rejected(change: dict[str, object], message: str) -> None:

@@ -145,7 +145,7 @@ def test_invalid_layer_figure_is_rejected_by_name(field: str, value: float) -> N
         ({"selective_bytes_per_sample": 4001}, "selective_bytes_per_sample is 4001; it must be at most activation_by"),
         ({"frozen": "yes"}, "frozen is 'yes'; it must be true or false"),
         ({"color": 1}, "field 'color' is unknown"),
-        ({"forward_s_per_sample": {"2": 0.1}}, "forward_s_per_sample has degrees 2; degree 1 is needed"),
+        ({"forward_s_per_sample": {"2": 0.1}}, "forward_s_per_sample has degrees 2; it must include degree 1"),
         ({"forward_s_per_sample": {"1": 0}}, "forward_s_per_sample: degree 1 is 0; it must be a finite number above 0"),
         ({"flops_per_sample": 1e308}, "flops_per_sample is 1e.308; it must be a finite number, 0 or from 1e-24 to"),
         ({"parameters": 2**43 + 1}, "parameters is 8796093022209; it must be a whole number of at most 8796093022208"),
