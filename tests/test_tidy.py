@@ -14,6 +14,8 @@ from statistics import median
 import pytest
 from vulture import Vulture
 
+from cli.app import SUBCOMMANDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("scheduler", "api", "baselines", "cli")
 CONSOLE = ROOT / "api" / "console" / "static"
@@ -43,7 +45,7 @@ USED_FROM_OUTSIDE = {
     "converter", "daemon_threads", "do_GET", "log_message",  # of the standard library's base classes
     "set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "validate_checkpoint_id",  # called by torch
     "orig_argv", "total_tokens", "node_deltas", "pending_reasons",  # of sys, anyio and the application's state
-    "format_help", "demo", "ps",  # of the command line, called by Typer
+    "format_help",  # of the command line, called by Typer
 }  # fmt: skip
 """Names that a library or an operating system uses, each of a class or an object of theirs."""
 LIBRARY_DECORATORS = ["@*router*", "@app*", "@*_app*", "@event*", "@*validator*", "@*serializer*", "@pytest*"]
@@ -175,7 +177,8 @@ def test_pure_packages_read_no_clock_and_draw_no_random_numbers() -> None:
 
 
 def test_no_function_class_or_method_is_dead() -> None:
-    vulture = Vulture(ignore_names=[*USED_FROM_OUTSIDE], ignore_decorators=LIBRARY_DECORATORS)
+    commands = {subcommand.target.partition(":")[2] for subcommand in SUBCOMMANDS}
+    vulture = Vulture(ignore_names=[*USED_FROM_OUTSIDE, *commands], ignore_decorators=LIBRARY_DECORATORS)
     folders = [str(ROOT / package) for package in (*PACKAGES, "tools", "tests")]
     vulture.scavenge(folders, exclude=["*node_modules*", "*/migrations/*"])
     dead = [item for item in vulture.get_unused_code() if item.typ in ("function", "class", "method", "property")]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from api.http.errors import TITLES, TYPE_PREFIX
 from api.openapi import iterate_operations, load_examples
 from tests.api.conftest import ApiService, Problem
 from tests.api.response_validation import COPY
@@ -77,15 +76,6 @@ def test_problems_match_their_schema(document: dict[str, Any], service: ApiServi
     ]
     for answer in answers:
         Draft202012Validator(whole).validate(answer)
-
-
-def test_every_problem_type_is_documented() -> None:
-    rows = [
-        line
-        for line in (ROOT / "docs" / "reference" / "problem-types.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("|")
-    ]
-    assert [slug for slug in TITLES if not any(f"`{TYPE_PREFIX}{slug}`" in row for row in rows)] == []
 
 
 def _json_bodies(operation: dict[str, Any]) -> list[dict[str, Any]]:

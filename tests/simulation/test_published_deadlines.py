@@ -40,8 +40,4 @@ def test_met_deadlines_match_the_paper(published: Published) -> None:
     report = play(published.policy)
     print(f"\n{published.policy}: {measure_met_ratio(report):.1%} of deadlines met in {report.wall_s:.0f} s")
     assert report.completed == report.jobs == 195
-    assert (
-        published.met_ratio - published.below
-        <= measure_met_ratio(report)
-        <= published.met_ratio + published.above
-    )
+    assert published.met_ratio - published.below <= measure_met_ratio(report) <= published.met_ratio + published.above
