@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Many tests wait for processes, so three fit on two cores.
+JOBS ?= 3
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 # What `make check` runs: tests that start no process and solve no large instance.
 FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernetes resharding runtime scheduling \

@@ -71,6 +71,7 @@ def test_keyboard_reaches_all_controls_and_focus_is_restored(fleet: ConsoleSite,
     expect(page.get_by_role("button", name="Resume lending")).to_be_focused()
 
 
+@pytest.mark.full
 def test_idle_tick_is_not_announced(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(fleet.url)
     expect(page.locator("#connection")).to_have_text("Live")

@@ -140,6 +140,7 @@ def test_temporary_failure_is_shown_once_and_cleared(fleet: ConsoleSite, opened:
     expect(alert).to_have_count(0)
 
 
+@pytest.mark.full
 def test_unavailable_reasons_are_reported_once(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
         client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})

@@ -226,11 +226,10 @@ def test_rank_and_its_children_are_found_by_their_run_directory(agent: AgentHarn
     assert psutil.Process(pid).environ()["EBBTIDE_RUN_ROOT"] == str(agent.folder)
     agent.send_order("signal", rank=0, number=int(signal.SIGKILL))
     assert agent.read_report("ended")["code"] == -signal.SIGKILL
-    # The rank's group was killed with it. A process that left the group is found by its environment.
+    # The rank's group is killed with it. A process that left the group is found by its environment.
+    wait_for(lambda: len(find_marked_processes(agent.run_dir, variable=RUN_DIR_VARIABLE)) == 1)
     (stray,) = find_marked_processes(agent.run_dir, variable=RUN_DIR_VARIABLE)
-    assert os.getpgid(stray.pid) == stray.pid, (
-        "the rank's group is killed with it; a process that left the group is found by its environment"
-    )
+    assert os.getpgid(stray.pid) == stray.pid
     stray.kill()
 
 
