@@ -2,13 +2,14 @@
 
     from scheduler.worker.session import Session
 
+
     def main():
         with Session.from_environment() as session:
             session.init_process_group()
             model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
             session.mark_resumed(step)
             while step < session.steps_total:
-                if notice := session.poll_notice():            # returns the same notice on all ranks
+                if notice := session.poll_notice():  # returns the same notice on all ranks
                     with session.saving(step):
                         save(model, optimizer, step)
                     if notice.requires_exit:
