@@ -128,7 +128,7 @@ def test_kubectl_and_http_jobs_have_equal_statuses(rig: OperatorRig, get: Any) -
     (mine,) = (job for job in rig.snapshot.jobs.values() if job.spec.name == "mine")
     assert mine.spec.namespace == operator_rig.NAMESPACE
     waits = Reason(ReasonCode.INSUFFICIENT_GPUS, "needs 4 GPUs, 2 are free")
-    rig.write(waiting={mine.id: waits})
+    rig.write(waiting_reasons={mine.id: waits})
     assert [row[0] for row in get("ej")] == ["NAME", "llama-abc123", "mine"]
     assert get("ej")[2][1:6] == ["Submitted", "0/4", "default", "0", "InsufficientGpus"]
 

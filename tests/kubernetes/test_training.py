@@ -65,7 +65,6 @@ def test_training_job_scales_and_leaves_nothing(trained: Trained) -> None:
     assert max(abs(found[step] - alone[step]) for step in found) <= 1e-5, "it learned as if it had never been moved"
     assert not [event for event in trained.events() if event["reason"] == "Breach"]
     reported = trained.containers.logs()[name_of(first)]
-    assert "generation 1 starts ranks 0 of 1" in reported
     assert "rank 0 | " in reported, "kubectl logs shows what ranks print"
 
 
