@@ -7,7 +7,7 @@ JOBS ?= 3
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 # What `make check` runs: tests that start no process and solve no large instance.
 FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernetes resharding runtime scheduling \
-	simulator telemetry) tests/golden tests/docs tests/test_tidy.py
+	telemetry) tests/golden tests/docs tests/test_tidy.py
 
 .PHONY: demo check test test-full lint serve bench docs helm console clean
 
