@@ -1,4 +1,4 @@
-"""What a node agent has to do for one job: the ranks to start or kill, and the notices for its ranks."""
+"""Assignments of node agents: the ranks to start or kill for one job, and the notices for its ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scheduler.settings import Settings
 
 
 class NoticeView(TypedDict):
-    """What the ranks of a job have to do at a step boundary."""
+    """Action that the ranks of a job must take at a step boundary."""
 
     action: Annotated[
         Literal["leave", "replan", "checkpoint"],

@@ -31,7 +31,7 @@ from scheduler.store.memory_store import MemoryStore
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What the next tick would decide, and the state after it."""
+    """Decisions of a simulated next tick, and the state after it."""
 
     report: TickReport
     snapshot: Snapshot
@@ -168,7 +168,7 @@ class LentNodeView(TypedDict):
 
 
 class DryRunView(TypedDict):
-    """What the next tick would do because of the job. Decisions that it would make without the job are left out."""
+    """Decisions that the next tick would make because of the job, without those that it would make anyway."""
 
     state: Annotated[
         JobState,

@@ -100,7 +100,7 @@ class OutOfMemoryView(TypedDict):
 
 
 class MemoryView(TypedDict):
-    """What the service has learnt about the job's GPU memory."""
+    """Measured GPU memory of the job, and its out-of-memory failures."""
 
     factor: Annotated[float, Field(description="Expected peak memory divided by the predicted one, at least 1.")]
     deaths: Annotated[

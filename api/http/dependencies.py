@@ -1,4 +1,4 @@
-"""What every endpoint module imports: the router class, the service's parts, and FastAPI dependencies.
+"""Shared parts of the endpoint modules: the router class, the service's parts, and FastAPI dependencies.
 
 `Router` runs a plain-function endpoint and all its reads in one worker thread, and skips response validation. Plain
 FastAPI uses one thread hop per dependency and validates each response again: CPU per request rises from 0.39 to 0.77 ms

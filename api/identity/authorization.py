@@ -45,7 +45,7 @@ class Caller(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RouteRule:
-    """Who may call a route.
+    """The permission that a route requires.
 
     Users need `role` on at least one queue, or on all queues if `on_all_queues` is set. `body_setting` is the name of
     the setting that limits the size of the request body.
@@ -72,7 +72,7 @@ def requires(rule: RouteRule) -> Callable[[Endpoint], Endpoint]:
     """Mark an endpoint with the rule of its route. Place it below the router's decorator."""
 
     def mark(endpoint: Endpoint) -> Endpoint:
-        endpoint.route_rule = rule  # type: ignore[attr-defined]
+        endpoint.route_rule = rule  # type: ignore[attr-defined]  # a callable declares no attributes
         return endpoint
 
     return mark
@@ -171,7 +171,7 @@ _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """What a principal may see. Viewers of all queues see everything.
+    """The queues and jobs that a principal can read. Viewers of all queues see everything.
 
     Other principals see jobs in their own queues, and the fleet. `redact` replaces the ids of hidden jobs in texts and
     keys. `ended_job` looks up a job that has left `snapshot`. Lookups are cached for the lifetime of the instance.

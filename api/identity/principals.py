@@ -18,7 +18,7 @@ from scheduler.store.api_protocol import ApiToken
 
 
 class Role(IntEnum):
-    """What a principal may do. Each role includes the ones before it.
+    """Permissions of a principal. Each role includes the ones before it.
 
     A viewer reads. A submitter also submits jobs and changes its own. A queue-admin changes all jobs of a queue and the
     queue. An admin changes everything: pools, nodes, lending, tokens.

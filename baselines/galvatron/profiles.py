@@ -1,4 +1,4 @@
-"""What Galvatron measured of a model and of a cluster, and the reading of its JSON fields.
+"""Galvatron's measurements of a model and of a cluster, and the reading of its JSON fields.
 
 Times are in ms, memory and messages in MB (2^20 bytes).
 """

@@ -51,7 +51,7 @@ class NodeReservation:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What a stage returns: why jobs wait, GPUs that others must give up, by job, and when to look again.
+    """Result of a stage: reasons of pending jobs, GPUs to be freed by job, and the time of the next check.
 
     Decisions are not repeated here. A stage applies each one to the cycle at once, so that the next one sees it.
     """

@@ -1,4 +1,4 @@
-"""What workers report: progress, samples and frozen layers, and the curves that count on frozen layers."""
+"""Reports of workers: progress, samples and frozen layers, and the curves that count on frozen layers."""
 
 from __future__ import annotations
 

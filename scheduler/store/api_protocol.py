@@ -1,4 +1,4 @@
-"""What the API needs of a store beyond `protocol.Store`: queries, tokens, audit log, usage, webhooks and simulations.
+"""Store interfaces of the API beyond `protocol.Store`: queries, tokens, audit log, usage, webhooks and simulations.
 
 The API and the background workers of the service depend on these protocols only. `ApiStore` is implemented by
 MemoryStore and SqlStore, `ServiceStore` by SqlStore alone.

@@ -120,7 +120,7 @@ def _build_handoff_sharding(parts: Sequence[torch.Tensor], ranks: int) -> TokenS
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenRoute:
-    """What one rank sends and receives to change from one sharding to another."""
+    """Cells that one rank sends and receives to change from one sharding to another."""
 
     send: Tensor
     send_counts: list[int]

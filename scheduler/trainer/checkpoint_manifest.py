@@ -54,7 +54,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint contains. `settings` must be equal for the training to continue (model, seed, dtype ...)."""
+    """Contents of a checkpoint. `settings` must be equal for the training to continue (model, seed, dtype ...)."""
 
     position: TrainingPosition
     world_size: int

@@ -273,7 +273,7 @@ def _rotate_keys_values(pair: Tensor, group: ProcessGroup) -> Iterator[tuple[int
 
 
 class _QueryHalves(NamedTuple):
-    """What backward needs of this rank's queries, by half, and the sums of their gradients."""
+    """Tensors of this rank's queries that the backward pass needs, by half, and the sums of their gradients."""
 
     query: tuple[Tensor, ...]
     log_sum: tuple[Tensor, ...]

@@ -116,7 +116,7 @@ def _validate_url(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PodEnvironment:
-    """What a pod agent reads from its environment.
+    """Settings of a pod agent, read from its environment.
 
     Attributes:
         token_file: read again for each connection, so that the token can be rotated. Takes precedence over `token`.

@@ -69,7 +69,7 @@ def signed(claims: Claims, key: Any = RSA_KEY, alg: str = "RS256", kid: str = "r
 
 
 def _signed_with_the_public_key(claims: Claims) -> str:
-    """What fools who takes the algorithm from the token: everybody has the key."""
+    """A token signed with the public key as HMAC secret, which a verifier that trusts its `alg` accepts."""
     public = RSA_KEY.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )

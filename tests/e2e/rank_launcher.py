@@ -26,7 +26,7 @@ Status = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What all generations of one training share. Its ledger, and by default its checkpoints, are under `root`.
+    """Files that all generations of one training share. Its ledger, and by default its checkpoints, are under `root`.
 
     Attributes:
         checkpoint_step: step of the last checkpoint that the training has reported.

@@ -1,4 +1,4 @@
-"""What the cluster is told of a job, its loan, its pool and its queue. EBBTIDE_GOLDEN=write rewrites the files."""
+"""Custom resources of a job, its loan, its pool and its queue. EBBTIDE_GOLDEN=write rewrites the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Form fields with labels and hints, and the API's field errors beside their fields.
+// Form fields with labels and hints, and the API's errors next to the fields they name.
 
 import { problemNote } from "./dialogs.js";
 import { el, put } from "./dom.js";
@@ -25,7 +25,7 @@ export function values(form) {
   return result;
 }
 
-/** Shows each field error beside its field and the rest in `place`. Focuses the first invalid field. */
+/** Shows each field error next to its field and the others in `place`. Focuses the first invalid field. */
 export function showRefusals(form, place, error) {
   clearRefusals(form, place);
   const strange = [];

@@ -1,4 +1,4 @@
-"""What is known about the stages of one kind of device: bounds at first, exact times on demand.
+"""Step times of the stages of one kind of device: bounds at first, exact times on demand.
 
 An oracle depends on the chain, the GPUs, the width of a stage and the number of micro-batches, but on neither the
 number of stages nor the position. So all pipelines of a curve with such a device share one oracle.

@@ -1,4 +1,4 @@
-"""What the service refuses, as its user hears it: the kind of mistake in the exit code, one line on stderr."""
+"""Rejections by the service: the exit code names the kind of error, and stderr has one line."""
 
 from __future__ import annotations
 
