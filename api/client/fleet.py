@@ -95,7 +95,7 @@ class QueueMethods(ClientMethods):
         return self._connection.request("POST", "/v1/queues", json=document)
 
     def change_queue(self, name: str, change: Mapping[str, Any], *, if_match: str = "") -> QueueView:
-        """Change `guaranteed_gpus`, `weight`, `limit_gpus`, `user_limit_gpus` or `user_jobs_max`."""
+        """Change some quota fields (`scheduler.domain.job_queue.QUOTA_FIELDS`) and keep the others."""
         return self._connection.request("PATCH", _queue_path(name), json=change, headers=if_match_headers(if_match))
 
     def delete_queue(self, name: str, *, if_match: str = "") -> QueueView:

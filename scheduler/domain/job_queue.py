@@ -123,8 +123,9 @@ class JobQueue:
 
 
 def describe_quota(quota: Mapping[str, Any]) -> str:
-    """Describe quota values by field name, for example `guaranteed 8, limit 16, weight 2, user limit none`."""
-    return ", ".join(f"{declared.label} {format_quota_value(quota[name])}" for name, declared in QUOTA_FIELDS.items())
+    """Describe quota values by field name without absent limits, for example `guaranteed 8, limit 16, weight 2`."""
+    values = {declared.label: quota[name] for name, declared in QUOTA_FIELDS.items()}
+    return ", ".join(f"{label} {format_quota_value(value)}" for label, value in values.items() if value is not None)
 
 
 def format_quota_value(value: float | None) -> str:

@@ -164,7 +164,7 @@ class Replay:
             names = re.findall(r"{(\w+)}", path)
             if len(names) > 1:
                 continue
-            for value in known[names[0]] if names else [""]:
+            for value in known.get(names[0], []) if names else [""]:
                 yield path.replace(f"{{{names[0]}}}", value) if names else path
 
     def metrics(self) -> dict[str, Any]:
