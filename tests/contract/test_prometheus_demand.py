@@ -58,16 +58,22 @@ class Rig:
         return found.message
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+@pytest.fixture(scope="module")
+def started_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    made = Rig(tmp_path_factory.mktemp("prometheus"))
     try:
         made.prometheus.start()
         made.watch.start()
-        made.until_gpus(12.0, "inference_gpus")
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def rig(started_rig: Rig) -> Rig:
+    started_rig.target.text = GAUGES
+    started_rig.until_gpus(12.0, "inference_gpus")
+    return started_rig
 
 
 def test_only_one_series_or_a_scalar_is_accepted(rig: Rig) -> None:
@@ -89,8 +95,8 @@ def test_other_results_have_a_reason(rig: Rig) -> None:
     assert "-12" in rig.until_gap(UnknownDemandReason.NOT_A_NUMBER, "-inference_gpus")
 
 
-def test_lost_target_makes_the_sample_stale(rig: Rig) -> None:
-    rig.target.close()
+def test_failed_scrapes_make_the_sample_stale(rig: Rig) -> None:
+    rig.target.text = "no metrics page"
     assert "no series since" in rig.until_gap(UnknownDemandReason.STALE, "inference_gpus")
 
 

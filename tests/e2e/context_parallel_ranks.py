@@ -43,7 +43,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    shapes = ((2, 4, 48, 16), (1, 8, 24, 5), (3, 4, 72, 1), (1, 4, 240, 33))
+    shapes = ((2, 4, 48, 16), (1, 8, 24, 5), (3, 4, 72, 1))
     return [
         Case(*split, dtype, *shape, seed=100 * seed)
         for seed, (split, dtype, shape) in enumerate(product(SPLITS, TOLERANCES, shapes))

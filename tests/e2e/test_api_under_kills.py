@@ -1,4 +1,4 @@
-"""Fifty clients submit, scale and cancel jobs while the API, controllers and PostgreSQL are killed in turn.
+"""Thirty clients submit, scale and cancel jobs while the API, controllers and PostgreSQL are killed in turn.
 
 Processes are killed with SIGKILL, PostgreSQL as by a power failure. No accepted request is lost or executed twice,
 and the accounts are correct. A seed determines what happens when. The long variant is marked `full`.
@@ -42,7 +42,7 @@ from tests.loopback import find_free_port
 from tests.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
-CLIENTS, WORK = 50, 20
+CLIENTS, WORK = 30, 20
 OWN_NODES, LENT_NODES = 4, 8
 QUEUES = ("blue", "red")
 PAUSE_S, TIMEOUT_S, LEASE_S = 1.0, 120.0, 3.0

@@ -33,7 +33,7 @@ OF_THE_TICK = ("before-observe", "after-load", "before-commit", "after-commit", 
 # Points that every tick passes. The tenth passage is in the middle of the test.
 PASSED_OFTEN = (*OF_THE_TICK, "during-observe", "before-first-effect", "after-last-effect")
 # tests/contract/test_local_crash_points.py kills the executor alone at each of its points.
-SHORT = ("after-commit", "between-two-spawns")
+SHORT = ("between-two-spawns",)
 OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in (*OF_THE_TICK, *CRASH_POINTS) if point not in SHORT]
 TIMEOUT_S = 180.0
 STEPS = 150

@@ -1,6 +1,8 @@
 """Blocks freeze in the middle of a training under several layouts. The reference is the same training on one rank."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,23 +42,26 @@ MODELS = {"experts": "nano-moe", "experts, by columns": "nano-moe"}  # the other
 SHORT = ("sharded", "1f1b")
 
 
+LossesAlone = Callable[[str], dict[int, float]]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, ranks: RankLauncher) -> dict[str, dict[int, float]]:
-    """The losses of each model on one rank."""
-    one = plan(LayerStrategy(2))
-    return {model: losses(ranks, tmp_path_factory.mktemp(model), one, model) for model in ("nano-gpt", "nano-moe")}
+def losses_alone(tmp_path_factory: pytest.TempPathFactory, ranks: RankLauncher) -> LossesAlone:
+    """Return the losses of a model on one rank."""
+    return cache(lambda model: losses(ranks, tmp_path_factory.mktemp(model), plan(LayerStrategy(2)), model))
 
 
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
 )
 def test_blocks_freeze_and_every_rank_reports_it(
-    tmp_path: Path, ranks: RankLauncher, alone: dict[str, dict[int, float]], name: str
+    tmp_path: Path, ranks: RankLauncher, losses_alone: LossesAlone, name: str
 ) -> None:
     model = MODELS.get(name, "nano-gpt")
     actual = losses(ranks, tmp_path, LAYOUTS[name], model)
-    assert sorted(actual) == sorted(alone[model]) == list(range(1, STEPS + 1))
-    assert max(abs(actual[step] - alone[model][step]) for step in actual) < 1e-9
+    alone = losses_alone(model)
+    assert sorted(actual) == sorted(alone) == list(range(1, STEPS + 1))
+    assert max(abs(actual[step] - alone[step]) for step in actual) < 1e-9
 
 
 def losses(ranks: RankLauncher, root: Path, layout: ParallelPlan, model: str) -> dict[int, float]:

@@ -71,7 +71,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def test_simulation_over_http_equals_the_command_line(api: Api, tmp_path: Path) -> None:
-    texts = {"jobs.csv": jobs_csv(300), "demand.csv": DEMAND, "cluster.yaml": CLUSTER}
+    texts = {"jobs.csv": jobs_csv(60), "demand.csv": DEMAND, "cluster.yaml": CLUSTER}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     inputs = ["--jobs", "jobs.csv", "--demand", "demand.csv", "--cluster", "cluster.yaml"]
@@ -80,7 +80,7 @@ def test_simulation_over_http_equals_the_command_line(api: Api, tmp_path: Path) 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EBBTIDE_URL": api.url}
     remote = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     listed = next(api.client.simulations())
-    assert (listed["state"], listed["progress"]["jobs_done"], listed["tries"]) == ("succeeded", 600, 1)
+    assert (listed["state"], listed["progress"]["jobs_done"], listed["tries"]) == ("succeeded", 120, 1)
     assert listed["progress"]["fraction"] == 1.0
     report = json.loads(remote.stdout)
     assert report == api.client.simulation_report(listed["id"])

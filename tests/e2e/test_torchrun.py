@@ -24,6 +24,7 @@ def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_script_under_torchrun_trains_saves_and_leaves_on_request(harness: TrainingHarness) -> None:
     """torchrun is the process of the rank and the script its child. torchrun manages its own store and membership."""
     torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")

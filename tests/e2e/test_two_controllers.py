@@ -89,7 +89,7 @@ class Pair:
         self.store.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.full)])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     url = f"sqlite:///{tmp_path / 'state.sqlite'}"
     if request.param == "sqlite":
@@ -114,8 +114,8 @@ def _start_and_stop_at(pair: Pair, point: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize(
     "point",
     [
-        "after-commit",
         INSIDE_COMMIT,
+        pytest.param("after-commit", marks=pytest.mark.full),
         pytest.param("after-load", marks=pytest.mark.full),
         pytest.param("before-commit", marks=pytest.mark.full),
     ],

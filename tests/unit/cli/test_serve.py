@@ -121,7 +121,7 @@ def _served(tmp_path: Path, *, apis: int) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("apis", [1, 2])
+@pytest.mark.parametrize("apis", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: int) -> None:
     with _served(tmp_path, apis=apis) as served:
         url = _when_ready(served)

@@ -203,7 +203,7 @@ def test_queues_are_created_changed_listed_and_deleted(ask: Ask, run: Run, fleet
     listed = run("queues", "list").stdout
     assert "guaranteed" in listed
     assert "2.5" in listed
-    assert "guaranteed 1, limit none" in run("queues", "set", "vision", "--guaranteed", "1").stdout
+    assert "guaranteed 1, weight 2.5" in run("queues", "set", "vision", "--guaranteed", "1").stdout
     ask("queues", "delete", "vision")
     assert [queue["declared"] for queue in ask("queues")] == [False]
     assert "not created" in run("queues").stdout

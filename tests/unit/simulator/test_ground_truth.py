@@ -24,7 +24,7 @@ DEMAND = synthetic_demand(1, 1, peak_gpus=8)
 TRUTH = GroundTruth(models=True, error=0.15, duration=0.5)
 
 
-def lone_jobs(count: int = 12) -> tuple[JobRow, ...]:
+def lone_jobs(count: int = 5) -> tuple[JobRow, ...]:
     """Jobs so far apart that none waits."""
     random = Random(5)
     gaps = enumerate(random.randint(3_000, 9_000) for _ in range(count))
