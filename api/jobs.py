@@ -6,7 +6,7 @@ import base64
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, Self, cast
+from typing import Annotated, Any, Literal, NotRequired, Self, cast
 
 from fastapi import Depends, Query, Response
 from pydantic import Field, model_validator
@@ -43,6 +43,17 @@ from scheduler.store.api_protocol import JobQuery
 class GpuRangeView(TypedDict):
     min: Annotated[int, Field(description="Fewest GPUs that the job can run on.")]
     max: Annotated[int, Field(description="Most GPUs that the job can use.")]
+
+
+class GpuRangeSpecView(GpuRangeView):
+    """Range of GPUs as the owner declared it."""
+
+    mix: NotRequired[
+        Annotated[
+            Literal["never"],
+            Field(description="The job never holds GPUs of several models at once. Absent: it may."),
+        ]
+    ]
 
 
 class JobGpusView(GpuRangeView):
@@ -132,7 +143,7 @@ class JobSpecView(TypedDict):
     """The job document with defaults filled in. Durations are in seconds."""
 
     name: Annotated[str, Field(description="Display name, from which the id is made.")]
-    gpus: Annotated[GpuRangeView, Field(description="Range of GPUs that the job accepts.")]
+    gpus: Annotated[GpuRangeSpecView, Field(description="Range of GPUs that the job accepts.")]
     queue: Annotated[str, Field(description="Queue whose GPU quota the job uses.")]
     priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
     gpu: NotRequired[Annotated[str, Field(description="Profile name of the required GPU model. Absent: any.")]]

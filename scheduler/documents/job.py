@@ -199,6 +199,11 @@ class GpuRange(Document):
     model_config = CAMEL_CASE
     min: GpuCount = Field(description="Fewest GPUs that the job can run on. It is pending below this number.")
     max: GpuCount = Field(description="Most GPUs that the job can use, at least `min`.")
+    mix: Literal["allow", "never"] = Field(
+        default="allow",
+        description="Whether the job may hold GPUs of several models at once, where a plan is faster. Jobs without "
+        "`model` or `profile`, or with `gpu`, never do.",
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -299,6 +304,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             name=document.name,
             min_gpus=document.gpus.min,
             max_gpus=document.gpus.max,
+            mixes_gpu_models=document.gpus.mix == "allow",
             queue=document.queue,
             priority=document.priority,
             gpu=document.gpu,
@@ -340,7 +346,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
     """Return the document of `spec`, in plain JSON values, without unset options."""
     document = {
         "name": spec.name,
-        "gpus": {"min": spec.min_gpus, "max": spec.max_gpus},
+        "gpus": {"min": spec.min_gpus, "max": spec.max_gpus, **({} if spec.mixes_gpu_models else {"mix": "never"})},
         "queue": spec.queue,
         "priority": spec.priority,
         "gpu": spec.gpu or None,

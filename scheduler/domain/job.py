@@ -89,6 +89,8 @@ class CheckpointSpec:
 class JobSpec:
     """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
 
+    A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false.
+
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
     """
@@ -113,6 +115,7 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     fungible: bool = True
+    mixes_gpu_models: bool = True
     namespace: str = ""
     template_json: str = ""
     resource_uid: str = ""
@@ -139,6 +142,11 @@ class JobSpec:
     @property
     def has_profile(self) -> bool:
         return bool(self.model or self.profile_json)
+
+    @property
+    def may_mix_gpu_models(self) -> bool:
+        """Whether the job may hold GPUs of several models. Without a model, the speed of a mix is unknown."""
+        return self.has_profile and self.mixes_gpu_models and not self.gpu
 
     @property
     def is_elastic(self) -> bool:

@@ -109,6 +109,11 @@ class ParallelPlan:
         return self.micro_batches * self.micro_batch_size
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether the plan uses GPUs of several models."""
+        return any(stage.gpu != self.stages[0].gpu for stage in self.stages)
+
+    @property
     def layers(self) -> int:
         """Number of layers, without embedding and head."""
         return self.stages[-1].last_layer + 1
