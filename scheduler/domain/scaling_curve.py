@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,8 +11,10 @@ from types import MappingProxyType
 
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+from scheduler.domain.relative_speed import RelativeSpeed, SpeedSource
 
 LINEAR_CURVE_KEY = "linear"
+_ASSUMED_SPEED = RelativeSpeed(1.0, SpeedSource.ASSUMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class ScalingCurve:
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
     _efficient_counts: dict[tuple[str, int, int, int, float], int | None] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"derived": True}
+    )
+    _least_step_gpu_s: dict[tuple[str, int], float | None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
 
@@ -75,6 +81,17 @@ class ScalingCurve:
                 (gpus for gpus, cost in costs.items() if efficiency * cost <= best), default=None
             )
         return self._efficient_counts[key]
+
+    def least_step_gpu_s(self, gpu: str, gpus_per_node: int) -> float | None:
+        """Return the least GPU-seconds per step of the plans on this kind of node, or None if there is no plan.
+
+        The ratio of two GPU models is their relative speed for this job where communication costs least.
+        """
+        key = (gpu, gpus_per_node)
+        if key not in self._least_step_gpu_s:
+            plans = self.packed_plans(gpu, gpus_per_node).items()
+            self._least_step_gpu_s[key] = min((gpus * plan.iteration_time_s for gpus, plan in plans), default=None)
+        return self._least_step_gpu_s[key]
 
     def is_solved(self, shape: GpuShape) -> bool:
         return shape in self.plans or shape in self.infeasible
@@ -118,11 +135,24 @@ class ScalingCurve:
 class LinearCurve:
     """The curve of a job without a model: data parallelism with ideal scaling on every shape.
 
-    One step is one GPU-second of work: a job that ran `d` seconds on `g` GPUs has `d * g` steps.
+    One step is one GPU-second of work on a GPU of the reference model: a job that ran `d` seconds on `g` of them has
+    `d * g` steps. `speeds` holds the known speeds relative to the reference model, by GPU model. All other models count
+    as equally fast.
     """
 
+    speeds: Mapping[str, RelativeSpeed] = field(default_factory=dict)
+
     def plan_for(self, shape: GpuShape) -> ParallelPlan | None:
-        return build_data_parallel_plan(shape.groups[0].gpu, shape.gpus)
+        """Return the plan with one replica per GPU. A mix of GPU models has one only if all their speeds are known."""
+        counts = Counter[str]()
+        for group in shape.groups:
+            counts[group.gpu] += group.gpus
+        if len(counts) > 1 and not counts.keys() <= self.speeds.keys():
+            return None
+        return _build_replicated_plan(tuple((gpu, gpus, self.speed_on(gpu).value) for gpu, gpus in counts.items()))
+
+    def speed_on(self, gpu: str) -> RelativeSpeed:
+        return self.speeds.get(gpu, _ASSUMED_SPEED)
 
     def is_solved(self, shape: GpuShape) -> bool:
         return True
@@ -199,16 +229,24 @@ def _count_matching_nodes(group: GpuGroup, shape: GpuShape) -> int:
     )
 
 
-@lru_cache(maxsize=4096)
 def build_data_parallel_plan(gpu: str, gpus: int) -> ParallelPlan:
     """Return the plan with one replica per GPU. One step is one GPU-second of work. Peak memory is unknown (0)."""
-    strategy = LayerStrategy(layers=1, dp=gpus)
+    return _build_replicated_plan(((gpu, gpus, 1.0),))
+
+
+@lru_cache(maxsize=4096)
+def _build_replicated_plan(parts: tuple[tuple[str, int, float], ...]) -> ParallelPlan:
+    """Return the plan with one replica per GPU, for parts of (GPU model, GPUs, relative speed).
+
+    Each GPU gets a share of the batch in proportion to its speed, so that speeds add up.
+    """
+    steps_per_s = sum(gpus * speed for _, gpus, speed in parts)
     return ParallelPlan(
         schedule=Schedule(),
         micro_batches=1,
         micro_batch_size=1,
-        iteration_time_s=1.0 / gpus,
-        samples_per_s=float(gpus),
+        iteration_time_s=1.0 / steps_per_s,
+        samples_per_s=float(steps_per_s),
         peak_bytes_per_gpu=0,
-        stages=(Stage(0, 0, gpu, gpus, (strategy,)),),
+        stages=tuple(Stage(0, 0, gpu, gpus, (LayerStrategy(layers=1, dp=gpus),)) for gpu, gpus, _ in parts),
     )

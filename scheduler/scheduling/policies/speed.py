@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import inf
 
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, JobSpec
@@ -28,14 +29,27 @@ def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
 def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
     """Return the GPU model that a job's speed refers to.
 
-    It is the model that the job holds, else the model that it requests, else the fleet's first by name.
+    It is the model that the job holds, else the model that it requests, else the fleet's first by name. Of several
+    models that it holds, it is one on nodes that training owns, if there are any, and of these the fastest.
     """
+    plan = job.allocation.plan
+    if plan is not None and plan.is_mixed:
+        return _home_model(snapshot, job, sizes)
     for node in job.allocation.target:
         if node in snapshot.nodes:
             return snapshot.nodes[node].gpu
     if job.spec.gpu:
         return job.spec.gpu if job.spec.gpu in sizes else None
     return min(sizes, default=None)
+
+
+def _home_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
+    curve, lent = snapshot.profile_curve(job), dict[str, bool]()
+    for name in job.allocation.target:
+        if node := snapshot.nodes.get(name):
+            lent[node.gpu] = lent.get(node.gpu, True) and snapshot.is_lent(node)
+    work_gpu_s = {gpu: curve.least_step_gpu_s(gpu, sizes[gpu]) for gpu in lent}
+    return min(lent, key=lambda gpu: (lent[gpu], work_gpu_s[gpu] or inf, gpu), default=None)
 
 
 def step_time_s(
