@@ -11,6 +11,7 @@ from scheduler.domain.job_records import (
     NO_OOM_FAILURES,
     NO_REPLAN,
     FrozenLayers,
+    GpuMeasurements,
     MemoryRecord,
     Replan,
     SampleSeries,
@@ -89,7 +90,8 @@ class CheckpointSpec:
 class JobSpec:
     """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
 
-    A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false.
+    A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
+    owner's table of relative speeds by GPU model, only for jobs without a model.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
@@ -116,6 +118,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     fungible: bool = True
     mixes_gpu_models: bool = True
+    speeds: Mapping[str, float] = field(default_factory=dict)
     namespace: str = ""
     template_json: str = ""
     resource_uid: str = ""
@@ -131,6 +134,13 @@ class JobSpec:
             raise ValueError(
                 f"globalBatch must be at least 1 for a job with a model or profile, got {self.global_batch}"
             )
+        if self.speeds and self.has_profile:
+            raise ValueError(
+                "speeds applies to jobs without model or profile, whose plans determine the speed; remove it"
+            )
+        for gpu, speed in self.speeds.items():
+            if not 0 < speed < float("inf"):
+                raise ValueError(f"speeds.{gpu} must be a finite number above 0, got {speed}")
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -171,8 +181,11 @@ class Progress:
     """Work done as of `at_s`. Between observations it is extrapolated.
 
     `checkpoint_steps` are the steps that survive a failure. `correction` scales the curve's step times to those
-    measured for this job. `corrections` holds the last CORRECTIONS_MAX pairs of GPU count and correction.
-    `samples_per_s` and `peak_bytes` (largest of all ranks) are those of the current workers, or else of the last ones.
+    measured for this job. `samples_per_s` and `peak_bytes` (largest of all ranks) are those of the current workers, or
+    else of the last ones.
+
+    For a job without a model, `corrections` holds the last CORRECTIONS_MAX pairs of GPU count and measured GPU-seconds
+    per step on GPUs of model `measured_gpu` (empty: of any model). `other_gpus` holds those of the models before it.
     """
 
     at_s: float
@@ -184,6 +197,27 @@ class Progress:
     corrections: tuple[tuple[int, float], ...] = ()
     samples_per_s: float | None = None
     peak_bytes: int | None = None
+    measured_gpu: str = ""
+    other_gpus: tuple[GpuMeasurements, ...] = ()
+
+    def measured_gpu_s(self, gpu: str) -> tuple[tuple[int, float], ...]:
+        """Return the pairs of GPU count and measured GPU-seconds per step on a GPU model, the newest last."""
+        if self.measured_gpu in ("", gpu):
+            return self.corrections
+        return next((known.gpu_s for known in self.other_gpus if known.gpu == gpu), ())
+
+    def without_measured_gpu_s(self) -> Progress:
+        return replace(self, corrections=(), measured_gpu="", other_gpus=())
+
+    def with_measured_gpu_s(self, gpu: str, gpus: int, gpu_s: float) -> Progress:
+        """Return the progress with GPU-seconds per step on `gpus` GPUs of a model, which becomes `measured_gpu`."""
+        pairs = tuple(known for known in self.measured_gpu_s(gpu) if known[0] != gpus)
+        others = self.other_gpus
+        if self.measured_gpu not in ("", gpu):
+            before = GpuMeasurements(self.measured_gpu, self.corrections)
+            others = (*(known for known in others if known.gpu != gpu), before)
+        corrections = (*pairs[1 - CORRECTIONS_MAX :], (gpus, gpu_s))
+        return replace(self, corrections=corrections, measured_gpu=gpu, other_gpus=others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +379,7 @@ class Job:
         """Return the job with its first `layers` layers frozen, more than before. Its new speed is not known yet."""
         correction = self.progress.correction if self.spec.has_profile else None
         settled = self.advance_to(now_s)
-        progress = settled.progress if self.spec.has_profile else replace(settled.progress, corrections=())
+        progress = settled.progress if self.spec.has_profile else settled.progress.without_measured_gpu_s()
         freezing = self.freezing.with_layers(layers, now_s, correction=correction)
         return replace(settled, progress=progress, freezing=freezing)
 
@@ -400,28 +434,40 @@ class Job:
         """Advance the progress to `now_s`. Measurements of the current workers are reset if new ones start."""
         old = self.progress
         steps = self.steps_at(now_s)
-        corrections = (
-            self._record_correction() if now_s - self.state_since_s >= SPEED_MEASUREMENT_S_MIN else old.corrections
-        )
-        return Progress(
+        progress = Progress(
             now_s,
             steps,
             old.checkpoint_steps,
             old.checkpoint_at_s,
             old.correction,
             old.loss,
-            corrections,
+            old.corrections,
             None if resets_measurements else old.samples_per_s,
             None if resets_measurements else old.peak_bytes,
+            old.measured_gpu,
+            old.other_gpus,
         )
+        if now_s - self.state_since_s < SPEED_MEASUREMENT_S_MIN or not self._records_speed:
+            return progress
+        gpu_s = self.gpu_seconds_per_step()
+        return progress.with_measured_gpu_s(self.allocated_gpu, self.allocation.target_gpus, gpu_s)
 
-    def _record_correction(self) -> tuple[tuple[int, float], ...]:
-        """Return the known corrections, with the one on the current GPUs."""
-        old, gpus = self.progress, self.allocation.target_gpus
-        if self.state is not JobState.RUNNING or self.spec.has_profile or not self.spec.is_elastic:
-            return old.corrections
-        others = tuple(known for known in old.corrections if known[0] != gpus)
-        return (*others[1 - CORRECTIONS_MAX :], (gpus, old.correction))
+    @property
+    def allocated_gpu(self) -> str:
+        """GPU model of the current plan. Empty without a plan, or if the plan mixes models."""
+        plan = self.allocation.plan
+        return "" if plan is None or plan.is_mixed else plan.stages[0].gpu
+
+    @property
+    def _records_speed(self) -> bool:
+        """Whether the speed on the current GPUs says something about others: those of a job without a model."""
+        return self.state is JobState.RUNNING and not self.spec.has_profile and bool(self.allocated_gpu)
+
+    def gpu_seconds_per_step(self) -> float:
+        """Return GPU-seconds per step on the current GPUs, as measured. The job must have a plan."""
+        plan = self.allocation.plan
+        assert plan is not None, "a running job has a plan"
+        return self.progress.correction / (plan.samples_per_s / plan.world_size)
 
     def _advance_account(
         self, now_s: float, resizes: int = 0, preemptions: int = 0, *, starts: bool = False

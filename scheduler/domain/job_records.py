@@ -188,6 +188,14 @@ class Replan:
 NO_REPLAN = Replan()
 
 
+@dataclass(frozen=True, slots=True)
+class GpuMeasurements:
+    """Measured speed of a job without a model on one GPU model: pairs of GPU count and GPU-seconds per step."""
+
+    gpu: str
+    gpu_s: tuple[tuple[int, float], ...]
+
+
 SAMPLES_MAX = 500
 SAMPLE_S_MIN = 5.0
 _HALF = SAMPLES_MAX // 2

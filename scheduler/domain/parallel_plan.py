@@ -114,6 +114,11 @@ class ParallelPlan:
         return any(stage.gpu != self.stages[0].gpu for stage in self.stages)
 
     @property
+    def is_replicated_mix(self) -> bool:
+        """Whether all stages hold the same layers: replicas on GPUs of several models, of a job without a model."""
+        return len(self.stages) > 1 and self.stages[1].first_layer == self.stages[0].first_layer
+
+    @property
     def layers(self) -> int:
         """Number of layers, without embedding and head."""
         return self.stages[-1].last_layer + 1
@@ -133,13 +138,14 @@ class ParallelPlan:
             "ulysses": first.ulysses,
             "ring": first.ring,
             "ep": first.ep,
-            "dp": first.dp,
+            "dp": self.world_size if self.is_replicated_mix else first.dp,
         }
         spread = " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "dp1"
         sharding = ("", " zero1", " zero2", " fsdp")[first.zero]
         recompute = "" if first.recompute is Recompute.NONE else f" recompute-{first.recompute}"
         chunks = f"x{self.schedule.interleave}" if self.schedule.interleave > 1 else ""
-        pipeline = f"pp{self.pipeline_devices}{chunks} · " if self.pipeline_devices > 1 else ""
+        is_pipeline = self.pipeline_devices > 1 and not self.is_replicated_mix
+        pipeline = f"pp{self.pipeline_devices}{chunks} · " if is_pipeline else ""
         batches = "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
         return f"{pipeline}{spread}{sharding}{recompute} · {batches}"
 

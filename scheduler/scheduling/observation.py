@@ -241,6 +241,8 @@ def _record_measurements(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
             progress.corrections,
             progress.samples_per_s,
             progress.peak_bytes,
+            progress.measured_gpu,
+            progress.other_gpus,
         )
     if run.steps is not None and abs(run.steps - job.steps_at(snapshot.now_s)) * job.step_time_s() > _DRIFT_S:
         correction, loss = _compute_correction(snapshot, job, run), _latest_loss(job, run)
