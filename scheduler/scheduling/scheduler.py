@@ -7,8 +7,8 @@ from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
+from scheduler.scheduling.stages.freezing import replan_frozen_jobs
 from scheduler.scheduling.stages.loans import adjust_loans
-from scheduler.scheduling.stages.rebalancing import replan_frozen_jobs
 from scheduler.scheduling.stages.user_intents import apply_user_intents
 
 
