@@ -24,5 +24,5 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     adjust_loans(cycle)  # 2. return, recall and lend nodes
     evacuation = evacuate_nodes(cycle)  # 3. move, shrink or preempt jobs on nodes that must be vacated
     assignment = policies.assign_gpus(cycle, evacuation)  # 4. start pending jobs, and move GPUs between jobs
-    replanning = replan_frozen_jobs(cycle)  # 5. better plans on the same GPUs for jobs with frozen layers
+    replanning = replan_frozen_jobs(cycle, assignment)  # 5. better plans, and GPU counts, for jobs with frozen layers
     return cycle.build_result([intents, evacuation, *assignment, replanning])
