@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, cast
+from typing import Annotated, NotRequired, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -49,6 +49,8 @@ def check_job(spec: JobSpec) -> None:
     """Raise a 422 if the job names an unknown GPU model or model, or has an invalid profile."""
     if spec.gpu:
         check_gpu(spec.gpu)
+    for gpu in spec.speeds:
+        check_gpu(gpu, field="speeds")
     if spec.model:
         check_model(spec.model)
     if spec.profile_json:
@@ -144,6 +146,12 @@ class PlanView(TypedDict):
     iteration_time_s: Annotated[float, Field(description="Predicted seconds per optimizer step.")]
     samples_per_s: Annotated[float, Field(description="Predicted throughput in samples per second.")]
     peak_bytes_per_gpu: Annotated[int, Field(description="Predicted largest memory use of a GPU, in bytes.")]
+    peak_bytes_by_model: NotRequired[
+        Annotated[
+            list[tuple[str, int]],
+            Field(description="GPU model and predicted largest memory use in bytes. Absent for a plan on one model."),
+        ]
+    ]
     stages: Annotated[
         list[StageView],
         Field(

@@ -138,6 +138,11 @@ class GpuShape:
     def nodes(self) -> int:
         return sum(group.nodes for group in self.groups)
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the shape has GPUs of several models."""
+        return any(group.gpu != self.groups[0].gpu for group in self.groups)
+
     def __str__(self) -> str:
         return " + ".join(str(group) for group in self.groups)
 

@@ -72,7 +72,8 @@ class ParallelPlan:
 
     `micro_batch_size` counts samples over all data-parallel replicas together, so that `micro_batches *
     micro_batch_size` is the global batch. `optimality_gap` is the largest possible speedup of any other plan, as a
-    fraction.
+    fraction. `peak_bytes_by_model` has the predicted peak on each GPU model of a mixed plan, sorted by model. It is
+    empty for a plan on one model.
     """
 
     schedule: Schedule
@@ -83,6 +84,7 @@ class ParallelPlan:
     peak_bytes_per_gpu: int
     stages: tuple[Stage, ...]
     optimality_gap: float = 0.0
+    peak_bytes_by_model: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -123,6 +125,10 @@ class ParallelPlan:
         """Number of layers, without embedding and head."""
         return self.stages[-1].last_layer + 1
 
+    def peak_bytes_on(self, gpu: str) -> int:
+        """Return the predicted peak memory of a GPU of this model."""
+        return dict(self.peak_bytes_by_model).get(gpu, self.peak_bytes_per_gpu)
+
     def is_equivalent_to(self, other: ParallelPlan) -> bool:
         """Return whether workers do the same under both plans. Predictions may differ."""
         own, others = (
@@ -152,7 +158,10 @@ class ParallelPlan:
 
 def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
     """Return the plan as plain JSON values, the contract of plan.json and of the API."""
-    return asdict(plan)
+    document = asdict(plan)
+    if not plan.peak_bytes_by_model:
+        del document["peak_bytes_by_model"]
+    return document
 
 
 def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
@@ -168,7 +177,8 @@ def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
         )
         schedule = Schedule(ScheduleName(document["schedule"]["name"]), int(document["schedule"]["interleave"]))
         rest = {key: document[key] for key in _SCALAR_FIELDS}
-        return ParallelPlan(schedule=schedule, stages=stages, **rest)
+        peaks = tuple((str(gpu), int(peak)) for gpu, peak in document.get("peak_bytes_by_model", ()))
+        return ParallelPlan(schedule=schedule, stages=stages, peak_bytes_by_model=peaks, **rest)
     except KeyError as error:
         raise ValueError(f"plan: field {error} is missing") from None
     except TypeError as error:

@@ -123,6 +123,15 @@ class SchedulingCycle:
     def unreserved_gpu_total(self) -> int:
         return self.snapshot.free_gpu_total - sum(len(free.indices) for free in self.reserved_gpus)
 
+    def count_unreserved_gpus(self, gpu: str) -> int:
+        """Count the free GPUs of a model on nodes that are not reserved."""
+        free = self.index.free_gpus
+        return (
+            free.get((gpu, False), 0)
+            + free.get((gpu, True), 0)
+            - sum(len(room.indices) for room in self.reserved_gpus if room.gpu == gpu)
+        )
+
     def free_gpus_for(self, job: Job) -> Collection[FreeGpus]:
         """Return the free GPUs of each node on which the job may be placed."""
         if not self.reservation.excludes(job):

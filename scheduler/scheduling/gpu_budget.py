@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import inf
 
+from scheduler.domain import gpu_sets
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import GpuDemand, ResourceKind, SchedulingCycle
 from scheduler.scheduling.policies.backfill import Reservation
+from scheduler.scheduling.policies.model_mix import count_by_kind, split_unlike
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import min_feasible_gpus, step_time_s
 from scheduler.scheduling.target_selection import is_resizable
@@ -272,8 +274,8 @@ def count_releasing_gpus(cycle: SchedulingCycle) -> Counter[GpuKind]:
 def _count_flexible_gpus(cycle: SchedulingCycle) -> Counter[GpuKind]:
     """Count the GPUs that running elastic jobs hold above their starting count and that other jobs can have.
 
-    A job gives up lent GPUs first, so all flexible GPUs of a job with lent ones count as lent. GPUs within a queue's
-    guarantee are not counted.
+    A job gives up lent GPUs first, so all flexible GPUs of a job with lent ones count as lent. GPUs of other models
+    than a job's home model are flexible too. GPUs within a queue's guarantee are not counted.
     """
     found: Counter[GpuKind] = Counter()
     if cycle.policies.scale is None or cycle.resizes_frozen:
@@ -283,9 +285,11 @@ def _count_flexible_gpus(cycle: SchedulingCycle) -> Counter[GpuKind]:
     # Without quotas the order does not matter.
     for job in cycle.index.sort_by_submission(job_ids) if quota else map(view.jobs.__getitem__, job_ids):
         if is_resizable(cycle, job):
-            nodes = [view.nodes[name] for name in job.allocation.target]
+            own, unlike = split_unlike(view, job, job.allocation.target)
+            nodes = [view.nodes[name] for name in own]
             base = cycle.policies.starting_gpus(view, job, sizes, None)
-            flexible = quota.available_to_others(job, max(0, job.allocation.target_gpus - base))
+            flexible = quota.available_to_others(job, max(0, gpu_sets.count(own) - base))
             quota.release(job, flexible)
             found[nodes[0].gpu, any(view.is_lent(node) for node in nodes)] += flexible
+            found.update(count_by_kind(view, unlike))
     return found

@@ -102,7 +102,7 @@ def _check_target(
 
 def _check_memory(job: Job, decision: StartJob | ResizeJob, node: Node) -> Iterator[tuple[Invariant, str]]:
     """Check the plan's predicted peak, corrected by the job's out-of-memory failures so far."""
-    peak_bytes = decision.plan.peak_bytes_per_gpu
+    peak_bytes = decision.plan.peak_bytes_on(node.gpu)
     if not job.memory.fits(peak_bytes, node.gpu_memory_bytes):
         needed = f"{job.memory.factor:g} times {peak_bytes}" if job.memory.percent > 100 else str(peak_bytes)
         detail = f"the plan needs {needed} bytes; a GPU of {node.name} has {node.gpu_memory_bytes}"

@@ -305,11 +305,13 @@ def _build_oom_failure(snapshot: MutableSnapshot, job: Job, run: Run) -> OomFail
     plan, target = job.allocation.plan, job.allocation.target
     assert plan is not None, "a run has a plan"
     measured = [peak for peak in (run.peak_bytes, job.progress.peak_bytes) if peak is not None]
+    nodes = [snapshot.nodes[name] for name in target]
+    tightest = min(nodes, key=lambda node: node.gpu_memory_bytes / max(1, plan.peak_bytes_on(node.gpu)))
     return OomFailure(
         plan=plan.summarize(),
         gpus=job.allocation.target_gpus,
-        gpu_memory_bytes=min(snapshot.nodes[name].gpu_memory_bytes for name in target),
-        predicted_bytes=plan.peak_bytes_per_gpu,
+        gpu_memory_bytes=tightest.gpu_memory_bytes,
+        predicted_bytes=plan.peak_bytes_on(tightest.gpu),
         measured_bytes=max(measured, default=None),
     )
 

@@ -26,6 +26,7 @@ from scheduler.scheduling.policies.job_order import (
 )
 from scheduler.scheduling.policies.lending import lend_forecast_idle, lend_nothing
 from scheduler.scheduling.policies.lyra import least_linear_gain_first, least_node_fraction, linear_counts
+from scheduler.scheduling.policies.model_mix import deal_nodes
 from scheduler.scheduling.policies.placement import owned_first
 from scheduler.scheduling.policies.preemption import find_preemption_victims
 from scheduler.scheduling.policies.scaling import estimate_arrivals, flexible_counts
@@ -66,6 +67,7 @@ _DEFAULT = PolicySet(
     scale=flexible_counts,
     expected_arrivals=estimate_arrivals,
     place=owned_first,
+    deal_nodes=deal_nodes,
 )
 
 _POLICY_SETS = (
@@ -138,7 +140,7 @@ _POLICY_SETS = (
         scale=linear_counts,
         shrink=least_linear_gain_first,
     ),
-    replace(_DEFAULT, name="ebbtide-loaning", summary="ebbtide without scaling", scale=None),
+    replace(_DEFAULT, name="ebbtide-loaning", summary="ebbtide without scaling", scale=None, deal_nodes=None),
     replace(_DEFAULT, name="ebbtide-scaling", summary="ebbtide without lending", lend=lend_nothing),
     _DEFAULT,
 )

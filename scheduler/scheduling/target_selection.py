@@ -13,6 +13,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import LinearCurve
 from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.policies.model_mix import split_unlike
 from scheduler.scheduling.policies.placement import filter_usable, group_by_model
 from scheduler.scheduling.policies.speed import packed
 from scheduler.scheduling.shrink_selection import select_cheapest_part, select_part, select_part_of_shape
@@ -51,12 +52,36 @@ def extend_target(cycle: SchedulingCycle, job: Job, max_gpus: int, min_gpus: int
 
 
 def reduce_target(cycle: SchedulingCycle, job: Job, kept: Gpus, max_gpus: int) -> Target | None:
-    """Choose a part of `kept`: `max_gpus` GPUs, or the largest count down to the job's minimum that has a plan."""
+    """Choose a part of `kept`: `max_gpus` GPUs, or the largest count down to the job's minimum that has a plan.
+
+    Of GPUs of several models, those that are not of the home model are kept in whole nodes or not at all.
+    """
+    own, unlike = split_unlike(cycle.view, job, kept)
+    if unlike and (mixed := _reduce_unlike(cycle, job, kept, unlike, max_gpus)):
+        return mixed
+    kept = own or kept
     for count in range(min(max_gpus, gpu_sets.count(kept)), job.spec.min_gpus - 1, -1):
         target = trim_target(cycle, job, select_part(cycle.view, kept, count))
         if target is not None:
             gpus, plan = target
             return select_cheapest_part(cycle.view, job, kept, gpus, plan), plan
+    return None
+
+
+def _reduce_unlike(cycle: SchedulingCycle, job: Job, kept: Gpus, unlike: Gpus, max_gpus: int) -> Target | None:
+    """Return what is left without as few nodes of other models as possible, if a plan is solved, or None.
+
+    Only the first shape is requested from the solver.
+    """
+    leaving = sorted(unlike, key=lambda name: (not cycle.view.is_lent(cycle.view.nodes[name]), name), reverse=True)
+    requested = len(cycle.missing_shapes)
+    for count in range(len(leaving)):
+        part = gpu_sets.without_nodes(kept, leaving[len(leaving) - count :])
+        if not job.spec.min_gpus <= gpu_sets.count(part) <= max_gpus:
+            continue
+        shape, is_first = cycle.view.shape_of(part), len(cycle.missing_shapes) == requested
+        if plan := cycle.plan_on(job, shape, request_missing=is_first):
+            return part, plan
     return None
 
 

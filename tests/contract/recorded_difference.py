@@ -9,7 +9,8 @@ from typing import Any
 def find_differences(recorded: Any, present: Any) -> list[str]:
     """Return the paths at which `present` lacks or changes something of `recorded`.
 
-    An object may have more keys. A list of names, such as an enum or the required fields, may have more entries.
+    An object may have more keys. A list of names, such as an enum or the required fields, may have more entries, and a
+    custom resource more validation rules: those of new fields.
     """
     return list(_Comparison({}, {}, {}).compare("", recorded, present))
 
@@ -48,9 +49,13 @@ class _Comparison:
         if recorded and all(isinstance(item, str) for item in [*recorded, *present]):
             yield from (f"{path}: {item!r} missing" for item in recorded if item not in present)
             return
-        if all(isinstance(item, dict) and "name" in item for item in [*recorded, *present]):
-            by_name = [{item["name"]: item for item in items} for items in (recorded, present)]
-            yield from self.compare(path, *by_name)
+        for key in ("name", "rule"):
+            if all(isinstance(item, dict) and key in item for item in [*recorded, *present]):
+                by_key = [{item[key]: item for item in items} for items in (recorded, present)]
+                yield from self.compare(path, *by_key)
+                return
+        if all(isinstance(item, dict) and "rule" in item for item in [*recorded, *present]):
+            yield from (f"{path}: {item['rule']!r} changed" for item in recorded if item not in present)
             return
         if len(recorded) != len(present):
             yield f"{path}: {len(recorded)} entries became {len(present)}"

@@ -48,7 +48,7 @@ def flexible_counts(
     sizes, starters = node_sizes(snapshot), frozenset(starting)
     if spare <= 0 and not snapshot.index.above_minimum:
         return {}
-    running = _list_resizable_jobs(snapshot, settings)
+    running = [job for job in list_resizable_jobs(snapshot, settings) if not _is_mixed(job)]
     if not starters and not any(_may_change(job) for job in running):
         return {}
     starting_jobs = [snapshot.jobs[job_id] for job_id in sorted(starters)]
@@ -84,7 +84,7 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
             continue
         now_s = remaining_work(snapshot, job) * job.step_time_s()
         then_s = remaining_s(snapshot, job, min_gpus, sizes) + settings.reconfiguration_s_for(job)
-        lost = _completion_rate(snapshot, job, now_s) - _completion_rate(snapshot, job, then_s)
+        lost = completion_rate(snapshot, job, now_s) - completion_rate(snapshot, job, then_s)
         offers.append((lost / (current_gpus - min_gpus), job.id, current_gpus, min_gpus))
     counts: dict[str, int] = {}
     for _, job_id, current_gpus, min_gpus in sorted(offers):
@@ -112,7 +112,7 @@ def expect_no_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
     return 0
 
 
-def _list_resizable_jobs(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
+def list_resizable_jobs(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
     """Return elastic jobs that were not resized during the resize pause.
 
     Jobs at their minimum need not wait for it.
@@ -134,6 +134,11 @@ def _count_wanted_gpus(snapshot: Snapshot, starters: Iterable[Job]) -> int:
     growable = map(snapshot.jobs.__getitem__, snapshot.index.below_maximum)
     more = sum(job.spec.max_gpus - job.allocation.target_gpus for job in growable)
     return more + sum(job.spec.max_gpus - job.spec.min_gpus for job in starters)
+
+
+def _is_mixed(job: Job) -> bool:
+    """Return whether the job holds GPUs of several models. `model_mix` decides on those."""
+    return job.allocation.plan is not None and job.allocation.plan.is_mixed
 
 
 def _may_change(job: Job) -> bool:
@@ -165,11 +170,11 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
         time_s = work * step_s + (0.0 if gpus == current else price_s)
         if time_s < best_s:
             best_s = time_s
-            items.append(Item(gpus, -_completion_rate(snapshot, job, time_s)))
+            items.append(Item(gpus, -completion_rate(snapshot, job, time_s)))
     return items
 
 
-def _completion_rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
+def completion_rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
     """Return the ends of the job per second, plus `DEADLINE_RATE` if it would end by its deadline."""
     in_time = job.spec.deadline_s is not None and snapshot.now_s + remaining_s <= job.deadline_at_s
     return 1.0 / (1.0 + remaining_s) + (DEADLINE_RATE if in_time else 0.0)

@@ -12,6 +12,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.backfill import Backfill, CountStartingGpus
 from scheduler.scheduling.policies.job_order import first_come, never_block_queue
 from scheduler.scheduling.policies.lending import LendingTarget, lend_nothing
+from scheduler.scheduling.policies.model_mix import NodeDeal
 from scheduler.scheduling.policies.placement import best_fit
 from scheduler.scheduling.policies.recall_selection import least_preemption_cost
 from scheduler.scheduling.policies.scaling import expect_no_arrivals, least_gain_first
@@ -27,6 +28,7 @@ Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, in
 ExpectedArrivals = Callable[[Snapshot, PolicySettings], int]
 Shrink = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
 Place = Callable[[Snapshot, Iterable[FreeGpus], Job, int], Gpus | None]
+DealNodes = Callable[[Snapshot, str, Collection[FreeGpus], Collection[str], PolicySettings], NodeDeal]
 FindEvictionVictims = Callable[
     [Snapshot, Iterable[Job], Collection[str], PolicySettings], Mapping[str, tuple[str, ...]]
 ]
@@ -44,6 +46,7 @@ class StagePolicies:
         scale: GPUs for elastic jobs; None leaves jobs at their minimum.
         backfill: reserves the start of the first pending job; other jobs may pass it only if they do not delay it. None
             lets them pass.
+        deal_nodes: whole nodes of a GPU model for jobs that hold others; None keeps each job on one model.
         find_eviction_victims: jobs elsewhere that are preempted in place of jobs on recalled nodes; None preempts the
             latter at once.
         elastic_allotment: jobs get more GPUs than their minimum without `scale`. A flag, because no call of a policy
@@ -64,6 +67,7 @@ class StagePolicies:
     place: Place = best_fit
     backfill: Backfill | None = None
     find_eviction_victims: FindEvictionVictims | None = None
+    deal_nodes: DealNodes | None = None
     elastic_allotment: bool = False
     requires_speedup: bool = True
     settings: PolicySettings = field(default_factory=PolicySettings)

@@ -9,12 +9,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
 from scheduler.domain.fleet import LoanState
+from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.scheduling.cycle import ResourceKind, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_releasing_gpus
+from scheduler.scheduling.policies.model_mix import split_unlike
 from scheduler.scheduling.policies.quota import QuotaState, cap_to_quota
+from scheduler.scheduling.policies.speed import gpu_model
+from scheduler.scheduling.stages.mixed_growth import grow_over_models, release_unlike
 from scheduler.scheduling.stages.quota_preemption import apply_reductions
 from scheduler.scheduling.stages.starting import StartingReport
 from scheduler.scheduling.target_selection import extend_target, is_resizable, reduce_target
@@ -66,27 +71,38 @@ def _shrink_for_demands(cycle: SchedulingCycle, demands: Mapping[ResourceKind, i
     releasing, arriving = count_releasing_gpus(cycle), cycle.policies.expected_arrivals(cycle.view, cycle.settings)
     for kind, gpus in demands.items():
         missing = gpus - sum(releasing[kind.gpu, lent] for lent in ((False,) if kind.owned_only else (False, True)))
+        missing -= release_unlike(cycle, kind, missing)
         if missing <= 0:
             continue
         flexible = cycle.index.sort_by_submission(cycle.index.above_minimum)
-        jobs = {job.id: job for job in flexible if _can_free(cycle, job, kind)}
+        jobs = {job.id: _on_home_model(cycle, job) for job in flexible if _can_free(cycle, job, kind)}
         quota = QuotaState(cycle.view)
         if quota:
             jobs = {job_id: job for job_id, job in jobs.items() if quota.available_to_others(job, 1)}
         view = replace(cycle.view, jobs=jobs)
         for job_id, count in cycle.policies.shrink(view, missing + arriving, cycle.settings).items():
-            job = cycle.snapshot.jobs[job_id]
-            freed = quota.available_to_others(job, job.allocation.target_gpus - count)
+            job, own = cycle.snapshot.jobs[job_id], jobs[job_id].allocation.target
+            freed = quota.available_to_others(job, gpu_sets.count(own) - count)
             quota.release(job, freed)
             if freed:
-                remaining = job.allocation.target_gpus - freed
-                _shrink(cycle, job, remaining, ReasonCode.MAKES_ROOM_FOR_WAITING_JOB)
+                remaining = gpu_sets.count(own) - freed
+                _shrink(cycle, job, remaining, ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, kept=own)
+
+
+def _on_home_model(cycle: SchedulingCycle, job: Job) -> Job:
+    """Return the job as if it held only GPUs of its home model, which is what it shrinks within."""
+    if job.allocation.plan is None or not job.allocation.plan.is_mixed:
+        return job
+    own, _ = split_unlike(cycle.view, job, job.allocation.target)
+    return replace(job, allocation=replace(job.allocation, target=own))
 
 
 def _can_free(cycle: SchedulingCycle, job: Job, kind: ResourceKind) -> bool:
     """Return whether shrinking the job frees GPUs of the kind. A job gives up lent GPUs first."""
-    nodes = [cycle.snapshot.original.nodes[name] for name in job.allocation.target]
-    if not nodes or not is_resizable(cycle, job) or nodes[0].gpu != kind.gpu:
+    if not job.allocation.target or not is_resizable(cycle, job):
+        return False
+    nodes = [cycle.snapshot.original.nodes[name] for name in _on_home_model(cycle, job).allocation.target]
+    if nodes[0].gpu != kind.gpu:
         return False
     return not kind.owned_only or not any(cycle.view.is_lent(node) for node in nodes)
 
@@ -105,8 +121,29 @@ def _has_new_gpus(cycle: SchedulingCycle) -> bool:
 def _move_flexible_gpus(cycle: SchedulingCycle, quota: QuotaState | None) -> None:
     """Shrink and grow running jobs to the counts that the scaling policy computes, within quotas."""
     assert cycle.policies.scale is not None
-    spare = max(0, cycle.unreserved_gpu_total - cycle.policies.expected_arrivals(cycle.view, cycle.settings))
-    wanted = cycle.policies.scale(cycle.view, (), spare, cycle.settings)
+    arriving = cycle.policies.expected_arrivals(cycle.view, cycle.settings)
+    if len(cycle.node_sizes) < 2 or cycle.policies.deal_nodes is None:
+        spare = max(0, cycle.unreserved_gpu_total - arriving)
+        _resize_to(cycle, cycle.policies.scale(cycle.view, (), spare, cycle.settings), quota)
+        return
+    for gpu, jobs in _group_by_home_model(cycle).items():
+        spare = max(0, cycle.count_unreserved_gpus(gpu) - arriving)
+        view = replace(cycle.view, jobs=jobs)
+        _resize_to(cycle, cycle.policies.scale(view, (), spare, cycle.settings), None)
+    grow_over_models(cycle)
+
+
+def _group_by_home_model(cycle: SchedulingCycle) -> Mapping[str, dict[str, Job]]:
+    """Return the jobs that hold GPUs by their home model: each is dealt GPUs of that model."""
+    groups: dict[str, dict[str, Job]] = {}
+    for job_id in sorted(cycle.index.running):
+        job = cycle.snapshot.jobs[job_id]
+        if gpu := gpu_model(cycle.view, job, cycle.node_sizes):
+            groups.setdefault(gpu, {})[job_id] = job
+    return groups
+
+
+def _resize_to(cycle: SchedulingCycle, wanted: Mapping[str, int], quota: QuotaState | None) -> None:
     wanted = cap_to_quota(cycle.view, quota or QuotaState(cycle.view), wanted)
     for job_id, count in wanted.items():
         job = cycle.snapshot.jobs[job_id]
@@ -122,8 +159,9 @@ def _move_flexible_gpus(cycle: SchedulingCycle, quota: QuotaState | None) -> Non
             quota.allocate(job, cycle.snapshot.jobs[job_id].allocation.target_gpus - current_gpus)
 
 
-def _shrink(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> None:
-    target = reduce_target(cycle, job, job.allocation.target, max(count, job.spec.min_gpus))
+def _shrink(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode, *, kept: Gpus | None = None) -> None:
+    """Shrink the job to `count` GPUs of `kept`, by default of all that it holds."""
+    target = reduce_target(cycle, job, kept or job.allocation.target, max(count, job.spec.min_gpus))
     if target is not None:
         gpus, plan = target
         cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _SHRINK_DETAILS[code])))

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from math import inf
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
-from scheduler.solver.evaluate import evaluate
+from scheduler.solver.evaluate import Evaluation, evaluate
 from scheduler.solver.infeasible import explain_infeasible_batch, explain_infeasible_memory, explain_infeasible_shape
 from scheduler.solver.instance import Solution
 from scheduler.solver.request import Infeasibility, SolveRequest
@@ -201,7 +201,16 @@ def build_evaluated_plan(
         iteration_time_s=evaluation.iteration_time_s,
         samples_per_s=batch / evaluation.iteration_time_s,
         peak_bytes_per_gpu=evaluation.peak_bytes_per_gpu,
+        peak_bytes_by_model=_find_peaks(draft, evaluation) if draft.is_mixed else (),
     )
+
+
+def _find_peaks(plan: ParallelPlan, evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
+    """Return the peak memory on each GPU model, sorted by model."""
+    peaks: dict[str, int] = {}
+    for stage, device in zip(plan.stages, evaluation.stages, strict=False):  # stages repeat devices if interleaved
+        peaks[stage.gpu] = max(peaks.get(stage.gpu, 0), device.memory_bytes)
+    return tuple(sorted(peaks.items()))
 
 
 def _build_stages(pipeline: Pipeline, solution: Solution) -> tuple[Stage, ...]:
