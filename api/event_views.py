@@ -110,6 +110,10 @@ class SnapshotView(TypedDict):
     solver: Annotated[
         str, Field(description="Fingerprint of the software version that made the curves. Empty: none solved.")
     ]
+    gpu_throughputs: Annotated[
+        dict[str, float],
+        Field(description="Floating-point operations per second of a training step, by GPU profile. Empty: unknown."),
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

@@ -173,6 +173,12 @@ class JobSpecView(TypedDict):
     env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
     checkpoint: Annotated[CheckpointSpecView, Field(description="Location, interval and number of checkpoints.")]
     fungible: Annotated[bool, Field(description="Whether the job can run on nodes on loan from inference pools.")]
+    speeds: NotRequired[
+        Annotated[
+            dict[str, float],
+            Field(description="Declared relative speed of a GPU by model. Absent: as measured, else by GPU profiles."),
+        ]
+    ]
     namespace: NotRequired[
         Annotated[str, Field(description="Kubernetes namespace of the pods. Absent: the setting `job_namespace`.")]
     ]

@@ -190,6 +190,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=COUNT_MAX)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=BATCH_MAX)]
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=SEQUENCE_MAX)]
 Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000)]
+RelativeSpeed = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]
 GpuCount = Annotated[int, Field(strict=True, ge=1, le=GPUS_MAX)]
 
 
@@ -267,6 +268,11 @@ class JobDocument(Document):
     fungible: Annotated[bool, Field(strict=True)] = Field(
         default=True, description="Whether the job can run on nodes on loan from inference pools."
     )
+    speeds: Annotated[dict[Text, RelativeSpeed], Field(max_length=100)] = Field(
+        default_factory=dict,
+        description="Relative speed of one GPU by model, such as `{a100-80g: 1, t4: 0.18}`, for a job without `model` "
+        "or `profile`. Default: as measured on each model that the job ran on, else by the GPU profiles.",
+    )
     namespace: Label | Literal[""] = Field(
         default="", description="Kubernetes namespace of the job's pods. Empty: the operator's default."
     )
@@ -279,6 +285,8 @@ class JobDocument(Document):
     def _check_model(self) -> Self:
         if self.model and self.profile is not None:
             raise invalid_field("profile", self.profile, "either model or profile, not both")
+        if self.speeds and (self.model or self.profile is not None):
+            raise invalid_field("speeds", self.speeds, "nothing; the plans of a model or profile determine its speed")
         if (self.model or self.profile is not None) and self.global_batch is None:
             raise invalid_field("globalBatch", None, "at least 1: a job with a model or a profile needs it")
         return self
@@ -322,6 +330,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             env=dict(document.env),
             checkpoint=to_checkpoint_spec(document.checkpoint),
             fungible=document.fungible,
+            speeds=dict(document.speeds),
             namespace=document.namespace,
             template_json=_canonical_json(template),
         )
@@ -364,6 +373,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "env": dict(spec.env),
         "checkpoint": to_checkpoint_document(spec.checkpoint),
         "fungible": spec.fungible,
+        "speeds": dict(spec.speeds) or None,
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,
     }

@@ -5,6 +5,7 @@ Only the leader's tick changes state. The inbox accepts each command id once, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
@@ -181,6 +182,13 @@ class SolverChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuThroughputsChanged:
+    """Replace the table of work per second by GPU model, in any common unit, that the GPU profiles give."""
+
+    throughputs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastMade:
     pool: str
     forecast: Forecast
@@ -212,6 +220,7 @@ CommandBody = (
     | FreezeResizes
     | CurveSolved
     | SolverChanged
+    | GpuThroughputsChanged
     | ForecastMade
 )
 

@@ -185,7 +185,8 @@ class Progress:
     else of the last ones.
 
     For a job without a model, `corrections` holds the last CORRECTIONS_MAX pairs of GPU count and measured GPU-seconds
-    per step on GPUs of model `measured_gpu` (empty: of any model). `other_gpus` holds those of the models before it.
+    per step on GPUs of model `measured_gpu`, and `other_gpus` those of models before it. An empty `measured_gpu` comes
+    from an older version, which did not distinguish models.
     """
 
     at_s: float

@@ -28,6 +28,16 @@ class RelativeSpeed:
     source: SpeedSource
 
 
+def choose_reference_gpu(training_gpus: Mapping[str, int]) -> str:
+    """Return the most common GPU model, the first by name of several, or empty if there are no GPUs.
+
+    Args:
+        training_gpus: number of GPUs in training pools by model, whether their nodes are up or not.
+    """
+    counted = ((-count, gpu) for gpu, count in training_gpus.items() if count)
+    return min(counted, default=(0, ""))[1]
+
+
 def resolve_prior_speeds(
     reference: str, declared: Mapping[str, float], throughputs: Mapping[str, float]
 ) -> Mapping[str, RelativeSpeed]:

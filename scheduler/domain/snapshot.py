@@ -10,8 +10,9 @@ from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Nod
 from scheduler.domain.gpu_sets import Gpus, GpuShape, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_speed import build_linear_curve
 from scheduler.domain.job_state import Allocation
-from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, ScalingCurve
+from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, LinearCurve, ScalingCurve
 from scheduler.domain.snapshot_index import GpuKind, SnapshotIndex, count_inference_gpus, must_vacate, serves_training
 
 UNSOLVED_CURVE = ScalingCurve()
@@ -31,8 +32,9 @@ class Snapshot:
     """Jobs by id; pools, nodes and created queues by name; live loans by node name; curves by key.
 
     `solver` is the fingerprint of the solver that made the curves. `full_pass_at_s` is when a tick last considered
-    lending and resizing; ticks in between only react to arrivals, exits and recalls. `cached_index` is the index of
-    this snapshot or of a predecessor. It is not part of the value.
+    lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
+    second of each GPU model by its profile, in a common unit; it is empty in snapshots of older versions.
+    `cached_index` is the index of this snapshot or of a predecessor. It is not part of the value.
     """
 
     generation: int = 0
@@ -48,10 +50,26 @@ class Snapshot:
     switches: Switches = field(default_factory=Switches)
     full_pass_at_s: float = float("-inf")
     solver: str = ""
+    gpu_throughputs: Mapping[str, float] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
 
     def curve(self, job: Job) -> Curve:
-        return self.profile_curve(job) if job.spec.has_profile else LINEAR_CURVE
+        return self.profile_curve(job) if job.spec.has_profile else self.linear_curve(job)
+
+    def linear_curve(self, job: Job) -> LinearCurve:
+        """Return the curve of a job without a model. All GPUs are equally fast in a fleet of one GPU model."""
+        if not self.gpu_throughputs and not job.spec.speeds and not job.progress.other_gpus:
+            return LINEAR_CURVE
+        index, gpu = self._node_index, job.spec.gpu
+        fleet_gpu = index.reference_gpu
+        if gpu in ("", fleet_gpu) and not job.progress.other_gpus and index.has_only(fleet_gpu):
+            return LINEAR_CURVE
+        return build_linear_curve(job, gpu or fleet_gpu, self.gpu_throughputs)
+
+    @property
+    def reference_gpu(self) -> str:
+        """The most common GPU model of training pools, or empty if these have no nodes."""
+        return self._node_index.reference_gpu
 
     def profile_curve(self, job: Job) -> ScalingCurve:
         """Return the curve of a job with a model, empty if nothing is solved yet."""
@@ -95,9 +113,14 @@ class Snapshot:
     @property
     def typical_node_sizes(self) -> Mapping[str, int]:
         """GPUs per node of the most common node size of each GPU model."""
+        return self._node_index.typical_node_sizes()
+
+    @property
+    def _node_index(self) -> SnapshotIndex:
+        """Index that is current for nodes and pools. It may be outdated for jobs and loans."""
         index = self.cached_index
-        is_current = index is not None and index.nodes is self.nodes
-        return (index if index is not None and is_current else self.index).typical_node_sizes()
+        is_current = index is not None and index.nodes is self.nodes and index.pools is self.pools
+        return index if index is not None and is_current else self.index
 
     @property
     def training_gpus(self) -> Mapping[GpuKind, int]:

@@ -14,6 +14,7 @@ from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node
 from scheduler.domain.gpu_sets import NO_GPUS, FreeGpus, Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.relative_speed import choose_reference_gpu
 
 if TYPE_CHECKING:
     from scheduler.domain.snapshot import Snapshot
@@ -33,7 +34,7 @@ _JOB_SETS = (
 )  # fmt: skip
 _COUNTERS = (
     "free_gpus", "training_gpus", "node_counts_by_size", "up_node_counts", "unrecalled_loan_counts",
-    "live_loan_counts", "lent_gpus", "inference_capacity",
+    "live_loan_counts", "lent_gpus", "inference_capacity", "owned_gpus",
 )  # fmt: skip
 _MUTABLE_ATTRIBUTES = (*_NODE_SETS, *_LOAN_SETS, *_JOB_SETS, *_COUNTERS, "holders", "free_by_node")
 
@@ -69,6 +70,7 @@ class SnapshotIndex:
         live_loan_counts: loans that are not returned, by pool
         lent_gpus: GPUs on nodes that are lent or recalled, by pool
         inference_capacity: GPUs that inference can use, by pool
+        owned_gpus: GPUs of training pools, up or not, by GPU model
     """
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
@@ -106,6 +108,7 @@ class SnapshotIndex:
         self.live_loan_counts: dict[str, int] = {}
         self.lent_gpus: dict[str, int] = {}
         self.inference_capacity: dict[str, int] = {}
+        self.owned_gpus: dict[str, int] = {}
         self._job_id_sets: list[set[str]] = [getattr(self, name) for name in _JOB_SETS]
 
     @classmethod
@@ -193,6 +196,15 @@ class SnapshotIndex:
         counted = sorted((nodes, gpus, gpu) for (gpu, gpus), nodes in self.node_counts_by_size.items() if nodes)
         return {gpu: gpus for _, gpus, gpu in counted}
 
+    @property
+    def reference_gpu(self) -> str:
+        """The most common GPU model of training pools, or empty if these have no nodes."""
+        return choose_reference_gpu(self.owned_gpus)
+
+    def has_only(self, gpu: str) -> bool:
+        """Return whether all nodes have GPUs of this model."""
+        return all(model == gpu for (model, _), nodes in self.node_counts_by_size.items() if nodes)
+
     def count_up_nodes_by_size(self, pool: str) -> Iterator[tuple[int, int]]:
         """Yield (GPUs per node, number of nodes) for the pool's nodes that are up."""
         return ((gpus, nodes) for (name, gpus), nodes in self.up_node_counts.items() if name == pool and nodes)
@@ -238,6 +250,8 @@ class SnapshotIndex:
                 _add_count(self.node_counts_by_size, (each.gpu, each.gpus), sign)
                 _add_count(self.up_node_counts, (each.pool, each.gpus), sign * (each.state is NodeState.UP))
                 self._count_gpus(each, self.loans.get(name), sign)
+                if self.pools[each.pool].kind is PoolKind.TRAINING:
+                    _add_count(self.owned_gpus, each.gpu, sign * each.gpus)
         _set_membership(self.down, name, node is not None and node.state is NodeState.DOWN)
         _set_membership(self.cordoned, name, node is not None and node.cordoned)
         _set_membership(self.draining, name, node is not None and node.draining)

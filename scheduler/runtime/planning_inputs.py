@@ -7,7 +7,14 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Protocol
 
-from scheduler.domain.commands import Command, CurveSolved, ForecastMade, SolverChanged
+from scheduler.domain.commands import (
+    Command,
+    CommandBody,
+    CurveSolved,
+    ForecastMade,
+    GpuThroughputsChanged,
+    SolverChanged,
+)
 from scheduler.domain.fleet import Forecast, Pool, PoolKind
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
@@ -16,6 +23,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.clock import RealClock
 from scheduler.solver.curve import CurvePoint, build_curve_solved, compute_solver_fingerprint, solve_curve
+from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.store.protocol import Store
 
 Points = Mapping[GpuShape, CurvePoint]
@@ -74,11 +82,17 @@ class CurveBuilder:
         )
 
     def list_solver_changes(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """Return the command that drops points of another version of the solver or its profiles, if there are any."""
-        solver = compute_solver_fingerprint()
-        if snapshot.solver == solver:
-            return ()
-        return (Command(f"solver/{solver}", now_s, SolverChanged(solver), actor="solver"),)
+        """Return the commands that bring a snapshot of another solver, or of other profiles, up to date.
+
+        They drop its curve points, and replace its table of throughputs by GPU model.
+        """
+        solver, throughputs = compute_solver_fingerprint(), list_throughputs()
+        bodies: list[tuple[str, CommandBody]] = []
+        if snapshot.solver != solver:
+            bodies.append(("solver", SolverChanged(solver)))
+        if snapshot.gpu_throughputs != throughputs:
+            bodies.append(("throughputs", GpuThroughputsChanged(throughputs)))
+        return tuple(Command(f"{name}/{solver}", now_s, body, actor="solver") for name, body in bodies)
 
     @property
     def is_idle(self) -> bool:

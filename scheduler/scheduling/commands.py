@@ -21,6 +21,7 @@ from scheduler.domain.commands import (
     DeleteQueue,
     ForecastMade,
     FreezeResizes,
+    GpuThroughputsChanged,
     PauseLending,
     RecallAll,
     RemoveNode,
@@ -83,6 +84,8 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _record_curve_point(snapshot, solved)
         case SolverChanged(solver=solver) if solver != snapshot.solver:
             _drop_curves(snapshot, solver)
+        case GpuThroughputsChanged(throughputs=throughputs) if throughputs != snapshot.gpu_throughputs:
+            snapshot.gpu_throughputs = throughputs
         case ForecastMade(pool=pool, forecast=forecast):
             if pool in snapshot.pools:
                 snapshot.forecasts[pool] = forecast

@@ -12,7 +12,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.scheduling.policies.speed import gpu_model, node_sizes, packed
+from scheduler.scheduling.policies.speed import describe_speeds, gpu_model, node_sizes, packed
 
 _QUOTA_CODES = (
     ReasonCode.WAITING_FOR_QUOTA,
@@ -69,7 +69,10 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
     return Explanation(
         job_id=job_id,
         state=job.state,
-        summary=_summarize(job, reason) + _describe_scaling_limit(snapshot, job) + _suggest_queue(snapshot, job),
+        summary=_summarize(job, reason)
+        + _describe_scaling_limit(snapshot, job)
+        + _describe_gpu_speeds(snapshot, job)
+        + _suggest_queue(snapshot, job),
         reason=reason,
         position=_position(reason),
         needed_gpus=needed,
@@ -137,6 +140,11 @@ def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
             speed = "no faster" if plan.iteration_time_s == better.iteration_time_s else "slower"
             return f"; {count} GPUs would be {speed} than {part.gpus}"
     return ""
+
+
+def _describe_gpu_speeds(snapshot: Snapshot, job: Job) -> str:
+    speeds = describe_speeds(snapshot, job)
+    return f"; relative speed of a GPU: {speeds}" if speeds else ""
 
 
 def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:

@@ -79,6 +79,7 @@ class MutableSnapshot:
         self.demand: TrackedDict[DemandReading] = TrackedDict(snapshot.demand)
         self.forecasts: TrackedDict[Forecast] = TrackedDict(snapshot.forecasts)
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
+        self.gpu_throughputs = snapshot.gpu_throughputs
         self.switches = snapshot.switches
         self.solver = snapshot.solver
         self.events: list[Event] = []
@@ -109,6 +110,7 @@ class MutableSnapshot:
             queues=self.queues.result,
             switches=self.switches,
             solver=self.solver,
+            gpu_throughputs=self.gpu_throughputs,
         )
 
     @property

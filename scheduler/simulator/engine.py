@@ -7,13 +7,24 @@ requested. All events at one instant are handled by one tick.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, CreateQueue, ReportDemand, SubmitJob
-from scheduler.domain.fleet import Node, Pool
+from scheduler.domain.commands import (
+    AddNode,
+    Command,
+    CommandBody,
+    CreatePool,
+    CreateQueue,
+    GpuThroughputsChanged,
+    ReportDemand,
+    SubmitJob,
+)
+from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.relative_speed import choose_reference_gpu
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.executor import Executor
@@ -33,7 +44,7 @@ from scheduler.simulator.demand import (
     merge_demand_changes,
 )
 from scheduler.simulator.fault_injection import ControllerCrashError, FaultInjector, NoFaults
-from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_linear_truth
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission
 from scheduler.store.memory_store import MemoryStore
@@ -74,7 +85,10 @@ class LivelockError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All inputs of a simulation except policies and faults."""
+    """All inputs of a simulation except policies and faults.
+
+    `gpu_throughputs` is the work per second of each GPU model in the simulated world, and in the policies' view of it.
+    """
 
     pools: tuple[Pool, ...]
     nodes: tuple[Node, ...]
@@ -85,10 +99,20 @@ class Scenario:
     forecast: str = SEASONAL
     truth: GroundTruth = NOTHING_HIDDEN
     queues: tuple[JobQueue, ...] = ()
+    gpu_throughputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def start_s(self) -> float:
         return self.submissions[0].at_s if self.submissions else 0.0
+
+    @property
+    def reference_gpu(self) -> str:
+        """The GPU model on which one step of a job without a model takes one GPU-second, unless it requests another."""
+        training = {pool.name for pool in self.pools if pool.kind is PoolKind.TRAINING}
+        counts = Counter[str]()
+        for node in self.nodes:
+            counts[node.gpu] += node.gpus if node.pool in training else 0
+        return choose_reference_gpu(counts)
 
 
 class Simulation:
@@ -111,6 +135,7 @@ class Simulation:
             now_s=start_s,
             step_time_factor=scenario.truth.draw_step_time_factor,
             true_steps=true_steps,
+            linear_step_time_s=build_linear_truth(scenario.reference_gpu, scenario.gpu_throughputs),
         )
         self.memory_store = MemoryStore()
         self.clock = ManualClock(start_s)
@@ -166,6 +191,8 @@ class Simulation:
             self._send(AddNode(node))
         for queue in self._scenario.queues:
             self._send(CreateQueue(queue))
+        if self._scenario.gpu_throughputs:
+            self._send(GpuThroughputsChanged(self._scenario.gpu_throughputs))
         while self._demand_changes.next_at_s < self.clock.now_s():
             self._apply_demand_change(self._demand_changes.take())
 

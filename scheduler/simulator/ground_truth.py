@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -24,6 +24,7 @@ from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import JobRow
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import JobSpec
+from scheduler.domain.relative_speed import RelativeSpeed, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission, build_submissions, count_gpu_models
 
@@ -110,6 +111,27 @@ def parse_ground_truth(text: str) -> GroundTruth:
         except ValueError:
             raise ValueError(f"{name}: got {value!r}; allowed: {_ALLOWED_TRUTH}") from None
     return GroundTruth(**given)
+
+
+def build_linear_truth(
+    reference: str, throughputs: Mapping[str, float]
+) -> Callable[[JobSpec, Mapping[str, int]], float]:
+    """Return the true step time, in seconds, of a job without a model on a number of GPUs by model.
+
+    Speeds are those of GPU profiles, relative to the model that the job requests, or else to `reference`. A GPU model
+    without a profile is as fast as the reference. Declared and measured speeds do not matter: they are what policies
+    believe.
+    """
+
+    @cache
+    def resolve(gpu: str) -> Mapping[str, RelativeSpeed]:
+        return resolve_prior_speeds(gpu, {}, throughputs)
+
+    def compute(spec: JobSpec, counts: Mapping[str, int]) -> float:
+        speeds = resolve(spec.gpu or reference)
+        return 1.0 / sum(count * (speeds[gpu].value if gpu in speeds else 1.0) for gpu, count in counts.items())
+
+    return compute
 
 
 @cache

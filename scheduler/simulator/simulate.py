@@ -31,6 +31,7 @@ from scheduler.simulator.recorder import ReportRecorder
 from scheduler.simulator.report import PolicyResult, SimulationReport
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
+from scheduler.solver.profiles.gpu_throughput import list_throughputs
 
 if TYPE_CHECKING:
     from scheduler.domain.tick_report import Invariant, Violation
@@ -265,6 +266,7 @@ def build_scenario(
         forecast=options.forecast,
         truth=truth,
         queues=build_queues(cluster),
+        gpu_throughputs=list_throughputs(),
     )
 
 

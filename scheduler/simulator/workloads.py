@@ -12,6 +12,7 @@ from scheduler.documents.trace_files import JobRow
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.relative_speed import choose_reference_gpu
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.catalog import list_model_names
 
@@ -49,8 +50,8 @@ class GpuInventory:
 
     @property
     def most_common(self) -> str:
-        """The most common GPU model of training pools."""
-        return max(self.training, key=lambda gpu: self.training[gpu])
+        """The most common GPU model of training pools, to which speeds refer."""
+        return choose_reference_gpu(self.training)
 
 
 def build_submissions(

@@ -103,6 +103,7 @@ RECORD_KINDS = (
     RecordKind("demand", Table("demand", METADATA, RecordColumns), DemandReading),
     RecordKind("forecasts", Table("forecasts", METADATA, RecordColumns), Forecast),
     RecordKind("queues", Table("queues", METADATA, RecordColumns), JobQueue),
+    RecordKind("gpu_throughputs", Table("gpu_throughputs", METADATA, RecordColumns), float),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

@@ -31,6 +31,7 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
 from scheduler.solver.curve import build_curve_solved, solve_point
+from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import SECRET, ApiService, AppTransport
 from tests.api.seeded_service import SeededService
@@ -127,7 +128,7 @@ def _write(name: str, document: Any) -> None:
 
 
 class Replay:
-    """The current application on a copy of the recorded database, at the recorded time."""
+    """The current application on a migrated copy of the recorded database, at the recorded time."""
 
     def __init__(self, folder: Path) -> None:
         self.world = read("world")
@@ -135,6 +136,7 @@ class Replay:
         with sqlite3.connect(path) as connection:
             connection.executescript((FOLDER / "database.sql").read_text(encoding="utf-8"))
         self.path = path
+        migrate(f"sqlite:///{path}")
         self.store = SqlStore(f"sqlite:///{path}")
         app = create_app(
             self.store,

@@ -119,8 +119,10 @@ def _format_duration(seconds: float) -> int | str:
 
 
 def _check_profile_names(spec: JobSpec) -> None:
-    if spec.gpu and spec.gpu not in list_gpu_names():
-        raise InvalidDocumentError(InvalidField("gpu", to_printable(spec.gpu), f"one of {', '.join(list_gpu_names())}"))
+    named = (*((("gpu", spec.gpu),) if spec.gpu else ()), *(("speeds", gpu) for gpu in spec.speeds))
+    for field, gpu in named:
+        if gpu not in list_gpu_names():
+            raise InvalidDocumentError(InvalidField(field, to_printable(gpu), f"one of {', '.join(list_gpu_names())}"))
     if spec.model and spec.model not in list_model_names():
         raise InvalidDocumentError(
             InvalidField("model", to_printable(spec.model), f"one of {', '.join(list_model_names())}")

@@ -223,7 +223,7 @@ def curve_speeds(*, requires_speedup: bool = True) -> Speeds:
             )
             seen[key] = counts[pays], steps_per_s[pays]
         counts, on_curve = seen[key]
-        return counts, on_curve / job.curve_correction
+        return counts, on_curve * _speed_factor(snapshot, job, gpu) / job.curve_correction
 
     return speeds
 
@@ -233,6 +233,12 @@ def linear_speeds(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> tup
     step_s = linear_step_times_s(snapshot, job, sizes)(1)
     counts = np.append(0, np.arange(min_feasible_gpus(snapshot, job, sizes), job.spec.max_gpus + 1 if step_s else 0))
     return counts, counts / (step_s or 1.0)
+
+
+def _speed_factor(snapshot: Snapshot, job: Job, gpu: str | None) -> float:
+    """Return the relative speed of a GPU model for a job without a model, and 1 for others: their curve contains it."""
+    curve = snapshot.curve(job)
+    return curve.speed_on(gpu).value if gpu and isinstance(curve, LinearCurve) else 1.0
 
 
 def _read_curve(snapshot: Snapshot, job: Job, node_gpus: int, gpu: str) -> tuple[Ints, Floats]:

@@ -10,6 +10,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.relative_speed import RelativeSpeed
 from scheduler.domain.scaling_curve import LinearCurve, ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 
@@ -70,7 +71,7 @@ def step_times_s(
     """Return `step_time_s` as a function of the count, for callers that need many counts of one job."""
     curve, correction = snapshot.curve(job), job.curve_correction
     if isinstance(curve, LinearCurve):
-        return _data_parallel_step_times(job)
+        return _data_parallel_step_times(job, curve, model or reference_model(snapshot, job))
     gpu = model or gpu_model(snapshot, job, sizes)
     plans = curve.packed_plans(gpu, sizes[gpu]) if gpu else NO_PLANS
 
@@ -81,26 +82,58 @@ def step_times_s(
     return on_curve
 
 
-def _data_parallel_step_times(job: Job) -> Callable[[int], float]:
-    """Return step times of a job without a model, fitted to its measurements.
+def reference_model(snapshot: Snapshot, job: Job) -> str:
+    """Return the GPU model that the speed of a job without a model refers to by default.
+
+    It is the model of its plan, else the model that it requests, else the most common one in training pools.
+    """
+    plan = job.allocation.plan
+    return plan.stages[0].gpu if plan is not None else job.spec.gpu or snapshot.reference_gpu
+
+
+def relative_speeds(snapshot: Snapshot, job: Job) -> Mapping[str, RelativeSpeed]:
+    """Return the known speeds of the fleet's GPU models for a job without a model, relative to its reference model.
+
+    Empty for a job with a model, or if nothing is known.
+    """
+    curve = snapshot.curve(job)
+    if not isinstance(curve, LinearCurve) or not curve.speeds:
+        return {}
+    base = curve.speed_on(job.spec.gpu or snapshot.reference_gpu).value
+    known = ((gpu, curve.speeds[gpu]) for gpu in sorted(node_sizes(snapshot)) if gpu in curve.speeds)
+    return {gpu: RelativeSpeed(speed.value / base, speed.source) for gpu, speed in known}
+
+
+def describe_speeds(snapshot: Snapshot, job: Job) -> str:
+    """Return the speeds of GPU models and their sources, such as `t4 0.32 (profile), v100-32g 1 (profile)`.
+
+    Empty for a job with a model, in a fleet of one GPU model, or if nothing is known.
+    """
+    speeds = relative_speeds(snapshot, job)
+    return ", ".join(f"{gpu} {speed.value:.2g} ({speed.source})" for gpu, speed in speeds.items())
+
+
+def _data_parallel_step_times(job: Job, curve: LinearCurve, model: str) -> Callable[[int], float]:
+    """Return step times of a job without a model on GPUs of `model`, fitted to its measurements on that model.
 
     They have a part that GPUs share and a part that they do not, such as the exchange of gradients (Amdahl, AFIPS'67).
-    Scaling is assumed to be linear until the job has run on two different numbers of GPUs, or if more GPUs were no less
-    efficient.
+    Scaling is assumed to be linear until the job has run on two different numbers of these GPUs, or if more GPUs were
+    no less efficient.
     """
-    correction = job.progress.correction
-    if not job.progress.corrections:
-        return lambda gpus: correction / gpus
-    known = dict(job.progress.corrections)
-    if job.state is JobState.RUNNING:
-        known[job.allocation.target_gpus] = correction
+    gpu_s = job.progress.correction / curve.speed_on(model).value
+    measured = job.progress.measured_gpu_s(model)
+    if not measured:
+        return lambda gpus: gpu_s / gpus
+    known = dict(measured)
+    if job.state is JobState.RUNNING and job.allocated_gpu == model:
+        known[job.allocation.target_gpus] = gpu_s
     if len(known) < 2 or max(known.values()) == min(known.values()):
-        return lambda gpus: correction / gpus
+        return lambda gpus: gpu_s / gpus
     mean_gpus, mean = sum(known) / len(known), sum(known.values()) / len(known)
     spread = sum((gpus - mean_gpus) ** 2 for gpus in known)
-    fixed_s = sum((gpus - mean_gpus) * (gpu_s - mean) for gpus, gpu_s in known.items()) / spread
+    fixed_s = sum((gpus - mean_gpus) * (each_s - mean) for gpus, each_s in known.items()) / spread
     if fixed_s <= 0.0:
-        return lambda gpus: correction / gpus
+        return lambda gpus: gpu_s / gpus
     shared_s = max(0.0, mean - fixed_s * mean_gpus)
     return lambda gpus: shared_s / gpus + fixed_s
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.commands import CurveSolved, SolverChanged
+from scheduler.domain.commands import CurveSolved, GpuThroughputsChanged, SolverChanged
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
@@ -17,6 +17,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.solver.curve import CurvePoint, compute_solver_fingerprint
+from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.solver.request import Infeasibility
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
@@ -119,9 +120,11 @@ def test_solution_may_include_the_point_of_a_smaller_shape() -> None:
 
 def test_points_of_another_solver_are_outdated() -> None:
     curves, _, snapshot, _ = builder()
-    (command,) = curves.list_solver_changes(snapshot, 5.0)
-    assert command.body == SolverChanged(compute_solver_fingerprint())
-    assert curves.list_solver_changes(replace(snapshot, solver=compute_solver_fingerprint()), 5.0) == ()
+    solver, throughputs = (command.body for command in curves.list_solver_changes(snapshot, 5.0))
+    assert solver == SolverChanged(compute_solver_fingerprint())
+    assert throughputs == GpuThroughputsChanged(list_throughputs())
+    current = replace(snapshot, solver=compute_solver_fingerprint(), gpu_throughputs=list_throughputs())
+    assert curves.list_solver_changes(current, 5.0) == ()
 
 
 def test_rejection_by_the_solver_affects_one_job_only() -> None:
