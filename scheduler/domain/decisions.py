@@ -29,6 +29,7 @@ class ReasonCode(StrEnum):
     INFERENCE_NEEDS_NODE = "InferenceNeedsNode"
     OPERATOR_ASKED = "OperatorAsked"
     FORECAST_FELL = "ForecastFell"
+    UNUSED_BY_TRAINING = "UnusedByTraining"
     OFFER_EXPIRED = "OfferExpired"
     TRAINING_LEFT = "TrainingLeft"
     # Reasons of a pending job

@@ -156,7 +156,7 @@ class Loan:
 
     `return_by_s` is set while the loan is recalled: training must have left by then. `lent_at_s` is when training could
     first use the node. `recalled_at_s` is when the recall started, unless it was cancelled. Both remain set after the
-    loan ends.
+    loan ends. `unused_since_s` is since when no job holds GPUs of an active loan's node.
     """
 
     id: str
@@ -168,6 +168,7 @@ class Loan:
     return_by_s: float | None = None
     lent_at_s: float | None = None
     recalled_at_s: float | None = None
+    unused_since_s: float | None = None
 
     @property
     def is_live(self) -> bool:

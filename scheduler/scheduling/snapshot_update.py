@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.domain.commands import Command
 from scheduler.domain.events import Event, EventCode
@@ -53,6 +53,7 @@ def update_snapshot(
     for job in _list_transitional_jobs(updated):
         _advance_job(updated, job, outage_s)
     _activate_loans(updated)
+    _track_unused_loans(updated)
     return SnapshotUpdate(updated.view(), tuple(updated.events), tuple(updated.readings), tuple(updated.samples))
 
 
@@ -108,3 +109,15 @@ def _activate_loans(snapshot: MutableSnapshot) -> None:
         if loan.state is LoanState.OFFERED and snapshot.nodes[name].inference_gpus == 0:
             snapshot.put_loan(loan.transition_to(LoanState.ACTIVE, snapshot.now_s))
             snapshot.record_event(EventCode.LOAN_ACTIVE, name, f"inference has left node {name}; training can use it")
+
+
+def _track_unused_loans(snapshot: MutableSnapshot) -> None:
+    """Record since when no job holds GPUs of each node on loan."""
+    unused = [
+        (loan, None if snapshot.jobs_on_node(name) else snapshot.now_s)
+        for name, loan in snapshot.loans.items()
+        if loan.state is LoanState.ACTIVE
+    ]
+    for loan, since_s in unused:
+        if (since_s is None) != (loan.unused_since_s is None):
+            snapshot.put_loan(replace(loan, unused_since_s=since_s))

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from math import floor
 
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, LendingPolicy, NodeState, Pool
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, LendingPolicy, Loan, NodeState, Pool
+from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.model_mix import count_gainful_gpus
+from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import can_run_on, gpu_model, node_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,46 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     return LendingTarget(nodes, may_grow, reason, lasting_nodes=_spare_nodes(snapshot, pool, lasting))
 
 
-def training_demand_gpus(snapshot: Snapshot, settings: PolicySettings, *, scales: bool) -> float:
-    """Return the GPUs that training would use beyond those that it has or is offered.
+def count_wanted_gpus(snapshot: Snapshot, gpu: str, settings: PolicySettings, *, scales: bool, mixes: bool) -> float:
+    """Return how many more GPUs of a model, lent or free, jobs could use beyond those that are free or offered.
 
-    This is the demand of pending jobs, of running jobs below their maximum if the policy set `scales`, and a reserve
-    for future jobs. Unneeded nodes are not lent, because inference would drain them for nothing and want them back.
+    This is the demand of pending jobs, and of running jobs below their maximum if the policy set `scales`. A running
+    job can use GPUs of another model if the policy set `mixes` models and a solved or promising plan gains from them.
+    If any job can use the model, a reserve for future jobs is added. Other nodes are not lent, because inference would
+    drain them for nothing.
     """
-    ledger = snapshot.index
-    wanting = [snapshot.jobs[job_id] for job_id in (*ledger.waiting, *(ledger.below_maximum if scales else ()))]
-    wishes = sum((job.spec.max_gpus if scales else job.spec.min_gpus) - job.allocation.target_gpus for job in wanting)
-    offered = sum(snapshot.nodes[name].gpus for name in ledger.offered)
-    return wishes + settings.lending_reserve * sum(ledger.training_gpus.values()) - ledger.free_gpu_total - offered
+    index, quota = snapshot.index, QuotaState(snapshot)
+    wanting = (*index.waiting, *(index.below_maximum if scales else ()))
+    wished = sum(
+        min(_count_wished_gpus(snapshot, job, gpu, settings, scales=scales, mixes=mixes), quota.headroom(job))
+        for job in map(snapshot.jobs.__getitem__, wanting)
+        if job.spec.fungible and job.spec.gpu in ("", gpu)
+    )
+    if wished <= 0:
+        return 0.0
+    offered = sum(node.gpus for name in index.offered if (node := snapshot.nodes[name]).gpu == gpu)
+    free = sum(gpus for (model, _), gpus in index.free_gpus.items() if model == gpu)
+    return wished + settings.lending_reserve * sum(index.training_gpus.values()) - free - offered
+
+
+def _count_wished_gpus(
+    snapshot: Snapshot, job: Job, gpu: str, settings: PolicySettings, *, scales: bool, mixes: bool
+) -> int:
+    held = job.allocation.target_gpus
+    if held and gpu_model(snapshot, job, node_sizes(snapshot)) != gpu:
+        return count_gainful_gpus(snapshot, job, gpu, settings) if mixes else 0
+    if not held and not can_run_on(snapshot, job, gpu, node_sizes(snapshot)):
+        return 0
+    return (job.spec.max_gpus if scales else job.spec.min_gpus) - held
+
+
+def is_unused_too_long(loan: Loan, pool: Pool, settings: PolicySettings, now_s: float) -> bool:
+    """Return whether no job has used the node for the shortest worthwhile loan, or for two full passes if that is longer.
+
+    Jobs grow in full passes only, so each had the chance to use it.
+    """
+    limit_s = max(pool.lending.loan_s_min, 2 * settings.full_pass_period_s)
+    return loan.unused_since_s is not None and now_s - loan.unused_since_s >= limit_s
 
 
 def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:

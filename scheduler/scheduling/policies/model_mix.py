@@ -74,13 +74,13 @@ def deal_nodes(
     return NodeDeal(changes, [wanted for _, wanted in sorted(requests, key=lambda request: request[0])])
 
 
-def count_wished_gpus(snapshot: Snapshot, job: Job, gpu: str, settings: PolicySettings) -> int:
+def count_gainful_gpus(snapshot: Snapshot, job: Job, gpu: str, settings: PolicySettings) -> int:
     """Return how many more GPUs of a model a running job could use beside its own, by solved or promising shapes."""
     plan, size = job.allocation.plan, node_sizes(snapshot)[gpu]
     if plan is None or not job.spec.may_mix_gpu_models:
         return 0
     more = (job.spec.max_gpus - job.allocation.target_gpus) // size
-    return size * _MixOptions(snapshot, job, gpu, more, settings).count_wished_nodes()
+    return size * _MixOptions(snapshot, job, gpu, more, settings).count_gainful_nodes()
 
 
 def split_unlike(snapshot: Snapshot, job: Job, gpus: Gpus) -> tuple[Gpus, Gpus]:
@@ -153,16 +153,16 @@ class _MixOptions:
         found = promising[: max(0, min(REQUESTS_MAX, room))]
         return [(time_s, WantedShape(self._job.curve_key, shape)) for time_s, shape in found]
 
-    def count_wished_nodes(self) -> int:
+    def count_gainful_nodes(self) -> int:
         """Return the most nodes beyond the current ones that a solved plan uses with gain, or an unsolved promises."""
-        now_s, wished = self._remaining_s(self.current_nodes) or inf, self.current_nodes
+        now_s, gainful = self._remaining_s(self.current_nodes) or inf, self.current_nodes
         for nodes in self._candidates() if self._rest else ():
             time_s = self._remaining_s(nodes)
             if time_s is not None and time_s < now_s:
-                now_s, wished = time_s, max(wished, nodes)
+                now_s, gainful = time_s, max(gainful, nodes)
         if self._count_solved_mixes() < MIXED_SHAPES_MAX:
-            wished = max([wished, *(nodes for nodes, _, _ in self._list_promising())])
-        return wished - self.current_nodes
+            gainful = max([gainful, *(nodes for nodes, _, _ in self._list_promising())])
+        return gainful - self.current_nodes
 
     def _candidates(self) -> list[int]:
         """Return the node counts to consider, ascending: none of another model, the current one, and canonical ones."""

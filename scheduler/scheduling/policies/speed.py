@@ -176,6 +176,15 @@ def min_feasible_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], mo
     return _min_feasible_on(snapshot.profile_curve(job), spec, model or gpu_model(snapshot, job, sizes), sizes)
 
 
+def can_run_on(snapshot: Snapshot, job: Job, gpu: str, sizes: Mapping[str, int]) -> bool:
+    """Return whether the job could run on GPUs of one model: a plan is solved, or its minimum is not solved yet."""
+    if not job.spec.has_profile:
+        return True
+    curve = snapshot.profile_curve(job)
+    shape = packed(gpu, job.spec.min_gpus, sizes[gpu])
+    return bool(curve.packed_plans(gpu, sizes[gpu])) or shape not in curve.infeasible
+
+
 def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
     min_gpus = spec.min_gpus
     if not curve.infeasible or gpu is None or packed(gpu, min_gpus, sizes[gpu]) not in curve.infeasible:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
 from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
-from scheduler.scheduling.policies.lending import LendingTarget, training_demand_gpus
+from scheduler.scheduling.policies.lending import LendingTarget, count_wanted_gpus, is_unused_too_long
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
@@ -13,6 +13,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
     _withdraw_expired_offers(cycle)
+    _recall_unused_nodes(cycle)
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
             _adjust_pool(cycle, pool)
@@ -55,6 +56,18 @@ def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
             cycle.apply(ReturnNode(name, Reason(ReasonCode.OFFER_EXPIRED, detail, numbers)))
 
 
+def _recall_unused_nodes(cycle: SchedulingCycle) -> None:
+    """Give back nodes that no job has used for the shortest worthwhile loan."""
+    for name, loan in sorted(cycle.snapshot.loans.items()):
+        pool = cycle.snapshot.original.pools[loan.pool]
+        if loan.state is LoanState.ACTIVE and is_unused_too_long(loan, pool, cycle.settings, cycle.now_s):
+            assert loan.unused_since_s is not None
+            unused_s = cycle.now_s - loan.unused_since_s
+            detail = f"no job has used node {name} for {unused_s:.0f} s"
+            reason = Reason(ReasonCode.UNUSED_BY_TRAINING, detail, {"unused_s": unused_s})
+            _recall_node(cycle, name, cycle.now_s + pool.lending.return_deadline_s, reason)
+
+
 def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
     """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only."""
     target = cycle.policies.lend(cycle.snapshot.original, pool, cycle.settings)
@@ -65,8 +78,7 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
         _cancel_recalls(cycle, pool, target, target.nodes - lent)
         spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
         if cycle.full_pass and spare > 0:
-            wanted = training_demand_gpus(cycle.view, cycle.settings, scales=cycle.policies.scales)
-            _lend_nodes(cycle, pool, target, spare, wanted)
+            _lend_nodes(cycle, pool, target, spare)
 
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -106,8 +118,8 @@ def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     return not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
 
 
-def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int, wanted_gpus: float) -> None:
-    """Lend up to `count` nodes, those that inference uses least first, until `wanted_gpus` are lent.
+def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
+    """Lend up to `count` nodes, those that inference uses least first, as long as jobs could use their GPUs.
 
     An offer that was withdrawn in this tick is not repeated in it.
     """
@@ -117,11 +129,15 @@ def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count
         node for node in cycle.snapshot.original.nodes.values() if node.name not in on_loan and _is_lendable(node, pool)
     ]
     idle.sort(key=lambda node: (node.inference_gpus, node.name))
-    for node in idle[:count]:
-        if wanted_gpus <= 0:
-            break
-        cycle.apply(LendNode(node.name, target.reason))
-        wanted_gpus -= node.gpus
+    wanted_gpus: dict[str, float] = {}
+    for node in idle:
+        if node.gpu not in wanted_gpus:
+            scales, mixes = cycle.policies.scales, cycle.policies.deal_nodes is not None
+            wanted_gpus[node.gpu] = count_wanted_gpus(cycle.view, node.gpu, cycle.settings, scales=scales, mixes=mixes)
+        if wanted_gpus[node.gpu] > 0 and count > 0:
+            cycle.apply(LendNode(node.name, target.reason))
+            wanted_gpus[node.gpu] -= node.gpus
+            count -= 1
 
 
 def _is_lendable(node: Node, pool: Pool) -> bool:

@@ -91,7 +91,12 @@ def is_refused(absorbed: SnapshotUpdate) -> bool:
 )
 def test_inapplicable_command_is_refused_without_effect(body: CommandBody) -> None:
     ended = a_job("ended", 4, state=JobState.SUCCEEDED, releasing=FOUR)
-    snapshot = a_snapshot(FLEET, [a_job("queued"), ended], [a_loan("i0")], queues={"vision": JobQueue("vision")})
+    snapshot = a_snapshot(
+        FLEET,
+        [a_job("queued"), ended],
+        [replace(a_loan("i0"), unused_since_s=0.0)],
+        queues={"vision": JobQueue("vision")},
+    )
     absorbed = told(snapshot, body)
     assert is_refused(absorbed)
     assert absorbed.snapshot == snapshot
