@@ -77,6 +77,7 @@ class Stage:
             "submit": self._submit,
             "burst": self._burst,
             "solve": self._solve,
+            "solve-mixed": self._solve_mixed,
             "solve-tensor": self._solve_tensor,
             "scale": lambda w: self._send(ScaleJob(w[0], *(int(n) for n in w[1].split("..")))),
             "cancel": lambda w: self._send(CancelJob(w[0])),
@@ -98,9 +99,12 @@ class Stage:
         verbs[verb](words)
 
     def _fleet(self, words: Words) -> None:
-        sizes = {name: [int(n) for n in size.split("x")] for name, size in (word.split("=") for word in words)}
+        """`fleet training=NODESxGPUS inference=NODESxGPUS [MODEL]`: the model is that of the inference nodes."""
+        sizes = {name: [int(n) for n in size.split("x")] for name, size in (word.split("=") for word in words[:2])}
         (training, per_node), (inference, _) = sizes["training"], sizes["inference"]
         pools, nodes = a_fleet(training=training, inference=inference, gpus_per_node=per_node, lending=_LENDING)
+        for model in words[2:]:
+            nodes |= {name: replace(node, gpu=model) for name, node in nodes.items() if node.pool == "inference"}
         self._executor = SimulatedExecutor(nodes.values(), delays=Delays(drain_s=20.0))
         for pool in pools.values():
             self._send(CreatePool(pool))
@@ -157,6 +161,20 @@ class Stage:
             self._send(CurveSolved(words[0], shape, None, f"needs 94.1 GB of 80.0 GB per GPU on {gpus} GPUs"))
         else:
             self._send(CurveSolved(words[0], shape, _plan(gpus, dict(word.split("=") for word in words[2:]))))
+
+    def _solve_mixed(self, words: Words) -> None:
+        """`solve-mixed KEY GPUS MODEL=NODES STEP_S`: GPUS of the usual model beside NODES of 4 GPUs of another.
+
+        With 0 GPUS, the shape has the other model alone.
+        """
+        gpus, (model, nodes) = int(words[1]), words[2].split("=")
+        shape = GpuShape.from_node_counts([*[(GPU, 4)] * (gpus // 4), *[(model, 4)] * int(nodes)])
+        counts = [(gpu, count) for gpu, count in ((GPU, gpus), (model, 4 * int(nodes))) if count]
+        stages = tuple(
+            PipelineStage(at, at, gpu, count, (LayerStrategy(1, dp=count),)) for at, (gpu, count) in enumerate(counts)
+        )
+        plan = replace(build_data_parallel_plan(GPU, shape.gpus), iteration_time_s=float(words[3]), stages=stages)
+        self._send(CurveSolved(words[0], shape, plan))
 
     def _solve_tensor(self, words: Words) -> None:
         """`solve-tensor KEY GPUS DEGREE`: the solver returns a plan of 8 layers with this tensor-parallel degree.

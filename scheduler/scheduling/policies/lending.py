@@ -76,8 +76,8 @@ def count_wanted_gpus(snapshot: Snapshot, gpu: str, settings: PolicySettings, *,
 
     This is the demand of pending jobs, and of running jobs below their maximum if the policy set `scales`. A running
     job can use GPUs of another model if the policy set `mixes` models and a solved or promising plan gains from them.
-    If any job can use the model, a reserve for future jobs is added. Other nodes are not lent, because inference would
-    drain them for nothing.
+    If any job can use the model, and training owns nodes of it, a reserve for future jobs is added. Other nodes are not
+    lent, because inference would drain them for nothing.
     """
     index, quota = snapshot.index, QuotaState(snapshot)
     wanting = (*index.waiting, *(index.below_maximum if scales else ()))
@@ -90,7 +90,8 @@ def count_wanted_gpus(snapshot: Snapshot, gpu: str, settings: PolicySettings, *,
         return 0.0
     offered = sum(node.gpus for name in index.offered if (node := snapshot.nodes[name]).gpu == gpu)
     free = sum(gpus for (model, _), gpus in index.free_gpus.items() if model == gpu)
-    return wished + settings.lending_reserve * sum(index.training_gpus.values()) - free - offered
+    owned, lent = (index.training_gpus.get((gpu, is_lent), 0) for is_lent in (False, True))
+    return wished + settings.lending_reserve * (owned + lent if owned else 0) - free - offered
 
 
 def _count_wished_gpus(
@@ -105,7 +106,7 @@ def _count_wished_gpus(
 
 
 def is_unused_too_long(loan: Loan, pool: Pool, settings: PolicySettings, now_s: float) -> bool:
-    """Return whether no job has used the node for the shortest worthwhile loan, or for two full passes if that is longer.
+    """Return whether no job has used the node for the shortest worthwhile loan, and for two full passes.
 
     Jobs grow in full passes only, so each had the chance to use it.
     """

@@ -79,7 +79,8 @@ def count_gainful_gpus(snapshot: Snapshot, job: Job, gpu: str, settings: PolicyS
     plan, size = job.allocation.plan, node_sizes(snapshot)[gpu]
     if plan is None or not job.spec.may_mix_gpu_models:
         return 0
-    more = (job.spec.max_gpus - job.allocation.target_gpus) // size
+    in_fleet = snapshot.index.node_counts_by_size.get((gpu, size), 0)
+    more = min(in_fleet, (job.spec.max_gpus - job.allocation.target_gpus) // size)
     return size * _MixOptions(snapshot, job, gpu, more, settings).count_gainful_nodes()
 
 
