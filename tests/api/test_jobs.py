@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from scheduler.domain.commands import ScaleJob, SubmitJob
 
 if TYPE_CHECKING:
@@ -36,6 +38,26 @@ def test_a_request_only_sends_a_command(service: ApiService) -> None:
 
 def test_jobs_with_the_same_name_get_different_ids(service: ApiService) -> None:
     assert service.submit("same") != service.submit("same")
+
+
+def test_speeds_are_part_of_the_job_document(service: ApiService) -> None:
+    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "speeds": {"a100-80g": 1, "t4": 0.18}}
+    made = service.made("/v1/jobs", body)
+    assert service.get(f"/v1/jobs/{made['id']}")["spec"]["speeds"] == {"a100-80g": 1.0, "t4": 0.18}
+
+
+@pytest.mark.parametrize(
+    ("speeds", "field", "words"),
+    [({"t4": 0}, "speeds.t4", "greater than 0"), ({"t5": 0.2}, "speeds", "one of a100-40g")],
+)
+def test_invalid_speeds_are_refused_and_nothing_changes(
+    service: ApiService, problem: Problem, speeds: dict[str, float], field: str, words: str
+) -> None:
+    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "speeds": speeds}
+    (invalid,) = problem(service.http.post("/v1/jobs", json=body), 422)["errors"]
+    assert invalid["field"] == field
+    assert words in invalid["allowed"]
+    assert service.store.load().inbox == ()
 
 
 def test_a_job_starts_with_the_next_tick_and_shows_its_gpus_and_plan(fleet: ApiService) -> None:

@@ -50,6 +50,7 @@ def change_refusal(
         {**JOB, "suspend": True, "managedBy": "kueue.x-k8s.io/multikueue", "name": "other"},
         {**JOB, "model": "llama-2-7b", "globalBatch": 64, "sequenceLength": 4096, "steps": 10**15},
         {**JOB, "profile": {"layers": [{"flops": 1e12}]}, "globalBatch": 1},
+        {**JOB, "speeds": {"a100-80g": 1, "t4": 0.18}},
         {**JOB, "deadline": "5h30m", "durationEstimate": 90, "maxRunTime": "0.5s", "checkpoint": {"interval": "90"}},
         {**JOB, "checkpoint": {"volume": CLAIM}},
         {**JOB, "checkpoint": {"dir": "/a/..b", "volume": {**CLAIM, "subPath": "runs/..7"}}},
@@ -74,6 +75,9 @@ def test_valid_jobs_are_accepted(cluster: KubernetesClient, namespace: str, spec
         ({"gpus": None}, "spec.gpus: Required"),
         ({"model": "a", "profile": {}, "globalBatch": 1}, "spec.profile: Invalid value"),
         ({"model": "gpt2"}, "spec.globalBatch: Invalid value"),
+        ({"model": "gpt2", "globalBatch": 1, "speeds": {"t4": 1}}, "spec.speeds: Invalid value"),
+        ({"speeds": {"t4": 0}}, "spec.speeds.t4: Invalid value"),
+        ({"speeds": {"t4": "fast"}}, "spec.speeds.t4: Invalid value"),
         ({"command": None}, "spec.command: Invalid value"),
         ({"env": {"1A": "x"}}, "spec.env: Invalid value"),
         ({"env": {"EBBTIDE_X": "x"}}, "spec.env: Invalid value"),
@@ -151,6 +155,13 @@ def test_job_fields_are_immutable(cluster: KubernetesClient, namespace: str, fie
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
     said = change_refusal(cluster, ELASTIC_JOB, "job", namespace, {field: value})
     assert f"spec.{field}: Invalid value" in said
+
+
+@pytest.mark.parametrize("speeds", [{"t4": 0.3}, None])
+def test_speeds_are_immutable(cluster: KubernetesClient, namespace: str, speeds: dict[str, float] | None) -> None:
+    cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, {**JOB, "speeds": {"t4": 0.2, "l40s": 1}}))
+    said = change_refusal(cluster, ELASTIC_JOB, "job", namespace, {"speeds": speeds})
+    assert "spec.speeds: Invalid value" in said
 
 
 def test_range_and_suspend_are_mutable(cluster: KubernetesClient, namespace: str) -> None:

@@ -66,6 +66,7 @@ def test_name_and_gpu_range_are_sufficient() -> None:
     [
         COMPLETE,
         {"name": "a", "gpus": {"min": 1, "max": 1}},
+        {"name": "a", "gpus": {"min": 1, "max": 1}, "speeds": {"a100-80g": 1, "t4": 0.18}},
         {"name": "a", "gpus": {"min": 1, "max": 1}, "profile": {"b": [1.5], "a": "x"}, "globalBatch": 1},
     ],
 )
@@ -100,3 +101,28 @@ def test_unknown_field_is_rejected_with_the_known_fields() -> None:
 def test_value_that_is_no_object_is_rejected(document: object) -> None:
     with pytest.raises(InvalidDocumentError, match="an object"):
         parse_job(document)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "message"),
+    [
+        ({"t4": 0}, r"speeds\.t4: got 0; allowed: greater than 0"),
+        ({"t4": -1.0}, r"speeds\.t4: got -1\.0; allowed: greater than 0"),
+        ({"t4": float("inf")}, r"speeds\.t4: got \"inf\"; allowed: a finite number"),
+        ({"t4": "fast"}, r"speeds\.t4: got \"fast\"; allowed: a valid number"),
+        ([1], r"speeds: got .*; allowed: a valid dictionary"),
+    ],
+)
+def test_speed_that_is_no_positive_number_is_rejected(speeds: object, message: str) -> None:
+    with pytest.raises(InvalidDocumentError, match=message):
+        parse_job({"name": "a", "gpus": {"min": 1, "max": 1}, "speeds": speeds})
+
+
+def test_speeds_are_only_for_jobs_without_a_model() -> None:
+    document = {"name": "a", "gpus": {"min": 1, "max": 1}, "model": "gpt2", "globalBatch": 8, "speeds": {"t4": 0.2}}
+    with pytest.raises(InvalidDocumentError, match=r"speeds: got .*; allowed: nothing; the plans of a model"):
+        parse_job(document)
+    with pytest.raises(ValueError, match=r"speeds applies to jobs without model or profile"):
+        JobSpec("a", 1, 1, model="gpt2", global_batch=8, speeds={"t4": 0.2})
+    with pytest.raises(ValueError, match=r"speeds\.t4 must be a finite number above 0, got 0\.0"):
+        JobSpec("a", 1, 1, speeds={"t4": 0.0})
