@@ -219,11 +219,15 @@ def format_demand_csv(rows: Iterable[DemandRow]) -> str:
 def _build_job_row(job: Job, start_s: float, now_s: float) -> JobRow | None:
     """Return the job as if it had run on its average number of GPUs, or None if it has no work.
 
-    Its work is the GPU-seconds used, without lost work. For a live job, the expected remaining work is added.
+    Its work is the GPU-seconds used, without lost work. For a live job, the expected remaining work is added. The work
+    of a job that ran on several GPU models counts as on the last of them.
     """
     spec, account = job.spec, (job if job.is_ended else job.advance_to(now_s)).account
     done_gpu_s = account.gpu_s - account.lost_gpu_s
     work_gpu_s = done_gpu_s + (0.0 if job.is_ended else _estimate_remaining_gpu_s(job, done_gpu_s, now_s))
+    if job.progress.other_gpus:  # GPU-seconds on unlike models cannot be added
+        remaining = None if job.is_ended else job.remaining_steps(now_s)
+        work_gpu_s = (job.steps_at(now_s) + (remaining or 0.0)) * job.progress.corrections[-1][1]
     if work_gpu_s <= 0:
         return None
     gpus = min(max(round(_compute_mean_gpus(job, account.gpu_s, now_s)), spec.min_gpus), spec.max_gpus)
@@ -245,6 +249,7 @@ def _build_job_row(job: Job, start_s: float, now_s: float) -> JobRow | None:
         gpu=spec.gpu,
         iterations=(spec.steps or round(job.progress.steps)) if spec.model and (spec.steps or job.is_ended) else 0,
         sequence_length=spec.sequence_length if spec.model else 0,
+        ran_on=job.progress.measured_gpu,
     )
 
 

@@ -14,7 +14,8 @@ class JobRow:
 
     `model` names a model profile or a measured model. `application` is the model's name in a published trace; it has a
     curve only if a measured profile contains it. `duration_s` is 0 in a trace that records iterations only. `line` is
-    the row's line in `path`. `deadline_s` is a time of the trace. `user` is the job's owner.
+    the row's line in `path`. `deadline_s` is a time of the trace. `user` is the job's owner. `gpu` is the required GPU
+    model, and `ran_on` the one that the job ran on in the trace (empty: not recorded).
     """
 
     line: int
@@ -34,6 +35,7 @@ class JobRow:
     application: str = ""
     sequence_length: int = 0
     user: str = ""
+    ran_on: str = ""
     path: str = field(default="jobs", compare=False)
 
 
@@ -57,7 +59,7 @@ class DemandRow:
 JOB_COLUMNS = ("job_id", "submit_time_s", "duration_s", "gpus")
 JOB_OPTIONAL_COLUMNS = (
     *("min_gpus", "max_gpus", "model", "global_batch", "sequence_length", "iterations"),
-    *("priority", "queue", "user", "deadline_s", "gpu"),
+    *("priority", "queue", "user", "deadline_s", "gpu", "ran_on"),
 )
 
 POLLUX_ITERATIONS = {
@@ -127,6 +129,7 @@ def _parse_ebbtide_job(row: CsvRow) -> JobRow:
         user=row.texts.get("user", ""),
         deadline_s=_parse_deadline_s(row) if row.has("deadline_s") else None,
         gpu=row.texts.get("gpu", ""),
+        ran_on=row.texts.get("ran_on", ""),
         iterations=row.integer("iterations", minimum=0) if row.has("iterations") else 0,
         sequence_length=row.integer("sequence_length", minimum=0) if row.has("sequence_length") else 0,
         path=str(row.path),

@@ -26,7 +26,7 @@ from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import JobSpec
 from scheduler.domain.relative_speed import RelativeSpeed, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
-from scheduler.simulator.workloads import Submission, build_submissions, count_gpu_models
+from scheduler.simulator.workloads import Submission, build_submissions, compute_fastest_speed, count_gpu_models
 
 MODEL_GPUS_MIN = 2
 """Jobs with fewer GPUs get no model."""
@@ -185,6 +185,10 @@ class _StepTimeModel:
                 return candidate
         return row
 
+    def compute_fastest_speed(self, spec: JobSpec) -> float:
+        """Return the relative speed of the fastest GPU for a job without a model. A curve already contains speeds."""
+        return 1.0 if spec.has_profile else compute_fastest_speed(spec, self._models)
+
     def compute_canonical_step_times(self, spec: JobSpec) -> Mapping[int, float]:
         per_node = self._models.per_node[spec.gpu or self._models.most_common]
         return self.compute_step_times(spec, canonical_gpu_counts(spec.min_gpus, spec.max_gpus, per_node))
@@ -207,4 +211,5 @@ def _apply_truth(submission: Submission, widest: JobSpec, step_times: _StepTimeM
     declared = replace(spec, steps=max(1, round(spec.steps * declared_ratio)), duration_estimate_s=estimate_s)
     times_s = step_times.compute_canonical_step_times(widest).items()
     fastest_s = min(step_s * truth.draw_step_time_factor(job_id, count) for count, step_s in times_s)
+    fastest_s /= step_times.compute_fastest_speed(spec)
     return replace(submission, spec=declared, steps_true=float(steps_true), run_time_s_min=steps_true * fastest_s)

@@ -12,9 +12,10 @@ from scheduler.documents.trace_files import JobRow
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import CheckpointSpec, JobSpec
-from scheduler.domain.relative_speed import choose_reference_gpu
+from scheduler.domain.relative_speed import choose_reference_gpu, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.catalog import list_model_names
+from scheduler.solver.profiles.gpu_throughput import list_throughputs
 
 
 class WorkloadError(ValueError):
@@ -59,10 +60,13 @@ def build_submissions(
 ) -> tuple[Submission, ...]:
     """Return the jobs of the trace in order of time.
 
-    A job without a model has one step per GPU-second of the trace. The length of a job with a model is the number of
-    iterations in the trace or, without it, the number of steps that its plan completes in the run time of the trace on
-    the GPUs of the trace. Measured curves take precedence over solved ones. They define the model of an `application`
-    and limit the range of a job to measured counts, including slow ones, which policies may avoid.
+    A job without a model has one step per GPU-second of the trace on its reference model, which is the model that it
+    requests, or else the most common one. If the trace says that it ran on another model, its GPU-seconds count by the
+    relative speed of that model. The length of a job with a model is the number of iterations in the trace or, without
+    it, the number of steps that its plan completes in the run time of the trace on the GPUs of the trace.
+
+    Measured curves take precedence over solved ones. They define the model of an `application` and limit the range of a
+    job to measured counts, including slow ones, which policies may avoid.
 
     Args:
         elastic: whether jobs have ranges; otherwise each job has the GPU count of the trace.
@@ -80,9 +84,11 @@ def _build_submission(
     row: JobRow, cluster: ClusterDocument, models: GpuInventory, curves: CurveCache, *, elastic: bool
 ) -> Submission:
     gpu, row = _get_gpu_model(row, models), _with_measured_model(row, curves)
-    widest = _get_gpu_range(row, cluster, models.all[gpu])
+    reachable = sum(models.all.values()) if row.model and not row.gpu else models.all[gpu]
+    widest = _get_gpu_range(row, cluster, reachable)
     low, high = widest if elastic else (row.gpus, row.gpus)
     _check_gpu_limits(row, cluster, low, f"the training pools' GPUs of model {gpu}", models.training[gpu])
+    work_gpu_s = row.duration_s * row.gpus * _get_trace_speed(row, gpu)
     spec = JobSpec(
         name=row.job_id,
         min_gpus=low,
@@ -93,14 +99,34 @@ def _build_submission(
         model=row.model,
         global_batch=row.global_batch,
         sequence_length=row.sequence_length,
-        steps=max(1, round(row.duration_s * row.gpus)),
-        duration_estimate_s=row.duration_s * row.gpus / low or None,
+        steps=max(1, round(work_gpu_s)),
+        duration_estimate_s=work_gpu_s / low or None,
         deadline_s=None if row.deadline_s is None else row.deadline_s - row.submit_time_s,
         checkpoint=CheckpointSpec(interval_s=cluster.checkpoint_interval_s),
     )
     if not row.model:
-        return Submission(row.submit_time_s, row.job_id, spec, row.gpus, row.duration_s * row.gpus / widest[1])
+        run_time_s_min = work_gpu_s / widest[1] / compute_fastest_speed(spec, models)
+        return Submission(row.submit_time_s, row.job_id, spec, row.gpus, run_time_s_min)
     return _build_submission_with_curve(row, spec, curves, widest=widest, node=(gpu, models.per_node[gpu]))
+
+
+def _get_trace_speed(row: JobRow, reference: str) -> float:
+    """Return the speed of the GPU model that the job ran on in the trace, relative to its reference model."""
+    if row.ran_on in ("", reference):
+        return 1.0
+    throughputs = list_throughputs()
+    if row.ran_on not in throughputs or reference not in throughputs:
+        allowed = ", ".join(throughputs) if reference in throughputs else f"only {reference}, which has no GPU profile"
+        raise _make_workload_error(row, "ran_on", row.ran_on, allowed)
+    return throughputs[row.ran_on] / throughputs[reference]
+
+
+def compute_fastest_speed(spec: JobSpec, models: GpuInventory) -> float:
+    """Return the speed, relative to its reference model, of the fastest GPU that a job without a model could use."""
+    if spec.gpu:
+        return 1.0
+    speeds = resolve_prior_speeds(models.most_common, {}, list_throughputs())
+    return max((speeds[gpu].value for gpu in models.all if gpu in speeds), default=1.0)
 
 
 def _check_gpu_limits(row: JobRow, cluster: ClusterDocument, gpus_min: int, description: str, gpus: int) -> None:
@@ -150,14 +176,27 @@ def _build_submission_with_curve(
         )
     if measured:
         spec = replace(spec, min_gpus=min(allowed), max_gpus=max(allowed))
-    step_s = times_s.get(row.gpus) or times_s[spec.min_gpus]
+    step_s = _compute_trace_step_s(row, spec, curves, node) or times_s.get(row.gpus) or times_s[spec.min_gpus]
     steps = row.iterations or max(1, round(row.duration_s / step_s))
     spec = replace(spec, steps=steps, duration_estimate_s=steps * times_s.get(spec.min_gpus, step_s))
     return Submission(row.submit_time_s, row.job_id, spec, row.gpus, steps * min(times_s.values()))
 
 
+def _compute_trace_step_s(row: JobRow, spec: JobSpec, curves: CurveCache, node: tuple[str, int]) -> float | None:
+    """Return the step time on the GPU model that the job ran on in the trace, or None if that is not another one."""
+    if row.ran_on in ("", node[0]):
+        return None
+    if row.ran_on not in list_throughputs():
+        raise _make_workload_error(row, "ran_on", row.ran_on, ", ".join(list_throughputs()))
+    point = curves.get_job_point(spec, GpuShape.packed(row.ran_on, row.gpus, node[1]))
+    if point.plan is None:
+        allowed = f"a GPU on which model {row.model} can run: {point.infeasible}"
+        raise _make_workload_error(row, "ran_on", row.ran_on, allowed)
+    return point.plan.iteration_time_s
+
+
 def _get_gpu_range(row: JobRow, cluster: ClusterDocument, gpus_max: int) -> tuple[int, int]:
-    """Return the range of the row, or that of the `elastic` block, with its maximum limited to the cluster."""
+    """Return the range of the row, or that of the `elastic` block, with its maximum limited to `gpus_max`."""
     elastic = cluster.elastic
     if row.min_gpus is not None or row.max_gpus is not None:
         low, high = row.min_gpus or row.gpus, row.max_gpus or row.gpus

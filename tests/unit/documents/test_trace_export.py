@@ -105,3 +105,17 @@ def test_exported_files_can_be_read(tmp_path: Path) -> None:
         (60.0, "chat", 3.0),
         (60.0, "code", 1.0),
     ]
+
+
+def test_job_that_was_measured_has_its_gpu_model() -> None:
+    job = an_ended_job("a", gpu_s=400.0, ran_s=100.0)
+    measured = replace(job, progress=job.progress.with_measured_gpu_s("t4", 4, 2.0))
+    assert (export_job(job).ran_on, export_job(measured).ran_on) == ("", "t4")
+    assert export_job(measured).duration_s == export_job(job).duration_s
+
+
+def test_work_on_unlike_models_counts_as_on_the_last_one() -> None:
+    job = an_ended_job("a", gpu_s=400.0, ran_s=100.0)
+    progress = job.progress.with_measured_gpu_s("t4", 4, 3.0).with_measured_gpu_s("v100-32g", 4, 1.0)
+    exported = export_job(replace(job, progress=replace(progress, steps=200.0)))
+    assert (exported.ran_on, exported.duration_s * exported.gpus) == ("v100-32g", 200.0)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.throughput import StepByGpuCount
 from scheduler.documents.trace_files import JobRow
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission, WorkloadError, build_submissions
+from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from tests.simulation.synthetic import small_cluster
 
 CLUSTER = small_cluster(training=2, inference=1)
@@ -115,3 +120,43 @@ def test_inelastic_job_on_an_unmeasured_count_is_refused() -> None:
     assert build_measured_submission(row).spec.min_gpus == 2
     with pytest.raises(WorkloadError, match="line 9: gpus: got 3"):
         build_measured_submission(row, elastic=False)
+
+
+def build_on(ran_on: str, **more: Any) -> Submission:
+    return build_submission(JobRow(2, "a", 0.0, 1000.0, 4, ran_on=ran_on, **more))
+
+
+def test_trace_on_another_model_counts_by_its_relative_speed() -> None:
+    throughputs = list_throughputs()
+    ratio = throughputs["v100-32g"] / throughputs["a100-80g"]
+    slow, own = build_on("v100-32g"), build_on("a100-80g")
+    assert own == build_on("")
+    assert slow.spec.steps == round(4000 * ratio)
+    assert slow.spec.duration_estimate_s == pytest.approx(2000.0 * ratio)
+    assert slow.run_time_s_min == pytest.approx(500.0 * ratio)
+
+
+def test_trace_of_a_model_on_another_gpu_has_the_steps_of_its_plan_there() -> None:
+    more = {"model": "gpt2", "global_batch": 64}
+    own, slow = build_on("a100-80g", **more), build_on("v100-32g", **more)
+    assert own == build_on("", **more)
+    assert slow.spec.steps < own.spec.steps / 1.5
+
+
+@pytest.mark.parametrize("more", [{}, {"model": "gpt2", "global_batch": 64}])
+def test_unknown_model_of_a_trace_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError, match=r"line 2: ran_on: got 'tpu'; allowed: a100-40g, a100-80g"):
+        build_on("tpu", **more)
+
+
+def test_bound_counts_the_fastest_model_of_the_cluster() -> None:
+    row = JobRow(2, "a", 0.0, 1000.0, 4, min_gpus=4, max_gpus=4)
+    pools = [
+        {"name": name, "kind": kind, "nodes": 1, "gpus_per_node": 8, "gpu": gpu}
+        for name, kind, gpu in (("own", "training", "v100-32g"), ("served", "inference", "h100-80g"))
+    ]
+    (submission,) = build_submissions(
+        [row], parse_document(ClusterDocument, {"pools": pools}), CurveCache(), elastic=True
+    )
+    throughputs = list_throughputs()
+    assert submission.run_time_s_min == pytest.approx(1000.0 * throughputs["v100-32g"] / throughputs["h100-80g"])
