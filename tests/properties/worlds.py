@@ -63,7 +63,7 @@ def a_world(seed: int) -> World:
         switches=Switches(random.random() < 0.1, random.random() < 0.1, random.random() < 0.1),
         full_pass_at_s=random.choice((float("-inf"), NOW_S - 10, NOW_S - 400)),
     )
-    return World(snapshot, _observation(random, snapshot))
+    return World(snapshot, observe(random, snapshot))
 
 
 def _node(random: Random, node: Node) -> Node:
@@ -155,7 +155,7 @@ def _curve(random: Random, per_node: int) -> ScalingCurve:
     return curve
 
 
-def _observation(random: Random, snapshot: Snapshot) -> Observation:
+def observe(random: Random, snapshot: Snapshot) -> Observation:
     """Return an observation, fresh or stale, with runs in any phase on GPUs that their jobs hold."""
     runs: list[Run] = []
     for job in snapshot.jobs.values():
