@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from math import isclose
 
 from scheduler.domain.job import Job
-from scheduler.domain.relative_speed import RelativeSpeed, SpeedSource, resolve_prior_speeds
+from scheduler.domain.relative_speed import RelativeSpeed, SpeedSource
 from scheduler.domain.scaling_curve import LinearCurve
 
+_ROUNDING_MAX = 1e-9
 
-def build_linear_curve(job: Job, reference: str, throughputs: Mapping[str, float]) -> LinearCurve:
+
+def with_measured_speeds(job: Job, prior: LinearCurve) -> LinearCurve:
     """Return the curve of a job without a model. Declared speeds precede measured ones, and those precede profiles.
 
     Step times of its plans times the job's correction are step times as measured, on each model that the job ran on.
@@ -19,23 +19,14 @@ def build_linear_curve(job: Job, reference: str, throughputs: Mapping[str, float
     measurement on the most similar number of GPUs counts.
 
     Args:
-        reference: GPU model whose prior speed is 1.
-        throughputs: work per second by GPU model from GPU profiles, in any common unit.
+        prior: curve with the speeds of `resolve_prior_speeds`.
     """
-    prior = _build_prior_curve(reference, tuple(job.spec.speeds.items()), tuple(throughputs.items()))
-    scale = _compute_scale(job, prior)
-    has_measured = bool(job.progress.other_gpus) or job.allocated_gpu not in ("", job.progress.measured_gpu)
-    if isclose(scale, 1.0) and not has_measured:
+    scale, progress = _compute_scale(job, prior), job.progress
+    measured_one = not progress.measured_gpu or job.allocated_gpu in ("", progress.measured_gpu)
+    if abs(scale - 1.0) < _ROUNDING_MAX and measured_one and not progress.other_gpus:
         return prior
     speeds = {gpu: RelativeSpeed(speed.value * scale, speed.source) for gpu, speed in prior.speeds.items()}
     return LinearCurve({**speeds, **_compute_measured_speeds(job)})
-
-
-@lru_cache(maxsize=1024)
-def _build_prior_curve(
-    reference: str, declared: tuple[tuple[str, float], ...], throughputs: tuple[tuple[str, float], ...]
-) -> LinearCurve:
-    return LinearCurve(resolve_prior_speeds(reference, dict(declared), dict(throughputs)))
 
 
 def _compute_scale(job: Job, prior: LinearCurve) -> float:

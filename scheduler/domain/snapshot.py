@@ -10,12 +10,15 @@ from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Nod
 from scheduler.domain.gpu_sets import Gpus, GpuShape, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.job_speed import build_linear_curve
+from scheduler.domain.job_speed import with_measured_speeds
 from scheduler.domain.job_state import Allocation
+from scheduler.domain.relative_speed import resolve_prior_speeds
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, LinearCurve, ScalingCurve
 from scheduler.domain.snapshot_index import GpuKind, SnapshotIndex, count_inference_gpus, must_vacate, serves_training
 
 UNSOLVED_CURVE = ScalingCurve()
+_PriorKey = tuple[str, tuple[tuple[str, float], ...]]
+"""Reference model, and declared speeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,9 @@ class Snapshot:
     `solver` is the fingerprint of the solver that made the curves. `full_pass_at_s` is when a tick last considered
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
     second of each GPU model by its profile, in a common unit; it is empty in snapshots of older versions.
-    `cached_index` is the index of this snapshot or of a predecessor. It is not part of the value.
+
+    `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
+    measurements, with the table of throughputs that they are from. They are not part of the value.
     """
 
     generation: int = 0
@@ -52,6 +57,9 @@ class Snapshot:
     solver: str = ""
     gpu_throughputs: Mapping[str, float] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
+    prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"derived": True}
+    )
 
     def curve(self, job: Job) -> Curve:
         return self.profile_curve(job) if job.spec.has_profile else self.linear_curve(job)
@@ -62,9 +70,17 @@ class Snapshot:
             return LINEAR_CURVE
         index, gpu = self._node_index, job.spec.gpu
         fleet_gpu = index.reference_gpu
-        if gpu in ("", fleet_gpu) and not job.progress.other_gpus and index.has_only(fleet_gpu):
+        if gpu in ("", fleet_gpu) and not job.progress.other_gpus and index.has_reference_only:
             return LINEAR_CURVE
-        return build_linear_curve(job, gpu or fleet_gpu, self.gpu_throughputs)
+        return with_measured_speeds(job, self._prior_curve(gpu or fleet_gpu, job.spec.speeds))
+
+    def _prior_curve(self, reference: str, declared: Mapping[str, float]) -> LinearCurve:
+        key = (reference, tuple(declared.items()) if declared else ())
+        throughputs, curve = self.prior_curves.get(key, (None, LINEAR_CURVE))
+        if throughputs is not self.gpu_throughputs:
+            curve = LinearCurve(resolve_prior_speeds(reference, declared, self.gpu_throughputs))
+            self.prior_curves[key] = self.gpu_throughputs, curve
+        return curve
 
     @property
     def reference_gpu(self) -> str:

@@ -71,6 +71,9 @@ class SnapshotIndex:
         lent_gpus: GPUs on nodes that are lent or recalled, by pool
         inference_capacity: GPUs that inference can use, by pool
         owned_gpus: GPUs of training pools, up or not, by GPU model
+    GPU models:
+        reference_gpu: the most common one of training pools, or empty if these have no nodes
+        has_reference_only: whether no node has another model
     """
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
@@ -109,6 +112,8 @@ class SnapshotIndex:
         self.lent_gpus: dict[str, int] = {}
         self.inference_capacity: dict[str, int] = {}
         self.owned_gpus: dict[str, int] = {}
+        self.reference_gpu = ""
+        self.has_reference_only = True
         self._job_id_sets: list[set[str]] = [getattr(self, name) for name in _JOB_SETS]
 
     @classmethod
@@ -146,8 +151,12 @@ class SnapshotIndex:
     def update_to(self, snapshot: Snapshot) -> None:
         """Update the index to the snapshot. Records count as changed if they are other objects."""
         nodes, self.nodes = self.nodes, snapshot.nodes
-        for name in _find_changed_keys(nodes, snapshot.nodes):
-            self._put_node(name, nodes.get(name))
+        if changed_nodes := _find_changed_keys(nodes, snapshot.nodes):
+            for name in changed_nodes:
+                self._put_node(name, nodes.get(name))
+            self.reference_gpu = choose_reference_gpu(self.owned_gpus)
+            models = {gpu for (gpu, _), count in self.node_counts_by_size.items() if count}
+            self.has_reference_only = models <= {self.reference_gpu}
         loans, self.loans = self.loans, snapshot.loans
         for name in _find_changed_keys(loans, snapshot.loans):
             self.put_loan(name, loans.get(name))
@@ -195,15 +204,6 @@ class SnapshotIndex:
         """
         counted = sorted((nodes, gpus, gpu) for (gpu, gpus), nodes in self.node_counts_by_size.items() if nodes)
         return {gpu: gpus for _, gpus, gpu in counted}
-
-    @property
-    def reference_gpu(self) -> str:
-        """The most common GPU model of training pools, or empty if these have no nodes."""
-        return choose_reference_gpu(self.owned_gpus)
-
-    def has_only(self, gpu: str) -> bool:
-        """Return whether all nodes have GPUs of this model."""
-        return all(model == gpu for (model, _), nodes in self.node_counts_by_size.items() if nodes)
 
     def count_up_nodes_by_size(self, pool: str) -> Iterator[tuple[int, int]]:
         """Yield (GPUs per node, number of nodes) for the pool's nodes that are up."""

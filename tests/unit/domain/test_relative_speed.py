@@ -12,7 +12,7 @@ from scheduler.domain.codec import decode, encode
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, Progress
-from scheduler.domain.job_speed import build_linear_curve
+from scheduler.domain.job_speed import with_measured_speeds
 from scheduler.domain.job_state import JobState
 from scheduler.domain.relative_speed import SpeedSource, choose_reference_gpu, resolve_prior_speeds
 from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
@@ -24,6 +24,11 @@ PACKED = {gpu: GpuShape.packed(gpu, 8, 8) for gpu in THROUGHPUTS}
 POSITIVE = st.floats(0.01, 100.0)
 
 
+def curve_of(job: Job) -> LinearCurve:
+    """Return the curve of a job whose reference is V100."""
+    return with_measured_speeds(job, LinearCurve(resolve_prior_speeds("v100-32g", job.spec.speeds, THROUGHPUTS)))
+
+
 def on(job: Job, gpu: str, curve: LinearCurve, *, correction: float) -> Job:
     """Return the job as it runs on 8 GPUs of a model, with this measured correction of its plan."""
     plan = curve.plan_for(PACKED[gpu])
@@ -33,14 +38,14 @@ def on(job: Job, gpu: str, curve: LinearCurve, *, correction: float) -> Job:
 
 
 def step_time_s(job: Job, gpu: str) -> float:
-    plan = build_linear_curve(job, "v100-32g", THROUGHPUTS).plan_for(PACKED[gpu])
+    plan = curve_of(job).plan_for(PACKED[gpu])
     assert plan is not None
     return plan.iteration_time_s * job.curve_correction
 
 
 def moved(job: Job, gpu: str, *, measured_step_s: float) -> Job:
     """Return the job after it ran for an hour on GPUs of a model, with this step time."""
-    curve = build_linear_curve(job, "v100-32g", THROUGHPUTS)
+    curve = curve_of(job)
     running = on(job, gpu, curve, correction=1.0)
     running = on(job, gpu, curve, correction=measured_step_s / running.step_time_s())
     return running.transition_to(JobState.RESIZING, 3600.0)
@@ -86,13 +91,13 @@ def test_each_measured_model_keeps_its_step_time_after_any_moves(first: float, s
     job = moved(job, "a100-80g", measured_step_s=third)
     seen = [step_time_s(job, gpu) for gpu in ("v100-32g", "t4", "a100-80g")]
     assert seen == pytest.approx([first, second, third])
-    back = on(job, "t4", build_linear_curve(job, "v100-32g", THROUGHPUTS), correction=job.progress.correction)
+    back = on(job, "t4", curve_of(job), correction=job.progress.correction)
     assert back.step_time_s() == pytest.approx(second), "the plan on a known model has the measured speed at once"
 
 
 def test_short_runs_are_not_measured() -> None:
     job = a_job("j", 8, 8)
-    running = on(job, "t4", build_linear_curve(job, "v100-32g", THROUGHPUTS), correction=3.0)
+    running = on(job, "t4", curve_of(job), correction=3.0)
     assert running.transition_to(JobState.RESIZING, 59.0).progress.measured_gpu == ""
 
 
@@ -104,7 +109,7 @@ def test_plan_from_before_the_table_keeps_its_measured_speed() -> None:
 
 @given(counts=st.dictionaries(st.sampled_from(sorted(THROUGHPUTS)), st.integers(1, 64), min_size=1))
 def test_known_speeds_of_a_mix_add_up(counts: dict[str, int]) -> None:
-    curve = build_linear_curve(a_job("j"), "v100-32g", THROUGHPUTS)
+    curve = curve_of(a_job("j"))
     plan = curve.plan_for(GpuShape.from_node_counts(counts.items()))
     assert plan is not None
     steps_per_s = sum(count * THROUGHPUTS[gpu] / 8.0 for gpu, count in counts.items())
@@ -115,7 +120,7 @@ def test_known_speeds_of_a_mix_add_up(counts: dict[str, int]) -> None:
 
 def test_mix_with_an_unknown_speed_has_no_plan() -> None:
     mixed = GpuShape.from_node_counts([("t4", 8), ("l4", 8)])
-    assert build_linear_curve(a_job("j"), "v100-32g", THROUGHPUTS).plan_for(mixed) is None
+    assert curve_of(a_job("j")).plan_for(mixed) is None
     assert LINEAR_CURVE.plan_for(mixed) is None
     alone = LINEAR_CURVE.plan_for(GpuShape.packed("l4", 8, 8))
     assert alone is not None
