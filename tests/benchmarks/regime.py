@@ -55,15 +55,20 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """`nodes` nodes of 8 GPUs in each of two pools. `elastic_ratio` is the share of all jobs that are elastic, sampled
-    from
-    the jobs with 2 or more GPUs; None makes all of those elastic."""
+    """`nodes` nodes of 8 GPUs in each of two pools.
+
+    `elastic_ratio` is the share of all jobs that are elastic, sampled from the jobs with 2 or more GPUs; None makes all
+    of those elastic. `truth` as in `parse_ground_truth`.
+    """
 
     name: str
     trace: str
     nodes: int
     bars: Targets
     elastic_ratio: float | None = None
+    training_gpu: str = "a100-80g"
+    inference_gpu: str = "a100-80g"
+    truth: str = ""
 
 
 REGIMES = {
@@ -76,6 +81,24 @@ REGIMES = {
         Regime("08", "08", 14, Targets(1.29, 100.0)),
         Regime("04-saturated", "04", 44, Targets(usage_gain_min=1.25, lost_ratio_max=0.01)),
         Regime("04-rigid", "04", 80, Targets(waiting_gain_min=1.53), elastic_ratio=0.05),
+        *(
+            Regime(
+                f"{trace}-{training}-{inference}",
+                trace,
+                nodes,
+                Targets(),
+                None,
+                f"{training}{memory}",
+                inference,
+                "models",
+            )
+            for trace, nodes in (("06", 28), ("02", 24))
+            for training, memory, inference in (
+                ("v100", "-32g", "t4"),
+                ("a100", "-80g", "l4"),
+                ("h100", "-80g", "l40s"),
+            )
+        ),
     )
 }
 
@@ -118,10 +141,10 @@ def simulate_one(one: Play, folder: Path) -> Report:
     rows = read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: one.limit or None]
     if regime.elastic_ratio is not None:
         rows = with_elastic_share(rows, regime.elastic_ratio, one.seed)
-    cluster, curves = regime_cluster(regime.nodes), CurveFile(folder)
+    cluster, curves = regime_cluster(regime.nodes, regime.training_gpu, regime.inference_gpu), CurveFile(folder)
     policies = variant(one.policy, cluster)
     options = SimulationOptions(
-        forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_ground_truth(one.truth)
+        forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_ground_truth(one.truth or regime.truth)
     )
     world = build_scenario(
         rows, read_demand(data / DEMAND), cluster, policies, seed=one.seed, curves=curves, options=options
@@ -143,13 +166,20 @@ def variant(name: str, cluster: ClusterDocument) -> PolicySet:
     return replace(policies, name=name, settings=settings)
 
 
-def regime_cluster(nodes: int) -> ClusterDocument:
-    hardware = {"nodes": nodes, "gpus_per_node": 8, "gpu": "a100-80g"}
+def regime_cluster(nodes: int, training_gpu: str = "a100-80g", inference_gpu: str = "a100-80g") -> ClusterDocument:
+    hardware = {"nodes": nodes, "gpus_per_node": 8}
     lending = {"quantile": QUANTILE}
     peak_gpus = PEAK_RATIO * nodes * 8
     pools = [
-        {"name": "training", "kind": "training", **hardware},
-        {"name": "inference", "kind": "inference", **hardware, "peak_gpus": peak_gpus, "lending": lending},
+        {"name": "training", "kind": "training", **hardware, "gpu": training_gpu},
+        {
+            "name": "inference",
+            "kind": "inference",
+            **hardware,
+            "gpu": inference_gpu,
+            "peak_gpus": peak_gpus,
+            "lending": lending,
+        },
     ]
     document = {"pools": pools, "elastic": {"from_gpus": 2}, "reconfiguration_s": 30, "checkpoint_interval_s": 900}
     return parse_document(ClusterDocument, document)
@@ -185,7 +215,7 @@ class CurveFile(CurveCache):
             point = decode(CurveSolved, json.loads(line))
             self._known[WantedShape(point.curve_key, point.shape)] = point
 
-    def _solve(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:
+    def _compute_point(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:
         if wanted not in self._known:
             begin_s = process_time()
             self._known[wanted] = super()._compute_point(request, wanted)

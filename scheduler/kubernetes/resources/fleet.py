@@ -197,6 +197,7 @@ GPU_MODEL_BY_PRODUCT: Mapping[str, str] = MappingProxyType(
         "NVIDIA-H200": "h200",
         "NVIDIA-H200-NVL": "h200",
         "NVIDIA-L40S": "l40s",
+        "NVIDIA-L4": "l4",
     }
 )
 """GPU profile by the label nvidia.com/gpu.product, which is the driver's product name. Shared and partitioned GPUs have

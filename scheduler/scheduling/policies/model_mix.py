@@ -32,6 +32,8 @@ MIXED_SHAPES_MAX = 40
 """Most mixed shapes that are solved for one curve."""
 REQUESTS_MAX = 2
 """Most mixed shapes that a job requests in one full pass: those that promise most."""
+GPU_MODELS_MAX = 2
+"""Most GPU models that the solver plans for together."""
 SPEEDUP_MIN = 1.05
 """Least promised speedup of a shape that is solved."""
 
@@ -129,6 +131,7 @@ class _MixOptions:
         self._counts = counts
         self._rest = [(model, gpus) for model, gpus in counts if model != gpu]
         self.current_nodes = len(counts) - len(self._rest)
+        self._is_possible = 0 < len({model for model, _ in self._rest}) < GPU_MODELS_MAX
         is_home = gpu == gpu_model(snapshot, job, self._sizes)
         self._nodes_min = self.current_nodes if is_home else 0
         self._more_nodes = max(0, more_nodes)
@@ -140,7 +143,7 @@ class _MixOptions:
         """Return useful node counts with a solved plan, as GPUs, by the rate at which the job approaches its end."""
         items: list[Item] = []
         best_s = inf
-        for nodes in self._candidates() if self._rest else ():
+        for nodes in self._candidates():
             time_s = self._remaining_s(nodes)
             if time_s is not None and time_s < best_s:
                 best_s = time_s
@@ -157,7 +160,7 @@ class _MixOptions:
     def count_gainful_nodes(self) -> int:
         """Return the most nodes beyond the current ones that a solved plan uses with gain, or an unsolved promises."""
         now_s, gainful = self._remaining_s(self.current_nodes) or inf, self.current_nodes
-        for nodes in self._candidates() if self._rest else ():
+        for nodes in self._candidates():
             time_s = self._remaining_s(nodes)
             if time_s is not None and time_s < now_s:
                 now_s, gainful = time_s, max(gainful, nodes)
@@ -167,6 +170,8 @@ class _MixOptions:
 
     def _candidates(self) -> list[int]:
         """Return the node counts to consider, ascending: none of another model, the current one, and canonical ones."""
+        if not self._is_possible:
+            return []
         most = self.current_nodes + self._more_nodes
         canonical = _canonical_node_counts(most - self._nodes_min)
         return sorted({*(self._nodes_min + nodes for nodes in canonical), self.current_nodes})
@@ -180,8 +185,6 @@ class _MixOptions:
 
     def _list_promising(self) -> Iterator[tuple[int, GpuShape, float]]:
         """Yield unsolved shapes with their promised step time, if that beats what is solved and pays for the change."""
-        if not self._rest:
-            return
         solved = [time_s for nodes in self._candidates() if (time_s := self._remaining_s(nodes)) is not None]
         now_s, own = self._job.step_time_s(), self._speed(self._counts)
         best_s = min(solved, default=inf)
