@@ -30,8 +30,8 @@ def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
 def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
     """Return the GPU model that a job's speed refers to.
 
-    It is the model that the job holds, else the model that it requests, else the fleet's first by name. Of several
-    models that it holds, it is one on nodes that training owns, if there are any, and of these the fastest.
+    It is the model that the job holds, else the model that it requests, else the most common one in training pools,
+    else the fleet's first by name. Of several models that it holds, it is one on nodes that training owns, if there are any, and of these the fastest.
     """
     plan = job.allocation.plan
     if plan is not None and plan.is_mixed:
@@ -41,7 +41,7 @@ def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | N
             return snapshot.nodes[node].gpu
     if job.spec.gpu:
         return job.spec.gpu if job.spec.gpu in sizes else None
-    return min(sizes, default=None)
+    return snapshot.reference_gpu or min(sizes, default=None)
 
 
 def _home_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:

@@ -15,6 +15,7 @@ from scheduler.scheduling.explanation import explain
 from scheduler.scheduling.policies.allotment import curve_speeds
 from scheduler.scheduling.policies.speed import (
     describe_speeds,
+    gpu_model,
     linear_step_times_s,
     node_sizes,
     relative_speeds,
@@ -52,6 +53,13 @@ def test_pending_job_is_expected_to_run_on_the_reference_model() -> None:
     job = a_job("j", 8)
     assert [step_s(seen(job), job, model) for model in (None, "v100-32g", "t4")] == [0.125, 0.125, 0.375]
     assert remaining_s(seen(job), job, 8, node_sizes(seen(job))) == 3600 / 8
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [("", "v100-32g"), ("t4", "t4"), ("h200", None)])
+def test_speed_of_a_pending_job_refers_to_the_most_common_training_model(gpu: str, expected: str | None) -> None:
+    """T4 is the first by name. AFS dealt pending jobs the GPUs of lent T4 nodes alone."""
+    job = a_job("j", 8, model="llama-2-7b", global_batch=8, gpu=gpu)
+    assert gpu_model(seen(job), job, node_sizes(seen(job))) == expected
 
 
 def test_requested_model_is_the_reference() -> None:
