@@ -31,7 +31,8 @@ def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | N
     """Return the GPU model that a job's speed refers to.
 
     It is the model that the job holds, else the model that it requests, else the most common one in training pools,
-    else the fleet's first by name. Of several models that it holds, it is one on nodes that training owns, if there are any, and of these the fastest.
+    else the fleet's first by name. Of several models that it holds, it is one on nodes that training owns, if there are
+    any, and of these the fastest.
     """
     plan = job.allocation.plan
     if plan is not None and plan.is_mixed:
