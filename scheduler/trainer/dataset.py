@@ -35,6 +35,10 @@ class BatchLoader:
     def window_count(self) -> int:
         return self._data.window_count
 
+    def find_window(self, sample: int) -> int:
+        """Return the window of the text that sample `sample` is."""
+        return self._data.find_window(sample)
+
     @property
     def counts_loss(self) -> bool:
         """Whether this rank's share of the loss is summed. Of tensor-parallel copies, one is."""

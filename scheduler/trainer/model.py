@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +140,16 @@ class Head(nn.Module):
         return logits
 
 
+class OutputCache(Protocol):
+    """The stored outputs of frozen layers, as a forward pass uses them."""
+
+    def begin_pass(self, inputs: Tensor) -> tuple[Tensor, int]:
+        """Return the input of a layer, and the number of this layer, with which the pass begins."""
+
+    def store_output(self, layer: int, output: Tensor) -> None:
+        """Store the output of `layer` if it is to be kept."""
+
+
 class Gpt(nn.Module):
     """A contiguous range of the model's layers: layer 0 is the embedding, then come the blocks; the head is last.
 
@@ -146,12 +157,14 @@ class Gpt(nn.Module):
 
     Attributes:
         input_transforms: functions applied to the input of a layer, by layer number. They redistribute activations.
+        output_cache: stored outputs of frozen layers, or None if all layers are computed.
     """
 
     def __init__(self, size: GptSize, layers: range | None = None) -> None:
         super().__init__()
         self.layer_range = range(size.layers + 2) if layers is None else layers
         self.input_transforms: dict[int, Callable[[Tensor], Tensor]] = {}
+        self.output_cache: OutputCache | None = None
         self.embedding = Embedding(size) if 0 in self.layer_range else None
         self.blocks = nn.ModuleDict({str(k - 1): Block(size) for k in self.layer_range if 1 <= k <= size.layers})
         self.head = Head(size) if size.layers + 1 in self.layer_range else None
@@ -163,11 +176,17 @@ class Gpt(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map tokens, or the previous layer's activations, to logits or to the input of the next layer."""
-        outputs = inputs
+        cache, outputs, first = self.output_cache, inputs, self.layer_range.start
+        if cache is not None:
+            outputs, first = cache.begin_pass(inputs)
         for number, layer in self.numbered_layers():
+            if number < first:
+                continue
             if number in self.input_transforms:
                 outputs = self.input_transforms[number](outputs)
             outputs = layer(outputs)
+            if cache is not None:
+                cache.store_output(number, outputs)
         output_transform = self.input_transforms.get(self.layer_range.stop)
         return outputs if output_transform is None else output_transform(outputs)
 

@@ -107,6 +107,8 @@ class NonInterleavedSchedule:
         shardings = compute_token_shardings(layout, options.size.sequence)
         self._part, self._loss, self._backward_group = part, loss, meshes.backward_group
         self._micro_batches = layout.micro_batches
+        self._returns_gradient = _needs_gradient(part.model.layer_range.start, options.frozen_blocks)
+        self._awaits_gradient = _needs_gradient(part.model.layer_range.stop, options.frozen_blocks)
         is_gpipe = layout.schedule.name is ScheduleName.GPIPE and last_stage > 0
         self._warmup_passes = self._micro_batches if is_gpipe else last_stage - part.stage
         self._previous_link = self._next_link = None
@@ -139,7 +141,7 @@ class NonInterleavedSchedule:
         if self._previous_link is None:
             stage_input = inputs.chunk(self._micro_batches)[number]
         else:
-            stage_input = self._previous_link.receive(None).requires_grad_()
+            stage_input = self._previous_link.receive(None).requires_grad_(self._returns_gradient)
         with gradient_sync(self._part.module, enabled=number == self._micro_batches - 1):
             output: Tensor = self._part.module(stage_input)
         if self._next_link is not None:
@@ -147,14 +149,24 @@ class NonInterleavedSchedule:
         return stage_input, output
 
     def _backward(self, number: int, stage_input: Tensor, output: Tensor) -> None:
-        gradient = None if self._next_link is None else self._next_link.receive(self._backward_group)
-        # If all layers of the first stage are frozen, its output requires no gradient.
+        gradient = None
+        if self._next_link is not None and self._awaits_gradient:
+            gradient = self._next_link.receive(self._backward_group)
+        # If all layers up to here are frozen, the output requires no gradient.
         if output.requires_grad:
             with gradient_sync(self._part.module, enabled=number == self._micro_batches - 1):
                 torch.autograd.backward(output, gradient)
-        if self._previous_link is not None:
+        if self._previous_link is not None and self._returns_gradient:
             assert stage_input.grad is not None, "a received tensor requires a gradient"
             self._previous_link.send(stage_input.grad, self._backward_group)
+
+
+def _needs_gradient(layer: int, frozen_blocks: int) -> bool:
+    """Return whether the input of `layer` needs a gradient: some layer before it is trained.
+
+    With any block frozen, the embedding (layer 0) is frozen too, so that layers 0 to `frozen_blocks` are.
+    """
+    return layer > 0 and (frozen_blocks == 0 or layer - 1 > frozen_blocks)
 
 
 def _connect_stage(layout: Layout, sharding: TokenSharding, options: BuildOptions, direction: int) -> StageLink:

@@ -72,6 +72,18 @@ def _parse_arguments() -> argparse.Namespace:
         metavar="STEP:BLOCKS,...",
         help="from these steps on, so many blocks at the front no longer learn",
     )
+    parser.add_argument(
+        "--frozen-cache",
+        type=Path,
+        metavar="DIR",
+        help="directory, shared by all ranks, that keeps the outputs of frozen blocks for later passes over the text",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="FILE",
+        help="file with one sample length in tokens in each line, repeated; each batch forms groups that suit its own",
+    )
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="pause in each step, as if steps took longer")
     parser.add_argument("--ledger", dest="ledger_dir", type=Path, help="directory for a record of samples and losses")
     parser.add_argument("--ledger-digests", action="store_true", help="put digests of the whole state there too")

@@ -19,6 +19,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.trainer import checkpoint
 from scheduler.trainer.checkpoint_manifest import BatchChange, CheckpointError, Manifest, TrainingPosition
 from scheduler.trainer.dataset import BatchLoader
+from scheduler.trainer.frozen_outputs import FrozenOutputCache, FrozenOutputStore
 from scheduler.trainer.layout import Layout, build_layout, make_data_parallel_plan
 from scheduler.trainer.mesh import build_meshes
 from scheduler.trainer.model import get_model_size
@@ -26,6 +27,7 @@ from scheduler.trainer.model_parts import BuildOptions, build_model_parts
 from scheduler.trainer.optimizer import BatchScalingRule, LearningRateDecay, LearningRateSchedule, build_optimizers
 from scheduler.trainer.pipeline import build_forward_backward
 from scheduler.trainer.training_state import Ledger, TrainablePart, collect_state, compute_global_digest, restore_state
+from scheduler.trainer.varied_lengths import VariedLengthBatches, read_lengths, require_data_parallel
 from scheduler.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,9 @@ class TrainerSettings:
         checkpoint_every: steps between checkpoints; 0 means the job's checkpoint interval.
         keep: number of complete checkpoints to keep; 0 means the job's.
         freeze: pairs (step, blocks): from that step on, the first `blocks` blocks are frozen.
+        frozen_cache: directory for the outputs of frozen blocks, shared by all ranks; None computes them in each step.
         ledger_digests: record a digest of the whole state at each save and load. Every rank needs memory for the state.
+        lengths: file of sample lengths in tokens; None gives all samples the model's length.
     """
 
     model: str = "tiny-gpt"
@@ -60,9 +64,11 @@ class TrainerSettings:
     warmup_steps: int = 0
     decay: LearningRateDecay = LearningRateDecay.CONSTANT
     freeze: tuple[tuple[int, int], ...] = ()
+    frozen_cache: Path | None = None
     step_delay_s: float = 0.0
     ledger_dir: Path | None = None
     ledger_digests: bool = False
+    lengths: Path | None = None
 
     def frozen_blocks_at(self, step: int) -> int:
         """Return how many blocks are frozen at `step`."""
@@ -88,10 +94,11 @@ def train(session: Session, settings: TrainerSettings) -> None:
     block_count = get_model_size(settings.model).layers
     _validate_frozen_blocks(session, settings, block_count)
     layout = build_layout(_select_plan(session, settings), world_size=session.world_size, block_count=block_count)
+    lengths = _read_lengths(settings, layout)
     torch.set_num_threads(1)
     session.init_process_group()
     keep = settings.keep or session.checkpoint_keep or _DEFAULT_KEEP
-    trainer = Trainer(session, replace(settings, steps=steps, keep=keep), layout)
+    trainer = Trainer(session, replace(settings, steps=steps, keep=keep), layout, lengths)
     trainer.resume()
     while trainer.position.step < steps:
         notice = session.poll_notice()
@@ -111,7 +118,9 @@ def train(session: Session, settings: TrainerSettings) -> None:
 class Trainer:
     """Model, optimizers, data and position of one rank."""
 
-    def __init__(self, session: Session, settings: TrainerSettings, layout: Layout) -> None:
+    def __init__(
+        self, session: Session, settings: TrainerSettings, layout: Layout, lengths: tuple[int, ...] = ()
+    ) -> None:
         # Blocks that are frozen from the start are built so, because rebuilding would add an Adam step.
         self.position = TrainingPosition(
             step=0, samples=0, frozen=max(session.frozen_layers, settings.frozen_blocks_at(0))
@@ -130,8 +139,14 @@ class Trainer:
         self._logged_at_s = float("-inf")
         size = get_model_size(settings.model)
         self._batches = BatchLoader(layout, size=size, rank=session.rank, seed=settings.seed, device=session.device)
+        self._varied = VariedLengthBatches(lengths, layout, size=size, seed=settings.seed) if lengths else None
         torch.manual_seed(settings.seed)
         self._ledger = Ledger(settings.ledger_dir, generation=session.generation, rank=session.rank)
+        self._frozen_store: FrozenOutputStore | None = None
+        if settings.frozen_cache is not None:
+            identity = {name: value for name, value in self._training_identity().items() if name != "global_batch"}
+            self._frozen_store = FrozenOutputStore(settings.frozen_cache, identity)
+        self._frozen_outputs: FrozenOutputCache | None = None
 
     def resume(self) -> None:
         """Build the model and load the newest complete checkpoint, if there is one.
@@ -151,6 +166,7 @@ class Trainer:
             traffic = self._load_checkpoint(root, manifest)
             self._record_digest("loaded")
         else:
+            self._open_frozen_store(valid_blocks=0)
             self._build_model(frozen_blocks=self.position.frozen)
         if root is not None:
             checkpoint.remove_unfinished(root)
@@ -170,9 +186,13 @@ class Trainer:
         """
         started_at_s = time.perf_counter()
         self._freeze_if_due()
-        share = self._forward_backward(*self._batches.load_batch(self.position.samples))
+        if self._frozen_outputs is not None:
+            self._frozen_outputs.begin_step(self.position.samples)
+        share = self._run_batch()
         self._step_optimizers()
         loss = self._reduce_loss(share)
+        if self._frozen_outputs is not None:
+            self._frozen_outputs.finish_step()
         time.sleep(self._settings.step_delay_s)
         batch = self._layout.global_batch
         self._ledger.record_step(
@@ -187,6 +207,12 @@ class Trainer:
             logger.info("step %d: loss %.4f, %.1f samples/s", self.position.step, loss, samples_per_s)
         if self._background_save is not None and self._background_save.is_done:
             self._finish_background_save()
+
+    def _run_batch(self) -> torch.Tensor:
+        """Run forward and backward passes, and return this rank's share of the loss."""
+        if self._varied is not None:
+            return self._varied.run(self._first_model, self.position.samples)
+        return self._forward_backward(*self._batches.load_batch(self.position.samples))
 
     def save_in_background(self) -> None:
         """Start to save the current step in the background. Wait first for a save that is still running."""
@@ -259,11 +285,22 @@ class Trainer:
             )
             for part in parts
         )
+        self._first_model = parts[0].model
         self._forward_backward = build_forward_backward(self._layout, self._meshes, parts, options)
+        if self._frozen_store is not None and frozen_blocks:
+            cache = FrozenOutputCache(self._frozen_store, self._layout, options, self._batches.find_window)
+            for part in parts:
+                part.model.output_cache = cache.connect(part.model.layer_range)
+            self._frozen_outputs = cache
+
+    def _open_frozen_store(self, *, valid_blocks: int) -> None:
+        if self._frozen_store is not None:
+            self._frozen_store.open(valid_blocks=valid_blocks)
 
     def _load_checkpoint(self, root: Path, manifest: Manifest) -> LoadTraffic:
         position = manifest.position
         frozen = max(position.frozen, self.position.frozen)
+        self._open_frozen_store(valid_blocks=position.frozen)
         self._build_model(frozen_blocks=frozen, for_loading=True)
         batch = int(manifest.settings["global_batch"])
         changes = manifest.batch_changes + self._check_batch_change(position.step, batch)
@@ -300,6 +337,7 @@ class Trainer:
         if frozen <= self.position.frozen:
             return
         state = collect_state(self._parts)
+        self._open_frozen_store(valid_blocks=self.position.frozen)
         self._build_model(frozen_blocks=frozen, for_loading=True)
         restore_state(self._parts, state)
         self.position = replace(self.position, frozen=frozen)
@@ -353,6 +391,7 @@ class Trainer:
             "decay": settings.decay,
             "windows": self._batches.window_count,
             "global_batch": self._layout.global_batch,
+            **({"lengths": self._varied.digest} if self._varied is not None else {}),
         }
 
     def _record_digest(self, event: str) -> None:
@@ -362,6 +401,20 @@ class Trainer:
 
 def _log_failed_save(error: CheckpointError) -> None:
     logger.error("%s Training continues; the last complete checkpoint remains.", error)
+
+
+def _read_lengths(settings: TrainerSettings, layout: Layout) -> tuple[int, ...]:
+    """Return the lengths of the samples, or nothing if all have the model's length.
+
+    Raises:
+        ValueError: the file is invalid, or the settings do not allow unlike lengths.
+    """
+    if settings.lengths is None:
+        return ()
+    require_data_parallel(layout)
+    if settings.freeze or settings.frozen_cache is not None:
+        raise ValueError("`--lengths` cannot be combined with `--freeze` or `--frozen-cache`. Remove one of them.")
+    return read_lengths(settings.lengths, context=get_model_size(settings.model).sequence)
 
 
 def _validate_frozen_blocks(session: Session, settings: TrainerSettings, block_count: int) -> None:

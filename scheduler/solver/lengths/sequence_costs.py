@@ -25,11 +25,13 @@ class SequenceCosts:
     """Costs of one training step on `gpus` equal GPUs, cut into groups whose degrees are powers of two.
 
     A sequence of L tokens takes `(quadratic_s * L^2 + linear_s * L + exchange_s[degree] * L) / degree` seconds on a
-    group. All groups of a micro-batch run at the same time; the slowest sets the time.
+    group, and `start_s` more if the degree is above 1. All groups of a micro-batch run at the same time; the slowest
+    sets the time.
 
     Attributes:
         exchange_s: pairs (degree, GPU-seconds per token for the all-to-alls). It must not fall as the degree rises.
         micro_batch_s: time that each micro-batch takes beside its sequences.
+        start_s: start-up time of all exchanges of a sequence. Published constants have none.
         gpu_tokens_max: tokens whose activations fit on one GPU. A group of degree s holds s times as many.
     """
 
@@ -39,12 +41,13 @@ class SequenceCosts:
     exchange_s: tuple[tuple[int, float], ...]
     micro_batch_s: float
     gpu_tokens_max: int
+    start_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("gpus", "gpu_tokens_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("quadratic_s", "linear_s", "micro_batch_s"):
+        for name in ("quadratic_s", "linear_s", "micro_batch_s", "start_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a finite number of at least 0")
         expected = [1 << power for power in range(len(self.exchange_s))]
@@ -75,7 +78,7 @@ class SequenceCosts:
         degrees = np.array(self.degrees, np.float64)[:, None]
         exchange = np.array([seconds for _, seconds in self.exchange_s])[:, None]
         times: Floats = (self.quadratic_s * tokens**2 + (self.linear_s + exchange) * tokens) / degrees
-        return times
+        return times + self.start_s * (degrees > 1)
 
 
 def compute_exchange_s(

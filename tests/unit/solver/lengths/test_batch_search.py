@@ -91,16 +91,19 @@ def test_costs_that_cannot_be_are_refused(field: str, value: object, message: st
         SequenceCosts(**{**given, "gpu_tokens_max": 10, field: value})  # type: ignore[arg-type]  # one is wrong
 
 
-def draw_costs(*, gpus: int, gpu_tokens_max: int, fixed_s: float = 0.5) -> SequenceCosts:
+def draw_costs(*, gpus: int, gpu_tokens_max: int, fixed_s: float = 0.5, start_s: float = 0.0) -> SequenceCosts:
     degrees = [1 << power for power in range(1, gpus.bit_length())]
     exchange_s = compute_exchange_s(2, 64, bandwidths={degree: 9e4 / degree for degree in degrees})
-    return SequenceCosts(gpus, 1e-3, 0.05, exchange_s, fixed_s, gpu_tokens_max)
+    return SequenceCosts(gpus, 1e-3, 0.05, exchange_s, fixed_s, gpu_tokens_max, start_s)
 
 
 def draw_tiny_case(random: Random) -> tuple[SequenceCosts, list[int]]:
     gpus = random.choice([1, 2, 3, 4, 4, 5, 6])
     costs = draw_costs(
-        gpus=gpus, gpu_tokens_max=random.choice([20, 40, 200]), fixed_s=random.choice([0.0, 0.3, 2.0, 20.0])
+        gpus=gpus,
+        gpu_tokens_max=random.choice([20, 40, 200]),
+        fixed_s=random.choice([0.0, 0.3, 2.0, 20.0]),
+        start_s=random.choice([0.0, 0.4]),
     )
     longest = min(costs.sequence_tokens_max, 100)
     return costs, [random.randint(1, longest) for _ in range(random.randint(1, 5))]
@@ -151,7 +154,8 @@ def find_least_part_time(costs: SequenceCosts, part: Sequence[int]) -> float:
 
 def compute_time(costs: SequenceCosts, length: int, degree: int) -> float:
     exchange_s = dict(costs.exchange_s)[degree]
-    return (costs.quadratic_s * length**2 + costs.linear_s * length + exchange_s * length) / degree
+    seconds = (costs.quadratic_s * length**2 + costs.linear_s * length + exchange_s * length) / degree
+    return seconds + (costs.start_s if degree > 1 else 0.0)
 
 
 def list_partitions(gpus: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
