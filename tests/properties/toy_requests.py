@@ -45,14 +45,15 @@ def toy_request(rng: random.Random, *, gpus: Sequence[int], layers: Sequence[int
 
 
 def _partly_frozen(model: ModelProfile) -> ModelProfile:
-    """Return the model mostly unchanged, otherwise with its first layers frozen, often all of them.
+    """Return the model mostly unchanged, otherwise with its first layers frozen, often all, and some of these cached.
 
     It uses a generator of its own, so that everything else of a request stays the same.
     """
-    own = random.Random(f"frozen {model}")
-    return model.with_frozen_layers(
+    own = random.Random(f"frozen {model.parameters} {model.flops_per_sample}")
+    frozen = model.with_frozen_layers(
         own.choice([0, 0, 0, 0, 1, model.layer_count // 2, own.randint(0, model.layer_count)])
     )
+    return frozen.with_cached_layers(own.choice([0, own.randint(0, frozen.frozen_layer_count)]))
 
 
 def _hardware(rng: random.Random, gpu: str, dimensions: set[Dimension], precision: Precision) -> HardwareProfile:

@@ -51,6 +51,8 @@ class Layer:
             trained.
         attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, the
             part of `parameters` that changes because it belongs to the head.
+        computed: the forward pass runs; otherwise a cache has the output. `cached_bytes` are read from the cache, or
+            written to it, in each forward pass.
         measured_s: measured forward time of one sample by tensor-parallel degree, if any.
     """
 
@@ -82,6 +84,8 @@ class Layer:
     backward: bool
     attached_trained: bool
     trained_head_parameters: int
+    computed: bool
+    cached_bytes: int
     measured_s: tuple[tuple[int, float], ...]
 
 
@@ -125,6 +129,9 @@ def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, 
     for run in model.layers:
         backward = backward or not run.frozen
         layers.extend([_build_layer(run, scale, backward=backward)] * run.layers)
+    read, written = model.cached_layer_count, model.frozen_layer_count if model.cache_frozen_layers else 0
+    for number in {read, written} - {0}:
+        layers[number - 1] = replace(layers[number - 1], cached_bytes=layers[number - 1].boundary_bytes)
     tied = replace(layers[0], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
     layers[0] = _attach_embedding(tied, model.embedding, scale)
     tied = replace(layers[-1], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
@@ -162,6 +169,8 @@ def _build_layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
         backward=backward,
         attached_trained=not run.frozen,
         trained_head_parameters=0,
+        computed=not run.cached,
+        cached_bytes=0,
         measured_s=run.forward_s_per_sample,
     )
 
@@ -169,15 +178,16 @@ def _build_layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
 def _attach_embedding(layer: Layer, embedding: Attachment, scale: float) -> Layer:
     kept_bytes = round(embedding.activation_bytes_per_sample * scale)
     factor = _EMBEDDING_TRAFFIC if layer.trained else _FROZEN_EMBEDDING_TRAFFIC
-    traffic_bytes = round(factor * layer.boundary_bytes) if embedding.parameters else 0
+    looks_up = layer.computed and bool(embedding.parameters)
+    traffic_bytes = round(factor * layer.boundary_bytes) if looks_up else 0
     return replace(
         layer,
-        attached_flops=layer.attached_flops + embedding.flops_per_sample,
+        attached_flops=layer.attached_flops + layer.computed * embedding.flops_per_sample,
         parameters=layer.parameters + embedding.parameters,
         unit_parameters=max(layer.unit_parameters, embedding.parameters),
         attached_bytes=layer.attached_bytes + kept_bytes,
         attached_traffic_bytes=layer.attached_traffic_bytes + traffic_bytes,
-        attached_messages=layer.attached_messages + bool(embedding.parameters),
+        attached_messages=layer.attached_messages + looks_up,
     )
 
 
@@ -206,7 +216,7 @@ class LayerTable:
     Attributes:
         expert_flops: part of `flops`, in the experts that a sample's tokens visit.
         key_value_share: size of keys and values relative to queries (grouped queries have fewer key-value heads).
-        tied_inside, trained, backward, attached_trained: 1 or 0.
+        tied_inside, trained, backward, attached_trained, computed: 1 or 0.
     """
 
     flops: Floats
@@ -236,6 +246,8 @@ class LayerTable:
     backward: Floats
     attached_trained: Floats
     trained_head_parameters: Floats
+    computed: Floats
+    cached_bytes: Floats
 
 
 @lru_cache(maxsize=64)
@@ -270,6 +282,8 @@ def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.backward,
             kind.attached_trained,
             kind.trained_head_parameters,
+            kind.computed,
+            kind.cached_bytes,
         )
         for kind in kinds
     ]

@@ -94,8 +94,8 @@ def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates
         )
     attached_s = compute.attached_s[:, index]
     back = table.backward
-    tensor_s = _compute_repeated_s(sent.tensor_s, 1 + back, candidates) + sent.attached_s[:, index]
-    ulysses_s = _compute_repeated_s(sent.ulysses_s, 1 + back, candidates)
+    tensor_s = _compute_repeated_s(sent.tensor_s, table, candidates) + sent.attached_s[:, index]
+    ulysses_s = _compute_repeated_s(sent.ulysses_s, table, candidates)
     beside_s = attached_s + tensor_s + ulysses_s
     early_s = beside_s * np.where(np.maximum(back, table.attached_trained) > 0, 1 / 3, 1.0)
     data = _compute_state_traffic(
@@ -124,7 +124,8 @@ def _compute_passes_s(
     if launch_s > 0:
         halves = full + np.where(table.selective_bytes > 0, 0.0, 0.5) * selective
         backward_s = np.maximum(backward_s, launch_s * (back * halves + back + table.trained))
-    return np.maximum(compute.forward_s, launch_s)[:, index], backward_s
+    forward_s = np.maximum(compute.forward_s, table.computed * launch_s) + compute.cache_s
+    return forward_s[:, index], backward_s
 
 
 def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes) -> PassTimes:
@@ -134,18 +135,18 @@ def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes
     """
     return replace(
         compute,
-        forward_s=compute.forward_s + sent.ring_s,
+        forward_s=compute.forward_s + table.computed * sent.ring_s,
         backward_s=compute.backward_s + table.backward * sent.ring_back_s,
     )
 
 
-def _compute_repeated_s(forward_s: Floats, pass_count: Floats, candidates: StrategyCandidates) -> Floats:
-    """Return [T, N]: the time of `pass_count` passes that each take `forward_s`, [T, B].
+def _compute_repeated_s(pass_s: Floats, table: LayerTable, candidates: StrategyCandidates) -> Floats:
+    """Return [T, N]: the time of both passes, as far as the layer has them, that each take `pass_s`, [T, B].
 
     Full recompute repeats the forward pass.
     """
-    again_s: Floats = (candidates.recompute == 2) * ((pass_count - 1) * forward_s)[:, candidates.degree_index]
-    return (pass_count * forward_s)[:, candidates.degree_index] + again_s
+    again_s: Floats = (candidates.recompute == 2) * (table.backward * pass_s)[:, candidates.degree_index]
+    return ((table.computed + table.backward) * pass_s)[:, candidates.degree_index] + again_s
 
 
 def _compute_expert_s(
@@ -157,7 +158,7 @@ def _compute_expert_s(
     """
     if not forward_s.any():
         return np.zeros((len(forward_s), len(candidates.degree_index)))
-    total_s = _compute_repeated_s(forward_s, 1 + table.backward, candidates)
+    total_s = _compute_repeated_s(forward_s, table, candidates)
     if hardware.expert_priority:
         return total_s
     beside_s = data.backward_s + data.once_s / candidates.micro_batches
@@ -197,7 +198,8 @@ def _compute_state_traffic(
         gather_s += candidates.hybrid * (moved.node_gather_s[:, index] - gather_s)
         scatter_s += candidates.hybrid * (moved.node_scatter_s[:, index] - scatter_s)
         reduce_s += candidates.hybrid * moved.across_s[:, index]
-    forward_s = zero3 * gather_s
+    # A cached layer needs its weights only if it has a trained head.
+    forward_s = zero3 * gather_s * np.maximum(table.computed, table.trained_head_parameters > 0)
     reduce_s += zero1 * scatter_s
     once = 1.0 / candidates.micro_batches
     after_s = (zero1 + zero2) * scatter_s + moved.tied_s[:, index]
@@ -249,7 +251,7 @@ class PassTimes:
     """Seconds of computing [T, B], of one micro-batch on one GPU.
 
     `forward_s` includes `attention_s`; `attached_s`, the work of embedding and head in both passes, is additional.
-    `selective_s` is the part that selective recompute repeats.
+    `selective_s` is the part that selective recompute repeats. `cache_s` is the time to read or write cached outputs.
     """
 
     forward_s: Floats
@@ -257,6 +259,7 @@ class PassTimes:
     attention_s: Floats
     selective_s: Floats
     attached_s: Floats
+    cache_s: Floats
 
 
 def compute_pass_times(
@@ -264,7 +267,8 @@ def compute_pass_times(
 ) -> PassTimes:
     """Return the times of one forward and one backward pass.
 
-    A frozen layer computes at most the gradients of its input.
+    A frozen layer computes at most the gradients of its input. A cached layer computes nothing. Every tensor-parallel
+    rank reads the last one's output from host memory, and nothing overlaps with that.
     """
     rate = hardware.peak_flops_per_s * hardware.efficiency
     samples = degrees.samples / degrees.context
@@ -292,7 +296,12 @@ def compute_pass_times(
         backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD_FACTOR, _FUSED_BACKWARD_FACTOR) * attention_s
     )
     selective_s = np.where(stored, attention_s, operators_s)
-    return PassTimes(forward_s, backward_s, attention_s, selective_s, _compute_attached_s(table, degrees, hardware))
+    # Devices without a host link compute in the memory of the host.
+    host_bandwidth = hardware.host_bandwidth_bytes_per_s or hardware.memory_bandwidth_bytes_per_s
+    cache_s = table.cached_bytes * samples / host_bandwidth
+    forward_s, attention_s = table.computed * forward_s, table.computed * attention_s
+    attached_s = _compute_attached_s(table, degrees, hardware)
+    return PassTimes(forward_s, backward_s, attention_s, selective_s, attached_s, cache_s)
 
 
 def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -319,6 +319,8 @@ _LAYER_OPTIONS = {
     "experts_per_token": "experts",
 }
 _FLOPS = ("flops_per_sample", "attention_flops_per_sample")
+_LAYER_FLAGS = ("frozen", "cached")
+_CACHE_FLAG = "cache_frozen_layers"
 
 
 def parse_model(json_text: str, sequence_length: int = 0) -> ModelProfile:
@@ -343,17 +345,20 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     if sequence_length < 0:
         raise ProfileError(f"sequence_length is {sequence_length}; it must be 0 (the profile's own) or above")
     if "architecture" in document:
-        require_fields(document, "model profile", {"name", "architecture"}, {"source"})
+        require_fields(document, "model profile", {"name", "architecture"}, {"source", _CACHE_FLAG})
         name = str(document["name"])
         owner = f"architecture of {name!r}"
         given = require_object(document["architecture"], owner)
-        return build_transformer_profile(name, parse_architecture(given, owner, sequence_length))
-    return _parse_layer_model(document, sequence_length)
+        model = build_transformer_profile(name, parse_architecture(given, owner, sequence_length))
+    else:
+        model = _parse_layer_model(document, sequence_length)
+    model = replace(model, cache_frozen_layers=read_flag(document, _CACHE_FLAG, "model profile"))
+    return model.with_frozen_layers(0)
 
 
 def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> ModelProfile:
     owner = "model profile"
-    optional = {"embedding", "head", "tied_embedding", "source"}
+    optional = {"embedding", "head", "tied_embedding", "source", _CACHE_FLAG}
     require_fields(document, owner, {"name", "sequence_length", "layers"}, optional)
     own_length = read_count(document, "sequence_length", "tokens", owner)
     if sequence_length not in (0, own_length):
@@ -375,16 +380,17 @@ def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> Mod
 
 def _parse_layer_run(item: Any, owner: str) -> LayerProfile:
     given = require_object(item, owner)
-    optional = {*_LAYER_OPTIONS, *_FLOPS, "frozen", "forward_s_per_sample"}
+    optional = {*_LAYER_OPTIONS, *_FLOPS, *_LAYER_FLAGS, "forward_s_per_sample"}
     require_fields(given, owner, {_FLOPS[0], *_LAYER_COUNTS}, optional)
     units = _LAYER_COUNTS | _LAYER_OPTIONS
     values: dict[str, Any] = {
         field: read_count(given, field, unit, owner) for field, unit in units.items() if field in given
     }
     values |= {field: read_number(given, field, "flop", owner) for field in _FLOPS if field in given}
+    values |= {field: read_flag(given, field, owner) for field in _LAYER_FLAGS}
     measured = _parse_measured_s(given.get("forward_s_per_sample", {}), f"{owner}: forward_s_per_sample")
     try:
-        return LayerProfile(**values, frozen=read_flag(given, "frozen", owner), forward_s_per_sample=measured)
+        return LayerProfile(**values, forward_s_per_sample=measured)
     except ProfileError as error:
         raise ProfileError(f"{owner}: {error}") from None
 

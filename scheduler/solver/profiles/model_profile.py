@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
 
@@ -41,6 +42,8 @@ class LayerProfile:
         experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
         frozen: the weights are not trained (PipeTransformer, ICML'21). If the first layer is frozen, so is the
             embedding.
+        cached: the trainer reads the layer's output from a cache instead of computing it (PipeTransformer's AutoCache,
+            section 3.4). Only frozen layers at the front can be cached.
         forward_s_per_sample: measured forward times as pairs (tensor-parallel degree, seconds), in place of an analytic
             time; valid on the GPU that they were measured on.
     """
@@ -62,6 +65,7 @@ class LayerProfile:
     experts: int = 0
     experts_per_token: int = 0
     frozen: bool = False
+    cached: bool = False
     forward_s_per_sample: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,6 +81,8 @@ class LayerProfile:
             )
         if self.experts and not self.experts_per_token:
             raise ProfileError(f"layer profile: experts_per_token is 0; it must be from 1 to experts ({self.experts})")
+        if self.cached and not self.frozen:
+            raise ProfileError("layer profile: cached is true; it must be false for a layer that is not frozen")
         self._check_measured_times()
 
     def _check_measured_times(self) -> None:
@@ -158,6 +164,9 @@ class ModelProfile:
 
     The embedding is frozen if the first layer is. The head is always trained: if it was tied to an embedding that is
     now frozen, it continues with its own copy of the weights.
+
+    With `cache_frozen_layers`, the trainer keeps the outputs of the last frozen layer, so that all frozen layers are
+    computed once per sample only. Costs are those of all later passes over the data.
     """
 
     name: str
@@ -166,6 +175,7 @@ class ModelProfile:
     embedding: Attachment = Attachment()
     head: Attachment = Attachment()
     tied_embedding: bool = False
+    cache_frozen_layers: bool = False
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -178,6 +188,8 @@ class ModelProfile:
                 has = f"forward_s_per_sample has degrees {_join_degrees(run.measured_degrees)}"
                 allowed = f"it must have those of layers[0], {_join_degrees(self.layers[0].measured_degrees)}"
                 raise ProfileError(f"model {self.name!r}: layers[{index}]: {has}; {allowed}")
+            if run.cached and index and not self.layers[index - 1].cached:
+                raise ProfileError(f"model {self.name!r}: layers[{index}] is cached; all layers before it must be too")
 
     @property
     def layer_count(self) -> int:
@@ -204,15 +216,17 @@ class ModelProfile:
     def training_flops_per_sample(self) -> float:
         """Flops of the forward pass and of all gradients that are needed.
 
-        Gradients are needed of trained weights, and of inputs behind a trained layer. If nothing is frozen, the result
+        Cached layers have no forward pass. Gradients are needed of trained weights, and of inputs behind a trained
+        layer. If nothing is frozen, the result
         is three times the forward pass.
         """
         backward = not self.layers[0].frozen
-        flops = self.embedding.flops_per_sample * (1 + 2 * backward)
+        flops = self.embedding.flops_per_sample * ((not self.layers[0].cached) + 2 * backward)
         for run in self.layers:
             backward = backward or not run.frozen
-            flops += run.layers * run.flops_per_sample * (1 + backward + (not run.frozen))
-            flops += run.layers * run.attention_flops_per_sample * (1 + 2 * backward)
+            computed = not run.cached
+            flops += run.layers * run.flops_per_sample * (computed + backward + (not run.frozen))
+            flops += run.layers * run.attention_flops_per_sample * (computed + 2 * backward)
         return flops + self.head.flops_per_sample * (2 + backward)
 
     def with_frozen_layers(self, layers: int) -> ModelProfile:
@@ -224,17 +238,50 @@ class ModelProfile:
         if not 0 <= layers <= self.layer_count:
             allowed = f"it must be from 0 to the number of layers, {self.layer_count}"
             raise ProfileError(f"model {self.name!r}: frozen_layers is {layers}; {allowed}")
-        return replace(self, layers=freeze_layers(self.layers, layers))
+        frozen = replace(self, layers=freeze_layers(self.layers, layers))
+        return frozen.with_cached_layers(frozen.frozen_layer_count) if self.cache_frozen_layers else frozen
+
+    @property
+    def frozen_layer_count(self) -> int:
+        """The frozen layers at the front."""
+        return sum(run.layers for run in takewhile(lambda run: run.frozen, self.layers))
+
+    @property
+    def cached_layer_count(self) -> int:
+        return sum(run.layers for run in self.layers if run.cached)
+
+    def with_cached_layers(self, layers: int) -> ModelProfile:
+        """Return the model of which the trainer has cached the outputs of layer `layers` - 1, for every sample.
+
+        Raises:
+            ProfileError: `layers` is below 0 or above the number of frozen layers at the front.
+        """
+        if not 0 <= layers <= self.frozen_layer_count:
+            allowed = f"it must be from 0 to the number of frozen layers at the front, {self.frozen_layer_count}"
+            raise ProfileError(f"model {self.name!r}: cached_layers is {layers}; {allowed}")
+        return replace(self, layers=_cache_layers(self.layers, layers))
 
 
 def freeze_layers(runs: Iterable[LayerProfile], count: int) -> tuple[LayerProfile, ...]:
     """Return `runs` with their first `count` layers frozen."""
-    result: list[LayerProfile] = []
+    first, rest = _split_runs(runs, count)
+    return (*(replace(run, frozen=True) for run in first), *rest)
+
+
+def _cache_layers(runs: Iterable[LayerProfile], count: int) -> tuple[LayerProfile, ...]:
+    first, rest = _split_runs(runs, count)
+    return (*(replace(run, cached=True) for run in first), *(replace(run, cached=False) for run in rest))
+
+
+def _split_runs(runs: Iterable[LayerProfile], count: int) -> tuple[list[LayerProfile], list[LayerProfile]]:
+    """Return the runs of the first `count` layers, and those of the others."""
+    first: list[LayerProfile] = []
+    rest: list[LayerProfile] = []
     for run in runs:
         held = min(count, run.layers)
         count -= held
         if held:
-            result.append(replace(run, layers=held, frozen=True))
+            first.append(replace(run, layers=held))
         if held < run.layers:
-            result.append(replace(run, layers=run.layers - held))
-    return tuple(result)
+            rest.append(replace(run, layers=run.layers - held))
+    return first, rest

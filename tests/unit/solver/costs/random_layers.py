@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
@@ -20,7 +21,7 @@ def random_layer(rng: random.Random) -> Layer:
     boundary = rng.randint(10**3, 10**7)
     heads = rng.choice([12, 24, 48])
     trained = rng.random() < 0.8
-    return Layer(
+    layer = Layer(
         flops=10 ** rng.uniform(8, 13),
         attention_flops=rng.choice([0.0, 10 ** rng.uniform(8, 13)]),
         attached_flops=rng.choice([0.0, 10 ** rng.uniform(8, 12)]),
@@ -49,8 +50,13 @@ def random_layer(rng: random.Random) -> Layer:
         backward=trained or rng.random() < 0.7,
         attached_trained=trained or parameters % 2 > 0,
         trained_head_parameters=0 if trained else (0, parameters // 4)[parameters % 2],
+        computed=True,
+        cached_bytes=0,
         measured_s=rng.choice([(), (), tuple((degree, rng.uniform(1e-5, 1e-2)) for degree in (1, 2, 3, 4, 6))]),
     )
+    if layer.backward or parameters % 3:
+        return layer
+    return replace(layer, computed=False, cached_bytes=(0, boundary)[parameters % 2])
 
 
 def random_hardware(rng: random.Random, gpu: str = "drawn") -> HardwareProfile:

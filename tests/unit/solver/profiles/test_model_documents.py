@@ -113,6 +113,7 @@ def test_layer_accepts_every_profile_figure() -> None:
         "experts": 4,
         "experts_per_token": 2,
         "frozen": True,
+        "cached": True,
         "forward_s_per_sample": {"2": 0.0025, "1": 0.004},
     }
     expected = LAYER | told | {"forward_s_per_sample": ((1, 0.004), (2, 0.0025))}
@@ -127,7 +128,9 @@ def test_list_of_layers_cannot_change_its_sequence_length() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3])
-@pytest.mark.parametrize("field", sorted(set(LayerProfile.__dataclass_fields__) - {"frozen", "forward_s_per_sample"}))
+@pytest.mark.parametrize(
+    "field", sorted(set(LayerProfile.__dataclass_fields__) - {"frozen", "cached", "forward_s_per_sample"})
+)
 def test_invalid_layer_figure_is_rejected_by_name(field: str, value: float) -> None:
     with pytest.raises(ProfileError, match=rf"layers\[1\]: (layer profile: )?{field} is {value}; it must be"):
         parse_model(_layers({}, {field: value}))
