@@ -38,6 +38,14 @@ BatchOption = Annotated[
 SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens per sample. Default: that of the model.")]
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Number of optimizer steps. Default: unknown.")]
 GpuOption = Annotated[str | None, typer.Option("--gpu", help="GPU model that the job requires.")]
+SpeedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--speed",
+        metavar="GPU=NUMBER",
+        help="Relative speed of one GPU of a model, for a job without --model, such as t4=0.18. Repeatable.",
+    ),
+]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="Priority; higher values are scheduled first.")]
 QueueOption = Annotated[
     str | None,
@@ -65,6 +73,7 @@ def submit(
     seq: SeqOption = None,
     steps: StepsOption = None,
     gpu: GpuOption = None,
+    speed: SpeedOption = None,
     priority: PriorityOption = None,
     queue: QueueOption = None,
     command: CommandOption = None,
@@ -84,6 +93,7 @@ def submit(
         "sequenceLength": seq,
         "steps": steps,
         "gpu": gpu,
+        "speeds": dict(_parse_speed(item) for item in speed) if speed else None,
         "priority": priority,
         "queue": queue,
         "command": _split_command(command),
@@ -151,6 +161,14 @@ def _parse_env(item: str) -> tuple[str, str]:
     if not sign or not name:
         raise_input_error(f"--env: {item!r} must have the form NAME=VALUE")
     return name, value
+
+
+def _parse_speed(item: str) -> tuple[str, float]:
+    gpu, _, number = item.partition("=")
+    try:
+        return gpu, float(number)
+    except ValueError:
+        raise_input_error(f"--speed: {item!r} must have the form GPU=NUMBER, such as t4=0.18")
 
 
 def _wait_for_end(client: Client, job: JobView) -> JobView:

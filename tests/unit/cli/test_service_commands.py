@@ -78,7 +78,8 @@ def test_options_override_the_job_file(ask: Ask, fleet: Any, tmp_path: Path) -> 
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({"name": "from-file", "gpus": {"min": 1, "max": 2}, "deadline": "2h", "steps": 5}))
     words = ("submit", "-f", str(path), "--max", "4", "--steps", "7", "--command", "python train.py --text 'a b'")
-    spec = ask("describe", ask(*words, "--env", "A=1=2")["id"])["spec"]
+    spec = ask("describe", ask(*words, "--env", "A=1=2", "--speed", "t4=0.2", "--speed", "h200=3")["id"])["spec"]
+    assert spec["speeds"] == {"t4": 0.2, "h200": 3.0}
     assert spec["gpus"] == {"min": 1, "max": 4}
     assert (spec["name"], spec["steps"], spec["deadline"]) == ("from-file", 7, 7200.0)
     assert spec["command"] == ["python", "train.py", "--text", "a b"]
