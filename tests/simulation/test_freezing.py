@@ -23,13 +23,11 @@ from scheduler.store.memory_store import MemoryStore
 from tests.builders import a_node
 
 SCHEDULE = (0, 4, 7, 9, 10, 11, 11, 12)
-PROFILE = {
-    "name": "large-bert",
-    "architecture": {
-        "family": "encoder", "layers": 12, "hidden": 2048, "heads": 32, "ffn": 8192,
-        "vocabulary": 30522, "sequence_length": 512,
-    },
+ARCHITECTURE = {
+    "family": "encoder", "layers": 12, "hidden": 2048, "heads": 32, "ffn": 8192,
+    "vocabulary": 30522, "sequence_length": 512,
 }  # fmt: skip
+PROFILE = {"name": "large-bert", "architecture": ARCHITECTURE}
 SPEC = JobSpec(
     name="train",
     min_gpus=8,
@@ -65,7 +63,15 @@ class _Service:
 
     @property
     def job(self) -> Job:
-        return self._store.load().snapshot.jobs["train"]
+        return self.find_job("train")
+
+    def find_job(self, job_id: str) -> Job:
+        return self._store.load().snapshot.jobs[job_id]
+
+    def freeze(self, layers: int) -> None:
+        job = self.job
+        steps = job.steps_at(self.clock.now_s())
+        self.send(ReportProgress("train", job.allocation.generation, steps, frozen_layers=layers))
 
     def send(self, body: CommandBody) -> None:
         self._store.send(Command(f"{self.clock.now_s()}", self.clock.now_s(), body))
@@ -91,9 +97,7 @@ def test_each_freeze_is_replanned_and_steps_get_shorter() -> None:
     service.run(300)
     jobs = []
     for layers in SCHEDULE:
-        job = service.job
-        steps = job.steps_at(service.clock.now_s())
-        service.send(ReportProgress("train", job.allocation.generation, steps, frozen_layers=layers))
+        service.freeze(layers)
         service.run(600)
         jobs.append(service.job)
     assert [(job.state, job.freezing.layers, job.freezing.curve_layers) for job in jobs] == [
@@ -106,3 +110,19 @@ def test_each_freeze_is_replanned_and_steps_get_shorter() -> None:
         assert after.step_time_s() <= before.step_time_s()
     assert service.codes.count(EventCode.JOB_REARRANGED) == jobs[-1].account.resizes == len(set(plans)) - 1
     assert jobs[-1].account.lost_gpu_s == 0.0
+
+
+def test_frozen_layers_free_gpus_for_a_pending_job() -> None:
+    """Ten billion trained weights and their state do not fit on 4 GPUs. With 9 of 12 layers frozen, they do."""
+    wide = PROFILE | {"architecture": {**ARCHITECTURE, "hidden": 8192, "ffn": 32768}}
+    service = _Service()
+    service.send(SubmitJob("train", replace(SPEC, min_gpus=4, profile_json=json.dumps(wide, sort_keys=True))))
+    service.run(300)
+    service.send(SubmitJob("next", JobSpec("next", 4, 4, steps=4_000)))
+    service.run(600)
+    assert (service.job.allocation.target_gpus, service.find_job("next").state) == (8, JobState.QUEUED)
+    service.freeze(9)
+    service.run(600)
+    assert (service.job.allocation.target_gpus, service.find_job("next").state) == (4, JobState.RUNNING)
+    service.run(2_000)
+    assert (service.job.state, service.job.allocation.target_gpus) == (JobState.RUNNING, 8)

@@ -15,11 +15,10 @@ from scheduler.solver.costs.strategy_space import StrategyCandidates
 from scheduler.solver.profiles.catalog import ProfileError, load_gpu, load_model, parse_model
 from scheduler.solver.profiles.model_profile import LayerProfile, ModelProfile
 from tests.benchmarks.freezing import LARGE_BERT, compute_speedup, computed, first_passes, later_passes
-from tests.simulation.test_freezing import PROFILE
+from tests.simulation.test_freezing import ARCHITECTURE, PROFILE
 
 T4 = load_gpu("t4")
 GPT2 = replace(load_model("gpt2"), cache_frozen_layers=True)
-ARCHITECTURE = json.loads(json.dumps(PROFILE["architecture"]))
 
 
 def test_published_schedule_reaches_twice_the_speed_with_a_cache() -> None:
