@@ -64,9 +64,7 @@ def _choose_target(cycle: SchedulingCycle, job: Job, plan: ParallelPlan, work: f
     wanted = _deal_gpus(cycle, job, plan, work)
     count, held = wanted.get(job.id, job.allocation.target_gpus), job.allocation.target_gpus
     if count > held:
-        quota = QuotaState(cycle.view)
-        most = min(count, held + cycle.unreserved_gpu_total, held + quota.headroom(job))
-        target = extend_target(cycle, job, most, held + 1) if most > held else None
+        target = extend_target(cycle, job, count, held + 1)
     elif count < held:
         target = reduce_target(cycle, job, job.allocation.target, count)
     else:

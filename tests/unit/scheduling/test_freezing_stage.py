@@ -84,6 +84,12 @@ def test_job_grows_onto_free_gpus_in_the_same_resize() -> None:
     assert decision.plan.iteration_time_s == 0.4
 
 
+def test_growth_need_not_pay_for_the_resize_that_is_due() -> None:
+    """It saves 20 s, and a resize on its own costs 60 s."""
+    train = a_trainer("train", T0, 1.0, steps=100_000, frozen=True)
+    assert count(replanned(with_curves([(train, {8: 0.7, 16: 0.6998})])).gpus) == 16
+
+
 def test_growth_needs_a_gain_and_room_in_the_quota() -> None:
     train = a_trainer("train", T0, 1.0, steps=100_000, frozen=True)
     assert replanned(with_curves([(train, {8: 0.7, 16: 0.7})])).gpus == T0
