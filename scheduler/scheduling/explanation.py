@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.gpu_sets import Gpus, canonical_gpu_counts
+from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
@@ -71,6 +72,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         state=job.state,
         summary=_summarize(job, reason)
         + _describe_scaling_limit(snapshot, job)
+        + _describe_unlike_nodes(snapshot, job)
         + _describe_gpu_speeds(snapshot, job)
         + _suggest_queue(snapshot, job),
         reason=reason,
@@ -145,6 +147,42 @@ def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
 def _describe_gpu_speeds(snapshot: Snapshot, job: Job) -> str:
     speeds = describe_speeds(snapshot, job)
     return f"; relative speed of a GPU: {speeds}" if speeds else ""
+
+
+def _describe_unlike_nodes(snapshot: Snapshot, job: Job) -> str:
+    """Say why a job that could grow does not use free whole nodes of a GPU model that it does not hold."""
+    sizes = node_sizes(snapshot)
+    held = {snapshot.nodes[name].gpu for name in job.allocation.target if name in snapshot.nodes}
+    if not held or job.allocation.target_gpus >= job.spec.max_gpus:
+        return ""
+    free = Counter(
+        room.gpu
+        for room in snapshot.index.free_by_node.values()
+        if room.gpu not in held and len(room.indices) == sizes[room.gpu] and (job.spec.fungible or not room.is_lent)
+    )
+    if not free:
+        return ""
+    gpu, nodes = min(free.items(), key=lambda item: (-item[1], item[0]))
+    reason = _explain_no_mix(snapshot, job, gpu)
+    return f"; {nodes} free {'node' if nodes == 1 else 'nodes'} of {gpu} not used: {reason}"
+
+
+def _explain_no_mix(snapshot: Snapshot, job: Job, gpu: str) -> str:
+    if job.spec.gpu:
+        return f"the job requires {job.spec.gpu}"
+    if not job.spec.has_profile:
+        return "without a model, the speed of a mix is unknown"
+    if not job.spec.mixes_gpu_models:
+        return "gpus.mix is never"
+    curve, now_s = snapshot.profile_curve(job), job.step_time_s()
+    counts = [(snapshot.nodes[name].gpu, len(indices)) for name, indices in job.allocation.target.items()]
+    unlike = (gpu, node_sizes(snapshot)[gpu])
+    shapes = (GpuShape.from_node_counts([*counts, *[unlike] * nodes]) for nodes in (1, 2, 3, 4))
+    solved = [plan.iteration_time_s * job.curve_correction for shape in shapes if (plan := curve.plan_for(shape))]
+    if not solved:
+        return "no plan for such a mix is solved"
+    gain = "" if min(solved) >= now_s else "; the next full pass weighs this against the price of the move"
+    return f"a step would take {min(solved):.3g} s, now {now_s:.3g} s{gain}"
 
 
 def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:

@@ -167,3 +167,21 @@ def test_quota_reasons_name_what_unblocks_the_job(
 def test_unknown_job_raises() -> None:
     with pytest.raises(KeyError):
         explain(a_snapshot(FLEET), {}, "nobody")
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ({"model": "gpt2", "global_batch": 8}, "no plan"),
+        ({"model": "gpt2", "global_batch": 8, "mixes_gpu_models": False}, "gpus.mix is never"),
+        ({"model": "gpt2", "global_batch": 8, "gpu": GPU}, f"requires {GPU}"),
+        ({}, "speed of a mix is unknown"),
+    ],
+)
+def test_unused_nodes_of_another_model_have_a_reason(spec: dict[str, Any], named: str) -> None:
+    pools, nodes = FLEET
+    unlike = {**nodes, "u0": a_node("u0", gpu="t4")}
+    job = a_job("train", 8, 16, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3, 4, 5, 6, 7)}, **spec)
+    summary = explain(a_snapshot((pools, unlike), [job]), {}, "train").summary
+    assert "1 free node of t4" in summary
+    assert named in summary
