@@ -30,9 +30,9 @@ from scheduler.solver.lengths.sequence_costs import Counts, SequenceCosts
 
 TOLERANCE = 5e-3
 """A large batch's search ends when the plan is proven to be this close to the best."""
-ROUNDS_MAX = 40
+ROUNDS_MAX = 16
 """Cuts that are examined before the search of a large batch ends."""
-SOLUTIONS_MAX = 8
+SOLUTIONS_MAX = 5
 """Micro-batches that are solved before the search of a large batch ends."""
 EXTRA_MICRO_BATCHES = 2
 """Micro-batches beyond the smallest feasible number that are tried with balanced tokens."""
