@@ -155,7 +155,8 @@ def remaining_work(snapshot: Snapshot, job: Job) -> float:
 def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: PolicySettings) -> list[Item]:
     """Return the job's useful counts with its remaining time, ascending; counts without a gain are left out.
 
-    The current count is judged by the current plan, because its GPUs may be placed differently than a curve assumes.
+    The current count is judged by the current plan, because its GPUs may be placed differently than a curve assumes. A
+    job with newly frozen layers could also be re-planned on its GPUs, for the price of a resize.
     """
     law = linear_step_times_s if settings.linear_scaling else step_times_s
     work, on_curve_s = remaining_work(snapshot, job), law(snapshot, job, sizes)
@@ -168,6 +169,8 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
         if step_s is None:
             continue
         time_s = work * step_s + (0.0 if gpus == current else price_s)
+        if gpus == current and job.freezing.needs_new_plan and (replanned_s := on_curve_s(gpus)) is not None:
+            time_s = min(time_s, work * replanned_s + price_s)
         if time_s < best_s:
             best_s = time_s
             items.append(Item(gpus, -completion_rate(snapshot, job, time_s)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from math import inf
 
 from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
@@ -61,7 +60,7 @@ def _choose_target(cycle: SchedulingCycle, job: Job, plan: ParallelPlan, work: f
 
     The job gives up GPUs only to a job that can use them, or if it is as fast without them.
     """
-    wanted = _deal_gpus(cycle, job, plan, work)
+    wanted = _deal_gpus(cycle)
     count, held = wanted.get(job.id, job.allocation.target_gpus), job.allocation.target_gpus
     if count > held:
         target = extend_target(cycle, job, count, held + 1)
@@ -74,20 +73,11 @@ def _choose_target(cycle: SchedulingCycle, job: Job, plan: ParallelPlan, work: f
     return None
 
 
-def _deal_gpus(cycle: SchedulingCycle, job: Job, plan: ParallelPlan, work: float) -> Mapping[str, int]:
-    """Return the GPUs that the scaling policy deals to the job and to all others, within quotas.
-
-    Every other number of GPUs counts with the price of a resize. The present number counts with the time under `plan`
-    and the same price, so that a re-plan costs no less than a resize.
-    """
+def _deal_gpus(cycle: SchedulingCycle) -> Mapping[str, int]:
+    """Return the GPUs that the scaling policy deals to each job, within quotas."""
     assert cycle.policies.scale is not None
-    price_s = cycle.settings.gain_factor * cycle.settings.reconfiguration_s_for(job)
-    step_s = plan.iteration_time_s * job.curve_correction + price_s / work
-    valued = replace(plan, iteration_time_s=step_s / job.progress.correction)
-    view = cycle.view
-    view = replace(view, jobs={**view.jobs, job.id: replace(job, allocation=replace(job.allocation, plan=valued))})
-    spare = max(0, cycle.unreserved_gpu_total - cycle.policies.expected_arrivals(view, cycle.settings))
-    return cap_to_quota(view, QuotaState(view), cycle.policies.scale(view, (), spare, cycle.settings))
+    spare = max(0, cycle.unreserved_gpu_total - cycle.policies.expected_arrivals(cycle.view, cycle.settings))
+    return cap_to_quota(cycle.view, QuotaState(cycle.view), cycle.policies.scale(cycle.view, (), spare, cycle.settings))
 
 
 def _is_wanted(cycle: SchedulingCycle, job: Job, wanted: Mapping[str, int]) -> bool:

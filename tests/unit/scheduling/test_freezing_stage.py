@@ -117,3 +117,11 @@ def test_job_does_not_grow_while_another_one_waits_for_gpus_of_others() -> None:
         if isinstance(each, ResizeJob)
     }
     assert gpus == {"train": 4, "other": 4}
+
+
+def test_full_pass_before_the_replan_counts_with_the_plan_for_frozen_layers() -> None:
+    """The frozen curve is fastest on 8 GPUs, so the full pass takes none away, although the old plan is slower."""
+    train = a_trainer("train", T0, 1.0, steps=100_000, frozen=True)
+    train = replace(train, freezing=replace(train.freezing, at_s=NOW_S))
+    snapshot = replace(with_curves([(train, {4: 0.9, 6: 0.7, 8: 0.5})]), full_pass_at_s=float("-inf"))
+    assert decide(snapshot, load_policy_set("ebbtide")).decisions == ()
