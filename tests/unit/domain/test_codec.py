@@ -49,9 +49,17 @@ def _dataclasses() -> list[type]:
 def _plans(draw: st.DrawFn) -> ParallelPlan:
     layers = draw(st.lists(st.builds(LayerStrategy, layers=_COUNT, tp=st.integers(1, 4)), min_size=1, max_size=2))
     stages = tuple(Stage(at, at, draw(st.text()), layer.gpus, (layer,)) for at, layer in enumerate(layers))
-    numbers = {name: draw(st.floats(allow_nan=False)) for name in ("iteration_time_s", "samples_per_s")}
+    step_s, samples_per_s = (draw(st.floats(allow_nan=False)) for _ in range(2))
+    peaks = tuple(draw(st.lists(st.tuples(st.text(), _COUNT), max_size=2)))
     return ParallelPlan(
-        draw(_values(Schedule)), draw(_COUNT), draw(_COUNT), **numbers, peak_bytes_per_gpu=0, stages=stages
+        draw(_values(Schedule)),
+        draw(_COUNT),
+        draw(_COUNT),
+        step_s,
+        samples_per_s,
+        peak_bytes_per_gpu=0,
+        stages=stages,
+        peak_bytes_by_model=peaks,
     )
 
 
