@@ -14,7 +14,7 @@ from scheduler.scheduling.cycle import GpuDemand, ResourceKind, SchedulingCycle
 from scheduler.scheduling.policies.backfill import Reservation
 from scheduler.scheduling.policies.model_mix import count_by_kind, split_unlike
 from scheduler.scheduling.policies.quota import QuotaState
-from scheduler.scheduling.policies.speed import min_feasible_gpus, step_time_s
+from scheduler.scheduling.policies.speed import accepts_model, min_feasible_gpus, start_loss_s, step_time_s
 from scheduler.scheduling.target_selection import is_resizable
 
 GpuRequest = tuple[str, bool]
@@ -101,19 +101,24 @@ class GpuBudget:
 
     def offer(self, job: Job) -> tuple[str, int] | None:
         """Return a GPU model and how many GPUs of it the job can start on now, or None."""
-        return self._first_permitted(job, self._fitting_models(job, self._free_counts))
+        return self._first_permitted(job, self._acceptable_models(job, self._free_counts))
+
+    def refused_offer(self, job: Job) -> tuple[str, float] | None:
+        """Return a slower GPU model on which the job could start now, and how many seconds later it would end there."""
+        fitting = self._fitting_models(job, self._free_counts) if len(self._sizes) > 1 else []
+        return next(((gpu, start_loss_s(self._snapshot, job, gpu)) for gpu, _ in fitting), None)
 
     def min_feasible_offer(self, job: Job) -> tuple[str, int] | None:
         """Return an offer of the fewest GPUs with a feasible plan, however inefficient, or None."""
         for gpu, kinds in self._kinds_by_model(job):
             min_gpus = min_feasible_gpus(self._snapshot, job, self._sizes, gpu)
-            if min_gpus <= sum(self._free[kind] for kind in kinds):
+            if min_gpus <= sum(self._free[kind] for kind in kinds) and self._accepts(job, gpu):
                 return gpu, min_gpus
         return None
 
     def pending_offer(self, job: Job) -> tuple[str, int] | None:
         """Return an offer that includes GPUs that running jobs give up or could give up, or None."""
-        return self._first_permitted(job, self._fitting_models(job, self._free_and_pending_counts))
+        return self._first_permitted(job, self._acceptable_models(job, self._free_and_pending_counts))
 
     def shortage(self, job: Job) -> tuple[str, int, int] | None:
         """Return the model of which the fewest GPUs are missing, how many the job needs, and how many are missing."""
@@ -153,7 +158,7 @@ class GpuBudget:
         found: list[Reservation] = []
         for gpu, kinds in self._kinds_by_model(job):
             need = self._count_needed_of_model(job, gpu)
-            if need > sum(self._serving[kind] for kind in kinds):
+            if need > sum(self._serving[kind] for kind in kinds) or not self._accepts(job, gpu):
                 continue
             free = self._free_or_pending(kinds)
             reservation = policies.backfill(
@@ -233,6 +238,13 @@ class GpuBudget:
             if (need := self._count_needed_of_model(job, gpu)) <= total:
                 fitting.append((gpu, need))
         return sorted(fitting, key=lambda fit: self._step_s(job, *fit)) if len(fitting) > 1 else fitting
+
+    def _acceptable_models(self, job: Job, counts: CountsByKind) -> list[tuple[str, int]]:
+        fitting = self._fitting_models(job, counts)
+        return fitting if len(self._sizes) < 2 else [fit for fit in fitting if self._accepts(job, fit[0])]
+
+    def _accepts(self, job: Job, gpu: str) -> bool:
+        return len(self._sizes) < 2 or accepts_model(self._snapshot, job, gpu)
 
     def _totals_for(self, job: Job, counts: CountsByKind) -> list[tuple[int, str]]:
         request = (job.spec.gpu, job.spec.fungible)

@@ -12,7 +12,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.model_mix import count_gainful_gpus
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.scheduling.policies.speed import can_run_on, gpu_model, node_sizes
+from scheduler.scheduling.policies.speed import accepts_model, can_run_on, gpu_model, node_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _count_wished_gpus(
     held = job.allocation.target_gpus
     if held and gpu_model(snapshot, job, node_sizes(snapshot)) != gpu:
         return count_gainful_gpus(snapshot, job, gpu, settings) if mixes else 0
-    if not held and not can_run_on(snapshot, job, gpu, node_sizes(snapshot)):
+    if not held and not (can_run_on(snapshot, job, gpu, node_sizes(snapshot)) and accepts_model(snapshot, job, gpu)):
         return 0
     return (job.spec.max_gpus if scales else job.spec.min_gpus) - held
 

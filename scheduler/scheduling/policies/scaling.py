@@ -137,8 +137,9 @@ def _count_wanted_gpus(snapshot: Snapshot, starters: Iterable[Job]) -> int:
 
 
 def _is_mixed(job: Job) -> bool:
-    """Return whether the job holds GPUs of several models. `model_mix` decides on those."""
-    return job.allocation.plan is not None and job.allocation.plan.is_mixed
+    """Return whether the job holds GPUs of several models, unless a view shows only those of its home model."""
+    plan = job.allocation.plan
+    return plan is not None and plan.is_mixed and plan.world_size == job.allocation.target_gpus
 
 
 def _may_change(job: Job) -> bool:

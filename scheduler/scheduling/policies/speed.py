@@ -186,6 +186,35 @@ def can_run_on(snapshot: Snapshot, job: Job, gpu: str, sizes: Mapping[str, int])
     return bool(curve.packed_plans(gpu, sizes[gpu])) or shape not in curve.infeasible
 
 
+def accepts_model(snapshot: Snapshot, job: Job, gpu: str) -> bool:
+    """Return whether a pending job should start on a GPU model rather than wait for a faster one.
+
+    A start lasts, because jobs do not move to another model. So a job waits for a faster model as long as it would lose
+    by the slower one. Whatever comes, it loses at most twice as much as with foresight (ski rental; Karlin et al.,
+    Algorithmica 3, 1988).
+    """
+    return snapshot.now_s - job.submitted_at_s >= start_loss_s(snapshot, job, gpu)
+
+
+def start_loss_s(snapshot: Snapshot, job: Job, gpu: str) -> float:
+    """Return by how many seconds the job would end later on a GPU model than on the fastest that training has.
+
+    On each model it runs on the fewest feasible GPUs. The loss is 0 if the job's length or its speed is unknown.
+    """
+    sizes, serving, steps = node_sizes(snapshot), snapshot.training_gpus, job.remaining_steps(snapshot.now_s)
+    models = [job.spec.gpu] if job.spec.gpu else sizes
+    usable = {model: serving.get((model, False), 0) + serving.get((model, True), 0) for model in models}
+    if steps is None or job.spec.gpu == gpu:
+        return 0.0
+    counts = {model: min_feasible_gpus(snapshot, job, sizes, model) for model in {*models, gpu}}
+    times_s = {model: step_time_s(snapshot, job, gpus, sizes, model) for model, gpus in counts.items()}
+    known = [
+        time_s for model, time_s in times_s.items() if time_s is not None and usable.get(model, 0) >= counts[model]
+    ]
+    step_s = times_s[gpu]
+    return 0.0 if step_s is None or not known else max(0.0, steps * (step_s - min(known)))
+
+
 def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
     min_gpus = spec.min_gpus
     if not curve.infeasible or gpu is None or packed(gpu, min_gpus, sizes[gpu]) not in curve.infeasible:

@@ -134,24 +134,27 @@ def _move_flexible_gpus(cycle: SchedulingCycle, quota: QuotaState | None) -> Non
 
 
 def _group_by_home_model(cycle: SchedulingCycle) -> Mapping[str, dict[str, Job]]:
-    """Return the jobs that hold GPUs by their home model: each is dealt GPUs of that model."""
+    """Return the jobs by their home model, as if they held only GPUs of it: these are dealt first.
+
+    A job that also holds other models is valued at its present speed, so it gives them up only for a faster plan.
+    """
     groups: dict[str, dict[str, Job]] = {}
     for job_id in sorted(cycle.index.running):
         job = cycle.snapshot.jobs[job_id]
         if gpu := gpu_model(cycle.view, job, cycle.node_sizes):
-            groups.setdefault(gpu, {})[job_id] = job
+            groups.setdefault(gpu, {})[job_id] = _on_home_model(cycle, job)
     return groups
 
 
 def _resize_to(cycle: SchedulingCycle, wanted: Mapping[str, int], quota: QuotaState | None) -> None:
     wanted = cap_to_quota(cycle.view, quota or QuotaState(cycle.view), wanted)
     for job_id, count in wanted.items():
-        job = cycle.snapshot.jobs[job_id]
+        job = _on_home_model(cycle, cycle.snapshot.jobs[job_id])
         if count < job.allocation.target_gpus and job_id not in cycle.settled_jobs:
             _shrink(cycle, job, count, ReasonCode.GAIN_EXCEEDS_COST)
     quota = QuotaState(cycle.view)  # counted again, because some jobs may not have been able to shrink
     for job_id, count in wanted.items():
-        job = cycle.snapshot.jobs[job_id]
+        job = _on_home_model(cycle, cycle.snapshot.jobs[job_id])
         current_gpus = job.allocation.target_gpus
         wanted_gpus = min(count, current_gpus + cycle.unreserved_gpu_total, current_gpus + quota.headroom(job))
         if wanted_gpus > current_gpus and job_id not in cycle.settled_jobs:

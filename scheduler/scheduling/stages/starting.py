@@ -195,11 +195,16 @@ class _StartingStage:
             )
             self._waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
             return
-        detail = f"{needed}; number {position + 1} in the queue"
+        detail = f"{needed}; number {position + 1} in the queue{self._describe_refusal(job)}"
         self._waiting[job.id] = Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
         self._short_of_gpus = True
         budget.reserve_for(job)
         self._block_behind_overdue(job)
+
+    def _describe_refusal(self, job: Job) -> str:
+        """Say that slower GPUs are free on which the job would lose more time than it has waited."""
+        refused = self._budget.refused_offer(job)
+        return "" if refused is None else f"; on {refused[0]}, which is free, it would end {refused[1]:.0f} s later"
 
     def _blocks_queue(self, job: Job) -> bool:
         return self._cycle.policies.blocks_queue(self._cycle.view, job, self._cycle.settings)
