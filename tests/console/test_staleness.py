@@ -77,6 +77,7 @@ def test_actions_follow_a_new_token_after_expiry(tmp_path: Path, opened: Opener)
             dialog.get_by_label("Token").fill(root)
             dialog.get_by_role("button", name="Sign in").click()
             expect(button).to_be_enabled()
+            page.close()  # before the site, or its event stream reports a refused connection
     finally:
         site.close()
 
