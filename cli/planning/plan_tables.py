@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from cli.output import (
     stack,
 )
 from cli.planning.stage_diagram import StageDiagram
-from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.domain.parallel_plan import plan_from_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 PlanJson = Mapping[str, Any]
 Strategy = Mapping[str, Any]
 _DEGREE_NAMES = {"tp": "tensor", "ulysses": "ulysses", "ring": "ring", "ep": "expert", "dp": "data"}
-PLAN_FIELDS = frozenset(field.name for field in fields(ParallelPlan))
 _SHARDING_NAMES = ("no", "zero-1", "zero-2", "fsdp")
 _RANGES_SHOWN_MAX = 4
 
