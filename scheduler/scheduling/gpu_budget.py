@@ -106,7 +106,8 @@ class GpuBudget:
     def refused_offer(self, job: Job) -> tuple[str, float] | None:
         """Return a slower GPU model on which the job could start now, and how many seconds later it would end there."""
         fitting = self._fitting_models(job, self._free_counts) if len(self._sizes) > 1 else []
-        return next(((gpu, start_loss_s(self._snapshot, job, gpu)) for gpu, _ in fitting), None)
+        refused = (gpu for gpu, _ in fitting if not self._accepts(job, gpu))
+        return next(((gpu, start_loss_s(self._snapshot, job, gpu)) for gpu in refused), None)
 
     def min_feasible_offer(self, job: Job) -> tuple[str, int] | None:
         """Return an offer of the fewest GPUs with a feasible plan, however inefficient, or None."""

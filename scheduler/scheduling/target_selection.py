@@ -102,8 +102,8 @@ def find_mixed_target(cycle: SchedulingCycle, job: Job, need: int) -> Target | N
     """Choose `need` free GPUs of two models, for a job that no single model can hold.
 
     Each split takes whole nodes of one model, as many as possible, and the rest of another. The fastest split with a
-    solved plan is taken; unsolved ones are requested. Other jobs are never mixed: the plan is as fast as its slower
-    part and occupies both models.
+    solved plan is taken; unsolved ones are requested. Other jobs start on one model. `stages/mixed_growth` may add
+    nodes of another model later.
     """
     if not job.spec.has_profile or job.spec.gpu:
         return None

@@ -41,9 +41,9 @@ def measure_sequence_costs(
     linear_s = per_token[tokens] - quadratic_s * tokens
     exchange_s, starts_s = [(1, 0.0)], [0.0]
     for degree in degrees[1:]:
-        beside = {length: times[degree, length] - times[1, length] / degree for length in (short, tokens)}
-        starts_s.append(max(0.0, beside[short]))
-        left_s = max(0.0, beside[tokens] - starts_s[-1]) * degree / tokens
+        overhead_s = {length: times[degree, length] - times[1, length] / degree for length in (short, tokens)}
+        starts_s.append(max(0.0, overhead_s[short]))
+        left_s = max(0.0, overhead_s[tokens] - starts_s[-1]) * degree / tokens
         exchange_s.append((degree, max(exchange_s[-1][1], left_s)))
     start_s = max(starts_s)
     return SequenceCosts(world, quadratic_s, linear_s, tuple(exchange_s), 0.0, batch_tokens, start_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, distributed
-from torch.nn import functional
+from torch.nn import Parameter, functional
 
 from scheduler.solver.lengths.batch_plan import BatchPlan
 from scheduler.solver.lengths.batch_search import search_batch_plan
@@ -75,9 +75,14 @@ def compare_gradients(groups: SequenceGroups, plan: BatchPlan) -> float:
     for sequence in sequences:
         logits = alone(sequence[:-1].unsqueeze(0)).flatten(0, 1)
         loss = functional.cross_entropy(logits, sequence[1:], reduction="sum") / sum(LENGTHS)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
+        torch.autograd.backward(loss)
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return max(float((own.grad - other.grad).abs().max()) for own, other in pairs)  # type: ignore[operator]  # not None
+    return max(float((get_gradient(own) - get_gradient(other)).abs().max()) for own, other in pairs)
+
+
+def get_gradient(parameter: Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def run_batch(model: Gpt, groups: SequenceGroups, plan: BatchPlan, sequences: list[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Growth over GPU models: how many whole nodes of one model each job holds beside GPUs of other models.
+"""Growth over GPU models: the number of whole nodes of one model for each job that also holds another model.
 
 Lyra (EuroSys'23, section 5.2) deals counts of equal GPUs. Inference clusters mostly have other GPUs than training
 clusters, and the solver plans pipelines over unlike groups. What a job gains from them depends on the shape, so each
@@ -52,12 +52,13 @@ NO_DEAL = NodeDeal()
 def deal_nodes(
     snapshot: Snapshot, gpu: str, free: Collection[FreeGpus], exempt: Collection[str], settings: PolicySettings
 ) -> NodeDeal:
-    """Deal the free whole nodes of a GPU model, and those that jobs hold beside other GPUs, where they gain most.
+    """Distribute whole nodes of a GPU model to the jobs on other models that gain most from them.
 
-    Jobs that hold only this model are left out: `scaling` deals equal GPUs. `exempt` jobs do not change.
+    The free nodes are distributed, and the nodes that such jobs already hold. Jobs that hold only this model are left
+    out, because `scaling` distributes equal GPUs. `exempt` jobs do not change.
     """
     size, jobs = node_sizes(snapshot)[gpu], snapshot.jobs
-    if not free and not any(_holds_beside_others(snapshot, jobs[job_id], gpu) for job_id in snapshot.index.running):
+    if not free and not any(_holds_in_mix(snapshot, jobs[job_id], gpu) for job_id in snapshot.index.running):
         return NO_DEAL
     groups, budget, quota = dict[str, list[Item]](), size * len(free), QuotaState(snapshot)
     requests: list[tuple[float, WantedShape]] = []
@@ -77,7 +78,7 @@ def deal_nodes(
 
 
 def count_gainful_gpus(snapshot: Snapshot, job: Job, gpu: str, settings: PolicySettings) -> int:
-    """Return how many more GPUs of a model a running job could use beside its own, by solved or promising shapes."""
+    """Return the number of GPUs of a model that a running job could add, by solved or promising shapes."""
     plan, size = job.allocation.plan, node_sizes(snapshot)[gpu]
     if plan is None or not job.spec.may_mix_gpu_models:
         return 0
@@ -104,7 +105,7 @@ def count_by_kind(snapshot: Snapshot, gpus: Gpus) -> Counter[GpuKind]:
     return found
 
 
-def _holds_beside_others(snapshot: Snapshot, job: Job, gpu: str) -> bool:
+def _holds_in_mix(snapshot: Snapshot, job: Job, gpu: str) -> bool:
     plan = job.allocation.plan
     return plan is not None and plan.is_mixed and any(stage.gpu == gpu for stage in plan.stages)
 
@@ -120,7 +121,7 @@ def _count_held(snapshot: Snapshot, job_id: str, gpu: str) -> int:
 
 
 class _MixOptions:
-    """What one job could do with nodes of one GPU model beside the rest of its GPUs."""
+    """The options of one job: numbers of nodes of one GPU model, with its GPUs of other models unchanged."""
 
     def __init__(self, snapshot: Snapshot, job: Job, gpu: str, more_nodes: int, settings: PolicySettings) -> None:
         self._job = job

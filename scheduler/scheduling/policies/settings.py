@@ -32,7 +32,8 @@ class PolicySettings:
         gain_factor: a resize must save this many times its reconfiguration; also the price for running jobs when GPUs
             are redistributed.
         linear_scaling: assume linear scaling of every job, whatever its curve says, to measure the value of curves.
-        lending_reserve: free GPUs that lending keeps for future jobs, as a share of the GPUs of training.
+        lending_reserve: free GPUs that lending adds for future jobs when a job can use the GPU model, as a share of
+            training's GPUs of the model.
     """
 
     full_pass_period_s: float = 300.0

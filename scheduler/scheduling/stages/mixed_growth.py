@@ -23,8 +23,8 @@ def grow_over_models(cycle: SchedulingCycle) -> None:
     """Deal free whole nodes of each model to jobs that hold others, where a solved mixed plan gains most."""
     if len(cycle.node_sizes) < 2 or cycle.policies.deal_nodes is None:
         return
-    for gpu, size in sorted(cycle.node_sizes.items()):
-        free = [room for room in _unreserved(cycle) if room.gpu == gpu and len(room.indices) == size]
+    for gpu in sorted(cycle.node_sizes):
+        free = _list_free_nodes(cycle, gpu)
         deal = cycle.policies.deal_nodes(cycle.view, gpu, free, cycle.settled_jobs, cycle.settings)
         cycle.missing_shapes.update(dict.fromkeys(deal.wanted))
         held = {job_id: len(_held_nodes(cycle, cycle.snapshot.jobs[job_id], gpu)) for job_id in deal.nodes}
@@ -48,8 +48,10 @@ def release_unlike(cycle: SchedulingCycle, kind: ResourceKind, missing: int) -> 
     return freed
 
 
-def _unreserved(cycle: SchedulingCycle) -> Iterator[FreeGpus]:
-    return (room for room in cycle.snapshot.free_gpus if room.node not in cycle.reservation.nodes)
+def _list_free_nodes(cycle: SchedulingCycle, gpu: str) -> list[FreeGpus]:
+    """Return the wholly free, unreserved nodes of a model that have the usual size."""
+    unreserved = (room for room in cycle.snapshot.free_gpus if room.node not in cycle.reservation.nodes)
+    return [room for room in unreserved if room.gpu == gpu and len(room.indices) == cycle.node_sizes[gpu]]
 
 
 def _held_nodes(cycle: SchedulingCycle, job: Job, gpu: str) -> list[str]:
@@ -60,10 +62,11 @@ def _held_nodes(cycle: SchedulingCycle, job: Job, gpu: str) -> list[str]:
 
 
 def _change_nodes(cycle: SchedulingCycle, job: Job, gpu: str, count: int) -> None:
-    """Resize the job to `count` nodes of a model beside its other GPUs. Owned free nodes are taken first."""
+    """Resize the job to `count` nodes of a model and keep its other GPUs. Owned free nodes are taken first."""
     nodes = _held_nodes(cycle, job, gpu)
-    rooms = [room for room in _unreserved(cycle) if room.gpu == gpu and len(room.indices) == cycle.node_sizes[gpu]]
-    usable = sorted((room for room in rooms if job.spec.fungible or not room.is_lent), key=_owned_first)
+    usable = sorted(
+        (room for room in _list_free_nodes(cycle, gpu) if job.spec.fungible or not room.is_lent), key=_owned_first
+    )
     added = {room.node: room.indices for room in usable[: max(0, count - len(nodes))]}
     if len(nodes) + len(added) < count:
         return

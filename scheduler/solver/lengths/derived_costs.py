@@ -63,7 +63,10 @@ def derive_sequence_costs(
 def _count_tokens_max(
     load_model: Callable[[int], ModelProfile], hardware: HardwareProfile, gpus: int, gpus_per_node: int, tokens: int
 ) -> int:
-    """Return how many tokens fit on a GPU beside its share of the weights. Activations grow linearly with tokens."""
+    """Return the number of tokens that fit on a GPU with its share of the weights.
+
+    Activations grow linearly with tokens.
+    """
     less, more = (
         _evaluate(load_model(length), hardware, gpus, gpus_per_node, is_sharded=True).memory_bytes
         for length in (tokens // 2, tokens)

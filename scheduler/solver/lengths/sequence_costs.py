@@ -30,7 +30,7 @@ class SequenceCosts:
 
     Attributes:
         exchange_s: pairs (degree, GPU-seconds per token for the all-to-alls). It must not fall as the degree rises.
-        micro_batch_s: time that each micro-batch takes beside its sequences.
+        micro_batch_s: constant time of each micro-batch, added to the time of its sequences.
         start_s: start-up time of all exchanges of a sequence. Published constants have none.
         gpu_tokens_max: tokens whose activations fit on one GPU. A group of degree s holds s times as many.
     """
