@@ -9,6 +9,9 @@ PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernetes resharding runtime scheduling \
 	telemetry) tests/golden tests/docs tests/test_tidy.py
 
+# Tests start hundreds of Python processes. Some images forbid cached bytecode, and each process would compile the sources.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test test-full lint serve bench docs helm console clean
 
 demo: $(VENV)/installed
