@@ -60,8 +60,8 @@ class PostgresServer:
 
     def new_database(self, *, is_migrated: bool = True) -> str:
         """Return the URL of an empty database."""
-        name = f"test_{uuid.uuid4().hex[:12]}"
-        self._administer(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE if is_migrated else 'template1'}")
+        name, template = f"test_{uuid.uuid4().hex[:12]}", TEMPLATE if is_migrated else "template1"
+        self._administer(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         return self.url(name)
 
     def dump(self, url: str) -> bytes:

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import ignored_auth
 
 from tests.api.seeded_service import SeededService
 
-CASES = 200
+CASES = 100
 CASES_FULL = 2000
 VARIED_RATIO = 0.8
 """Share of the operations with parameters or a body; the others are tried only a few times."""

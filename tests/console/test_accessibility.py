@@ -63,6 +63,7 @@ def test_large_fleet_has_no_serious_accessibility_violation(
     assert _find_serious_violations(page) == []
 
 
+@pytest.mark.full
 def test_narrow_window_screenshots(fleet: ConsoleSite, opened: Opener, picture: Picture) -> None:
     page = opened(fleet.url, width=390)
     job = f"jobs/{fleet.jobs['llama-pretrain']}"

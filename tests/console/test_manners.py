@@ -123,7 +123,7 @@ def test_overview_shows_the_reason_of_each_pending_job(fleet: ConsoleSite, opene
     expect(waiting).to_contain_text("96 GPUs")
 
 
-@pytest.mark.parametrize("width", [390, 640])
+@pytest.mark.parametrize("width", [390, pytest.param(640, marks=pytest.mark.full)])
 def test_pages_fit_narrow_and_zoomed_windows(fleet: ConsoleSite, opened: Opener, width: int) -> None:
     job_id = fleet.jobs["llama-pretrain"]
     fleet.train(job_id, [10, 20])

@@ -1,7 +1,7 @@
 """A rank of a group that makes one step under each of many plans and compares it with the same step on one rank.
 
-`main(FOLDER, RANK, RANKS)` runs all plans for this number of ranks and writes the differences of the loss and of
-each gradient to `FOLDER/found-RANK.json`.
+`main(FOLDER, RANK, RANKS, ONLY)` runs all plans for this number of ranks with ONLY in their names. It writes the
+differences of the loss and of each gradient to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EXPERTS = {
     "experts: ep2 x tp2 sharded": plan((L(2, tp=2, dp=2, ep=2, zero=3, shard_group=2, sequence_sharding=True),)),
     "experts: ep2 over a ring, x tp2": plan((L(2, tp=2, ring=2, ep=2, zero=2, shard_group=2),)),
     "experts: ep2, unequal shards": plan((L(2, dp=6, ep=2, zero=3, shard_group=6),)),
-    "experts: layers unlike": plan((L(1, tp=2, dp=2, ep=2), L(1, dp=4, ep=4)), micro_batches=3),
+    "experts: unlike layers": plan((L(1, tp=2, dp=2, ep=2), L(1, dp=4, ep=4)), micro_batches=3),
 }
 GPIPE = Schedule(ScheduleName.GPIPE)
 STAGES = {
@@ -61,7 +61,7 @@ STAGES = {
     "tp2 to one, GPipe": replace(plan((L(1, tp=2),), (L(1),), micro_batches=3), schedule=GPIPE),
     "sharded ring2 to one": plan((L(1, ring=2, zero=3, shard_group=2),), (L(1),), micro_batches=2),
     "experts: ep2 to one": plan((L(1, dp=2, ep=2),), (L(1),), micro_batches=3),
-    "dp2 to tp2": plan((L(1, dp=2),), (L(1, tp=2),), micro_batches=3),
+    "unlike stages: dp2 to tp2": plan((L(1, dp=2),), (L(1, tp=2),), micro_batches=3),
     "dp3 to one": plan((L(1, dp=3),), (L(1),), micro_batches=2),
     "experts: one to tp2 x ep1 to one": plan((L(1),), (L(2, tp=2),), (L(1),), micro_batches=4),
 }
@@ -71,8 +71,9 @@ def model_of(case: str) -> str:
     return "nano-moe" if case.startswith("experts") else "nano-gpt"
 
 
-def cases(ranks: int) -> dict[str, ParallelPlan]:
-    return {name: each for name, each in (EXPERTS | STAGES).items() if each.world_size == ranks}
+def cases(ranks: int, only: str) -> dict[str, ParallelPlan]:
+    plans = EXPERTS | STAGES
+    return {name: each for name, each in plans.items() if each.world_size == ranks and only in name}
 
 
 def names(model: str) -> set[str]:
@@ -127,11 +128,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def main(folder: Path, rank: int, ranks: int) -> None:
+def main(folder: Path, rank: int, ranks: int, only: str) -> None:
     torch.set_num_threads(1)
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    found: Found = {name: differences(chosen, model_of(name)) for name, chosen in cases(ranks).items()}
+    found: Found = {name: differences(chosen, model_of(name)) for name, chosen in cases(ranks, only).items()}
     part = folder / f"found-{rank}.part"
     part.write_text(json.dumps(found))
     part.rename(folder / f"found-{rank}.json")

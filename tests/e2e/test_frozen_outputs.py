@@ -14,11 +14,11 @@ from tests.e2e.rank_launcher import RankLauncher, Training
 from tests.e2e.test_freezing_layouts import LAYOUTS, MODELS, LossesAlone
 from tests.e2e.test_notices_and_resharding import plan
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 STEPS = 10
 BATCH = 800
-"""A pass over the text takes three steps. One block is frozen for four steps, two blocks for another four."""
+"""A pass over the text takes just over three steps, so that both numbers of frozen blocks are read from the cache."""
 OPTIONS = (
     *("--freeze", "2:1,6:2", "--dtype", "float64", "--seed", "3", "--learning-rate", "0.003"),
     *("--global-batch", str(BATCH)),
@@ -44,9 +44,7 @@ def count_complete_windows(cache: Path) -> dict[int, int]:
     return {int(path.parent.name): len(set(path.read_text().split())) for path in cache.glob("*/*/complete")}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "1f1b" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_cached_outputs_change_no_loss(
     tmp_path: Path, ranks: RankLauncher, losses_alone: LossesAlone, name: str
 ) -> None:
@@ -58,11 +56,10 @@ def test_cached_outputs_change_no_loss(
     windows = TextDataset(sequence=SIZES[model].sequence, seed=3).window_count
     complete = count_complete_windows(tmp_path / "cache")
     assert set(complete) == {1, 2}
-    # Nearly all windows are written, and each number of frozen blocks is used for more windows than there are.
+    # Nearly all windows are written, and each number of frozen blocks serves more windows than there are.
     assert all(0.95 * windows < count <= windows < 4 * BATCH for count in complete.values()), complete
 
 
-@pytest.mark.full
 def test_cached_outputs_outlast_a_change_of_the_plan(
     tmp_path: Path, ranks: RankLauncher, losses_alone: LossesAlone
 ) -> None:

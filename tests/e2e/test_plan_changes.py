@@ -69,13 +69,6 @@ def check_there_and_back(
     assert losses[elastic.steps] < losses[1]
 
 
-SHORT = ("dp3 sharded", "pp2, uneven", "cp2, ring")
-
-
-def test_training_changes_to_a_few_plans_and_back(ranks: RankLauncher, tmp_path: Path) -> None:
-    check_there_and_back(ranks, tmp_path, CENTRE, [PLANS[name] for name in SHORT], "tiny-gpt")
-
-
 @pytest.mark.full
 def test_training_changes_to_every_common_plan_and_back(ranks: RankLauncher, tmp_path: Path) -> None:
     check_there_and_back(ranks, tmp_path, CENTRE, list(PLANS.values()), "wide-gpt")

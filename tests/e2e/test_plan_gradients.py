@@ -15,10 +15,16 @@ from tests.e2e.rank_programs import run_on_ranks
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, pytest.param(6, marks=pytest.mark.full)], ids="{} ranks".format)
-def test_step_under_a_plan_equals_the_step_of_one_rank(ranks: RankLauncher, tmp_path: Path, count: int) -> None:
-    found: list[Found] = run_on_ranks(ranks, "tests.e2e.plan_ranks", tmp_path, ranks=count)
-    for case, chosen in cases(count).items():
+FULL = [pytest.param(count, "", marks=pytest.mark.full) for count in (3, 4, 6)]
+
+
+@pytest.mark.parametrize(("count", "only"), [(2, ""), (4, "unlike"), *FULL])
+def test_step_under_a_plan_equals_the_step_of_one_rank(
+    ranks: RankLauncher, tmp_path: Path, count: int, only: str
+) -> None:
+    """Run all plans with `only` in their names."""
+    found: list[Found] = run_on_ranks(ranks, "tests.e2e.plan_ranks", tmp_path, only, ranks=count)
+    for case, chosen in cases(count, only).items():
         compared = {name for of_rank in found for name in of_rank[case]}
         assert compared - {"loss", "held"} == names(model_of(case)), case
         first = build_layout(chosen, world_size=count, block_count=SIZES[model_of(case)].layers).strategies[1]

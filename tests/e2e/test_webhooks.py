@@ -29,6 +29,7 @@ def is_signed(received: Received, secret: str) -> bool:
     return f"v1,{expected}" in given["webhook-signature"].split(" ")
 
 
+@pytest.mark.full
 def test_two_api_processes_share_deliveries_and_a_kill_loses_none(tmp_path: Path) -> None:
     with run_webhooks(tmp_path) as harness, receiver() as first, receiver() as second:
         doomed, client = harness.start_api()

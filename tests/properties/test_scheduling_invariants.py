@@ -31,8 +31,8 @@ from tests.properties.worlds import a_world
 
 V = TypeVar("V")
 SEEDS = st.integers(min_value=0, max_value=10**9)
-WORLDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-FOR_EACH_POLICY_SET = settings(WORLDS, max_examples=80)
+WORLDS = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+FOR_EACH_POLICY_SET = settings(WORLDS, max_examples=50)
 OWN_BREACHES = {BreachKind.GPU_HELD_TWICE, BreachKind.ON_UNLENT_NODE}
 
 

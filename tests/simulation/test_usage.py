@@ -45,8 +45,14 @@ class Meter:
         """Not metered."""
 
 
-@pytest.mark.parametrize("seed", [21, 22])
-@pytest.mark.parametrize("policy", ["ebbtide", "srtf"])
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [
+        ("ebbtide", 21),
+        ("srtf", 22),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("ebbtide", 22), ("srtf", 21))),
+    ],
+)
 def test_every_gpu_second_is_recorded_once_despite_faults(policy: str, seed: int) -> None:
     whole = world(seed)
     named = [

@@ -99,11 +99,11 @@ def test_children_exit_when_the_supervisor_is_killed(tmp_path: Path) -> None:
 def test_command_that_cannot_start_leaves_no_process(tmp_path: Path) -> None:
     from cli.supervisor import supervise
 
-    note = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    note = "import os, sys, time; os.symlink(str(os.getpid()), sys.argv[1]); time.sleep(600)"
     good = [sys.executable, "-c", note, str(tmp_path / "one")]
     with pytest.raises(FileNotFoundError):
         supervise({"one": good, "two": [str(tmp_path / "no such program")]}, grace_s=20.0)
-    assert not (tmp_path / "one").exists() or is_gone(int((tmp_path / "one").read_text()))
+    assert not (tmp_path / "one").is_symlink() or is_gone(int((tmp_path / "one").readlink().name))
 
 
 def test_unsupervised_process_survives_the_end_of_stdin() -> None:
