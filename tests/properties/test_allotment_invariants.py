@@ -27,7 +27,7 @@ from tests.properties.worlds import a_world
 from tests.simulation.synthetic import small_cluster, synthetic_demand, synthetic_jobs
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
-WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+WORLDS = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ALLOTMENTS = {
     name: mechanism.allot
     for name in list_policy_sets()

@@ -21,7 +21,7 @@ from tests.properties.test_scheduling_invariants import violations
 from tests.properties.unlike_worlds import UNLIKE, an_unlike_world
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
-WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+WORLDS = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def build_snapshot(seed: int) -> Snapshot:

@@ -25,7 +25,7 @@ from tests.properties.worlds import a_world
 NOW_S = 10_000.0
 USERS = ("ada", "bob", "")
 NAMES = ("own", "lab", "rest", "guest")
-WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+WORLDS = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 AT_ONCE = PolicySettings(run_time_min_s=0.0)
 
 

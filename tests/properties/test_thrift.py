@@ -28,8 +28,8 @@ from tests.builders import GPU, a_curve
 from tests.properties.worlds import CURVE, a_world
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
-WORLDS = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-FOR_EACH_SET = settings(WORLDS, max_examples=60)
+WORLDS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+FOR_EACH_SET = settings(WORLDS, max_examples=40)
 
 
 def a_jagged_curve(random: Random, gpus_per_node: int) -> ScalingCurve:
