@@ -37,7 +37,10 @@ def an_unlike_world(seed: int) -> World:
         unlike = _lend_all(unlike)
         jobs = _place_on_whole_nodes(random, unlike)
     per_node = next(iter(nodes.values())).gpus
-    curves = {CURVE: _with_unlike_shapes(random, snapshot.curves[CURVE], per_node)}
+    curve = snapshot.curves[CURVE]
+    assert isinstance(curve, ScalingCurve)
+    own = {shape: build_plan({GPU: shape.gpus}, plan.iteration_time_s) for shape, plan in curve.plans.items()}
+    curves = {CURVE: _with_unlike_shapes(random, ScalingCurve(own, curve.infeasible), per_node)}
     unlike = replace(unlike, jobs=jobs, curves=curves)
     return World(unlike, observe(random, unlike))
 
@@ -67,9 +70,12 @@ def _place_on_whole_nodes(random: Random, snapshot: Snapshot) -> dict[str, Job]:
 
 
 def build_plan(counts: dict[str, int], step_s: float) -> ParallelPlan:
-    """Return a pipeline with one stage per GPU model."""
-    gpus = sum(counts.values())
-    stages = (Stage(at, at, gpu, each, (LayerStrategy(1, dp=each),)) for at, (gpu, each) in enumerate(counts.items()))
+    """Return a plan for a model of two layers: a pipeline with one stage per GPU model."""
+    gpus, layers = sum(counts.values()), 2 // len(counts)
+    stages = (
+        Stage(at * layers, (at + 1) * layers - 1, gpu, each, (LayerStrategy(layers, dp=each),))
+        for at, (gpu, each) in enumerate(counts.items())
+    )
     return replace(build_data_parallel_plan(GPU, gpus), iteration_time_s=step_s, stages=tuple(stages))
 
 

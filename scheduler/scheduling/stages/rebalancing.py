@@ -61,7 +61,7 @@ def enforce_ranges(cycle: SchedulingCycle) -> None:
             continue
         current_gpus, min_gpus = job.allocation.target_gpus, job.spec.min_gpus
         if current_gpus > job.spec.max_gpus:
-            _shrink(cycle, job, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
+            _shrink(cycle, job, job.allocation.target, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
         elif current_gpus < min_gpus and not QuotaState(cycle.view).check_limits(job, min_gpus - current_gpus):
             _grow(cycle, job, min_gpus, ReasonCode.RANGE_CHANGED)
 
@@ -86,7 +86,7 @@ def _shrink_for_demands(cycle: SchedulingCycle, demands: Mapping[ResourceKind, i
             quota.release(job, freed)
             if freed:
                 remaining = gpu_sets.count(own) - freed
-                _shrink(cycle, job, remaining, ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, kept=own)
+                _shrink(cycle, job, own, remaining, ReasonCode.MAKES_ROOM_FOR_WAITING_JOB)
 
 
 def _on_home_model(cycle: SchedulingCycle, job: Job) -> Job:
@@ -149,9 +149,10 @@ def _group_by_home_model(cycle: SchedulingCycle) -> Mapping[str, dict[str, Job]]
 def _resize_to(cycle: SchedulingCycle, wanted: Mapping[str, int], quota: QuotaState | None) -> None:
     wanted = cap_to_quota(cycle.view, quota or QuotaState(cycle.view), wanted)
     for job_id, count in wanted.items():
-        job = _on_home_model(cycle, cycle.snapshot.jobs[job_id])
-        if count < job.allocation.target_gpus and job_id not in cycle.settled_jobs:
-            _shrink(cycle, job, count, ReasonCode.GAIN_EXCEEDS_COST)
+        job = cycle.snapshot.jobs[job_id]
+        own = _on_home_model(cycle, job).allocation.target
+        if count < gpu_sets.count(own) and job_id not in cycle.settled_jobs:
+            _shrink(cycle, job, own, count, ReasonCode.GAIN_EXCEEDS_COST)
     quota = QuotaState(cycle.view)  # counted again, because some jobs may not have been able to shrink
     for job_id, count in wanted.items():
         job = _on_home_model(cycle, cycle.snapshot.jobs[job_id])
@@ -162,9 +163,9 @@ def _resize_to(cycle: SchedulingCycle, wanted: Mapping[str, int], quota: QuotaSt
             quota.allocate(job, cycle.snapshot.jobs[job_id].allocation.target_gpus - current_gpus)
 
 
-def _shrink(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode, *, kept: Gpus | None = None) -> None:
-    """Shrink the job to `count` GPUs of `kept`, by default of all that it holds."""
-    target = reduce_target(cycle, job, kept or job.allocation.target, max(count, job.spec.min_gpus))
+def _shrink(cycle: SchedulingCycle, job: Job, kept: Gpus, count: int, code: ReasonCode) -> None:
+    """Shrink the job to `count` GPUs of `kept`."""
+    target = reduce_target(cycle, job, kept, max(count, job.spec.min_gpus))
     if target is not None:
         gpus, plan = target
         cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _SHRINK_DETAILS[code])))

@@ -1,14 +1,16 @@
-"""Jobs that no single GPU model can hold start on two models."""
+"""Jobs that no single GPU model can hold start on two models, and jobs on two models shrink on their own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.decisions import ReasonCode, StartJob
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.parallel_plan import ParallelPlan, Stage
+from scheduler.domain.job_state import JobState
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
@@ -99,3 +101,35 @@ def test_solver_plan_for_two_models_is_legal() -> None:
     (start,) = decided(snapshot).decisions
     assert find_violation(MutableSnapshot(snapshot), start) is None
     assert {stage.gpu for stage in solved.stages} == {GPU, OTHER}
+
+
+def data_parallel(gpus: int, step_s: float) -> ParallelPlan:
+    """Return a plan for two layers."""
+    plan = build_data_parallel_plan(GPU, gpus)
+    return replace(plan, iteration_time_s=step_s, stages=(Stage(0, 1, GPU, gpus, (LayerStrategy(2, dp=gpus),)),))
+
+
+def running(name: str, max_gpus: int, batch: int, on: Gpus) -> Job:
+    job = a_job(name, 8, max_gpus, state=JobState.RUNNING, on=on, now_s=-5000.0, model="llama-2-7b", global_batch=batch)
+    return replace(job, spec=replace(job.spec, steps=100_000))
+
+
+def test_job_on_two_models_shrinks_for_one_that_gains_more() -> None:
+    """Sixteen GPUs hardly speed `mixed` up, and make `steep`, which gets them once they are free, twice as fast."""
+    pools, nodes = a_fleet(training=3, inference=0)
+    whole = tuple(range(8))
+    mixed = running("mixed", 24, 8, {"t0": whole, "t1": whole, "h0": whole})
+    steep = running("steep", 16, 16, {"t2": whole})
+    plans = {"mixed": plan_over(16, 8, 9.8), "steep": data_parallel(8, 10.0)}
+    jobs = [replace(job, allocation=replace(job.allocation, plan=plans[job.id])) for job in (mixed, steep)]
+    eight, sixteen = (GpuShape.packed(GPU, gpus, 8) for gpus in (8, 16))
+    both = GpuShape.from_node_counts([(GPU, 8), (GPU, 8), (OTHER, 8)])
+    curves = {
+        mixed.spec.curve_key: ScalingCurve(
+            {eight: data_parallel(8, 10.0), sixteen: data_parallel(16, 9.9), both: plans["mixed"]}
+        ),
+        steep.spec.curve_key: ScalingCurve({eight: plans["steep"], sixteen: data_parallel(16, 5.0)}),
+    }
+    result = decided(a_snapshot((pools, {**nodes, "h0": a_node("h0", gpu=OTHER)}), jobs, curves=curves))
+    resized = {each.job_id: gpu_sets.count(each.gpus) for each in result.decisions if isinstance(each, ResizeJob)}
+    assert resized == {"mixed": 8}
