@@ -179,6 +179,12 @@ class JobSpecView(TypedDict):
             Field(description="Declared relative speed of a GPU by model. Absent: as measured, else by GPU profiles."),
         ]
     ]
+    lengths: NotRequired[
+        Annotated[
+            dict[str, int],
+            Field(description="Number of samples by their length in tokens. Absent: all samples are equally long."),
+        ]
+    ]
     namespace: NotRequired[
         Annotated[str, Field(description="Kubernetes namespace of the pods. Absent: the setting `job_namespace`.")]
     ]

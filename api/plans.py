@@ -30,6 +30,7 @@ from scheduler.solver.profiles.catalog import (
     load_model,
     parse_model,
 )
+from scheduler.solver.profiles.job_model import find_lengths_problem
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import SearchOutcome, search_plan
@@ -58,6 +59,8 @@ def check_job(spec: JobSpec) -> None:
             parse_model(spec.profile_json, spec.sequence_length)
         except ProfileError as error:
             raise_invalid_field("profile", None, str(error))
+    if problem := find_lengths_problem(spec):
+        raise_invalid_field("lengths", None, problem)
 
 
 def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_queues: str) -> None:
@@ -228,8 +231,8 @@ class JobPlanView(PlanView):
         InspectionView | None,
         Field(
             description=(
-                "How each device spends the step. Null: no model, no GPUs, or the plan no longer fits what "
-                "is known now."
+                "How each device spends the step. Null: no model, no GPUs, samples of unlike lengths, or the plan "
+                "no longer fits what is known now."
             )
         ),
     ]
@@ -265,7 +268,7 @@ def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanVi
 
 def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspection | None:
     requests, target = job.curve_requests, job.allocation.target
-    if not requests or not target:
+    if not requests or not target or job.spec.lengths:
         return None
     try:
         return inspect_plan(plan, build_solve_request(requests[0], snapshot.shape_of(target)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,6 +47,14 @@ SpeedOption = Annotated[
         help="Relative speed of one GPU of a model, for a job without --model, such as t4=0.18. Repeatable.",
     ),
 ]
+LengthsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE",
+        help="File with the tokens of one sample in each line, for a job with --model whose samples differ in length.",
+    ),
+]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="Priority; higher values are scheduled first.")]
 QueueOption = Annotated[
     str | None,
@@ -74,6 +83,7 @@ def submit(
     steps: StepsOption = None,
     gpu: GpuOption = None,
     speed: SpeedOption = None,
+    lengths: LengthsOption = None,
     priority: PriorityOption = None,
     queue: QueueOption = None,
     command: CommandOption = None,
@@ -94,6 +104,7 @@ def submit(
         "steps": steps,
         "gpu": gpu,
         "speeds": dict(_parse_speed(item) for item in speed) if speed else None,
+        "lengths": _read_histogram(lengths) if lengths else None,
         "priority": priority,
         "queue": queue,
         "command": _split_command(command),
@@ -169,6 +180,13 @@ def _parse_speed(item: str) -> tuple[str, float]:
         return gpu, float(number)
     except ValueError:
         raise_input_error(f"--speed: {item!r} must have the form GPU=NUMBER, such as t4=0.18")
+
+
+def _read_histogram(file: Path) -> dict[int, int]:
+    from scheduler.solver.lengths.histogram import build_histogram, read_lengths
+
+    with input_errors_from(""):
+        return dict(build_histogram(read_lengths(file)))
 
 
 def _wait_for_end(client: Client, job: JobView) -> JobView:

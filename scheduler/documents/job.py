@@ -192,6 +192,8 @@ SequenceLength = Annotated[int, Field(strict=True, ge=1, le=SEQUENCE_MAX)]
 Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000)]
 RelativeSpeed = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]
 GpuCount = Annotated[int, Field(strict=True, ge=1, le=GPUS_MAX)]
+SampleTokens = Annotated[int, Field(ge=1, le=SEQUENCE_MAX)]
+LENGTHS_MAX = 256
 
 
 class GpuRange(Document):
@@ -273,6 +275,12 @@ class JobDocument(Document):
         description="Relative speed of one GPU by model, such as `{a100-80g: 1, t4: 0.18}`, for a job without `model` "
         "or `profile`. Default: as measured on each model that the job ran on, else by the GPU profiles.",
     )
+    lengths: Annotated[dict[SampleTokens, Count], Field(max_length=LENGTHS_MAX)] | None = Field(
+        default=None,
+        description="Distribution of the lengths of samples, for a job with `model` or `profile`: number of samples by "
+        "tokens, such as `{512: 90, 8192: 10}`. `ebbtide submit --lengths FILE` makes it from a file. Default: all "
+        "samples have `sequenceLength`.",
+    )
     namespace: Label | Literal[""] = Field(
         default="", description="Kubernetes namespace of the job's pods. Empty: the operator's default."
     )
@@ -287,6 +295,10 @@ class JobDocument(Document):
             raise invalid_field("profile", self.profile, "either model or profile, not both")
         if self.speeds and (self.model or self.profile is not None):
             raise invalid_field("speeds", self.speeds, "nothing; the plans of a model or profile determine its speed")
+        if self.lengths is not None and not self.lengths:
+            raise invalid_field("lengths", self.lengths, "at least one length; omit it for samples of equal length")
+        if self.lengths and not self.model and self.profile is None:
+            raise invalid_field("lengths", self.lengths, "nothing; only plans of a model or profile depend on lengths")
         if (self.model or self.profile is not None) and self.global_batch is None:
             raise invalid_field("globalBatch", None, "at least 1: a job with a model or a profile needs it")
         return self
@@ -331,6 +343,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             checkpoint=to_checkpoint_spec(document.checkpoint),
             fungible=document.fungible,
             speeds=dict(document.speeds),
+            lengths=tuple(sorted((document.lengths or {}).items())),
             namespace=document.namespace,
             template_json=_canonical_json(template),
         )
@@ -374,6 +387,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "checkpoint": to_checkpoint_document(spec.checkpoint),
         "fungible": spec.fungible,
         "speeds": dict(spec.speeds) or None,
+        "lengths": {str(tokens): samples for tokens, samples in spec.lengths} or None,
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,
     }

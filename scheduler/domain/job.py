@@ -25,7 +25,13 @@ from scheduler.domain.job_state import (
     Allocation,
     JobState,
 )
-from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
+from scheduler.domain.scaling_curve import (
+    LINEAR_CURVE_KEY,
+    CurveRequest,
+    LengthHistogram,
+    check_length_histogram,
+    curve_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,8 @@ class JobSpec:
     """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
 
     A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
-    owner's table of relative speeds by GPU model, only for jobs without a model.
+    owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
+    lengths of samples, only for jobs with a model; empty if all samples have the same length.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
@@ -119,6 +126,7 @@ class JobSpec:
     fungible: bool = True
     mixes_gpu_models: bool = True
     speeds: Mapping[str, float] = field(default_factory=dict)
+    lengths: LengthHistogram = ()
     namespace: str = ""
     template_json: str = ""
     resource_uid: str = ""
@@ -135,12 +143,13 @@ class JobSpec:
                 f"globalBatch must be at least 1 for a job with a model or profile, got {self.global_batch}"
             )
         if self.speeds and self.has_profile:
-            raise ValueError(
-                "speeds applies to jobs without model or profile, whose plans determine the speed; remove it"
-            )
+            raise ValueError("speeds applies to jobs without model or profile only; remove it")
         for gpu, speed in self.speeds.items():
             if not 0 < speed < float("inf"):
                 raise ValueError(f"speeds.{gpu} must be a finite number above 0, got {speed}")
+        if self.lengths and not self.has_profile:
+            raise ValueError("lengths applies to jobs with model or profile only; remove it")
+        check_length_histogram(self.lengths)
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -155,8 +164,8 @@ class JobSpec:
 
     @property
     def may_mix_gpu_models(self) -> bool:
-        """Whether the job may hold GPUs of several models. Without a model, the speed of a mix is unknown."""
-        return self.has_profile and self.mixes_gpu_models and not self.gpu
+        """Whether plans for GPUs of several models can exist: only with a model, and for samples of equal length."""
+        return self.has_profile and self.mixes_gpu_models and not self.gpu and not self.lengths
 
     @property
     def is_elastic(self) -> bool:
@@ -167,13 +176,15 @@ class JobSpec:
         """The curve to solve for this job as submitted, or None if it scales by data parallelism only."""
         if not self.has_profile:
             return None
-        return CurveRequest(self.model, self.profile_json, self.global_batch, self.sequence_length)
+        return CurveRequest(
+            self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths
+        )
 
     @property
     def curve_key(self) -> str:
         if not self.has_profile:
             return LINEAR_CURVE_KEY
-        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length)
+        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +440,7 @@ class Job:
             spec.sequence_length,
             memory_percent=self.memory.percent,
             frozen_layers=frozen_layers,
+            lengths=spec.lengths,
         )
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
+from itertools import pairwise
 from types import MappingProxyType
 
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
@@ -14,6 +15,8 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule
 from scheduler.domain.relative_speed import RelativeSpeed, SpeedSource
 
 LINEAR_CURVE_KEY = "linear"
+LengthHistogram = tuple[tuple[int, int], ...]
+"""Pairs (tokens, number of samples of that length), in ascending order of tokens."""
 _ASSUMED_SPEED = RelativeSpeed(1.0, SpeedSource.ASSUMED)
 
 
@@ -169,12 +172,27 @@ class LinearCurve:
         return MappingProxyType({})
 
 
+def check_length_histogram(lengths: LengthHistogram) -> None:
+    """Check that tokens ascend, and that tokens and samples are at least 1.
+
+    Raises:
+        ValueError: they do not. The message names the lengths.
+    """
+    for tokens, samples in lengths:
+        if tokens < 1 or samples < 1:
+            raise ValueError(f"lengths must have tokens and samples of at least 1, got {tokens}: {samples}")
+    for (tokens, _), (longer, _) in pairwise(lengths):
+        if tokens >= longer:
+            raise ValueError(f"lengths must be in ascending order of tokens, got {tokens} before {longer}")
+
+
 @dataclass(frozen=True, slots=True)
 class CurveRequest:
     """Input of the solver for a curve, except the shapes. Equal requests share one curve.
 
     `model` names a preset. `profile_json` is a complete model profile as canonical JSON instead. Plans must fit when
     `memory_percent` percent of their predicted peak memory is used. The first `frozen_layers` layers are not trained.
+    `lengths` is as in JobSpec: if it is not empty, plans are for samples of these lengths.
     """
 
     model: str
@@ -183,6 +201,7 @@ class CurveRequest:
     sequence_length: int
     memory_percent: int = 100
     frozen_layers: int = 0
+    lengths: LengthHistogram = ()
 
     @property
     def key(self) -> str:
@@ -193,6 +212,7 @@ class CurveRequest:
             self.sequence_length,
             memory_percent=self.memory_percent,
             frozen_layers=self.frozen_layers,
+            lengths=self.lengths,
         )
 
 
@@ -205,12 +225,14 @@ def curve_key(
     *,
     memory_percent: int = 100,
     frozen_layers: int = 0,
+    lengths: LengthHistogram = (),
 ) -> str:
-    """Return the content address of a curve: readable for presets, with a digest for custom profiles."""
+    """Return the content address of a curve: readable for presets, with a digest for profiles and lengths of a job."""
     name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
     memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
-    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}"
+    unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}"
 
 
 Curve = ScalingCurve | LinearCurve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -12,7 +12,9 @@ from scheduler.domain.commands import CurveSolved
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.solver.profiles.catalog import find_profiles_folder, load_gpu, load_model, parse_model, read_own_files
+from scheduler.solver.lengths.expected_step import plan_unlike_lengths
+from scheduler.solver.profiles.catalog import find_profiles_folder, load_gpu, read_own_files
+from scheduler.solver.profiles.job_model import load_job_model
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import search_plan
@@ -48,11 +50,15 @@ def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[Gp
     Raises:
         ValueError: a model or GPU is unknown, or a value of a profile is invalid. The message names it.
     """
-    model, oracle_cache = _load_model(request), OracleCache()
+    model, oracle_cache = load_job_model(request), OracleCache()
     points: dict[GpuShape, CurvePoint] = {}
     # Mixed shapes come last, so that the points which they prove for their parts win.
     for shape in sorted(shapes, key=lambda shape: len(_list_gpu_models(shape))):
-        points |= _solve_points(_build_solve_request(request, model, shape), oracle_cache)
+        solve_request = _build_solve_request(request, model, shape)
+        if request.lengths:
+            points[shape] = plan_unlike_lengths(partial(load_job_model, request), solve_request, request.lengths)
+        else:
+            points |= _solve_points(solve_request, oracle_cache)
     return points
 
 
@@ -63,7 +69,7 @@ def solve_point(request: CurveRequest, shape: GpuShape) -> CurvePoint:
 
 def build_solve_request(request: CurveRequest, shape: GpuShape) -> SolveRequest:
     """Return the request that a point of the curve answers; raises as `solve_curve`."""
-    return _build_solve_request(request, _load_model(request), shape)
+    return _build_solve_request(request, load_job_model(request), shape)
 
 
 def build_curve_solved(curve_key: str, shape: GpuShape, point: CurvePoint) -> CurveSolved:
@@ -112,9 +118,3 @@ def _solve_points(request: SolveRequest, oracle_cache: OracleCache) -> Mapping[G
 
 def _list_gpu_models(shape: GpuShape) -> tuple[str, ...]:
     return tuple(dict.fromkeys(group.gpu for group in shape.groups))
-
-
-def _load_model(request: CurveRequest) -> ModelProfile:
-    length = request.sequence_length
-    model = parse_model(request.profile_json, length) if request.profile_json else load_model(request.model, length)
-    return model.with_frozen_layers(request.frozen_layers)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from scheduler.domain.job_records import LoadTraffic
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.solver.lengths.histogram import read_lengths
 from scheduler.trainer import checkpoint
 from scheduler.trainer.checkpoint_manifest import BatchChange, CheckpointError, Manifest, TrainingPosition
 from scheduler.trainer.dataset import BatchLoader
@@ -27,7 +28,7 @@ from scheduler.trainer.model_parts import BuildOptions, build_model_parts
 from scheduler.trainer.optimizer import BatchScalingRule, LearningRateDecay, LearningRateSchedule, build_optimizers
 from scheduler.trainer.pipeline import build_forward_backward
 from scheduler.trainer.training_state import Ledger, TrainablePart, collect_state, compute_global_digest, restore_state
-from scheduler.trainer.varied_lengths import VariedLengthBatches, read_lengths, require_data_parallel
+from scheduler.trainer.varied_lengths import VariedLengthBatches, require_data_parallel
 from scheduler.worker.session import Session
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,27 +16,6 @@ from scheduler.trainer.layout import Layout
 from scheduler.trainer.model import Gpt, GptSize
 from scheduler.trainer.sequence_groups import SequenceGroups, list_degrees, run_micro_batches, sum_gradients
 from scheduler.trainer.sequence_timing import measure_sequence_costs
-
-
-def read_lengths(file: Path, *, context: int) -> tuple[int, ...]:
-    """Return the lengths in a file, one in each line.
-
-    Raises:
-        ValueError: the file cannot be read, holds no length, or a length is no whole number from 1 to `context`.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"`--lengths` is {str(file)!r}, which cannot be read: {error}") from None
-    if not lines:
-        raise ValueError(f"`--lengths` is {str(file)!r}, which is empty. Write one length in tokens in each line.")
-    for number, text in enumerate(lines, 1):
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= context:
-            raise ValueError(
-                f"`--lengths`: length {number} of {str(file)!r} is {text!r}. It must be a whole number from 1 to "
-                f"{context}, the longest sequence of the model. Correct it, or cap it at {context}."
-            )
-    return tuple(map(int, lines))
 
 
 def require_data_parallel(layout: Layout) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,17 @@ from scheduler.domain.commands import ScaleJob, SubmitJob
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
+
+
+LAYER = {
+    "layers": 2,
+    "flops_per_sample": 1e9,
+    "parameters": 1000,
+    "activation_bytes_per_sample": 4000,
+    "replicated_activation_bytes_per_sample": 0,
+    "boundary_bytes_per_sample": 500,
+    "heads": 8,
+}
 
 
 def test_a_submitted_job_has_a_location_and_is_visible_before_any_tick(service: ApiService) -> None:
@@ -56,6 +67,33 @@ def test_invalid_speeds_are_refused_and_nothing_changes(
     body = {"name": "train", "gpus": {"min": 1, "max": 4}, "speeds": speeds}
     (invalid,) = problem(service.http.post("/v1/jobs", json=body), 422)["errors"]
     assert invalid["field"] == field
+    assert words in invalid["allowed"]
+    assert service.store.load().inbox == ()
+
+
+def test_lengths_are_part_of_the_job_document_and_of_its_curve(service: ApiService) -> None:
+    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "model": "gpt2", "globalBatch": 8, "lengths": {"64": 3}}
+    made = service.made("/v1/jobs", body)
+    assert service.get(f"/v1/jobs/{made['id']}")["spec"]["lengths"] == {"64": 3}
+    (command,) = service.store.load().inbox
+    assert isinstance(command.body, SubmitJob)
+    assert command.body.spec.curve_key.startswith("gpt2/batch-8/seq-0/lengths-")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "more", "words"),
+    [
+        ({"2048": 1}, {"model": "gpt2"}, "at most 1024 tokens"),
+        ({"513": 1}, {"model": "gpt2", "sequenceLength": 512}, "at most 512 tokens"),
+        ({"64": 1}, {"profile": {"name": "own", "sequence_length": 128, "layers": [LAYER]}}, "that the model supports"),
+    ],
+)
+def test_lengths_that_the_model_does_not_support_are_refused(
+    service: ApiService, problem: Problem, lengths: dict[str, int], more: dict[str, Any], words: str
+) -> None:
+    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "globalBatch": 8, "lengths": lengths, **more}
+    (invalid,) = problem(service.http.post("/v1/jobs", json=body), 422)["errors"]
+    assert invalid["field"] == "lengths"
     assert words in invalid["allowed"]
     assert service.store.load().inbox == ()
 

@@ -15,6 +15,7 @@ from scheduler.domain.job import Intent, Job, JobSpec
 from scheduler.kubernetes.api_objects import MANAGED_BY, ORIGIN_ANNOTATION, ORIGIN_API
 from scheduler.kubernetes.resources.meta import Metadata, Resource, get_mapping, get_observed_generation, parse_metadata
 from scheduler.solver.profiles.catalog import ProfileError, list_gpu_names, list_model_names, parse_model
+from scheduler.solver.profiles.job_model import find_lengths_problem
 
 NAME_MAX_LENGTH = 52
 """Leaves room for the job id (a dash and up to ten characters more), which must be a label and a pod name prefix."""
@@ -132,3 +133,5 @@ def _check_profile_names(spec: JobSpec) -> None:
             parse_model(spec.profile_json, spec.sequence_length)
         except ProfileError as error:
             raise InvalidDocumentError(InvalidField("profile", None, str(error))) from None
+    if problem := find_lengths_problem(spec):
+        raise InvalidDocumentError(InvalidField("lengths", None, problem))

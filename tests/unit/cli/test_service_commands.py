@@ -86,6 +86,18 @@ def test_options_override_the_job_file(ask: Ask, fleet: Any, tmp_path: Path) -> 
     assert spec["env"] == {"A": "1=2"}
 
 
+def test_lengths_are_read_from_a_file(ask: Ask, run: Run, fleet: Any, tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("512\n64\n512\n")
+    words = ("submit", "--name", "varied", "--min", "1", "--model", "gpt2", "--global-batch", "8")
+    spec = ask("describe", ask(*words, "--lengths", str(file))["id"])["spec"]
+    assert spec["lengths"] == {"64": 1, "512": 2}
+    file.write_text("512\nlong\n")
+    failed = run(*words, "--lengths", str(file))
+    assert failed.exit_code == 2
+    assert "length 2" in failed.output
+
+
 def test_job_is_read_from_stdin(run: Run, fleet: Any) -> None:
     result = run("submit", "-f", "-", "-o", "json", stdin='{"name": "piped", "gpus": {"min": 1, "max": 1}}')
     assert result.exit_code == 0, result.output

@@ -67,6 +67,7 @@ def test_name_and_gpu_range_are_sufficient() -> None:
         COMPLETE,
         {"name": "a", "gpus": {"min": 1, "max": 1}},
         {"name": "a", "gpus": {"min": 1, "max": 1}, "speeds": {"a100-80g": 1, "t4": 0.18}},
+        {"name": "a", "gpus": {"min": 1, "max": 1}, "model": "gpt2", "globalBatch": 8, "lengths": {512: 9, "64": 1}},
         {"name": "a", "gpus": {"min": 1, "max": 1}, "profile": {"b": [1.5], "a": "x"}, "globalBatch": 1},
     ],
 )
@@ -116,6 +117,35 @@ def test_value_that_is_no_object_is_rejected(document: object) -> None:
 def test_speed_that_is_no_positive_number_is_rejected(speeds: object, message: str) -> None:
     with pytest.raises(InvalidDocumentError, match=message):
         parse_job({"name": "a", "gpus": {"min": 1, "max": 1}, "speeds": speeds})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "field"),
+    [
+        ({}, "lengths"),
+        ({512: 0}, "lengths.512"),
+        ({512: -1}, "lengths.512"),
+        ({0: 1}, "lengths.0"),
+        ({"long": 1}, "lengths.long"),
+        ({str(tokens): 1 for tokens in range(1, 258)}, "lengths"),
+        ("lengths.txt", "lengths"),
+    ],
+)
+def test_invalid_lengths_are_rejected(lengths: object, field: str) -> None:
+    document = {"name": "a", "gpus": {"min": 1, "max": 1}, "model": "gpt2", "globalBatch": 8, "lengths": lengths}
+    with pytest.raises(InvalidDocumentError) as caught:
+        parse_job(document)
+    assert {invalid.field.partition(".[")[0] for invalid in caught.value.invalid_fields} == {field}
+
+
+def test_lengths_are_only_for_jobs_with_a_model() -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        parse_job({"name": "a", "gpus": {"min": 1, "max": 1}, "lengths": {512: 1}})
+    assert [invalid.field for invalid in caught.value.invalid_fields] == ["lengths"]
+    with pytest.raises(ValueError, match="model or profile"):
+        JobSpec("a", 1, 1, lengths=((512, 1),))
+    with pytest.raises(ValueError, match="ascending"):
+        JobSpec("a", 1, 1, model="gpt2", global_batch=8, lengths=((512, 1), (64, 1)))
 
 
 def test_speeds_are_only_for_jobs_without_a_model() -> None:

@@ -62,6 +62,10 @@ def test_resource_from_the_api_has_the_name_of_its_job() -> None:
         ({**WHOLE, "gpu": "abacus"}, 'gpu: got "abacus"; allowed: one of a100-40g'),
         ({**WHOLE, "speeds": {"abacus": 1}}, 'speeds: got "abacus"; allowed: one of a100-40g'),
         ({**WHOLE, "speeds": {"t4": 0}}, "speeds.t4: got 0; allowed: greater than 0"),
+        (
+            {**WHOLE, "model": "gpt2", "globalBatch": 1, "lengths": {"2048": 1}},
+            "lengths: got nothing; allowed: at most",
+        ),
         ({**WHOLE, "model": "abacus", "globalBatch": 1}, 'model: got "abacus"; allowed: one of '),
         ({**WHOLE, "profile": {"a": 1}, "globalBatch": 1}, "profile"),
         ({"gpus": {"min": 1, "max": 1}}, "command: got nothing; allowed: at least one word, or a template"),
