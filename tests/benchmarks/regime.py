@@ -95,6 +95,7 @@ REGIMES = {
             for trace, nodes in (("06", 28), ("02", 24))
             for training, memory, inference in (
                 ("v100", "-32g", "t4"),
+                ("v100", "-32g", "v100-32g"),
                 ("a100", "-80g", "l4"),
                 ("h100", "-80g", "l40s"),
             )
