@@ -60,7 +60,7 @@ def check_job(spec: JobSpec) -> None:
         except ProfileError as error:
             raise_invalid_field("profile", None, str(error))
     if problem := find_lengths_problem(spec):
-        raise_invalid_field("lengths", None, problem)
+        raise_invalid_field("lengths", spec.lengths[-1][0], problem)
 
 
 def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_queues: str) -> None:

@@ -134,4 +134,4 @@ def _check_profile_names(spec: JobSpec) -> None:
         except ProfileError as error:
             raise InvalidDocumentError(InvalidField("profile", None, str(error))) from None
     if problem := find_lengths_problem(spec):
-        raise InvalidDocumentError(InvalidField("lengths", None, problem))
+        raise InvalidDocumentError(InvalidField("lengths", spec.lengths[-1][0], problem))

@@ -20,7 +20,7 @@ def load_job_model(request: CurveRequest, tokens: int = 0) -> ModelProfile:
 
 
 def find_lengths_problem(spec: JobSpec) -> str:
-    """Return what a valid `lengths` would be if that of the job is not valid, or an empty string.
+    """Return what is allowed instead of the job's longest length, or an empty string if that is valid.
 
     Raises:
         ProfileError: as `load_job_model`.
@@ -30,9 +30,9 @@ def find_lengths_problem(spec: JobSpec) -> str:
         return ""
     longest, context = spec.lengths[-1][0], load_job_model(request).sequence_length
     if longest > context:
-        return f"at most {context} tokens, which is sequenceLength or the model's own; the longest is {longest}"
+        return f"at most {context} tokens, which is sequenceLength or the model's own"
     try:
         load_job_model(request, longest)
     except ProfileError as error:
-        return f"lengths that the model supports: {error}"
+        return f"a length that the model supports: {error}"
     return ""

@@ -64,7 +64,7 @@ def test_resource_from_the_api_has_the_name_of_its_job() -> None:
         ({**WHOLE, "speeds": {"t4": 0}}, "speeds.t4: got 0; allowed: greater than 0"),
         (
             {**WHOLE, "model": "gpt2", "globalBatch": 1, "lengths": {"2048": 1}},
-            "lengths: got nothing; allowed: at most",
+            "lengths: got 2048; allowed: at most 1024 tokens",
         ),
         ({**WHOLE, "model": "abacus", "globalBatch": 1}, 'model: got "abacus"; allowed: one of '),
         ({**WHOLE, "profile": {"a": 1}, "globalBatch": 1}, "profile"),
