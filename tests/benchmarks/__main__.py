@@ -15,7 +15,8 @@ from rich.table import Table
 Row = tuple[str, str, str]
 
 NAMES = (
-    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "lengths", "freezing", "forecast"),
+    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "lengths", "lengths_trainer"),
+    *("freezing", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
     *("resharding", "shrinks", "replan", "agents", "kubernetes", "front_door", "streams", "takeover"),
     *("metrics", "console"),
