@@ -1,8 +1,8 @@
 """Steps of the reference trainer on four ranks: planned sequence-parallel groups against one degree for all sequences.
 
-Costs are measured on the ranks. A rank holds as many tokens as half of the longest sequence, or a quarter of it, as if its
-memory were that small, so that one degree for all must be at least 2 or 4. `main(FOLDER, RANK, RANKS)` is the program of
-a rank and writes seconds to `FOLDER/found-RANK.json`.
+Costs are measured on the ranks. A rank holds as many tokens as half of the longest sequence, or a quarter of it, as if
+its memory were that small, so that one degree for all must be at least 2 or 4. `main(FOLDER, RANK, RANKS)` is the
+program of a rank and writes seconds to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
