@@ -63,9 +63,11 @@ def select_cheapest_part(snapshot: Snapshot, job: Job, pool: Gpus, part: Gpus, p
         return part
     if pool.keys().isdisjoint(job.allocation.target) or not knows_shards(job, plan):
         return part
-    old_plan = job.allocation.plan
+    # `job` may be given as if it held only part of its GPUs, but its shards are on all of them.
+    held = snapshot.jobs[job.id].allocation
+    old_plan = held.plan
     assert old_plan is not None
-    old, usual = snapshot.rank_placement(job.allocation), snapshot.default_rank_placement(part)
+    old, usual = snapshot.rank_placement(held), snapshot.default_rank_placement(part)
     groups = _group_equivalent_nodes(snapshot, pool, part)
     chosen = snapshot.default_rank_placement(_choose_gpus(old_plan, old, plan, usual, groups))
     if _count_per_node(chosen) != _count_per_node(usual):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from scheduler.domain import gpu_sets
@@ -14,10 +15,12 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
+from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.legality import find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
+from scheduler.scheduling.target_selection import extend_target
 from scheduler.simulator.throughput_curves import CurveCache
 from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot
 
@@ -114,22 +117,43 @@ def running(name: str, max_gpus: int, batch: int, on: Gpus) -> Job:
     return replace(job, spec=replace(job.spec, steps=100_000))
 
 
+def seen_with_mixed(
+    on: Gpus, plan: ParallelPlan, own_step_s: Mapping[int, float], *others: Job, curves: Mapping[str, ScalingCurve]
+) -> Snapshot:
+    """Return a fleet of three nodes of one GPU model and one of another, and a job on both with these own plans."""
+    pools, nodes = a_fleet(training=3, inference=0)
+    mixed = running("mixed", 24, 8, on)
+    mixed = replace(mixed, allocation=replace(mixed.allocation, plan=plan))
+    own = {GpuShape.packed(GPU, gpus, 8): data_parallel(gpus, step_s) for gpus, step_s in own_step_s.items()}
+    fleet = pools, {**nodes, "h0": a_node("h0", gpu=OTHER)}
+    snapshot = a_snapshot(fleet, [mixed, *others])
+    curve = ScalingCurve({**own, snapshot.shape_of(on): plan})
+    return replace(snapshot, curves={**curves, mixed.spec.curve_key: curve})
+
+
+def resized(snapshot: Snapshot) -> dict[str, Gpus]:
+    return {each.job_id: each.gpus for each in decided(snapshot).decisions if isinstance(each, ResizeJob)}
+
+
+WHOLE = tuple(range(8))
+
+
 def test_job_on_two_models_shrinks_for_one_that_gains_more() -> None:
     """Sixteen GPUs hardly speed `mixed` up, and make `steep`, which gets them once they are free, twice as fast."""
-    pools, nodes = a_fleet(training=3, inference=0)
-    whole = tuple(range(8))
-    mixed = running("mixed", 24, 8, {"t0": whole, "t1": whole, "h0": whole})
-    steep = running("steep", 16, 16, {"t2": whole})
-    plans = {"mixed": plan_over(16, 8, 9.8), "steep": data_parallel(8, 10.0)}
-    jobs = [replace(job, allocation=replace(job.allocation, plan=plans[job.id])) for job in (mixed, steep)]
-    eight, sixteen = (GpuShape.packed(GPU, gpus, 8) for gpus in (8, 16))
-    both = GpuShape.from_node_counts([(GPU, 8), (GPU, 8), (OTHER, 8)])
-    curves = {
-        mixed.spec.curve_key: ScalingCurve(
-            {eight: data_parallel(8, 10.0), sixteen: data_parallel(16, 9.9), both: plans["mixed"]}
-        ),
-        steep.spec.curve_key: ScalingCurve({eight: plans["steep"], sixteen: data_parallel(16, 5.0)}),
-    }
-    result = decided(a_snapshot((pools, {**nodes, "h0": a_node("h0", gpu=OTHER)}), jobs, curves=curves))
-    resized = {each.job_id: gpu_sets.count(each.gpus) for each in result.decisions if isinstance(each, ResizeJob)}
-    assert resized == {"mixed": 8}
+    steep = running("steep", 16, 16, {"t2": WHOLE})
+    steep = replace(steep, allocation=replace(steep.allocation, plan=data_parallel(8, 10.0)))
+    sizes = {GpuShape.packed(GPU, gpus, 8): data_parallel(gpus, step_s) for gpus, step_s in ((8, 10.0), (16, 5.0))}
+    on, curves = {"t0": WHOLE, "t1": WHOLE, "h0": WHOLE}, {steep.spec.curve_key: ScalingCurve(sizes)}
+    snapshot = seen_with_mixed(on, plan_over(16, 8, 9.8), {8: 10.0, 16: 9.9}, steep, curves=curves)
+    assert {job: gpu_sets.count(gpus) for job, gpus in resized(snapshot).items()} == {"mixed": 8}
+
+
+def test_job_on_two_models_grows_on_its_own_to_a_faster_part() -> None:
+    """All own GPUs are free. Sixteen are as fast as 24."""
+    on = {"t0": WHOLE, "h0": WHOLE}
+    snapshot = seen_with_mixed(on, plan_over(8, 8, 9.0), {8: 10.0, 16: 5.0, 24: 5.0}, curves={})
+    cycle, job = SchedulingCycle(snapshot, load_policy_set("ebbtide")), snapshot.jobs["mixed"]
+    own = replace(job, allocation=replace(job.allocation, target={"t0": WHOLE}))
+    target = extend_target(cycle, own, max_gpus=24, min_gpus=9)
+    assert target is not None
+    assert gpu_sets.count(target[0]) == 16
