@@ -1,6 +1,6 @@
 """A rank of a group of four that compares sharded experts with the same experts on one rank.
 
-`main(FOLDER, RANK, RANKS, "short" or "full")` runs the cases and writes the results to `FOLDER/found-RANK.json`.
+`main(FOLDER, RANK, RANKS)` runs all cases and writes the results to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -192,27 +192,26 @@ def digest(model: Gpt, optimizer: AdamW) -> str:
     return compute_global_digest([TrainablePart(model, [optimizer])])
 
 
-def cases(folder: Path, *, full: bool) -> Found:
-    """Run all cases if `full`, otherwise those of `tests/e2e/test_expert_parallel.py` without the mark."""
+def cases(folder: Path) -> Found:
     found: Found = {}
-    for dtype in (torch.float32, torch.float64) if full else (torch.float64,):
+    for dtype in (torch.float32, torch.float64):
         for ep in (1, 2, 4):
             for sharded in (False, True):
                 for chosen in (1, 2):
                     name = f"{str(dtype).removeprefix('torch.')} ep{ep} top{chosen} {'fsdp' if sharded else 'plain'}"
                     found[name] = agreement(ep, chosen, dtype, sharded=sharded)
-    for ep in (2, 4) if full else (2,):
+    for ep in (2, 4):
         found[f"training ep{ep}"] = training(ep, Recompute.FULL if ep == 2 else Recompute.NONE)
     found["resharding"] = resharding(folder)
     return found
 
 
-def main(folder: Path, rank: int, ranks: int, extent: str) -> None:
+def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     # Silences the warning that a gather over two sharded dimensions takes two steps.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    found = cases(folder, full=extent == "full")
+    found = cases(folder)
     part = folder / f"found-{rank}.part"
     part.write_text(json.dumps(found))
     part.rename(folder / f"found-{rank}.json")

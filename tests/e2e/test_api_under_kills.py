@@ -116,7 +116,7 @@ def site(disposable_postgres: PostgresServer, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("seed", "kills"), [(1, 4), *(pytest.param(seed, 40, marks=pytest.mark.full) for seed in (2, 3))]
+    ("seed", "kills"), [(1, 2), *(pytest.param(seed, 40, marks=pytest.mark.full) for seed in (2, 3))]
 )
 def test_nothing_accepted_is_lost_or_done_twice(site: Site, seed: int, kills: int) -> None:
     over, accepted = threading.Event(), [Accepted() for _ in range(CLIENTS)]

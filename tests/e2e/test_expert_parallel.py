@@ -17,7 +17,7 @@ from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimi
 from tests.e2e.rank_launcher import RankLauncher
 from tests.e2e.rank_programs import run_on_ranks
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
 
@@ -28,16 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(ranks: RankLauncher, folder: Path, request: pytest.FixtureRequest) -> list[Found]:
+def found(ranks: RankLauncher, folder: Path) -> list[Found]:
     """The results of each rank. All cases share one start."""
-    extent = "full" if request.config.getoption("--full") else "short"
-    return run_on_ranks(ranks, "tests.e2e.expert_ranks", folder, extent, ranks=RANKS)
+    return run_on_ranks(ranks, "tests.e2e.expert_ranks", folder, ranks=RANKS)
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 2], ids="top{}".format)
 @pytest.mark.parametrize("over", ["plain", "fsdp"])
 @pytest.mark.parametrize("ep", [1, 2, 4], ids="ep{}".format)
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.full), "float64"])
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_sharded_experts_have_the_outputs_and_gradients_of_one_rank(
     found: list[Found], dtype: str, ep: int, over: str, experts_per_token: int
 ) -> None:
@@ -49,7 +48,7 @@ def test_sharded_experts_have_the_outputs_and_gradients_of_one_rank(
         assert differences["unused"] == 0
 
 
-@pytest.mark.parametrize("ep", [2, pytest.param(4, marks=pytest.mark.full)], ids="ep{}".format)
+@pytest.mark.parametrize("ep", [2, 4], ids="ep{}".format)
 def test_model_with_sharded_experts_learns_the_weights_of_one_rank(found: list[Found], ep: int) -> None:
     for of_rank in found:
         differences = of_rank[f"training ep{ep}"]

@@ -62,6 +62,7 @@ def panels(*, kubernetes: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{file.stem}: {panel['title']}", panel
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("panel", [pytest.param(panel, id=name) for name, panel in panels(kubernetes=False)])
 def test_every_panel_query_has_values(day: Prometheus, panel: dict[str, Any]) -> None:
     """Values must not all be 0, except for the gap of optimal solutions.
@@ -85,6 +86,7 @@ EXPECTED = {
 their deadlines, and a policy that selects unknown GPUs."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
 def test_alert_is_evaluated_and_fires_if_expected(day: Prometheus, alert: dict[str, Any]) -> None:
     assert bool(values(day, alert["expr"])) == (alert["alert"] in EXPECTED)
@@ -98,6 +100,7 @@ COUNTED = {
 """Alerts on counters, and the events that they count on this day."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alert", COUNTED)
 def test_counter_alert_fires_on_the_first_event(day: Prometheus, alert: str) -> None:
     (rule,) = [rule for rule in alerts() if rule["alert"] == alert]
