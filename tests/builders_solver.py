@@ -7,10 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations, product
 from math import inf
+from typing import Any
 
 import numpy as np
 
 from scheduler.solver.instance import Floats, Instance, Solution, StageCosts, evaluate_solution
+
+LAYER: dict[str, Any] = {
+    "layers": 2,
+    "flops_per_sample": 1e9,
+    "parameters": 1000,
+    "activation_bytes_per_sample": 4000,
+    "replicated_activation_bytes_per_sample": 0,
+    "boundary_bytes_per_sample": 500,
+    "heads": 8,
+}
+"""A run of layers in a model profile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scheduler.domain.commands import ScaleJob, SubmitJob
+from tests.builders_solver import LAYER
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
-
-
-LAYER = {
-    "layers": 2,
-    "flops_per_sample": 1e9,
-    "parameters": 1000,
-    "activation_bytes_per_sample": 4000,
-    "replicated_activation_bytes_per_sample": 0,
-    "boundary_bytes_per_sample": 500,
-    "heads": 8,
-}
 
 
 def test_a_submitted_job_has_a_location_and_is_visible_before_any_tick(service: ApiService) -> None:

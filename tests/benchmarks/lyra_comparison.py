@@ -1,17 +1,16 @@
-"""`python -m tests.benchmarks.lyra_comparison`: gains over no lending and no scaling, beside those that Lyra published.
+"""`python -m tests.benchmarks.lyra_comparison`: compares our gains with those published for Lyra.
 
-Prints one Markdown table. The share of lending or scaling is the part of the gain in mean completion time that is lost
-when it is switched off. Both can gain the same seconds, so the shares need not add up to 100%. Options and reports are
-those of `tests.benchmarks.regimes`.
+Prints one Markdown table of gains over a policy set that neither lends nor scales. The share of lending or scaling is
+the part of the gain in mean completion time that is lost when it is switched off. Both can gain the same seconds, so the
+shares need not add up to 100%. Options and reports are those of `tests.benchmarks.regimes`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from tests.benchmarks.regime import REGIMES, Play, Report, load_or_simulate_reports
-from tests.benchmarks.regimes import arguments, bound_gain, gain
+from tests.benchmarks.regimes import arguments, bound_gain, exit_with, gain
 
 NEITHER, BOTH, SCALING, LENDING = "fifo", "ebbtide", "ebbtide-scaling", "ebbtide-loaning"
 POLICIES = (NEITHER, BOTH, SCALING, LENDING)
@@ -47,7 +46,7 @@ def _cells(reports: Mapping[str, Report]) -> Iterator[str]:
 
 
 def main(given: Sequence[str]) -> int:
-    options = arguments(POLICIES, "Gains beside those that Lyra published, as Markdown.").parse_args(given)
+    options = arguments(POLICIES, "Our gains and those published for Lyra, as Markdown.").parse_args(given)
     plays = {(row, policy): Play(row, policy, limit=options.limit) for row in options.rows for policy in POLICIES}
     reports = load_or_simulate_reports(tuple(plays.values()), options.cache, processes=options.processes)
     found = {row: {policy: reports[plays[row, policy]] for policy in POLICIES} for row in options.rows}
@@ -56,7 +55,4 @@ def main(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (FileNotFoundError, ValueError) as wrong:
-        sys.exit(f"benchmark: {wrong}")
+    exit_with(main)

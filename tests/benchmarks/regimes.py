@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tests.benchmarks.regime import ORACLE, REGIMES, Play, Regime, Report, load_or_simulate_reports
 
@@ -124,6 +125,14 @@ def arguments(policies: Sequence[str], about: str) -> argparse.ArgumentParser:
     return parser
 
 
+def exit_with(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a table's `main` on the command-line arguments and exit with its status, or with the message of its error."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (FileNotFoundError, ValueError) as wrong:
+        sys.exit(f"benchmark: {wrong}")
+
+
 def main(given: Sequence[str]) -> int:
     options = arguments(POLICIES, "Every policy in every regime, as Markdown.").parse_args(given)
     rows, policies = options.rows, options.policies.split(",")
@@ -140,7 +149,4 @@ def main(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (FileNotFoundError, ValueError) as wrong:
-        sys.exit(f"benchmark: {wrong}")
+    exit_with(main)

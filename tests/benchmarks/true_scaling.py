@@ -8,12 +8,11 @@ scaling. Prints Markdown: means over the seeds, and their range.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean
 
 from tests.benchmarks.regime import LINEAR, REGIMES, TRUTH, UNPRICED, Play, Report, load_or_simulate_reports
-from tests.benchmarks.regimes import RIVALS, arguments, bound_gain, gain, title
+from tests.benchmarks.regimes import RIVALS, arguments, bound_gain, exit_with, gain, title
 
 UNLENT = "ebbtide-scaling"
 POLICIES = ("fifo", *RIVALS, "ebbtide", LINEAR, UNPRICED, UNLENT)
@@ -97,7 +96,4 @@ def main(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (FileNotFoundError, ValueError) as wrong:
-        sys.exit(f"benchmark: {wrong}")
+    exit_with(main)

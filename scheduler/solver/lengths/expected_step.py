@@ -1,7 +1,7 @@
 """Plan of a job whose samples have unlike lengths: data parallelism, with sequence-parallel groups for each batch.
 
 The plan's step time is the mean over batches drawn from the distribution of lengths. Source: FlexSP (ASPLOS'25, arXiv
-2412.01523), which forms the groups anew for every batch.
+2412.01523): every batch has its own groups.
 """
 
 from __future__ import annotations

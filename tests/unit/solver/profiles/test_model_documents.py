@@ -9,19 +9,11 @@ import pytest
 
 from scheduler.solver.profiles.catalog import ProfileError, parse_model
 from scheduler.solver.profiles.model_profile import LayerProfile
+from tests.builders_solver import LAYER
 
 DECODER = {"layers": 4, "hidden": 128, "heads": 4, "ffn": 512, "vocabulary": 256, "sequence_length": 128}
 VISION = {"family": "vision", "layers": 4, "hidden": 128, "heads": 4, "ffn": 512,
           "image_size": 32, "patch_size": 8, "channels": 3, "classes": 10}  # fmt: skip
-LAYER: dict[str, Any] = {
-    "layers": 2,
-    "flops_per_sample": 1e9,
-    "parameters": 1000,
-    "activation_bytes_per_sample": 4000,
-    "replicated_activation_bytes_per_sample": 0,
-    "boundary_bytes_per_sample": 500,
-    "heads": 8,
-}
 
 
 def _architecture(**change: object) -> str:
