@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.lyra_comparison`: compares our gains with those published for Lyra.
 
 Prints one Markdown table of gains over a policy set that neither lends nor scales. The share of lending or scaling is
-the part of the gain in mean completion time that is lost when it is switched off. Both can gain the same seconds, so the
-shares need not add up to 100%. Options and reports are those of `tests.benchmarks.regimes`.
+the part of the gain in mean completion time that is lost when it is switched off. Both can gain the same seconds, so
+the shares need not add up to 100%. Options and reports are those of `tests.benchmarks.regimes`.
 """
 
 from __future__ import annotations
