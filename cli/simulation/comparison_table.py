@@ -56,6 +56,7 @@ METRIC_GROUPS: Mapping[str, Mapping[str, Metric]] = {
     },
     "Lending": {
         "lent GPU-hours": Metric("loaned_gpu_hours", "count"),
+        "unused lent GPU-hours": Metric("unused_loan_gpu_hours", "count", -1),
         "loans": Metric("loans", "count"),
         "recalls": Metric("recalls", "count"),
         "late returns": Metric("recalls_late", "count", -1),

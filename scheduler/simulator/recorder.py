@@ -39,11 +39,12 @@ _DEADLINE_TOLERANCE_S = 1e-6
 
 
 class _PoolShortages:
-    """The current demand interval of a pool, and the GPUs that cannot serve it."""
+    """Lending rules and current demand interval of a pool, and the GPUs that cannot serve it."""
 
     def __init__(self, pool: Pool, capacity_gpus: int) -> None:
         self.capacity_gpus = capacity_gpus
         self.cold_start_s = pool.lending.cold_start_s
+        self.loan_s_min = pool.lending.loan_s_min
         self.lent_gpus = 0
         self.cold_gpus: list[tuple[float, int]] = []
         self.demand: DemandChange | None = None
@@ -79,6 +80,7 @@ class LoanStatistics:
         self.recalls = 0
         self.recalls_late = 0
         self.loaned_gpu_s = 0.0
+        self.unused_gpu_s = 0.0
         self.lent_nodes = StepFunction()
 
     def record_demand_change(self, change: DemandChange) -> None:
@@ -102,6 +104,8 @@ class LoanStatistics:
             if earlier is None or earlier.id != loan.id:
                 self.loans += 1
                 self._pools[loan.pool].lent_gpus += self._nodes[name].gpus
+            elif earlier.unused_since_s is not None and loan.unused_since_s is None:
+                self._record_unused(earlier, before.now_s)
             recalled_before = earlier is not None and earlier.state is LoanState.RECALLED
             self.recalls += loan.state is LoanState.RECALLED and not recalled_before
         for pool in self._pools.values():
@@ -110,6 +114,7 @@ class LoanStatistics:
     def finish(self, last: Snapshot) -> None:
         """Account for loans and intervals that are open at the end of the simulation."""
         for loan in last.loans.values():
+            self._record_unused(loan, last.now_s)
             self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
         for pool in self._pools.values():
             pool.close_interval(last.now_s)
@@ -126,9 +131,17 @@ class LoanStatistics:
         gpus, pool = self._nodes[loan.node].gpus, self._pools[loan.pool]
         pool.lent_gpus -= gpus
         self.loaned_gpu_s += (now_s - loan.offered_at_s) * gpus
+        self._record_unused(loan, now_s)
         if loan.state is not LoanState.OFFERED:
             pool.cold_gpus.append((now_s + pool.cold_start_s, gpus))
         self.recalls_late += loan.return_by_s is not None and now_s > loan.return_by_s + _DEADLINE_TOLERANCE_S
+
+    def _record_unused(self, loan: Loan, until_s: float) -> None:
+        """Account for the time without a job until a recall, as far as it exceeds the minimum duration of a loan."""
+        if loan.unused_since_s is not None:
+            end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
+            excess_s = end_s - loan.unused_since_s - self._pools[loan.pool].loan_s_min
+            self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +237,7 @@ class ReportRecorder:
             usage_ratio=self._compute_usage(runs),
             idle_while_waiting_gpu_hours=self._idle_gpu_s / HOUR_S,
             loaned_gpu_hours=self._loan_statistics.loaned_gpu_s / HOUR_S,
+            unused_loan_gpu_hours=self._loan_statistics.unused_gpu_s / HOUR_S,
             loans=self._loan_statistics.loans,
             recalls=self._loan_statistics.recalls,
             recalls_late=self._loan_statistics.recalls_late,

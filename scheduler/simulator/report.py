@@ -171,6 +171,7 @@ class PolicyReport:
         makespan_s: time from the first submission to the last completion.
         idle_while_waiting_gpu_hours: GPUs that training could use and does not, while a job waits.
         loaned_gpu_hours: GPU time from offer to return.
+        unused_loan_gpu_hours: GPU time of lent nodes that no job held, beyond the minimum duration of a loan.
         recalls_late: nodes returned after their deadline.
         preemption_ratio: fraction of jobs preempted at least once.
         collateral_gpus: GPUs that jobs gave up in a recall beyond those of nodes that they had to leave.
@@ -191,6 +192,7 @@ class PolicyReport:
     usage_ratio: UsageRatio
     idle_while_waiting_gpu_hours: float
     loaned_gpu_hours: float
+    unused_loan_gpu_hours: float
     loans: int
     recalls: int
     recalls_late: int

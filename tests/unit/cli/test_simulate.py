@@ -28,9 +28,9 @@ NOT_SHOWN = ("jobs rejected", "deadlines met", "illegal decisions, dropped")
 """Metrics that did not occur."""
 FIGURES_OF_THE_CONTRACT = """
     policy jobs completed queueing_s jct_s jct_elastic_s jct_bound_s makespan_s usage_ratio
-    idle_while_waiting_gpu_hours loaned_gpu_hours loans recalls recalls_late preemptions preemption_ratio resizes
-    collateral_gpus lost_gpu_hours lost_ratio inference_short_intervals_ratio ticks tick_s wall_s
-    deadlines_met_ratio rejected
+    idle_while_waiting_gpu_hours loaned_gpu_hours unused_loan_gpu_hours loans recalls recalls_late preemptions
+    preemption_ratio resizes collateral_gpus lost_gpu_hours lost_ratio inference_short_intervals_ratio
+    ticks tick_s wall_s deadlines_met_ratio rejected
 """
 
 

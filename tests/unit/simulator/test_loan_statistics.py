@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.fleet import LendingPolicy, Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.simulator.demand import DemandChange
@@ -17,9 +19,11 @@ POOLS, NODES = a_fleet(training=1, inference=2, gpus_per_node=4, lending=Lending
 class Timeline:
     """Snapshots of one simulation in order of time."""
 
-    def __init__(self) -> None:
-        self.book = LoanStatistics(POOLS.values(), NODES.values())
-        self.state = Snapshot(pools=POOLS, nodes=NODES)
+    def __init__(self, *, loan_s_min: float = 0.0) -> None:
+        lending = replace(POOLS["inference"].lending, loan_s_min=loan_s_min)
+        pools = POOLS | {"inference": replace(POOLS["inference"], lending=lending)}
+        self.book = LoanStatistics(pools.values(), NODES.values())
+        self.state = Snapshot(pools=pools, nodes=NODES)
 
     def at(self, now_s: float, *loans: Loan) -> None:
         after = replace(self.state, now_s=now_s, loans={loan.node: loan for loan in loans})
@@ -31,6 +35,7 @@ class Timeline:
 
 
 LENT = a_loan("i1")
+UNUSED = replace(LENT, unused_since_s=100.0)
 RECALLED = a_loan("i1", LoanState.RECALLED, return_by_s=1000.0)
 
 
@@ -57,6 +62,23 @@ def test_open_loan_counts_until_the_end() -> None:
     story.at(100.0, LENT)
     story.book.finish(replace(story.state, now_s=600.0))
     assert story.book.loaned_gpu_s == 2400.0
+
+
+@pytest.mark.parametrize(
+    ("ends", "unused_s"),
+    [
+        ([UNUSED, LENT, None], 200.0),
+        ([UNUSED, replace(RECALLED, unused_since_s=100.0, recalled_at_s=900.0), None], 500.0),
+        ([UNUSED, None], 500.0),
+        ([replace(UNUSED, unused_since_s=700.0), None], 0.0),
+    ],
+    ids=["used again", "recalled", "returned", "below the minimum loan"],
+)
+def test_unused_time_beyond_the_minimum_loan(ends: list[Loan | None], unused_s: float) -> None:
+    story = Timeline(loan_s_min=300.0)
+    for now_s, loan in zip((600.0, 900.0, 1500.0), ends, strict=False):
+        story.at(now_s, *([loan] if loan else []))
+    assert story.book.unused_gpu_s == unused_s * 4
 
 
 def test_interval_is_short_when_loans_leave_too_few_gpus() -> None:

@@ -32,6 +32,7 @@ CONTRACT = {
     "usage_ratio": {"training", "inference", "overall"},
     "idle_while_waiting_gpu_hours": None,
     "loaned_gpu_hours": None,
+    "unused_loan_gpu_hours": None,
     "loans": None,
     "recalls": None,
     "recalls_late": None,

@@ -19,6 +19,7 @@ const ROWS = [
   ["GPU utilization, training pools", (r) => percent(r.usage_ratio.training)],
   ["GPU utilization, overall", (r) => percent(r.usage_ratio.overall)],
   ["Loans", (r) => `${count(r.loans)}, ${figure(r.loaned_gpu_hours)} GPU-hours`],
+  ["Lent and unused beyond the minimum loan", (r) => `${figure(r.unused_loan_gpu_hours)} GPU-hours`],
   ["Recalls, late returns", (r) => `${count(r.recalls)}, ${count(r.recalls_late)}`],
   ["Inference shortage", (r) => percent(r.inference_short_intervals_ratio.all)],
   ["Preemptions", (r) => `${count(r.preemptions)} (${percent(r.preemption_ratio)} of jobs)`],
