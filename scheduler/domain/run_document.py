@@ -1,0 +1,112 @@
+"""The run document: all that a node agent needs to run its part of one generation of a job, as versioned JSON.
+
+The control plane writes it, the agent stores it in the generation's folder, and the supervisor starts the ranks from
+it. A reader refuses a version that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.domain.codec import decode, encode
+from scheduler.domain.parallel_plan import ParallelPlan
+
+RUN_DOCUMENT_VERSION = 1
+
+
+class LaunchMode(StrEnum):
+    """What is started: one process per GPU, or one per node for a launcher such as torchrun."""
+
+    RANK = "rank"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeat:
+    """One rank on the agent's node: its number in the job, its number on the node, and its GPU there."""
+
+    rank: int
+    local_rank: int
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """Limits of all processes of a generation on one node. None means no limit."""
+
+    memory_bytes: int | None = None
+    processes: int | None = None
+    cpus: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunDocument:
+    """One generation of a job on one node.
+
+    Args:
+        owner: principal that submitted the job. The agent maps it to a user of its machine.
+        node_rank: number of this node among the `nodes` of the generation, in the order of their first ranks.
+        ranks: the ranks on this node.
+        plan: the parallel plan, or None for a job without one.
+        archive: digest of the working directory's archive (`sha256:<hex>`), or empty.
+        setup: command that runs once per machine in a new working directory, before any rank. Empty for none.
+        venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
+        checkpoint_dir: directory for checkpoints; empty lets the agent choose one.
+        checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
+        url, token: the API for the ranks' progress reports, and the token of this generation.
+    """
+
+    job_id: str
+    owner: str
+    node: str
+    generation: int
+    command: tuple[str, ...]
+    nodes: int
+    node_rank: int
+    world_size: int
+    ranks: tuple[RankSeat, ...]
+    launch: LaunchMode = LaunchMode.RANK
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    plan: ParallelPlan | None = None
+    archive: str = ""
+    setup: tuple[str, ...] = ()
+    venv: str = ""
+    steps: int = 0
+    frozen_layers: int = 0
+    checkpoint_dir: str = ""
+    checkpoint_step: int = 0
+    checkpoint_interval_s: float | None = None
+    checkpoint_keep: int = 1
+    url: str = ""
+    token: str = field(default="", repr=False)
+    limits: ResourceLimits = ResourceLimits()
+
+    def to_json(self) -> str:
+        return json.dumps({"version": RUN_DOCUMENT_VERSION, **encode(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> RunDocument:
+        """Read a document.
+
+        Raises:
+            ValueError: it is malformed, or of another version.
+        """
+        document = json.loads(text)
+        version = document.pop("version", None) if isinstance(document, dict) else None
+        if version != RUN_DOCUMENT_VERSION:
+            raise ValueError(
+                f"version: the run document has version {version!r}; this agent reads {RUN_DOCUMENT_VERSION}. "
+                "Use an agent of the control plane's version."
+            )
+        return decode(cls, document)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAddress:
+    """Where the ranks of a generation meet: the machine of rank 0 and a port that is reserved there."""
+
+    host: str
+    port: int
