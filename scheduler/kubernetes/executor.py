@@ -13,7 +13,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import BegunRun, Observation, Run
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.reported_runs import build_begun_run, can_begin, compute_reported_runs
+from scheduler.executors.reported_runs import build_begun_run, can_begin
+from scheduler.executors.run_ledger import RunLedger
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
     find_agent_ends,
@@ -62,13 +63,11 @@ class KubernetesExecutor:
         self._objects = objects
         self._nodes = nodes
         self._view = view
-        self._run_log = run_log
+        self._ledger = RunLedger(run_log, epoch=epoch)
         self._now = now
-        self._epoch = epoch
         self._actions = actions
         self._desired = Snapshot()
         self._converged_generation = 0
-        self._reported: Mapping[str, int] = {}
 
     def observe(self) -> Observation:
         """Observe runs and nodes. Also records ended runs and kill orders in the run log, where agents read them.
@@ -99,9 +98,9 @@ class KubernetesExecutor:
             self._actions.run_all(list(steps(desired, self._verified_view(), now_s)))
             for steps in (self._plan_lending, self._plan_deletions, self._plan_creations, self._plan_bindings)
         )
-        begun = self._run_log.list_begun_runs()
+        begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
-        self._prune_run_log(desired, begun)
+        self._ledger.prune(desired, begun)
         if not ambiguous:
             self._converged_generation = desired.generation
 
@@ -118,19 +117,7 @@ class KubernetesExecutor:
     def _runs_from_agents(self, view: ClusterView, now_s: float) -> Mapping[str, Sequence[Run]]:
         """Return begun runs by job, as reported by agents. Records new kill orders and ends."""
         agents, ends = find_live_agents(view.pods), find_agent_ends(view.pods)
-        log, jobs = self._run_log, self._desired.jobs
-        runs_by_job: dict[str, list[Run]] = {}
-        reports = log.list_reports()
-        oldest_first = sorted(reports, key=lambda report: report.generation)
-        self._reported = {report.job_id: report.generation for report in oldest_first}
-        for reported in compute_reported_runs(log.list_begun_runs(), reports, agents, jobs, now_s, ends=ends):
-            run = reported.run
-            if reported.kill_order is not None and reported.kill_order != reported.begun.doom:
-                log.record_kill_order(run.job_id, run.generation, reported.kill_order, epoch=self._epoch())
-            if reported.has_just_ended:
-                log.record_end(run, epoch=self._epoch())
-            runs_by_job.setdefault(run.job_id, []).append(run)
-        return runs_by_job
+        return self._ledger.update_runs(lambda _begun: agents, self._desired.jobs, now_s, ends=ends)
 
     def _all_runs(self, view: ClusterView, runs_by_job: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
         """Yield the runs of all desired jobs, from agent reports and pods."""
@@ -171,22 +158,10 @@ class KubernetesExecutor:
         waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
         if not waiting:
             return
-        agents, reports = find_live_agents(self._verified_view().pods), self._run_log.list_reports()
+        agents, reports = find_live_agents(self._verified_view().pods), self._ledger.list_reports()
         for job in waiting:
             if can_begin(job, begun, reports, agents):
-                run = build_begun_run(job, desired.rank_placement(job.allocation), agents, now_s)
-                if self._run_log.begin_run(run, epoch=self._epoch()):
-                    logger.info("%s: generation %d may start its ranks", job.id, run.generation)
-
-    def _prune_run_log(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
-        """Drop run log entries of jobs that are gone, begun or not, and of generations before a running one."""
-        for run in begun:
-            job = desired.jobs.get(run.job_id)
-            runs = job is not None and job.state is JobState.RUNNING
-            if job is None or (runs and run.generation < job.allocation.generation):
-                self._run_log.delete_runs(run.job_id, up_to_generation=run.generation, epoch=self._epoch())
-        for job_id in self._reported.keys() - desired.jobs.keys() - {run.job_id for run in begun}:
-            self._run_log.delete_runs(job_id, up_to_generation=self._reported[job_id], epoch=self._epoch())
+                self._ledger.begin(build_begun_run(job, desired.rank_placement(job.allocation), agents, now_s))
 
 
 def _iter_pod_changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:
