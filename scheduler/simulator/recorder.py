@@ -15,6 +15,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_run import RunWork
+from scheduler.scheduling.policies.lending import unused_loan_s_max
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Scenario, TickRecord
 from scheduler.simulator.report import (
@@ -41,10 +43,10 @@ _DEADLINE_TOLERANCE_S = 1e-6
 class _PoolShortages:
     """Lending rules and current demand interval of a pool, and the GPUs that cannot serve it."""
 
-    def __init__(self, pool: Pool, capacity_gpus: int) -> None:
+    def __init__(self, pool: Pool, capacity_gpus: int, settings: PolicySettings) -> None:
         self.capacity_gpus = capacity_gpus
         self.cold_start_s = pool.lending.cold_start_s
-        self.loan_s_min = pool.lending.loan_s_min
+        self.unused_loan_s_max = unused_loan_s_max(pool, settings)
         self.lent_gpus = 0
         self.cold_gpus: list[tuple[float, int]] = []
         self.demand: DemandChange | None = None
@@ -69,10 +71,12 @@ class _PoolShortages:
 class LoanStatistics:
     """Counts of loans, recalls and shortages, updated from the snapshots around each tick."""
 
-    def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node]) -> None:
+    def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node], settings: PolicySettings) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._pools = {
-            pool.name: _PoolShortages(pool, sum(node.gpus for node in self._nodes.values() if node.pool == pool.name))
+            pool.name: _PoolShortages(
+                pool, sum(node.gpus for node in self._nodes.values() if node.pool == pool.name), settings
+            )
             for pool in pools
             if pool.kind is PoolKind.INFERENCE
         }
@@ -137,10 +141,10 @@ class LoanStatistics:
         self.recalls_late += loan.return_by_s is not None and now_s > loan.return_by_s + _DEADLINE_TOLERANCE_S
 
     def _record_unused(self, loan: Loan, until_s: float) -> None:
-        """Account for the time without a job until a recall, as far as it exceeds the minimum duration of a loan."""
+        """Account for the time without a job until a recall, as far as a loan may not be unused that long."""
         if loan.unused_since_s is not None:
             end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
-            excess_s = end_s - loan.unused_since_s - self._pools[loan.pool].loan_s_min
+            excess_s = end_s - loan.unused_since_s - self._pools[loan.pool].unused_loan_s_max
             self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
 
 
@@ -166,9 +170,9 @@ class _RunTable:
 class ReportRecorder:
     """Accumulator of report metrics that the jobs themselves do not contain."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, settings: PolicySettings) -> None:
         self._scenario = scenario
-        self._loan_statistics = LoanStatistics(scenario.pools, scenario.nodes)
+        self._loan_statistics = LoanStatistics(scenario.pools, scenario.nodes, settings)
         kinds = {pool.name: pool.kind for pool in scenario.pools}
         self._training_nodes = {node.name for node in scenario.nodes if kinds[node.pool] is PoolKind.TRAINING}
         self._lending = {pool.name: pool.lending for pool in scenario.pools if pool.kind is PoolKind.INFERENCE}

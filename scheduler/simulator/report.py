@@ -171,7 +171,8 @@ class PolicyReport:
         makespan_s: time from the first submission to the last completion.
         idle_while_waiting_gpu_hours: GPUs that training could use and does not, while a job waits.
         loaned_gpu_hours: GPU time from offer to return.
-        unused_loan_gpu_hours: GPU time of lent nodes that no job held, beyond the minimum duration of a loan.
+        unused_loan_gpu_hours: GPU time of lent nodes that no job held, beyond the minimum duration of a loan and
+            two full passes.
         recalls_late: nodes returned after their deadline.
         preemption_ratio: fraction of jobs preempted at least once.
         collateral_gpus: GPUs that jobs gave up in a recall beyond those of nodes that they had to leave.

@@ -285,7 +285,7 @@ def run_policy(
     Raises:
         PolicyError: the policy set raised an error.
     """
-    recorder, violations = ReportRecorder(scenario), ViolationCounter()
+    recorder, violations = ReportRecorder(scenario, policies.settings), ViolationCounter()
     simulation = Simulation(scenario, policies, observers=[recorder, violations], curves=curves)
     started_s = simulation.clock.elapsed_s()
     with raise_as_policy_error(policies.name, simulation.clock):

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.domain.fleet import LendingPolicy, Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.recorder import LoanStatistics
 from scheduler.simulator.report import ShortageRatio
@@ -19,11 +20,9 @@ POOLS, NODES = a_fleet(training=1, inference=2, gpus_per_node=4, lending=Lending
 class Timeline:
     """Snapshots of one simulation in order of time."""
 
-    def __init__(self, *, loan_s_min: float = 0.0) -> None:
-        lending = replace(POOLS["inference"].lending, loan_s_min=loan_s_min)
-        pools = POOLS | {"inference": replace(POOLS["inference"], lending=lending)}
-        self.book = LoanStatistics(pools.values(), NODES.values())
-        self.state = Snapshot(pools=pools, nodes=NODES)
+    def __init__(self) -> None:
+        self.book = LoanStatistics(POOLS.values(), NODES.values(), PolicySettings(full_pass_period_s=150.0))
+        self.state = Snapshot(pools=POOLS, nodes=NODES)
 
     def at(self, now_s: float, *loans: Loan) -> None:
         after = replace(self.state, now_s=now_s, loans={loan.node: loan for loan in loans})
@@ -75,7 +74,7 @@ def test_open_loan_counts_until_the_end() -> None:
     ids=["used again", "recalled", "returned", "below the minimum loan"],
 )
 def test_unused_time_beyond_the_minimum_loan(ends: list[Loan | None], unused_s: float) -> None:
-    story = Timeline(loan_s_min=300.0)
+    story = Timeline()
     for now_s, loan in zip((600.0, 900.0, 1500.0), ends, strict=False):
         story.at(now_s, *([loan] if loan else []))
     assert story.book.unused_gpu_s == unused_s * 4

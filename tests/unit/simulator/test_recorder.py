@@ -16,6 +16,7 @@ from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.simulated_run import Delays, RunWork
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Scenario, TickRecord
 from scheduler.simulator.recorder import ReportRecorder
@@ -62,7 +63,7 @@ def make_tick(
 
 
 def build_report(*ticks: TickRecord, work: tuple[RunWork, ...] = (), ended: tuple[Job, ...] = ()) -> PolicyReport:
-    recorder = ReportRecorder(SCENARIO)
+    recorder = ReportRecorder(SCENARIO, PolicySettings())
     for tick in ticks:
         recorder.on_tick(tick)
     last = ticks[-1].after if ticks else Snapshot(pools=FLEET[0], nodes=FLEET[1])
@@ -132,7 +133,7 @@ def test_rejected_jobs_are_counted() -> None:
 
 
 def test_series_follow_queue_loans_demand_and_forecast() -> None:
-    recorder = ReportRecorder(SCENARIO)
+    recorder = ReportRecorder(SCENARIO, PolicySettings())
     recorder.on_demand_change(DemandChange(0.0, "inference", 3.0))
     alone = replace(a_snapshot(FLEET, [], []), now_s=0.0)
     waiting = replace(make_snapshot(a_job("a", 2), a_job("b", 2), now_s=100.0), forecasts={"inference": FORECAST})
