@@ -5,7 +5,12 @@ from __future__ import annotations
 from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
 from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
-from scheduler.scheduling.policies.lending import LendingTarget, count_wanted_gpus, is_unused_too_long
+from scheduler.scheduling.policies.lending import (
+    LendingTarget,
+    count_wanted_gpus,
+    is_unused_too_long,
+    unused_loan_s_max,
+)
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
@@ -17,7 +22,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
             _adjust_pool(cycle, pool)
-    return StageReport()
+    return StageReport(recheck_at_s=_next_unused_recall_s(cycle))
 
 
 def _return_vacated_nodes(cycle: SchedulingCycle) -> None:
@@ -66,6 +71,19 @@ def _recall_unused_nodes(cycle: SchedulingCycle) -> None:
             detail = f"no job has used node {name} for {unused_s:.0f} s"
             reason = Reason(ReasonCode.UNUSED_BY_TRAINING, detail, {"unused_s": unused_s})
             _recall_node(cycle, name, cycle.now_s + pool.lending.return_deadline_s, reason)
+
+
+def _next_unused_recall_s(cycle: SchedulingCycle) -> float:
+    """Return when the next unused node goes back if no job uses it until then. Infinite without one."""
+    pools = cycle.snapshot.original.pools
+    return min(
+        (
+            loan.unused_since_s + unused_loan_s_max(pools[loan.pool], cycle.settings)
+            for loan in cycle.snapshot.loans.values()
+            if loan.state is LoanState.ACTIVE and loan.unused_since_s is not None
+        ),
+        default=float("inf"),
+    )
 
 
 def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
