@@ -8,7 +8,8 @@ from typing import Any
 
 from scheduler.domain.fleet import LendingPolicy, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus, GpuShape
-from scheduler.domain.job import Job, JobAccount, JobSpec, Progress
+from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot

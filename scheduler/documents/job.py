@@ -34,7 +34,8 @@ from scheduler.documents.pod_template import (
     template_image,
 )
 from scheduler.documents.units import PositiveDuration
-from scheduler.domain.job import CheckpointSpec, CheckpointVolume, JobSpec
+from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
+from scheduler.domain.job import JobSpec
 
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _CLAIM_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"

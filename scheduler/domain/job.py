@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointRequest, CheckpointSpec
+from scheduler.domain.job_account import JobAccount, OnResize, RunFailure
 from scheduler.domain.job_records import (
     NO_FROZEN_LAYERS,
     NO_OOM_FAILURES,
@@ -33,20 +35,6 @@ from scheduler.domain.scaling_curve import (
     curve_key,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRequest:
-    """A user's request that the workers of `generation` save a checkpoint now.
-
-    `steps` is the number of steps done when the request was first observed, at least 1, or None before that. A
-    checkpoint of at least that many steps fulfils it.
-    """
-
-    asked_at_s: float
-    generation: int
-    steps: float | None = None
-
-
 CORRECTIONS_MAX = 6
 SPEED_MEASUREMENT_S_MIN = 60.0
 """Run time after which the measured speed on the current GPUs is recorded."""
@@ -66,39 +54,13 @@ class Intent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointVolume:
-    """Persistent volume claim for a job's checkpoints on Kubernetes, and the directory in it (empty: the job's id)."""
-
-    claim: str
-    sub_path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSpec:
-    """Location, interval and number of checkpoints.
-
-    An empty `dir` means a directory that the executor chooses. `volume` is mounted there in each pod of the job.
-    """
-
-    dir: str = ""
-    interval_s: float = 900.0
-    keep: int = 2
-    volume: CheckpointVolume | None = None
-
-    def __post_init__(self) -> None:
-        if not self.interval_s > 0:
-            raise ValueError(f"checkpoint.interval must be above 0 s, got {self.interval_s}")
-        if self.keep < 1:
-            raise ValueError(f"checkpoint.keep must be at least 1, got {self.keep}")
-
-
-@dataclass(frozen=True, slots=True)
 class JobSpec:
     """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
 
     A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
-    lengths of samples, only for jobs with a model; empty if all samples have the same length.
+    lengths of samples, only for jobs with a model; empty if all samples have the same length. Without `on_resize`,
+    `Job.resize_mode` follows from what the job does.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
@@ -122,7 +84,7 @@ class JobSpec:
     command: tuple[str, ...] = ()
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    checkpoint: CheckpointSpec = DEFAULT_CHECKPOINT
     fungible: bool = True
     mixes_gpu_models: bool = True
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -130,6 +92,7 @@ class JobSpec:
     namespace: str = ""
     template_json: str = ""
     resource_uid: str = ""
+    on_resize: OnResize | None = None
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:
@@ -189,7 +152,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Work done as of `at_s`. Between observations it is extrapolated.
+    """Work done as of `at_s`. Between observations it is extrapolated, and before the first report it is an estimate.
 
     `checkpoint_steps` are the steps that survive a failure. `correction` scales the curve's step times to those
     measured for this job. `samples_per_s` and `peak_bytes` (largest of all ranks) are those of the current workers, or
@@ -211,6 +174,7 @@ class Progress:
     peak_bytes: int | None = None
     measured_gpu: str = ""
     other_gpus: tuple[GpuMeasurements, ...] = ()
+    is_reported: bool = False
 
     def measured_gpu_s(self, gpu: str) -> tuple[tuple[int, float], ...]:
         """Return the pairs of GPU count and measured GPU-seconds per step on a GPU model, the newest last."""
@@ -233,24 +197,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class JobAccount:
-    """Time and GPU-seconds that the job used, updated at each change of state or allocation."""
-
-    waited_s: float = 0.0
-    gpu_s: float = 0.0
-    lost_gpu_s: float = 0.0
-    failures: int = 0
-    preemptions: int = 0
-    resizes: int = 0
-    first_started_at_s: float | None = None
-    settled_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A submitted job. `owner` is the caller that submitted it, or empty if unknown.
 
     `save_wish` is the last checkpoint request, fulfilled or not. `sampled` is None before the first progress sample.
+    `failure` is the last failed run.
     """
 
     id: str
@@ -269,6 +220,24 @@ class Job:
     owner: str = ""
     save_wish: CheckpointRequest | None = None
     sampled: SampleSeries | None = None
+    failure: RunFailure | None = None
+
+    @property
+    def resize_mode(self) -> OnResize:
+        """What a resize does to the job: as declared, else CHECKPOINT if it declares checkpoints or has reported."""
+        if self.spec.on_resize is not None:
+            return self.spec.on_resize
+        can_resume = self.progress.is_reported or self.spec.checkpoint != DEFAULT_CHECKPOINT
+        return OnResize.CHECKPOINT if can_resume else OnResize.NEVER
+
+    @property
+    def is_resizable(self) -> bool:
+        return self.resize_mode is not OnResize.NEVER
+
+    @property
+    def accepts_lent_nodes(self) -> bool:
+        """Whether the job may run on nodes that inference can recall, which takes a resize."""
+        return self.spec.fungible and self.is_resizable
 
     @property
     def pending_checkpoint_request(self) -> CheckpointRequest | None:
@@ -426,7 +395,7 @@ class Job:
         """Return the job with the fields that change often. Four times as fast as `replace`."""
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
-            message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled,
+            message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled, self.failure,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:
@@ -459,6 +428,7 @@ class Job:
             None if resets_measurements else old.peak_bytes,
             old.measured_gpu,
             old.other_gpus,
+            old.is_reported,
         )
         if now_s - self.state_since_s < SPEED_MEASUREMENT_S_MIN or not self._records_speed:
             return progress
@@ -485,15 +455,11 @@ class Job:
     def _advance_account(
         self, now_s: float, resizes: int = 0, preemptions: int = 0, *, starts: bool = False
     ) -> JobAccount:
-        old = self.account
-        elapsed_s = max(0.0, now_s - old.settled_at_s)
-        return JobAccount(
-            waited_s=old.waited_s + (elapsed_s if self.state in WAITING_STATES else 0.0),
-            gpu_s=old.gpu_s + elapsed_s * self.allocation.held_gpus,
-            lost_gpu_s=old.lost_gpu_s,
-            failures=old.failures,
-            preemptions=old.preemptions + preemptions,
-            resizes=old.resizes + resizes,
-            first_started_at_s=now_s if starts and old.first_started_at_s is None else old.first_started_at_s,
-            settled_at_s=now_s,
+        return self.account.advance_to(
+            now_s,
+            waits=self.state in WAITING_STATES,
+            held_gpus=self.allocation.held_gpus,
+            resizes=resizes,
+            preemptions=preemptions,
+            starts=starts,
         )

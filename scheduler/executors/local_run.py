@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from scheduler.domain.checkpoints import CheckpointRequest
 from scheduler.domain.gpu_sets import NO_GPUS, Gpus
-from scheduler.domain.job import CheckpointRequest
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.executors import run_outcome
 from scheduler.executors.local_agent import AgentRank

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from scheduler.domain.checkpoints import CheckpointRequest
 from scheduler.domain.commands import (
     AddNode,
     CancelJob,
@@ -38,7 +39,8 @@ from scheduler.domain.commands import (
 )
 from scheduler.domain.events import EventCode, JobStep
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.job import CheckpointRequest, Intent, Job, JobAccount, Progress
+from scheduler.domain.job import Intent, Job, Progress
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve

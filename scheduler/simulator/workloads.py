@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import JobRow
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
-from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.job import JobSpec
 from scheduler.domain.relative_speed import choose_reference_gpu, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.catalog import list_model_names

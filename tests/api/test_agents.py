@@ -9,7 +9,7 @@ import pytest
 
 from api.agent_assignments import checkpoint_notice
 from api.agent_state import CACHE_TTL_S, HEARTBEAT_INTERVAL_S
-from scheduler.domain.job import CheckpointRequest
+from scheduler.domain.checkpoints import CheckpointRequest
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, RankPhase, RankReport, Run, RunPhase
 from scheduler.domain.parallel_plan import plan_from_json
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token, verify_worker_token

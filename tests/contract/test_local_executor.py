@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.status_file import OomKillCounter
 from scheduler.domain.job_records import FrozenLayers
 from scheduler.domain.observation import FailureCause, Observation, RunPhase
 from scheduler.domain.worker_token import issue_worker_token
@@ -20,7 +21,6 @@ from scheduler.executors.local_records import RunRootLockedError
 from scheduler.executors.local_run import RunTimeouts, find_marked_processes
 from scheduler.executors.rank_launch import RUN_DIR_VARIABLE
 from scheduler.runtime.clock import ManualClock
-from scheduler.worker.status import OomKillCounter
 from tests.contract.local_rig import RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
 
 SECRET = b"0123456789abcdef"

@@ -1,4 +1,4 @@
-"""The training script of the documentation is the session's own example, and it runs."""
+"""The training script of the documentation is the library's own example, and it runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from scheduler.worker import session
+import ebbtide
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "your-own-script.md"
 
 
-def test_the_tutorials_training_script_is_the_sessions_example_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = (session.__doc__ or "").partition("    from")[2].partition("\nWithout")[0]
-    script = dedent(f"    from{example}").strip()
+def test_the_tutorials_training_script_is_the_librarys_example_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = (ebbtide.__doc__ or "").partition("    import")[2].partition("\nWithout")[0]
+    script = dedent(f"    import{example}").strip()
     assert script in TUTORIAL.read_text(encoding="utf-8"), indent(script, "  ")
     monkeypatch.setenv("EBBTIDE_STEPS", "3")
     saved: list[int] = []

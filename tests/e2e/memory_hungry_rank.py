@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from scheduler.worker.session import Session
+from ebbtide.session import Session
 
 SCALE = 20
 SLOT_BYTES = 2_000_000_000

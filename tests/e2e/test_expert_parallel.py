@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ebbtide.environment import RankEnvironment
+from ebbtide.session import Session
 from scheduler.trainer import checkpoint
 from scheduler.trainer.checkpoint_manifest import find_latest_manifest
 from scheduler.trainer.training_state import TrainablePart
-from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.session import Session
 from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimizer
 from tests.e2e.rank_launcher import RankLauncher
 from tests.e2e.rank_programs import run_on_ranks

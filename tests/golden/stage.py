@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.commands import (
     AddNode,
     CancelJob,
@@ -30,7 +31,7 @@ from scheduler.domain.commands import (
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import Forecast, LendingPolicy
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.job import JobSpec
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.parallel_plan import Stage as PipelineStage

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Progress
+from scheduler.domain.job import Progress
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
 from tests.builders import a_job, a_loan

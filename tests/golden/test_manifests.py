@@ -15,7 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job
+from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
+from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.manifests import (
     Manifest,

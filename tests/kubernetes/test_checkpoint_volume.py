@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.commands import Command, SubmitJob
-from scheduler.domain.job import CheckpointSpec, CheckpointVolume, JobSpec
+from scheduler.domain.job import JobSpec
 from scheduler.kubernetes.api_objects import VOLUME_CLAIM, Object
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually

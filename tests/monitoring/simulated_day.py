@@ -19,8 +19,9 @@ from typing import TextIO
 import httpx
 
 from api.app import create_app
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.fleet import LendingPolicy
-from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.job import JobSpec
 from scheduler.domain.job_queue import JobQueue
 from scheduler.executors.executor import Executor
 from scheduler.executors.simulated_executor import SimulatedExecutor

@@ -11,8 +11,9 @@ from typing import Any
 
 from scheduler.documents.pod_template import CHECKPOINT_DIR, first_container_mounts, volume_sources
 from scheduler.domain import gpu_sets
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.decisions import Reason
-from scheduler.domain.job import CheckpointSpec, Intent, Job, JobSpec
+from scheduler.domain.job import Intent, Job, JobSpec
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.snapshot import Snapshot

@@ -9,7 +9,8 @@ import pytest
 
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
-from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.checkpoints import CheckpointSpec
+from scheduler.domain.job import JobSpec
 
 COMPLETE: dict[str, Any] = {
     "name": "train-7b",

@@ -15,7 +15,8 @@ from scheduler.documents.trace_files import (
     read_jobs,
 )
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.job import Job, JobAccount, Progress
+from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_state import JobState
 from tests.builders import a_job
 

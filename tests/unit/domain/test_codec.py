@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from scheduler import domain
+from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
 from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
-from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job, JobSpec, Progress
+from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_state import JobState

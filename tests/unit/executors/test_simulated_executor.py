@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from scheduler.domain.checkpoints import CheckpointRequest, CheckpointSpec
 from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.gpu_sets import Gpus
-from scheduler.domain.job import CheckpointRequest, CheckpointSpec, Job
+from scheduler.domain.job import Job
 from scheduler.domain.job_state import Allocation
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.domain.scaling_curve import build_data_parallel_plan

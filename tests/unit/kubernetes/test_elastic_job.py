@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler.documents.document import InvalidDocumentError
-from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Intent
+from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
+from scheduler.domain.job import Intent
 from scheduler.kubernetes.resources.elastic_job import (
     build_elastic_job_spec,
     derive_job_id,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import count
-from scheduler.domain.job import Job, JobAccount
+from scheduler.domain.job import Job
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.policy_sets import load_policy_set

@@ -14,6 +14,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.nn import functional
 from torch.optim import AdamW
 
+from ebbtide.environment import RankEnvironment
+from ebbtide.session import Session
 from scheduler.trainer import checkpoint
 from scheduler.trainer.checkpoint_manifest import (
     MANIFEST_NAME,
@@ -28,8 +30,6 @@ from scheduler.trainer.checkpoint_manifest import (
 from scheduler.trainer.checkpoint_storage import PieceReader
 from scheduler.trainer.model import SIZES, GptSize, build_gpt
 from scheduler.trainer.training_state import TrainablePart, compute_global_digest, compute_state_digest
-from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.session import Session
 
 SETTINGS: dict[str, str | int | float] = {"model": "nano-gpt", "seed": 1}
 

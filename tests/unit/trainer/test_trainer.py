@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from ebbtide.environment import RankEnvironment
+from ebbtide.session import Session
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.trainer import checkpoint
@@ -26,8 +28,6 @@ from scheduler.trainer.layout import make_data_parallel_plan
 from scheduler.trainer.model import SIZES, build_gpt
 from scheduler.trainer.optimizer import BatchScalingRule
 from scheduler.trainer.trainer import TrainerSettings, train
-from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.session import Session
 
 SETTINGS = TrainerSettings(model="nano-gpt", steps=4, global_batch=2, seed=1)
 

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from ebbtide.progress import TooManyRequestsError
 from scheduler.worker.control_plane_client import ControlPlaneClient
-from scheduler.worker.progress import TooManyRequestsError
 from tests.http_server import LoopbackServer, QuietHandler
 
 

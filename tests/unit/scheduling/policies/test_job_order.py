@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.job import Intent, JobAccount, Progress
+from scheduler.domain.job import Intent, Progress
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.policies.job_order import first_come, is_overdue, shortest_job_first, shortest_remaining
 from scheduler.scheduling.policies.settings import PolicySettings

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.decisions import ReasonCode
-from scheduler.domain.job import Intent, Job, JobAccount
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.policies.allotment import Allot, Allotment
 from scheduler.scheduling.policies.job_order import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scheduler.domain.job import Job, JobAccount
+from scheduler.domain.job import Job
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.scheduling.policies.preemption import QuotaReclaim, QuotaReclaimer, compute_protection_end_s
