@@ -47,9 +47,9 @@ helm: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet cffi==2.1.1
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python helm-sdkpy==0.1.32
 
-$(VENV)/installed: pyproject.toml api/console/package-lock.json
+$(VENV)/installed: pyproject.toml library/pyproject.toml api/console/package-lock.json
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable library --editable '.[dev]'
 	$(MAKE) console
 	touch $@
 

@@ -19,7 +19,7 @@ def version(output: OutputOption = OutputFormat.TABLE) -> None:
     from importlib.metadata import version as installed_version
 
     try:
-        ebbtide = installed_version("ebbtide")
+        ebbtide = installed_version("ebbtide-scheduler")
     except PackageNotFoundError:
         ebbtide = "not installed (run from the source tree)"
     document = {"ebbtide": ebbtide, "python": platform.python_version(), "platform": platform.platform()}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+
+# The library of the ranks owns these records. The control plane imports them from here.
+from ebbtide.rank_status import LoadTraffic as LoadTraffic
+from ebbtide.rank_status import ReplanPhase as ReplanPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,44 +137,8 @@ class MemoryRecord:
 NO_OOM_FAILURES = MemoryRecord()
 
 
-class ReplanPhase(StrEnum):
-    """Phases of a re-plan, in order of time.
-
-    NOTICE: from the notice to the step boundary at which workers act on it. SAVE: the checkpoint is written. TEARDOWN:
-    from a rank's last report to the end of its session. START: from the start of a process until its process group is
-    ready. LOAD: until the state is loaded. FIRST_STEP: the first step.
-    """
-
-    NOTICE = "notice"
-    SAVE = "save"
-    TEARDOWN = "teardown"
-    START = "start"
-    LOAD = "load"
-    FIRST_STEP = "first_step"
-
-
 SHUTDOWN_PHASES = (ReplanPhase.NOTICE, ReplanPhase.SAVE, ReplanPhase.TEARDOWN)
 STARTUP_PHASES = (ReplanPhase.START, ReplanPhase.LOAD, ReplanPhase.FIRST_STEP)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadTraffic:
-    """Bytes of a checkpoint load, summed over ranks.
-
-    `needed_bytes` is the size of the loaded state. `read_bytes` were read from checkpoint shards for it. `moved_bytes`
-    of these were written on another node than the one that read them.
-    """
-
-    needed_bytes: int = 0
-    read_bytes: int = 0
-    moved_bytes: int = 0
-
-    def __add__(self, other: LoadTraffic) -> LoadTraffic:
-        return LoadTraffic(
-            self.needed_bytes + other.needed_bytes,
-            self.read_bytes + other.read_bytes,
-            self.moved_bytes + other.moved_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# The library of the ranks owns these records. The control plane imports them from here.
+from ebbtide.rank_status import FailureCause as FailureCause
+from ebbtide.rank_status import LoadTraffic
+from ebbtide.rank_status import RankPhase as RankPhase
+from ebbtide.rank_status import RankStatus as RankStatus
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
-from scheduler.domain.job_records import LoadTraffic
 from scheduler.domain.parallel_plan import ParallelPlan
 
 
@@ -22,12 +26,6 @@ class RunPhase(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     LOST = "lost"
-
-
-class FailureCause(StrEnum):
-    """Proven cause of a failed run."""
-
-    OUT_OF_MEMORY = "out-of-memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,63 +76,6 @@ class Observation:
     converged_generation: int
     runs: tuple[Run, ...] = ()
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
-
-
-class RankPhase(StrEnum):
-    STARTING = "starting"
-    RUNNING = "running"
-    SAVING = "saving"
-    LEFT = "left"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-
-    @property
-    def is_clean_exit(self) -> bool:
-        return self in (RankPhase.LEFT, RankPhase.SUCCEEDED)
-
-    @property
-    def is_terminal(self) -> bool:
-        return self.is_clean_exit or self is RankPhase.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class RankStatus:
-    """Status that one rank reports about itself.
-
-    `step` is the last finished step, `checkpoint_step` the step of the last complete checkpoint. `peak_bytes` is the
-    largest memory use so far. `phases_s` are seconds by `ReplanPhase`. `written_at_ns` is the modification time of the
-    status file, which orders the reports of ranks. `memory_events` is the kernel file that counts out-of-memory kills
-    in the rank's control group, and `oom_kills` its count at the last report. `frozen_layers` and `traffic` are None if
-    not reported.
-    """
-
-    phase: RankPhase
-    step: int = 0
-    checkpoint_step: int | None = None
-    loss: float | None = None
-    reason: str = ""
-    written_at_ns: int = 0
-    cause: FailureCause | None = None
-    samples_per_s: float | None = None
-    peak_bytes: int | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    memory_events: str = ""
-    oom_kills: int | None = None
-    frozen_layers: int | None = None
-    traffic: LoadTraffic | None = None
-
-    @property
-    def is_clean_exit(self) -> bool:
-        return self.phase.is_clean_exit
-
-    @property
-    def is_terminal(self) -> bool:
-        return self.phase.is_terminal
-
-    @property
-    def has_loaded_state(self) -> bool:
-        """Whether the state was loaded, so that `step` is a measurement."""
-        return self.phase not in (RankPhase.STARTING, RankPhase.FAILED) or self.step > 0
 
 
 @dataclass(frozen=True, slots=True)

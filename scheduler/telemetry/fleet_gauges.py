@@ -21,7 +21,7 @@ LabelCounts = Counter[tuple[str, ...]]
 def get_package_version() -> str:
     """Return the installed version, or "source" if the package is not installed."""
     try:
-        return version("ebbtide")
+        return version("ebbtide-scheduler")
     except PackageNotFoundError:
         return "source"
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.worker.status import write_json_atomically
+from ebbtide.status_file import write_json_atomically
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 3

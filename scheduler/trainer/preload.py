@@ -12,5 +12,4 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.utils.serialization  # noqa: F401  # imported for the forked ranks
 
-import scheduler.trainer.trainer
-import scheduler.worker.rendezvous  # noqa: F401  # imported for the forked ranks
+import scheduler.trainer.trainer  # noqa: F401  # imported for the forked ranks

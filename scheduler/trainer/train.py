@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from scheduler.worker.session import Session
+from ebbtide.session import Session
 
 logger = logging.getLogger("scheduler.trainer.train")
 

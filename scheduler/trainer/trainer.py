@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from ebbtide.session import Session
 from scheduler.domain.job_records import LoadTraffic
-from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
 from scheduler.solver.lengths.histogram import read_lengths
 from scheduler.trainer import checkpoint
 from scheduler.trainer.checkpoint_manifest import BatchChange, CheckpointError, Manifest, TrainingPosition
@@ -29,7 +30,6 @@ from scheduler.trainer.optimizer import BatchScalingRule, LearningRateDecay, Lea
 from scheduler.trainer.pipeline import build_forward_backward
 from scheduler.trainer.training_state import Ledger, TrainablePart, collect_state, compute_global_digest, restore_state
 from scheduler.trainer.varied_lengths import VariedLengthBatches, require_data_parallel
-from scheduler.worker.session import Session
 
 logger = logging.getLogger(__name__)
 _LOG_PERIOD_S = 5.0
@@ -436,7 +436,7 @@ def _select_plan(session: Session, settings: TrainerSettings) -> ParallelPlan:
         return make_data_parallel_plan(
             replicas=session.world_size, global_batch=settings.global_batch or _DEFAULT_GLOBAL_BATCH
         )
-    plan, global_batch = session.plan, settings.global_batch
+    plan, global_batch = plan_from_json(session.plan), settings.global_batch
     if global_batch == 0:
         return plan
     if global_batch % plan.micro_batches:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.worker.progress import TOO_MANY_REQUESTS, TooManyRequestsError
+from ebbtide.progress import TOO_MANY_REQUESTS, TooManyRequestsError
 
 logger = logging.getLogger(__name__)
 

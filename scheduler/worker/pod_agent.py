@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ebbtide.notice import parse_notice
 from scheduler.executors.local_agent import NodeAgent
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.rank_launch import build_agent_environment
@@ -34,7 +35,6 @@ from scheduler.worker.control_plane_client import ControlPlaneClient, Reply
 from scheduler.worker.environment import PodEnvironment, read_pod_environment
 from scheduler.worker.log_forwarder import LogForwarder
 from scheduler.worker.node_run import NodeRun
-from scheduler.worker.notice import parse_notice
 
 logger = logging.getLogger("scheduler.worker.pod_agent")
 

@@ -22,35 +22,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-# torch exports these names, but its type stubs do not.
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # see above
-
-from scheduler.worker.environment import RankEnvironment
+from torch.distributed import TCPStore
 
 logger = logging.getLogger(__name__)
 
 _PARENT_CHECK_PERIOD_S = 1.0
 _STORE_TIMEOUT_S = 60.0
-
-
-def connect_store(environment: RankEnvironment, *, timeout_s: float) -> Store:
-    """Return a client of the rendezvous store, with a key prefix for this generation.
-
-    If no agent serves the store (plain torchrun variables), rank 0 hosts it, as torch itself does. A process without a
-    store address keeps a store in memory.
-    """
-    if not environment.has_store:
-        return HashStore()
-    is_host = environment.rank == 0 and not environment.uses_agent_store
-    store = TCPStore(
-        environment.store_host,
-        environment.store_port,
-        environment.world_size,
-        is_master=is_host,
-        timeout=timedelta(seconds=timeout_s),
-        multi_tenant=is_host,
-    )
-    return PrefixStore(f"{environment.job_id}/{environment.generation}", store)
 
 
 def serve_store(host: str, *, port: int, listener_fd: int, timeout_s: float) -> TCPStore:

@@ -1,34 +1,4 @@
-"""The training session: everything a training script needs from Ebbtide.
-
-    from scheduler.worker.session import Session
-
-
-    def main():
-        with Session.from_environment() as session:
-            session.init_process_group()
-            model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
-            session.mark_resumed(step)
-            while step < session.steps_total:
-                if notice := session.poll_notice():  # returns the same notice on all ranks
-                    with session.saving(step):
-                        save(model, optimizer, step)
-                    if notice.requires_exit:
-                        session.leave()
-                        return
-                loss = train_one_step(model, optimizer)
-                step += 1
-                session.report(step=step, loss=loss)
-            with session.saving(step):
-                save(model, optimizer, step)
-            session.succeed()
-
-Without any EBBTIDE_* variable the same script runs alone or under torchrun and never receives a notice. This module
-imports torch only in `init_process_group`, so a notice that arrives while torch is loading is not missed.
-
-A script that freezes layers from the front during training (PipeTransformer, ICML'21) calls
-`session.set_frozen_layers(layers)` on all ranks. It starts with `session.frozen_layers` layers frozen, because the
-plan relies on that number.
-"""
+"""The training session: one rank's side of the contract with the executor."""
 
 from __future__ import annotations
 
@@ -37,18 +7,15 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
-from scheduler.domain.job_records import LoadTraffic, ReplanPhase
-from scheduler.domain.observation import FailureCause, RankPhase, RankStatus
-from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
-from scheduler.worker.environment import RankEnvironment, read_rank_environment
-from scheduler.worker.notice import (
+from ebbtide.environment import RankEnvironment, read_rank_environment
+from ebbtide.notice import (
     CheckpointInterval,
     Notice,
     NoticeAction,
@@ -58,8 +25,12 @@ from scheduler.worker.notice import (
     TerminationSignal,
     agree_on_notice,
 )
-from scheduler.worker.progress import Progress, ProgressReporter
-from scheduler.worker.status import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
+from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
+from ebbtide.rendezvous import connect_store
+from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
+
+if TYPE_CHECKING:
+    from ebbtide.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
 
@@ -67,27 +38,26 @@ _GROUP_TIMEOUT_S = 300.0
 
 
 class Session:
-    """One rank's side of the contract with the executor. The module docstring has an example."""
+    """One rank's side of the contract with the executor. The docstring of `ebbtide` has an example."""
 
     def __init__(self, environment: RankEnvironment, *, started_at_s: float | None = None) -> None:
         self._environment = environment
         self._phase_timer = PhaseTimer(started_at_s)
         self._status_file = StatusFile(environment.run_dir, rank=environment.rank)
         try:
-            self.plan = _read_plan(environment)
+            self._plan = _read_plan(environment)
         except ValueError as error:
             self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(error))
             raise
         self._termination_signal = TerminationSignal() if environment.run_dir is not None else None
-        reports_progress = environment.rank == 0 and bool(environment.url)
-        self._progress_reporter = ProgressReporter(environment) if reports_progress else None
+        self._progress_reporter = _start_reporter(environment)
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
         self._frozen_layers = environment.frozen_layers
 
     @classmethod
-    def from_environment(cls, *, started_at_s: float | None = None) -> Self:
+    def from_environment(cls, *, started_at_s: float | None = None) -> Session:
         """Return the session of this process.
 
         Args:
@@ -97,6 +67,11 @@ class Session:
             ValueError: a variable or the plan file is malformed; the message names it.
         """
         return cls(read_rank_environment(os.environ), started_at_s=started_at_s)
+
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """The parallel plan of this generation as the JSON document of `EBBTIDE_PLAN`; None without one."""
+        return self._plan
 
     @property
     def job_id(self) -> str:
@@ -161,8 +136,6 @@ class Session:
         """Join the ranks of this generation: NCCL on GPUs, Gloo on CPUs, a group of one for a lone process."""
         import torch
         import torch.distributed as dist
-
-        from scheduler.worker.rendezvous import connect_store
 
         on_gpu = torch.cuda.is_available()
         if on_gpu:
@@ -265,7 +238,7 @@ class Session:
         """Report that all steps are done and saved. Call it before any teardown, in which Gloo sometimes aborts."""
         self._update_status(phase=RankPhase.SUCCEEDED)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(
@@ -311,30 +284,34 @@ class Session:
 
     def _report_progress(self) -> None:
         if self._progress_reporter is not None:
-            status = self.status
-            self._progress_reporter.submit(
-                Progress(
-                    generation=self.generation,
-                    step=status.step,
-                    loss=status.loss,
-                    samples_per_s=status.samples_per_s,
-                    checkpoint_step=status.checkpoint_step,
-                    peak_bytes=status.peak_bytes,
-                    frozen_layers=status.frozen_layers,
-                ),
-            )
+            self._progress_reporter.submit(self.status)
 
 
-def _read_plan(environment: RankEnvironment) -> ParallelPlan | None:
+def _start_reporter(environment: RankEnvironment) -> ProgressReporter | None:
+    """Return the reporter of rank 0, None for other ranks and without a control plane."""
+    if environment.rank != 0 or not environment.url:
+        return None
+    # Importing http.client takes 20 ms, which only this rank has to spend.
+    from ebbtide.progress import ProgressReporter
+
+    return ProgressReporter(environment)
+
+
+def _read_plan(environment: RankEnvironment) -> Mapping[str, Any] | None:
     path = environment.plan_path
     if path is None:
         return None
     try:
-        return plan_from_json(json.loads(path.read_text(encoding="utf-8")))
+        plan = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"Cannot read the plan {path} named by `EBBTIDE_PLAN`: {error.strerror}.") from None
     except ValueError as error:
         raise ValueError(f"The plan {path} named by `EBBTIDE_PLAN` is malformed: {error}") from None
+    if not isinstance(plan, dict):
+        raise ValueError(
+            f"The plan {path} named by `EBBTIDE_PLAN` is malformed: expected a JSON object, got {type(plan).__name__}."
+        )
+    return plan
 
 
 def _describe_error(error: BaseException) -> str:

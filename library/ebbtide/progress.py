@@ -10,10 +10,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.notice import Notice, parse_notice
+from ebbtide.environment import RankEnvironment
+from ebbtide.notice import Notice, parse_notice
+from ebbtide.rank_status import RankStatus
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +26,6 @@ TOO_MANY_REQUESTS = 429
 _RETRY_AFTER_MAX_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    generation: int
-    step: int
-    loss: float | None
-    samples_per_s: float | None
-    checkpoint_step: int | None
-    peak_bytes: int | None = None
-    frozen_layers: int | None = None
-
-
 class ProgressReporter:
     """Report progress from a background thread, so that a slow or absent control plane never delays the training."""
 
@@ -43,19 +33,21 @@ class ProgressReporter:
         job = urllib.parse.quote(environment.job_id, safe="")
         self._url = f"{environment.url}/v1/jobs/{job}/progress"
         self._token = environment.token
+        self._generation = environment.generation
         # The control plane is on the cluster's network: a proxy to the internet could not reach it.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._has_update = threading.Event()
         self._stop = threading.Event()
-        self._progress: Progress | None = None
+        self._status: RankStatus | None = None
         self._notice: Notice | None = None
         self._notice_count = 0
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
 
-    def submit(self, progress: Progress) -> None:
-        self._progress = progress
+    def submit(self, status: RankStatus) -> None:
+        """Replace the status that the next report carries. Returns at once."""
+        self._status = status
         self._has_update.set()
 
     def poll(self) -> Notice | None:
@@ -91,16 +83,16 @@ class ProgressReporter:
             self._is_failing = False
 
     def _post(self) -> object:
-        progress = self._progress
-        assert progress is not None, "the thread wakes only after the first report"
+        status = self._status
+        assert status is not None, "the thread wakes only after the first report"
         body = {
-            "generation": progress.generation,
-            "step": progress.step,
-            "loss": progress.loss,
-            "samples_per_s": progress.samples_per_s,
-            "checkpoint_step": progress.checkpoint_step,
-            "peak_bytes": progress.peak_bytes,
-            "frozen_layers": progress.frozen_layers,
+            "generation": self._generation,
+            "step": status.step,
+            "loss": status.loss,
+            "samples_per_s": status.samples_per_s,
+            "checkpoint_step": status.checkpoint_step,
+            "peak_bytes": status.peak_bytes,
+            "frozen_layers": status.frozen_layers,
         }
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -21,15 +21,17 @@ logger = logging.getLogger(__name__)
 _NO_DEADLINE_MS = -(2**62)
 
 
-class NoticeAction(StrEnum):
+class NoticeAction(str, Enum):
     """The actions that a notice can request, from the least to the most urgent."""
 
     CHECKPOINT = "checkpoint"
     REPLAN = "replan"
     LEAVE = "leave"
 
+    __str__ = str.__str__
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Notice:
     """A request to save or to leave.
 
@@ -187,7 +189,7 @@ def _parse_seconds_left(document: Mapping[str, Any]) -> float | None:
     seconds = document.get("seconds_left")
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds != seconds:
         raise ValueError(f"notice: `seconds_left` is {seconds!r}. Use a number or null.")
     return float(seconds)
 

@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from scheduler.domain.job_records import ReplanPhase
-from scheduler.domain.observation import RankPhase, RankStatus
+from ebbtide.rank_status import RankPhase, RankStatus, ReplanPhase
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +118,12 @@ def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _indicates_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", ()))):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_MESSAGES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OomKillCounter:
     """The kernel's count of OOM kills in a control group."""
 
@@ -133,7 +132,7 @@ class OomKillCounter:
     @classmethod
     def for_this_process(
         cls, *, cgroup_file: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
-    ) -> Self | None:
+    ) -> OomKillCounter | None:
         """Return the counter of this process's control group (v2 preferred over v1), or None if the system has none."""
         try:
             lines = cgroup_file.read_text(encoding="utf-8").splitlines()
@@ -157,9 +156,16 @@ class OomKillCounter:
 
 
 def read_process_start_s() -> float:
-    """Return when this process started, on its monotonic clock, with the kernel's resolution of 10 ms."""
+    """Return when this process started, on its monotonic clock, with the kernel's resolution of 10 ms.
+
+    On systems without /proc, return the current time.
+    """
+    try:
+        text = Path("/proc/self/stat").read_text(encoding="utf-8")
+    except OSError:
+        return time.monotonic()
     # The program's name, in parentheses, may contain spaces, so fields are counted after it.
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    fields = text.rpartition(")")[2].split()
     started_s = int(fields[_START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
 

@@ -1,0 +1,38 @@
+"""What a training script needs to run under Ebbtide.
+
+    import ebbtide
+
+
+    def main():
+        with ebbtide.Session.from_environment() as session:
+            session.init_process_group()
+            model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
+            session.mark_resumed(step)
+            while step < session.steps_total:
+                if notice := session.poll_notice():  # returns the same notice on all ranks
+                    with session.saving(step):
+                        save(model, optimizer, step)
+                    if notice.requires_exit:
+                        session.leave()
+                        return
+                loss = train_one_step(model, optimizer)
+                step += 1
+                session.report(step=step, loss=loss)
+            with session.saving(step):
+                save(model, optimizer, step)
+            session.succeed()
+
+Without any EBBTIDE_* variable the same script runs alone or under torchrun and never receives a notice. The package
+imports the standard library alone, and torch where a method needs it, so a notice that arrives while torch is loading
+is not missed.
+
+A script that freezes layers from the front during training (PipeTransformer, ICML'21) calls
+`session.set_frozen_layers(layers)` on all ranks. It starts with `session.frozen_layers` layers frozen, because the
+plan relies on that number.
+"""
+
+from ebbtide.notice import Notice, NoticeAction
+from ebbtide.rank_status import LoadTraffic
+from ebbtide.session import Session
+
+__all__ = ["LoadTraffic", "Notice", "NoticeAction", "Session"]
