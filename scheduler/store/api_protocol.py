@@ -1,4 +1,5 @@
-"""Store interfaces of the API beyond `protocol.Store`: queries, tokens, audit log, usage, webhooks and simulations.
+"""Store interfaces of the API beyond `protocol.Store`: queries, tokens, audit log, machines, usage, webhooks and
+simulations.
 
 The API and the background workers of the service depend on these protocols only. `ApiStore` is implemented by
 MemoryStore and SqlStore, `ServiceStore` by SqlStore alone.
@@ -20,6 +21,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import Sample
 from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.protocol import Page, Store, StoredEvent
@@ -215,6 +217,63 @@ class TokenStore(Protocol):
     def record_use(self, token_id: str, now_s: float) -> None: ...
 
 
+class JoinTokenSpentError(Exception):
+    """The join token was deleted, has no uses left, or has expired. Nothing was written."""
+
+
+class MachineNameTakenError(Exception):
+    """A machine of this name has joined and was not revoked. Nothing was written."""
+
+
+class MachineStore(Protocol):
+    """Joined machines, join tokens and estimated GPU profiles. Every method may raise UnavailableError."""
+
+    def add_token(self, token: JoinToken, audit: AuditEntry) -> None:
+        """Store a new token and its audit entry in one transaction."""
+
+    def find_token(self, digest: str) -> JoinToken | None: ...
+
+    def get_token(self, token_id: str) -> JoinToken | None: ...
+
+    def list_tokens(self, *, after: str, limit: int) -> tuple[JoinToken, ...]:
+        """Return tokens with an id above `after`, by id, including used and expired ones."""
+
+    def delete_token(self, token_id: str, audit: AuditEntry) -> None:
+        """Delete a token and write the audit entry in one transaction. An unknown id changes nothing."""
+
+    def join(
+        self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float, estimate: EstimatedGpu | None = None
+    ) -> None:
+        """Use the token once and store the machine, its audit entry and `estimate` in one transaction.
+
+        The machine replaces a revoked one of its name. An estimate of a name that is stored already is not written.
+        Raises JoinTokenSpentError or MachineNameTakenError.
+        """
+
+    def get_machine(self, name: str) -> Machine | None: ...
+
+    def find_machine(self, digest: str) -> Machine | None:
+        """Return the machine whose credential has this digest, also if it was revoked."""
+
+    def list_machines(self) -> tuple[Machine, ...]:
+        """Return all machines by name, including revoked ones. Inventories are decoded once, so calls are cheap."""
+
+    def update_machine(self, machine: Machine) -> None:
+        """Replace what is stored of a machine, except times and credential. Ignored if it joined again since."""
+
+    def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
+        """Revoke a machine and write the audit entry in one transaction.
+
+        Revoking it again changes nothing. Returns None if there is no machine of this name.
+        """
+
+    def record_seen(self, seen_at_s: Mapping[str, float]) -> None:
+        """Record the times of the last reports by machine, in one transaction. Older times are ignored."""
+
+    def list_estimated_gpus(self) -> tuple[EstimatedGpu, ...]:
+        """Return all estimated GPU profiles, by name."""
+
+
 class AuditLog(Protocol):
     """Append-only log of requested changes; only retention deletes from it. May raise UnavailableError."""
 
@@ -232,6 +291,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def audit_log(self) -> AuditLog: ...
+
+    @property
+    def machines(self) -> MachineStore: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

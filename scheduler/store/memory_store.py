@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort_right
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
@@ -13,6 +14,7 @@ from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample
+from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import (
     ApiToken,
@@ -20,7 +22,9 @@ from scheduler.store.api_protocol import (
     AuditFilter,
     HistoryLog,
     JobQuery,
+    JoinTokenSpentError,
     LoanQuery,
+    MachineNameTakenError,
     SortKey,
     StoredAuditEntry,
     UsageSnapshot,
@@ -95,6 +99,91 @@ class MemoryTokenStore:
             self._tokens[token_id] = replace(self._tokens[token_id], last_used_at_s=now_s)
 
 
+class MemoryMachineStore:
+    """MachineStore in memory."""
+
+    def __init__(self, audit_log: MemoryAuditLog) -> None:
+        self._machines: dict[str, Machine] = {}
+        self._tokens: dict[str, JoinToken] = {}
+        self._estimates: dict[str, EstimatedGpu] = {}
+        self._audit_log = audit_log
+        self._lock = threading.Lock()
+
+    def add_token(self, token: JoinToken, audit: AuditEntry) -> None:
+        with self._lock:
+            self._tokens[token.id] = token
+            self._audit_log.append(audit)
+
+    def find_token(self, digest: str) -> JoinToken | None:
+        with self._lock:
+            return next((token for token in self._tokens.values() if token.digest == digest), None)
+
+    def get_token(self, token_id: str) -> JoinToken | None:
+        with self._lock:
+            return self._tokens.get(token_id)
+
+    def list_tokens(self, *, after: str, limit: int) -> tuple[JoinToken, ...]:
+        with self._lock:
+            return tuple(self._tokens[each] for each in sorted(self._tokens) if each > after)[:limit]
+
+    def delete_token(self, token_id: str, audit: AuditEntry) -> None:
+        with self._lock:
+            if self._tokens.pop(token_id, None) is not None:
+                self._audit_log.append(audit)
+
+    def join(
+        self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float, estimate: EstimatedGpu | None = None
+    ) -> None:
+        with self._lock:
+            token, existing = self._tokens.get(token_id), self._machines.get(machine.name)
+            if token is None or token.uses_left < 1 or token.expires_at_s <= now_s:
+                raise JoinTokenSpentError(token_id)
+            if existing is not None and existing.is_live:
+                raise MachineNameTakenError(machine.name)
+            self._tokens[token_id] = replace(token, uses_left=token.uses_left - 1)
+            self._machines[machine.name] = machine
+            if estimate is not None:
+                self._estimates.setdefault(estimate.name, estimate)
+            self._audit_log.append(audit)
+
+    def get_machine(self, name: str) -> Machine | None:
+        with self._lock:
+            return self._machines.get(name)
+
+    def find_machine(self, digest: str) -> Machine | None:
+        return next((machine for machine in self.list_machines() if machine.digest == digest), None)
+
+    def list_machines(self) -> tuple[Machine, ...]:
+        with self._lock:
+            return tuple(self._machines[name] for name in sorted(self._machines))
+
+    def update_machine(self, machine: Machine) -> None:
+        with self._lock:
+            stored = self._machines.get(machine.name)
+            if stored is not None and stored.digest == machine.digest:
+                times = {"seen_at_s": stored.seen_at_s, "revoked_at_s": stored.revoked_at_s}
+                self._machines[machine.name] = replace(machine, joined_at_s=stored.joined_at_s, **times)
+
+    def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
+        with self._lock:
+            machine = self._machines.get(name)
+            if machine is not None and machine.is_live:
+                machine = self._machines[name] = replace(machine, revoked_at_s=now_s)
+                self._audit_log.append(audit)
+            return machine
+
+    def record_seen(self, seen_at_s: Mapping[str, float]) -> None:
+        with self._lock:
+            for name, at_s in seen_at_s.items():
+                machine = self._machines.get(name)
+                if machine is not None and (machine.seen_at_s is None or machine.seen_at_s < at_s):
+                    self._machines[name] = replace(machine, seen_at_s=at_s)
+
+    def list_estimated_gpus(self) -> tuple[EstimatedGpu, ...]:
+        with self._lock:
+            return tuple(self._estimates[name] for name in sorted(self._estimates))
+
+
 _NO_LEASE = Lease(holder="", epoch=0, expires_at_s=float("-inf"))
 
 
@@ -116,6 +205,7 @@ class MemoryStore:
         self._usage: dict[UsageKey, tuple[float, float]] = {}
         self.audit_log = MemoryAuditLog()
         self.tokens = MemoryTokenStore(self.audit_log)
+        self.machines = MemoryMachineStore(self.audit_log)
 
     def load(self) -> LoadedState:
         with self._lock:

@@ -29,6 +29,7 @@ from scheduler.store.database import (
     replace_rows,
     transaction,
 )
+from scheduler.store.machines import SqlMachines
 from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDecision, StoredEvent
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_api_tables import SqlAuditLog, SqlIdempotencyKeys, SqlTokenStore
@@ -73,6 +74,7 @@ class SqlStore:
         self.idempotency_keys = SqlIdempotencyKeys(self._engine)
         self.tokens = SqlTokenStore(self._engine)
         self.audit_log = SqlAuditLog(self._engine)
+        self.machines = SqlMachines(self._engine)
         self.retention = SqlRetention(self._engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_cache: dict[tuple[Any, ...], Job] = {}  # by number, id and generation; ended jobs never change
