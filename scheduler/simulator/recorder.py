@@ -15,7 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_run import RunWork
-from scheduler.scheduling.policies.lending import unused_loan_s_max
+from scheduler.scheduling.policies.lending import unused_loan_ends_s
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Scenario, TickRecord
@@ -43,10 +43,10 @@ _DEADLINE_TOLERANCE_S = 1e-6
 class _PoolShortages:
     """Lending rules and current demand interval of a pool, and the GPUs that cannot serve it."""
 
-    def __init__(self, pool: Pool, capacity_gpus: int, settings: PolicySettings) -> None:
+    def __init__(self, pool: Pool, capacity_gpus: int) -> None:
+        self.pool = pool
         self.capacity_gpus = capacity_gpus
         self.cold_start_s = pool.lending.cold_start_s
-        self.unused_loan_s_max = unused_loan_s_max(pool, settings)
         self.lent_gpus = 0
         self.cold_gpus: list[tuple[float, int]] = []
         self.demand: DemandChange | None = None
@@ -73,10 +73,9 @@ class LoanStatistics:
 
     def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node], settings: PolicySettings) -> None:
         self._nodes = {node.name: node for node in nodes}
+        self._settings = settings
         self._pools = {
-            pool.name: _PoolShortages(
-                pool, sum(node.gpus for node in self._nodes.values() if node.pool == pool.name), settings
-            )
+            pool.name: _PoolShortages(pool, sum(node.gpus for node in self._nodes.values() if node.pool == pool.name))
             for pool in pools
             if pool.kind is PoolKind.INFERENCE
         }
@@ -142,10 +141,9 @@ class LoanStatistics:
 
     def _record_unused(self, loan: Loan, until_s: float) -> None:
         """Account for the time without a job until a recall, as far as a loan may not be unused that long."""
-        if loan.unused_since_s is not None:
-            end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
-            excess_s = end_s - loan.unused_since_s - self._pools[loan.pool].unused_loan_s_max
-            self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
+        end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
+        excess_s = end_s - unused_loan_ends_s(loan, self._pools[loan.pool].pool, self._settings)
+        self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
 
 
 @dataclass(frozen=True, slots=True)

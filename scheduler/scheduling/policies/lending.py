@@ -107,15 +107,17 @@ def _count_wished_gpus(
 
 def is_unused_too_long(loan: Loan, pool: Pool, settings: PolicySettings, now_s: float) -> bool:
     """Return whether no job has used the node for so long that it goes back."""
-    return loan.unused_since_s is not None and now_s - loan.unused_since_s >= unused_loan_s_max(pool, settings)
+    return now_s >= unused_loan_ends_s(loan, pool, settings)
 
 
-def unused_loan_s_max(pool: Pool, settings: PolicySettings) -> float:
-    """Return how long a lent node may stay unused: the minimum duration of a loan, and at least two full passes.
+def unused_loan_ends_s(loan: Loan, pool: Pool, settings: PolicySettings) -> float:
+    """Return when a lent node that nobody uses goes back: after the minimum duration of a loan, and two full passes.
 
-    Jobs grow in full passes only, so each has had the chance to use the node by then.
+    Jobs grow in full passes only, so each has had the chance to use the node by then. Infinite for a node in use.
     """
-    return max(pool.lending.loan_s_min, 2 * settings.full_pass_period_s)
+    if loan.unused_since_s is None:
+        return float("inf")
+    return loan.unused_since_s + max(pool.lending.loan_s_min, 2 * settings.full_pass_period_s)
 
 
 def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:

@@ -9,7 +9,7 @@ from scheduler.scheduling.policies.lending import (
     LendingTarget,
     count_wanted_gpus,
     is_unused_too_long,
-    unused_loan_s_max,
+    unused_loan_ends_s,
 )
 
 
@@ -78,9 +78,9 @@ def _next_unused_recall_s(cycle: SchedulingCycle) -> float:
     pools = cycle.snapshot.original.pools
     return min(
         (
-            loan.unused_since_s + unused_loan_s_max(pools[loan.pool], cycle.settings)
+            unused_loan_ends_s(loan, pools[loan.pool], cycle.settings)
             for loan in cycle.snapshot.loans.values()
-            if loan.state is LoanState.ACTIVE and loan.unused_since_s is not None
+            if loan.state is LoanState.ACTIVE
         ),
         default=float("inf"),
     )
