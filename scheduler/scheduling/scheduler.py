@@ -21,8 +21,8 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     """
     cycle = SchedulingCycle(snapshot, policies)
     intents = apply_user_intents(cycle)  # 1. cancel, suspend and reject jobs
-    adjust_loans(cycle)  # 2. return, recall and lend nodes
+    loans = adjust_loans(cycle)  # 2. return, recall and lend nodes
     evacuation = evacuate_nodes(cycle)  # 3. move, shrink or preempt jobs on nodes that must be vacated
     assignment = policies.assign_gpus(cycle, evacuation)  # 4. start pending jobs, and move GPUs between jobs
     replanning = replan_frozen_jobs(cycle, assignment)  # 5. better plans, and GPU counts, for jobs with frozen layers
-    return cycle.build_result([intents, evacuation, *assignment, replanning])
+    return cycle.build_result([intents, loans, evacuation, *assignment, replanning])
