@@ -53,7 +53,8 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
         f"Ebbtide serves {settings.worker_url} on {redact_database_url(settings.database_url)}; Ctrl-C stops it."
     )
     print_message(_describe_authentication(settings))
-    child = [sys.executable, "-m", "cli"]
+    # With -P a `scheduler.py` or `api` in the working directory does not hide Ebbtide's packages.
+    child = [sys.executable, "-P", "-m", "cli"]
     with tempfile.TemporaryDirectory(prefix="ebbtide-metrics-") as metrics:
         # All processes write their metrics to this folder, so that one scrape returns the sums.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics

@@ -30,7 +30,7 @@ class DemoService:
         self.url = f"http://127.0.0.1:{_find_free_port()}"
         self._log = (folder / "service.log").open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cli", "serve"],
+            [sys.executable, "-P", "-m", "cli", "serve"],
             env={**os.environ, **self._build_environment(settings)},
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -51,8 +51,8 @@ CRASH_POINTS = (
 
 _KILL_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.02
-_RENDEZVOUS_COMMAND = (sys.executable, "-m", "scheduler.worker.rendezvous")
-_AGENT_COMMAND = (sys.executable, "-m", "scheduler.worker.node_agent")
+_RENDEZVOUS_COMMAND = (sys.executable, "-P", "-m", "scheduler.worker.rendezvous")
+_AGENT_COMMAND = (sys.executable, "-P", "-m", "scheduler.worker.node_agent")
 _PRELOAD_MODULES = ("scheduler.trainer.preload",)
 
 

@@ -73,12 +73,14 @@ def build_argv(command: Sequence[str], *, python: str) -> tuple[str, ...]:
 
 
 def can_run_preloaded(command: Sequence[str]) -> bool:
-    """Return whether a preloaded interpreter can run the command: `python -m module ...` or `python file.py ...`."""
+    """Return whether ranks may be forked from the agent: only `python -m` of the reference trainer.
+
+    A forked rank has Ebbtide's packages in `sys.modules`. Any other program may have a `scheduler` or an `api` of its
+    own.
+    """
     match command:
-        case ["python", "-m", _, *_]:
-            return True
-        case ["python", script, *_]:
-            return not script.startswith("-")
+        case ["python", "-m", module, *_]:
+            return f"{module}.".startswith("scheduler.trainer.")
     return False
 
 

@@ -40,7 +40,7 @@ from scheduler.kubernetes.pod_changes import PodToCreate
 
 Manifest = dict[str, Any]
 
-AGENT_COMMAND = ("python", "-m", "scheduler.worker.pod_agent")
+AGENT_COMMAND = ("python", "-P", "-m", "scheduler.worker.pod_agent")
 DEFAULT_GRACE_PERIOD_S = 60
 """Default grace period of agent pods: the time that ranks have to save when a pod is deleted. Templates can override
 it.

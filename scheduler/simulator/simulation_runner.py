@@ -140,7 +140,7 @@ class SimulationRunner:
         write_input_files(files, folder)
         limits = {"memory_bytes": self._limits.memory_bytes, "cpu_s": self._limits.cpu_s}
         write_json_atomically(folder / TASK_FILE, {"policies": task.policies, "seed": task.seed, **limits})
-        command = [sys.executable, "-m", "scheduler.simulator.simulation_process", str(folder)]
+        command = [sys.executable, "-P", "-m", "scheduler.simulator.simulation_process", str(folder)]
         with (folder / "stderr.txt").open("wb") as errors:
             process = subprocess.Popen(
                 command,

@@ -38,7 +38,7 @@ from scheduler.worker.node_run import NodeRun
 
 logger = logging.getLogger("scheduler.worker.pod_agent")
 
-_NODE_AGENT_COMMAND = (sys.executable, "-m", "scheduler.worker.node_agent", "--die-with-parent")
+_NODE_AGENT_COMMAND = (sys.executable, "-P", "-m", "scheduler.worker.node_agent", "--die-with-parent")
 _PRELOAD = ("scheduler.trainer.preload",)
 _POLL_PERIOD_S = 0.1
 _FINAL_REPORT_S = 2.0

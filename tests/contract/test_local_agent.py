@@ -6,21 +6,36 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation
 from scheduler.executors.local_executor import LocalExecutor
 from scheduler.executors.local_run import RunTimeouts, find_marked_processes
 from scheduler.executors.rank_launch import RUN_DIR_VARIABLE
 from scheduler.runtime.clock import ManualClock
-from tests.contract.local_rig import PATIENCE_S, RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
+from tests.contract.local_rig import (
+    PATIENCE_S,
+    RANK_SCRIPT,
+    RENDEZVOUS,
+    desired,
+    drive,
+    moved,
+    phases,
+    rank_job,
+    run_of,
+)
 
-# A module whose import blocks until the file `loaded` exists.
-SLOW = """
+# A module whose import blocks until the file `loaded` exists. Only the reference trainer is forked, so it makes the
+# rank's script a module of the trainer.
+SLOW = f"""
 import os, pathlib, time
+import scheduler.trainer
+scheduler.trainer.__path__.append({str(RANK_SCRIPT.parent)!r})
 while not (pathlib.Path(os.environ["SLOT_DIR"]) / "loaded").exists():
     time.sleep(0.01)
 """
@@ -53,6 +68,12 @@ def agents(folder: Path, job_id: str = "a") -> dict[str, int]:
         if log.parent == folder / "run/jobs" / job_id and log.name.startswith("agent-"):
             found[log.stem.removeprefix("agent-")] = process.pid
     return found
+
+
+def preloaded(job: Job) -> Job:
+    """Return the job with a command that agents may fork."""
+    command = ("python", "-m", f"scheduler.trainer.{RANK_SCRIPT.stem}", *job.spec.command[2:])
+    return replace(job, spec=replace(job.spec, command=command))
 
 
 def is_in(phase: str, generation: int, job_id: str = "a") -> Callable[[Observation], bool]:
@@ -92,7 +113,7 @@ def test_killed_agent_loses_the_run_and_all_its_processes(
 
 
 def test_agent_that_exits_by_itself_fails_the_run(executor: LocalExecutor, tmp_path: Path) -> None:
-    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path / "broken"), PYTHONSAFEPATH="1")
+    job = preloaded(rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path / "broken")))
     (tmp_path / "broken/scheduler").mkdir(parents=True)
     (tmp_path / "broken/scheduler/__init__.py").write_text("raise SystemExit('no scheduler.worker in here')")
     run = run_of(drive(executor, desired(1, job), is_in("failed", 1)), "a")
@@ -112,7 +133,7 @@ def test_run_continues_while_the_next_agents_preload(
 ) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
     (tmp_path / "loaded").touch()
-    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+    job = preloaded(rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path)))
     drive(executor, desired(1, job), is_in("running", 1))
     (tmp_path / "loaded").unlink()
     wider = moved(job, {"t0": (0,), "t1": (0,)}, leave_by_s=1060.0, folder=tmp_path)
@@ -134,7 +155,7 @@ def test_run_continues_while_the_next_agents_preload(
 def test_wait_for_preloading_is_bounded(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
     (tmp_path / "loaded").touch()
-    job = rank_job("a", "ignore_notices", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+    job = preloaded(rank_job("a", "ignore_notices", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path)))
     drive(executor, desired(1, job), is_in("running", 1))
     (tmp_path / "loaded").unlink()
     wider = desired(2, moved(job, {"t0": (0,), "t1": (0,)}, leave_by_s=1060.0, folder=tmp_path))
@@ -149,7 +170,7 @@ def test_wait_for_preloading_is_bounded(executor: LocalExecutor, tmp_path: Path,
 @pytest.mark.parametrize("executor", [("slow_module",)], indirect=True)
 def test_deadline_applies_to_unstarted_ranks(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
-    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+    job = preloaded(rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path)))
     drive(executor, desired(1, job), is_in("starting", 1))
     clock.move_to(1000.0 + 10 * RunTimeouts().status_s)
     executor.converge(desired(1, job))
