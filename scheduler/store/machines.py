@@ -157,10 +157,11 @@ class SqlMachines:
     def record_seen(self, seen_at_s: Mapping[str, float]) -> None:
         if not seen_at_s:
             return
-        known, at_s = MACHINES.c.seen_at_s, bindparam("at_s")
+        known: Any = MACHINES.c.seen_at_s
+        at_s: Any = bindparam("at_s", type_=Double())
         older = (MACHINES.c.name == bindparam("machine")) & or_(known.is_(None), known < at_s)
         # Sorted, so that two processes lock the rows in the same order.
-        rows = [{"machine": name, "at_s": at_s} for name, at_s in sorted(seen_at_s.items())]
+        rows = [{"machine": name, "at_s": seconds} for name, seconds in sorted(seen_at_s.items())]
         with transaction(self._engine) as connection:
             connection.execute(update(MACHINES).where(older).values(seen_at_s=at_s), rows)
 

@@ -161,8 +161,12 @@ class MemoryMachineStore:
         with self._lock:
             stored = self._machines.get(machine.name)
             if stored is not None and stored.digest == machine.digest:
-                times = {"seen_at_s": stored.seen_at_s, "revoked_at_s": stored.revoked_at_s}
-                self._machines[machine.name] = replace(machine, joined_at_s=stored.joined_at_s, **times)
+                self._machines[machine.name] = replace(
+                    machine,
+                    joined_at_s=stored.joined_at_s,
+                    seen_at_s=stored.seen_at_s,
+                    revoked_at_s=stored.revoked_at_s,
+                )
 
     def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
         with self._lock:

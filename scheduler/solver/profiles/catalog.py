@@ -1,4 +1,4 @@
-"""GPU and model profiles by name: those shipped with Ebbtide, and those in your own profiles folder.
+"""GPU and model profiles by name: shipped with Ebbtide, in your own profiles folder, or estimated for a machine.
 
 `EBBTIDE_PROFILES_DIR` names a folder with `gpus/NAME.json` and `models/NAME.json`. A profile in this folder replaces
 the shipped profile of the same name. Files are read once per process, so restart the service after you change one.
@@ -55,6 +55,7 @@ from scheduler.solver.profiles.profile_document import (
 from scheduler.solver.profiles.transformer import build_transformer_profile
 
 __all__ = [
+    "GPU_UNITS",
     "PROFILES_DIR",
     "Attachment",
     "Dimension",
@@ -64,7 +65,10 @@ __all__ = [
     "Precision",
     "ProfileError",
     "ProfilesFolder",
+    "add_estimated_gpus",
     "find_profiles_folder",
+    "is_estimated_gpu",
+    "list_estimated_gpus",
     "list_gpu_names",
     "list_model_names",
     "load_gpu",
@@ -147,6 +151,29 @@ def read_own_files(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{kind}/{name}.json", (folder / kind / f"{name}.json").read_bytes()
 
 
+_estimates: dict[str, str] = {}
+
+
+def add_estimated_gpus(profiles: Mapping[str, str]) -> None:
+    """Make estimated GPU profiles known to this process, as JSON text by name.
+
+    They are rows of the database, not files, because processes on other hosts need them too. A shipped profile or one
+    in your own folder takes precedence. The first profile of a name stays, so that solved plans stay valid.
+    """
+    for name, text in profiles.items():
+        _estimates.setdefault(name, text)
+
+
+def list_estimated_gpus(names: Iterable[str] | None = None) -> Mapping[str, str]:
+    """Return the estimated profiles that this process knows, those of `names` or all, as JSON text by name."""
+    return {name: text for name, text in _estimates.items() if names is None or name in names}
+
+
+def is_estimated_gpu(name: str, folder: Path | None = None) -> bool:
+    """Return whether the profile of this name was estimated from what a machine reported; false for unknown names."""
+    return name in _estimates and load_gpu(name, folder).estimated
+
+
 @cache
 def _load_gpu(name: str, folder: Path | None) -> HardwareProfile:
     text, file = _read_profile(_GPUS, name, folder)
@@ -167,7 +194,7 @@ def _load_model(name: str, sequence_length: int, folder: Path | None) -> ModelPr
 def _list_names(kind: str, folder: Path | None) -> tuple[str, ...]:
     folder = folder or find_profiles_folder()
     own = _list_own(kind, folder) if folder else ()
-    return tuple(sorted({*_list_shipped(kind), *own}))
+    return tuple(sorted({*_list_shipped(kind), *own, *(_estimates if kind == _GPUS else ())}))
 
 
 def _list_shipped(kind: str) -> Iterable[str]:
@@ -196,6 +223,8 @@ def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path 
             return file.read_text(encoding="utf-8"), file
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{file}: cannot be read: {error}") from None
+    if kind == _GPUS and name in _estimates and name not in _list_shipped(kind):
+        return _estimates[name], None
     return files("scheduler.solver.profiles").joinpath("data", kind, f"{name}.json").read_text(encoding="utf-8"), None
 
 
@@ -238,6 +267,10 @@ _GPU_OPTIONAL_UNITS = {
 }
 
 
+GPU_UNITS = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
+"""Units of the quantities in a GPU profile, by field."""
+
+
 def parse_gpu(json_text: str) -> HardwareProfile:
     """A hardware profile from its JSON form.
 
@@ -246,16 +279,16 @@ def parse_gpu(json_text: str) -> HardwareProfile:
     """
     document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
     required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
-    require_fields(document, owner, required, {"expert_priority", "collectives", *_GPU_OPTIONAL_UNITS})
-    units = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
+    require_fields(document, owner, required, {"expert_priority", "estimated", "collectives", *_GPU_OPTIONAL_UNITS})
     values: dict[str, Any] = {
-        field: read_number(document, field, unit, owner) for field, unit in units.items() if field in document
+        field: read_number(document, field, unit, owner) for field, unit in GPU_UNITS.items() if field in document
     }
     return HardwareProfile(
         gpu=str(unwrap_value(document["gpu"])),
         precision=_parse_precision(document),
         dimensions=_parse_dimensions(document),
         expert_priority=read_flag(document, "expert_priority", owner),
+        estimated=read_flag(document, "estimated", owner),
         collectives=_parse_collectives(unwrap_value(document.get("collectives", []))),
         **values,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
+from scheduler.solver.profiles.catalog import list_estimated_gpus, list_gpu_names, load_gpu
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 BYTES_PER_FLOP = 0.005
@@ -28,11 +28,17 @@ def compute_throughput(gpu: HardwareProfile) -> float:
     return 1.0 / (1.0 / compute_flops_per_s + BYTES_PER_FLOP / gpu.memory_bandwidth_bytes_per_s)
 
 
-@cache
 def list_throughputs() -> Mapping[str, float]:
-    """Return the throughput of each GPU model that has a profile, by name, in FLOP/s. Profiles are read once.
+    """Return the throughput of each GPU model that has a profile, by name, in FLOP/s.
+
+    Profiles are read once, and again when an estimated one is added.
 
     Raises:
         ProfileError: a profile of your own is invalid.
     """
+    return _compute_throughputs(tuple(list_estimated_gpus()))
+
+
+@cache
+def _compute_throughputs(_estimated: tuple[str, ...]) -> Mapping[str, float]:
     return {gpu: compute_throughput(load_gpu(gpu)) for gpu in list_gpu_names()}

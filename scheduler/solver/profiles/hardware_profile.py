@@ -125,6 +125,7 @@ class HardwareProfile:
             on the host for one GPU while all GPUs of the node do the same. 0 if offload is not supported.
         collectives: measured times, which replace the formulas for these numbers of ranks.
         dimensions: the strategies that the worker for this GPU supports.
+        estimated: the profile was derived from what a machine reports, not written for this GPU model.
     """
 
     gpu: str
@@ -154,6 +155,7 @@ class HardwareProfile:
     host_bandwidth_bytes_per_s: float = 0.0
     host_optimizer_s_per_parameter: float = 0.0
     collectives: tuple[CollectiveTable, ...] = ()
+    estimated: bool = False
 
     def __post_init__(self) -> None:
         owner = f"GPU {self.gpu!r}"
