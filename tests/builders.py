@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.domain.fleet import LendingPolicy, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job, JobSpec, Progress
-from scheduler.domain.job_account import JobAccount
+from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
@@ -36,7 +36,12 @@ def a_fleet(
 
 
 def a_spec(min_gpus: int = 1, max_gpus: int | None = None, *, name: str = "job", **more: Any) -> JobSpec:
-    return JobSpec(name=name, min_gpus=min_gpus, max_gpus=max_gpus or min_gpus, **{"steps": 3600, **more})
+    return JobSpec(
+        name=name,
+        min_gpus=min_gpus,
+        max_gpus=max_gpus or min_gpus,
+        **{"steps": 3600, "on_resize": OnResize.CHECKPOINT, **more},
+    )
 
 
 def a_job(

@@ -235,6 +235,11 @@ class Job:
         return self.resize_mode is not OnResize.NEVER
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether the job holds GPUs that no resize may change."""
+        return self.state in PLACED_STATES and not self.is_resizable
+
+    @property
     def accepts_lent_nodes(self) -> bool:
         """Whether the job may run on nodes that inference can recall, which takes a resize."""
         return self.spec.fungible and self.is_resizable

@@ -13,6 +13,7 @@ from ebbtide.rank_status import LoadTraffic
 from ebbtide.rank_status import RankPhase as RankPhase
 from ebbtide.rank_status import RankStatus as RankStatus
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.parallel_plan import ParallelPlan
 
 
@@ -36,7 +37,8 @@ class Run:
     deadline, or its node or controller disappeared. `gpus` are the GPUs that its processes still occupy.
     `checkpoint_steps` is the last complete checkpoint, or None. `peak_bytes` is the largest memory use of any rank.
     `phases_s` are seconds by `ReplanPhase`, the longest of all ranks. `frozen_layers` is None if not reported.
-    `traffic` is the checkpoint load of all ranks together, or None.
+    `traffic` is the checkpoint load of all ranks together, or None. `permanent_fault` is why a retry of a failed run
+    cannot succeed. `ran_s` is how long the ranks ran, or None if unknown.
     """
 
     job_id: str
@@ -53,6 +55,8 @@ class Run:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     frozen_layers: int | None = None
     traffic: LoadTraffic | None = None
+    permanent_fault: PermanentFault | None = None
+    ran_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,14 +221,11 @@ class SnapshotIndex:
             self.waiting.add(job_id)
         elif state is JobState.RUNNING:
             self.running.add(job_id)
-            if not spec.min_gpus <= held <= spec.max_gpus:
-                self.out_of_range.add(job_id)
-            if spec.is_elastic:
-                self.elastic.add(job_id)
-            if held > spec.min_gpus:
-                self.above_minimum.add(job_id)
-            if held < spec.max_gpus:
-                self.below_maximum.add(job_id)
+            if job.is_resizable:
+                _set_membership(self.out_of_range, job_id, not spec.min_gpus <= held <= spec.max_gpus)
+                _set_membership(self.elastic, job_id, spec.is_elastic)
+                _set_membership(self.above_minimum, job_id, held > spec.min_gpus)
+                _set_membership(self.below_maximum, job_id, held < spec.max_gpus)
         else:
             self.unsettled.add(job_id)
         if not job.is_ended:
@@ -310,6 +307,7 @@ def _differs_only_in_progress(job: Job, before: Job) -> bool:
         and job.spec is before.spec
         and job.intent is before.intent
         and job.freezing is before.freezing
+        and job.is_resizable == before.is_resizable
     )
 
 

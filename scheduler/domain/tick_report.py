@@ -35,6 +35,8 @@ class Invariant(StrEnum):
     PLAN_SIZE_MISMATCH = "plan-world-size"
     RANK_PLACEMENT_MISMATCH = "seats-are-not-the-gpus"
     PEAK_MEMORY_EXCEEDED = "peak-bytes-above-gpu-memory"
+    NOT_RESIZABLE = "job-is-not-resizable"
+    LENT_NODE_BARRED = "lent-node-barred"
     QUEUE_LIMIT_EXCEEDED = "over-a-limit-of-its-queue"
     NODE_STILL_USED = "node-still-used"
     DEADLINE_PASSED = "deadline-in-the-past"

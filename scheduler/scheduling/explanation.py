@@ -99,7 +99,7 @@ def _count_usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
         count
         for node, count in nodes
         if node is not None and snapshot.serves_training(node) and job.spec.gpu in ("", node.gpu)
-        if job.spec.fungible or not snapshot.is_lent(node)
+        if job.accepts_lent_nodes or not snapshot.is_lent(node)
     )
 
 
@@ -158,7 +158,9 @@ def _describe_unlike_nodes(snapshot: Snapshot, job: Job) -> str:
     free = Counter(
         room.gpu
         for room in snapshot.index.free_by_node.values()
-        if room.gpu not in held and len(room.indices) == sizes[room.gpu] and (job.spec.fungible or not room.is_lent)
+        if room.gpu not in held
+        and len(room.indices) == sizes[room.gpu]
+        and (job.accepts_lent_nodes or not room.is_lent)
     )
     if not free:
         return ""

@@ -178,7 +178,7 @@ class GpuBudget:
         self._charge_reservation(job, gpu, gpus)
         missing = gpus - self._deduct(self._free, job, gpu, gpus)
         self._deduct(self._pending, job, gpu, missing)
-        return GpuDemand(ResourceKind(gpu, owned_only=not job.spec.fungible), missing)
+        return GpuDemand(ResourceKind(gpu, owned_only=not job.accepts_lent_nodes), missing)
 
     def block_behind(self, job: Job) -> None:
         """Keep all GPUs that the job could use from later jobs."""
@@ -196,10 +196,10 @@ class GpuBudget:
 
     def _kinds_by_model(self, job: Job) -> list[tuple[str, list[GpuKind]]]:
         """Return each GPU model that the job can use, with its kinds."""
-        request = (job.spec.gpu, job.spec.fungible)
+        request = (job.spec.gpu, job.accepts_lent_nodes)
         if request not in self._kinds_by_request:
             models = [job.spec.gpu] if job.spec.gpu else sorted(self._sizes)
-            kinds = (False, True) if job.spec.fungible else (False,)
+            kinds = (False, True) if job.accepts_lent_nodes else (False,)
             self._kinds_by_request[request] = [(gpu, [(gpu, lent) for lent in kinds]) for gpu in models]
         return self._kinds_by_request[request]
 
@@ -248,7 +248,7 @@ class GpuBudget:
         return len(self._sizes) < 2 or accepts_model(self._snapshot, job, gpu)
 
     def _totals_for(self, job: Job, counts: CountsByKind) -> list[tuple[int, str]]:
-        request = (job.spec.gpu, job.spec.fungible)
+        request = (job.spec.gpu, job.accepts_lent_nodes)
         return counts.totals_by_request.get(request) or counts.compute_totals(request, self._kinds_by_model(job))
 
     def _count_needed_of_model(self, job: Job, gpu: str) -> int:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from scheduler.domain.commands import ReportProgress
 from scheduler.domain.events import EventCode
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
-from scheduler.domain.job import Job
+from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_records import Sample, SampleSeries, SlottedSample, compute_sample_slot
+from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -22,6 +23,8 @@ def record_progress(snapshot: MutableSnapshot, report: ReportProgress, at_s: flo
     if job is None or not job.is_placed or report.generation != job.allocation.generation:
         return
     progress = job.progress
+    if job.id not in snapshot.measured_jobs:
+        progress = with_measured_steps(job, progress, report.steps, snapshot.now_s)
     if report.loss is not None:
         progress = replace(progress, loss=report.loss)
     if report.samples_per_s is not None:
@@ -35,6 +38,34 @@ def record_progress(snapshot: MutableSnapshot, report: ReportProgress, at_s: flo
         job = replace(job, progress=progress, sampled=sampled)
         snapshot.put_job(job)
     record_frozen_layers(snapshot, job, report.frozen_layers)
+
+
+_DRIFT_S = 5.0
+"""Measured progress replaces extrapolated progress when they are this far apart, so that most ticks write nothing."""
+
+
+def with_measured_steps(
+    job: Job, progress: Progress, steps: float, now_s: float, *, loss: float | None = None
+) -> Progress:
+    """Return the progress after a report of `steps`: the same object if the job has reported and has not drifted."""
+    if not progress.is_reported:
+        progress = replace(progress, is_reported=True)
+    if job.state is not JobState.RUNNING or abs(steps - job.steps_at(now_s)) * job.step_time_s() <= _DRIFT_S:
+        return progress
+    correction, loss = _compute_correction(job, steps, now_s), progress.loss if loss is None else loss
+    return replace(progress, steps=steps, at_s=now_s, loss=loss, correction=correction)
+
+
+def _compute_correction(job: Job, steps: float, now_s: float) -> float:
+    """Return the job's curve correction after one more measurement, the mean of the old and the measured one.
+
+    Averaging keeps one slow minute from changing the correction much. A measurement needs one finished step.
+    """
+    elapsed_s, done = now_s - max(job.state_since_s, job.progress.at_s), steps - job.progress.steps
+    plan = job.allocation.plan
+    if plan is None or done < 1.0 or elapsed_s <= 0.0:
+        return job.progress.correction
+    return 0.5 * job.progress.correction + 0.5 * elapsed_s / done / plan.iteration_time_s
 
 
 def _record_sample(snapshot: MutableSnapshot, job: Job, report: ReportProgress, at_s: float) -> SampleSeries | None:

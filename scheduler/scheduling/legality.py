@@ -64,8 +64,14 @@ def _check_job(snapshot: MutableSnapshot, decision: Decision) -> Iterator[tuple[
         return
     if not isinstance(decision, StartJob | RejectJob) and decision.leave_by_s < snapshot.now_s:
         yield Invariant.DEADLINE_PASSED, f"leave_by_s {decision.leave_by_s} is earlier than now, {snapshot.now_s}"
+    if isinstance(decision, ResizeJob) and not job.is_resizable and not _must_move(snapshot, job):
+        yield Invariant.NOT_RESIZABLE, "the job cannot go on after a resize, and leaves no node that it must vacate"
     if isinstance(decision, StartJob | ResizeJob):
         yield from _check_target(snapshot, job, decision)
+
+
+def _must_move(snapshot: MutableSnapshot, job: Job) -> bool:
+    return not snapshot.index.must_vacate.isdisjoint(job.allocation.target)
 
 
 def _check_target(
@@ -138,6 +144,8 @@ def _check_occupancy(
     node, view = snapshot.original.nodes[name], snapshot.view()
     if new and not view.serves_training(node):
         yield Invariant.NODE_NOT_SERVING, f"node {name} does not accept new workers"
+    if new and view.is_lent(node) and not job.accepts_lent_nodes:
+        yield Invariant.LENT_NODE_BARRED, f"node {name} is lent, and the job runs on owned nodes only"
     if not new and node.state is not NodeState.UP:
         yield Invariant.NODE_NOT_SERVING, f"node {name} is down"
 

@@ -66,6 +66,7 @@ class MutableSnapshot:
 
     Observations and commands write any mapping. Decisions change jobs and loans only, through `put_job` and `put_loan`,
     which keep `index` and `quota` up to date. Both are built at first use; from then on no other mapping may change.
+    `measured_jobs` are those whose executor observed their steps.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -86,6 +87,7 @@ class MutableSnapshot:
         self.readings: list[tuple[str, DemandReading]] = []
         self.samples: list[SlottedSample] = []
         self.ended_loans: list[Loan] = []
+        self.measured_jobs: set[str] = set()
         self._index: SnapshotIndex | None = None
         self._quota: QuotaState | None = None
         self._view: Snapshot | None = None

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from enum import StrEnum
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import LoanState, Node, NodeState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_account import PermanentFault, RunFailure
 from scheduler.domain.job_records import (
     OOM_ATTEMPTS_MAX,
     SHUTDOWN_PHASES,
@@ -26,12 +28,12 @@ from scheduler.domain.job_records import (
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.scheduling.desired_state import release_gpus
-from scheduler.scheduling.job_progress import record_frozen_layers
+from scheduler.scheduling.job_progress import record_frozen_layers, with_measured_steps
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 _ENDED_PHASES = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
-_DRIFT_S = 5.0
-"""Measured progress replaces extrapolated progress when they are this far apart, so that most ticks write nothing."""
+FAILED_AT_ONCE_S = 2.0
+"""Two failures in a row with the same message are not retried if both runs were shorter than this."""
 _DRIFT_SHARE = 0.05
 """Measured throughput and memory replace the known figures when they differ by more than this share."""
 
@@ -63,6 +65,7 @@ def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> Non
 def mirror_runs(snapshot: MutableSnapshot, observation: Observation) -> None:
     """Update every job from its runs, in order of submission."""
     index = snapshot.original.index
+    snapshot.measured_jobs |= {run.job_id for run in observation.runs if run.steps is not None}
     changed = _list_changed_jobs(snapshot, observation.runs) | index.releasing
     runs_by_job: defaultdict[str, list[Run]] = defaultdict(list)
     for run in observation.runs if changed else ():
@@ -164,8 +167,7 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
         case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:
             return _replan_after_out_of_memory(snapshot, _roll_back(snapshot, job, run), run)
         case RunPhase.FAILED:
-            message = run.reason or "its workers failed"
-            return requeue(snapshot, _roll_back(snapshot, job, run), message, counts_as_retry=True)
+            return _retry_or_fail(snapshot, _roll_back(snapshot, job, run), run)
         case RunPhase.LOST | RunPhase.LEFT:
             message = run.reason or f"its workers are {run.phase}"
             return requeue(snapshot, _roll_back(snapshot, job, run), message, counts_as_retry=False)
@@ -186,13 +188,37 @@ def _complete_job(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     ended = release_gpus(job, JobState.SUCCEEDED, now_s, generation=generation, leave_by_s=now_s)
     steps = run.steps if run.steps is not None else float(job.spec.steps)
     progress = replace(_with_usage(ended.progress, run), steps=steps, loss=_latest_loss(ended, run))
+    progress = replace(progress, is_reported=progress.is_reported or run.steps is not None)
     return snapshot.record_transition(job, replace(ended, progress=progress))
 
 
-def requeue(snapshot: MutableSnapshot, job: Job, message: str, *, counts_as_retry: bool) -> Job:
+def _retry_or_fail(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
+    """Give up a failed run. The job fails if a retry cannot succeed, or if none is left."""
+    reason, fault = run.reason or "its workers failed", run.permanent_fault
+    if fault is None and _repeats_last_failure(job, run, reason):
+        fault = PermanentFault.REPEATED_FAILURE
+    message = reason if fault is None else f"not retried ({fault}): {reason}"
+    failed = _with_failure(snapshot, job, run, reason, code=fault)
+    return requeue(snapshot, failed, message, counts_as_retry=True, may_retry=fault is None)
+
+
+def _with_failure(snapshot: MutableSnapshot, job: Job, run: Run, reason: str, *, code: StrEnum | None) -> Job:
+    failure = RunFailure(snapshot.now_s, reason, "" if code is None else code.value, run.ran_s)
+    return replace(job, failure=failure)
+
+
+def _repeats_last_failure(job: Job, run: Run, reason: str) -> bool:
+    """Return whether this run and the one before it both failed at once, with the same message."""
+    last = job.failure
+    if last is None or last.reason != reason or last.ran_s is None or run.ran_s is None:
+        return False
+    return max(last.ran_s, run.ran_s) < FAILED_AT_ONCE_S
+
+
+def requeue(snapshot: MutableSnapshot, job: Job, message: str, *, counts_as_retry: bool, may_retry: bool = True) -> Job:
     """Give up the job's current run. A failure that counts as a retry fails the job when no retry is left."""
     failures = job.account.failures + (1 if counts_as_retry else 0)
-    state = JobState.FAILED if failures > job.spec.retries else JobState.QUEUED
+    state = JobState.QUEUED if may_retry and failures <= job.spec.retries else JobState.FAILED
     now_s, generation = snapshot.now_s, snapshot.next_generation
     requeued = release_gpus(job, state, now_s, generation=generation, leave_by_s=now_s, message=message)
     return snapshot.record_transition(job, replace(requeued, account=replace(requeued.account, failures=failures)))
@@ -202,29 +228,45 @@ def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     """Set the job back to the last checkpoint of a run that is gone, and count the work done since as lost.
 
     The run reached the steps that it reported, else those that its curve predicts. Lost GPU-seconds are the lost steps
-    times the job's average cost of a step so far, work lost earlier excluded.
+    times the job's average cost of a step so far, work lost earlier excluded. A job that never reported loses all.
     """
+    if run.phase is not RunPhase.FAILED and job.failure is not None and job.failure.ran_s is not None:
+        job = replace(job, failure=replace(job.failure, ran_s=None))  # the next failure is not in a row with this one
+        snapshot.put_job(job)
     settled = job.advance_to(snapshot.now_s)
+    is_reported = settled.progress.is_reported or run.steps is not None
     kept = run.checkpoint_steps if run.checkpoint_steps is not None else settled.progress.checkpoint_steps
     reached = settled.progress.steps if run.steps is None else run.steps
-    if kept == job.progress.steps and kept == job.progress.checkpoint_steps and job.state is not JobState.RUNNING:
+    is_current = job.is_placed and run.generation == job.allocation.generation
+    is_rolled_back = kept == job.progress.steps == job.progress.checkpoint_steps and job.state is not JobState.RUNNING
+    if is_rolled_back and (is_reported or not is_current):
         return job
-    lost_steps = max(0.0, reached - kept)
-    account = settled.account
-    lost_gpu_s = (account.gpu_s - account.lost_gpu_s) * lost_steps / reached if reached else 0.0
+    lost_steps, account = max(0.0, reached - kept), settled.account
+    lost_share = lost_steps / reached if reached else 0.0
+    lost_gpu_s = (account.gpu_s - account.lost_gpu_s) * (lost_share if is_reported or kept else 1.0)
     progress = replace(settled.progress, steps=kept, checkpoint_steps=kept, checkpoint_at_s=snapshot.now_s)
+    progress = replace(progress, is_reported=is_reported)
     account = replace(account, lost_gpu_s=account.lost_gpu_s + lost_gpu_s)
     rolled_back = replace(settled, progress=progress, account=account)
     snapshot.put_job(rolled_back)
-    if lost_steps:
-        snapshot.record_event(
-            EventCode.JOB_LOST_WORK,
-            job.id,
-            f"lost {lost_steps:.0f} steps since the last checkpoint: {run.reason or run.phase}",
-            {"steps": lost_steps, "gpu_s": lost_gpu_s},
-            cause=(run.cause or run.phase).value,
-        )
+    if lost_steps or (lost_gpu_s and not is_reported):
+        _record_lost_work(snapshot, rolled_back, run, lost_steps=lost_steps, lost_gpu_s=lost_gpu_s)
     return rolled_back
+
+
+def _record_lost_work(snapshot: MutableSnapshot, job: Job, run: Run, *, lost_steps: float, lost_gpu_s: float) -> None:
+    """Record the event. Steps that were never reported are not named: only the GPU time is known."""
+    kept, numbers = job.progress.checkpoint_steps, {"gpu_s": lost_gpu_s}
+    if job.progress.is_reported:
+        numbers["steps"] = lost_steps
+        message = f"lost {lost_steps:.0f} steps since the last checkpoint"
+    else:
+        message = f"lost {lost_gpu_s / 3600.0:.2f} GPU-hours of work without reported progress"
+    if not kept:
+        message += "; a restart begins at step 0"
+    message = f"{message}: {run.reason or run.phase}"
+    numbers["restart_step"] = kept
+    snapshot.record_event(EventCode.JOB_LOST_WORK, job.id, message, numbers, cause=(run.cause or run.phase).value)
 
 
 def _record_measurements(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
@@ -243,10 +285,10 @@ def _record_measurements(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
             progress.peak_bytes,
             progress.measured_gpu,
             progress.other_gpus,
+            progress.is_reported,
         )
-    if run.steps is not None and abs(run.steps - job.steps_at(snapshot.now_s)) * job.step_time_s() > _DRIFT_S:
-        correction, loss = _compute_correction(snapshot, job, run), _latest_loss(job, run)
-        progress = replace(progress, steps=run.steps, at_s=snapshot.now_s, loss=loss, correction=correction)
+    if run.steps is not None:
+        progress = with_measured_steps(job, progress, run.steps, snapshot.now_s, loss=run.loss)
     if progress is job.progress:
         return job
     measured = job.with_progress(progress)
@@ -271,19 +313,6 @@ def _latest_loss(job: Job, run: Run) -> float | None:
     return job.progress.loss if run.loss is None else run.loss
 
 
-def _compute_correction(snapshot: MutableSnapshot, job: Job, run: Run) -> float:
-    """Return the job's curve correction after one more measurement, the mean of the old and the measured one.
-
-    Averaging keeps one slow minute from changing the correction much. A measurement needs one finished step.
-    """
-    elapsed_s = snapshot.now_s - max(job.state_since_s, job.progress.at_s)
-    done = (run.steps or 0.0) - job.progress.steps
-    plan = job.allocation.plan
-    if plan is None or done < 1.0 or elapsed_s <= 0.0:
-        return job.progress.correction
-    return 0.5 * job.progress.correction + 0.5 * elapsed_s / done / plan.iteration_time_s
-
-
 def _replan_after_out_of_memory(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     """Back off after an out-of-memory failure; after `OOM_ATTEMPTS_MAX` of them the job fails.
 
@@ -291,6 +320,7 @@ def _replan_after_out_of_memory(snapshot: MutableSnapshot, job: Job, run: Run) -
     switches to the curve for all its frozen layers: with the new correction no curve is solved, so the old one has no
     advantage.
     """
+    job = _with_failure(snapshot, job, run, run.reason or "out of memory", code=run.cause)
     memory = job.memory.with_failure(_build_oom_failure(snapshot, job, run), snapshot.now_s)
     state = JobState.FAILED if memory.is_exhausted else JobState.PLANNING
     now_s, generation = snapshot.now_s, snapshot.next_generation

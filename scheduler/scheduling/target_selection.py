@@ -139,6 +139,11 @@ def trim_target(cycle: SchedulingCycle, job: Job, gpus: Gpus, *, request_missing
 
 
 def is_resizable(cycle: SchedulingCycle, job: Job) -> bool:
+    """Return whether the job may be resized in this cycle: it is undecided, and can go on after a resize."""
+    return job.is_resizable and is_undecided(cycle, job)
+
+
+def is_undecided(cycle: SchedulingCycle, job: Job) -> bool:
     """Return whether the job runs, is to go on, and was not decided on in this cycle."""
     return job.state is JobState.RUNNING and job.intent is Intent.RUN and job.id not in cycle.settled_jobs
 

@@ -13,6 +13,7 @@ from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.relative_speed import choose_reference_gpu, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.catalog import list_model_names
@@ -104,6 +105,7 @@ def _build_submission(
         duration_estimate_s=work_gpu_s / low or None,
         deadline_s=None if row.deadline_s is None else row.deadline_s - row.submit_time_s,
         checkpoint=CheckpointSpec(interval_s=cluster.checkpoint_interval_s),
+        on_resize=OnResize.CHECKPOINT,
     )
     if not row.model:
         run_time_s_min = work_gpu_s / widest[1] / compute_fastest_speed(spec, models)

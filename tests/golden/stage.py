@@ -32,6 +32,7 @@ from scheduler.domain.events import Event
 from scheduler.domain.fleet import Forecast, LendingPolicy
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.parallel_plan import Stage as PipelineStage
@@ -147,6 +148,7 @@ class Stage:
             model=given.get("model", ""),
             global_batch=8 if "model" in given else 0,
             checkpoint=CheckpointSpec(interval_s=float(given.get("checkpoint-every", "900"))),
+            on_resize=OnResize(given.get("on-resize", "checkpoint")),
         )
         self._send(SubmitJob(words[0], spec), actor=given.get("owner", ""))
 

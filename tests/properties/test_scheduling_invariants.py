@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.commands import Command, FreezeResizes
-from scheduler.domain.decisions import Decision, JobDecision, RecallNode, decision_subject
+from scheduler.domain.decisions import Decision, JobDecision, RecallNode, ResizeJob, StartJob, decision_subject
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.job_state import JOB_TRANSITIONS, JobState
 from scheduler.domain.observation import Observation
@@ -54,6 +54,24 @@ def test_decisions_are_legal(policy: str, seed: int) -> None:
     world = a_world(seed)
     updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
     assert violations(updated, decide(updated, load_policy_set(policy)).decisions) == []
+
+
+@pytest.mark.parametrize("policy", list_policy_sets())
+@FOR_EACH_POLICY_SET
+@given(seed=SEEDS)
+def test_fixed_jobs_keep_their_gpus_and_stay_off_lent_nodes(policy: str, seed: int) -> None:
+    world = a_world(seed)
+    updated = update_snapshot(world.snapshot, world.observation, ()).snapshot
+    decisions = decide(updated, load_policy_set(policy)).decisions
+    recalled = {decision.node for decision in decisions if isinstance(decision, RecallNode)}
+    for decision in decisions:
+        if not isinstance(decision, StartJob | ResizeJob) or updated.jobs[decision.job_id].is_resizable:
+            continue
+        held = updated.jobs[decision.job_id].allocation.target
+        if isinstance(decision, ResizeJob):
+            assert not (updated.index.must_vacate | recalled).isdisjoint(held)
+        new = {name for name, indices in decision.gpus.items() if not set(indices) <= set(held.get(name, ()))}
+        assert not any(updated.is_lent(updated.nodes[name]) for name in new)
 
 
 @pytest.mark.parametrize("policy", list_policy_sets())

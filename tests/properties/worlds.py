@@ -9,7 +9,7 @@ from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Loan, LoanState, Node, NodeState
 from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Intent, Job, JobSpec, Progress
-from scheduler.domain.job_account import JobAccount
+from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_state import ENDED_STATES, Allocation, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
@@ -115,6 +115,7 @@ def _job(random: Random, job_id: str, free: dict[str, list[int]]) -> Job:
         run_time_s_max=random.choice((None, None, 500.0)),
         fungible=random.random() < 0.8,
         gpu=random.choice(("", "", GPU)),
+        on_resize=random.choice((OnResize.CHECKPOINT, OnResize.CHECKPOINT, OnResize.RESTART, OnResize.NEVER, None)),
     )
     allocation = Allocation(generation=random.randint(0, 3))
     if state in HOLDING:

@@ -120,7 +120,7 @@ class _KindsByRequest:
         self._known: dict[tuple[str, bool], list[GpuKind]] = {}
 
     def of(self, job: Job) -> list[GpuKind]:
-        wish = gpu, fungible = job.spec.gpu, job.spec.fungible
+        wish = gpu, fungible = job.spec.gpu, job.accepts_lent_nodes
         if wish not in self._known:
             self._known[wish] = [kind for kind in self._every if gpu in ("", kind[0]) and (fungible or not kind[1])]
         return self._known[wish]
@@ -198,7 +198,11 @@ def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> li
     for job in filter(wants_gpus, snapshot.jobs.values()):
         steps = job.remaining_steps(snapshot.now_s)
         work = steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
-        candidate = Candidate(job, *speeds(snapshot, job, sizes), work)
+        counts, steps_per_s = speeds(snapshot, job, sizes)
+        if job.is_fixed and job.allocation.target_gpus in counts:
+            allowed = (counts == 0) | (counts == job.allocation.target_gpus)
+            counts, steps_per_s = counts[allowed], steps_per_s[allowed]
+        candidate = Candidate(job, counts, steps_per_s, work)
         groups[gpu_model(snapshot, job, sizes) or ""].append(candidate)
     return [(min(capacity, gpus[gpu]), groups[gpu]) for gpu in sorted(groups)]
 

@@ -84,7 +84,7 @@ def count_wanted_gpus(snapshot: Snapshot, gpu: str, settings: PolicySettings, *,
     wished = sum(
         min(_count_wished_gpus(snapshot, job, gpu, settings, scales=scales, mixes=mixes), quota.headroom(job))
         for job in map(snapshot.jobs.__getitem__, wanting)
-        if job.spec.fungible and job.spec.gpu in ("", gpu)
+        if job.accepts_lent_nodes and job.spec.gpu in ("", gpu)
     )
     if wished <= 0:
         return 0.0

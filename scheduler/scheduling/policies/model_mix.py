@@ -65,7 +65,7 @@ def deal_nodes(
     for job in list_resizable_jobs(snapshot, settings):
         if job.id in exempt or not job.spec.may_mix_gpu_models or _holds_part_of_node(snapshot, job, gpu):
             continue
-        usable = sum(job.spec.fungible or not room.is_lent for room in free)
+        usable = sum(job.accepts_lent_nodes or not room.is_lent for room in free)
         options = _MixOptions(snapshot, job, gpu, min(usable, quota.headroom(job) // size), settings)
         items = options.list_items()
         requests += options.list_requests()

@@ -11,8 +11,8 @@ from scheduler.domain.snapshot import Snapshot
 
 
 def filter_usable(job: Job, rooms: Iterable[FreeGpus]) -> list[FreeGpus]:
-    """Return the free GPUs that `job` may take: of its GPU model, and lent ones only if it is fungible."""
-    gpu, fungible = job.spec.gpu, job.spec.fungible
+    """Return the free GPUs that `job` may take: of its GPU model, and lent ones only if it accepts them."""
+    gpu, fungible = job.spec.gpu, job.accepts_lent_nodes
     return [room for room in rooms if (fungible or not room.is_lent) and (not gpu or room.gpu == gpu)]
 
 

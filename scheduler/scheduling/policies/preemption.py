@@ -37,8 +37,8 @@ def find_preemption_victims(
 
     Jobs with the least remaining service come first.
 
-    Victims are never in `exempt`, within their minimum run time, not fungible, of a higher priority, of another queue,
-    or on another GPU model.
+    Victims are never in `exempt`, within their minimum run time, barred from lent nodes, of a higher priority, of
+    another queue, or on another GPU model.
     """
     sizes = node_sizes(snapshot)
     running = [
@@ -47,7 +47,7 @@ def find_preemption_victims(
         if job.id not in exempt
         and job.state is JobState.RUNNING
         and job.intent is Intent.RUN
-        and job.spec.fungible
+        and job.accepts_lent_nodes
         and compute_protection_end_s(job, settings) <= snapshot.now_s
     ]
     service = {job.id: remaining_service_gpu_s(snapshot, job, sizes) for job in (*running, *stranded)}
@@ -128,7 +128,7 @@ class QuotaReclaimer:
         guaranteed, only in queues that would borrow even at their minimums, and never if of a higher priority. A
         preempted job cannot reclaim its GPUs in turn, because its queue was beyond its guarantee.
         """
-        kind, now_s = (gpu, job.spec.fungible), self._snapshot.now_s
+        kind, now_s = (gpu, job.accepts_lent_nodes), self._snapshot.now_s
         known = (job.spec.queue, kind, job.spec.priority, self.quota.is_guaranteed(job))
         if not 0 < missing <= min(self.quota.reclaimable_gpus(job), self._failed.get(known, missing + 1) - 1):
             return None
@@ -186,7 +186,7 @@ class QuotaReclaimer:
 
     def _flexible_gpus(self, job: Job) -> int:
         """Return the flexible GPUs that the job can give up."""
-        if job.state is not JobState.RUNNING or self._snapshot.switches.resizes_frozen:
+        if job.state is not JobState.RUNNING or not job.is_resizable or self._snapshot.switches.resizes_frozen:
             return 0
         return max(0, job.allocation.target_gpus - min_feasible_gpus(self._snapshot, job, self._sizes))
 

@@ -27,7 +27,7 @@ UserKey = tuple[str, str]
 """A queue, and the owner of jobs in it."""
 
 
-_OWN = frozenset({"_gpus", "_used", "_base", "_of_user", "_base_of_user", "_claimants", "_undeclared"})
+_OWN = frozenset({"_gpus", "_used", "_base", "_fixed", "_of_user", "_base_of_user", "_claimants", "_undeclared"})
 
 
 def user_key(job: Job) -> UserKey:
@@ -41,6 +41,7 @@ class QuotaState:
         self._queues = snapshot.queues
         self._jobs = snapshot.jobs
         self._gpus: dict[str, int] = {}
+        self._fixed: dict[str, int] = {}
         self._used: Counter[str] = Counter()
         self._base: Counter[str] = Counter()
         self._of_user: Counter[UserKey] = Counter()
@@ -72,6 +73,8 @@ class QuotaState:
                 held[job.id] = gpus
                 used[spec.queue] += gpus
                 min_gpus = min(gpus, spec.min_gpus)
+                if job.is_fixed:
+                    min_gpus = self._fixed[job.id] = gpus
                 base[spec.queue] += min_gpus
                 if self._has_user_limits and self.queue(spec.queue).user_limit_gpus is not None:
                     self._of_user[user_key(job)] += gpus
@@ -180,7 +183,12 @@ class QuotaState:
             before, name, min_gpus = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
             self._gpus[job.id] = after = before + gpus
             self._used[name] += gpus
-            base = (after if after < min_gpus else min_gpus) - (before if before < min_gpus else min_gpus)
+            base = -self._fixed.pop(job.id, before if before < min_gpus else min_gpus)
+            if after and job.is_fixed:
+                self._fixed[job.id] = after
+                base += after
+            else:
+                base += after if after < min_gpus else min_gpus
             self._base[name] += base
             self._verdicts.pop(name, None)
             if self._has_user_limits and self.queue(name).user_limit_gpus is not None:

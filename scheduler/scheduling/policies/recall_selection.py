@@ -86,7 +86,7 @@ def _list_affected_jobs(
             continue
         restart_s = settings.reconfiguration_s_for(job)
         # While others wait, evacuation only restores a job's minimum; without a plan for that, the job finds no GPUs.
-        may_move = job.spec.fungible and (min_gpus == job.spec.min_gpus or not ledger.waiting)
+        may_move = job.accepts_lent_nodes and (min_gpus == job.spec.min_gpus or not ledger.waiting)
         preempt_gpu_s = (restart_s + _estimate_unsaved_s(snapshot, job)) * held
         affected.append(AffectedJob(here, held, held - min_gpus, restart_s, preempt_gpu_s, gpu if may_move else None))
         for node, carrying_s in transfer_time_by_node_s(snapshot, job).items():

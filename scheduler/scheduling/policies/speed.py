@@ -169,9 +169,12 @@ def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int
 def min_feasible_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
     """Return the fewest GPUs that the job can start on: its minimum, or more if no plan fits on that few.
 
-    Plans are those for GPUs of `model`, by default of the job's model.
+    A placed job that is not resizable needs all that it holds. Plans are those for GPUs of `model`, by default of the
+    job's model.
     """
     spec = job.spec
+    if job.is_fixed:
+        return job.allocation.target_gpus
     if not spec.has_profile:
         return spec.min_gpus
     return _min_feasible_on(snapshot.profile_curve(job), spec, model or gpu_model(snapshot, job, sizes), sizes)
@@ -234,19 +237,21 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     those GPUs. Counts that a queue's limit or the cluster rules out are not considered.
     """
     spec = job.spec
+    if job.is_fixed:
+        return job.allocation.target_gpus
     if not spec.has_profile:
         return spec.min_gpus
     curve, gpu = snapshot.profile_curve(job), model or gpu_model(snapshot, job, sizes)
     min_gpus = _min_feasible_on(curve, spec, gpu, sizes)
     if gpu is None:
         return min_gpus
-    max_gpus = min(spec.max_gpus, _reachable_gpus(snapshot, spec, gpu))
+    max_gpus = min(spec.max_gpus, _reachable_gpus(snapshot, job, gpu))
     return curve.min_efficient_gpus(gpu, sizes[gpu], min_gpus, max_gpus, EFFICIENCY_MIN) or min_gpus
 
 
-def _reachable_gpus(snapshot: Snapshot, spec: JobSpec, gpu: str) -> int:
+def _reachable_gpus(snapshot: Snapshot, job: Job, gpu: str) -> int:
     """Return the GPUs of a model that the job could have if it were alone."""
-    serving, queue = snapshot.training_gpus, snapshot.queues.get(spec.queue)
-    usable = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
+    serving, queue = snapshot.training_gpus, snapshot.queues.get(job.spec.queue)
+    usable = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if job.accepts_lent_nodes else 0)
     limits = (queue.limit_gpus, queue.user_limit_gpus) if queue else ()
     return min((usable, *(limit for limit in limits if limit is not None)))

@@ -18,7 +18,7 @@ from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import min_feasible_gpus
 from scheduler.scheduling.stages.rebalancing import enforce_ranges
 from scheduler.scheduling.stages.starting import misfit_reason, release_reason, start_job
-from scheduler.scheduling.target_selection import extend_target, is_resizable, reduce_target
+from scheduler.scheduling.target_selection import extend_target, is_resizable, is_undecided, reduce_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,9 @@ def _list_reductions(cycle: SchedulingCycle, allotment: Allotment) -> list[Reduc
     unserved = (job_id for job_id in allotment.waiting if job_id not in allotment.gpus)
     for job_id in reversed([*allotment.gpus, *unserved]):
         job, remaining = cycle.snapshot.jobs[job_id], allotment.gpus.get(job_id, 0)
-        if job.allocation.target_gpus <= remaining or not is_resizable(cycle, job):
+        if job.allocation.target_gpus <= remaining or not is_undecided(cycle, job):
+            continue
+        if remaining and not job.is_resizable:
             continue
         if freed := _count_freed(cycle, job, remaining):
             (parts if remaining else whole_jobs).append(Reduction(job, remaining, freed))
@@ -252,7 +254,7 @@ def _kinds_by_model(cycle: SchedulingCycle, job: Job) -> list[list[GpuKind]]:
     free = cycle.index.free_gpus
     held = {gpu for gpu, _ in held_by_kind(cycle.view, job)}
     models = sorted(held or ({job.spec.gpu} if job.spec.gpu else cycle.node_sizes))
-    kinds = [[(gpu, lent) for lent in ((False, True) if job.spec.fungible else (False,))] for gpu in models]
+    kinds = [[(gpu, lent) for lent in ((False, True) if job.accepts_lent_nodes else (False,))] for gpu in models]
     return sorted(kinds, key=lambda of_model: -sum(free.get(kind, 0) for kind in of_model))
 
 

@@ -51,7 +51,7 @@ def defragment_for(cycle: SchedulingCycle, job: Job) -> int:
     chosen, empty_at_s = ranked[:count], sorted(each.empty_at_s for each in ranked)[count - 1]
     cost_gpu_s = sum(each.cost_gpu_s for each in chosen)
     waiting_gpus = cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None)
-    if not cost_gpu_s <= waiting_gpus * (empty_at_s - cycle.now_s):
+    if cost_gpu_s == inf or not cost_gpu_s <= waiting_gpus * (empty_at_s - cycle.now_s):
         return 0
     nodes = [each.node for each in chosen]
     targets = _find_targets(cycle, nodes, frozenset[str]().union(*(each.jobs for each in chosen)))
@@ -77,7 +77,7 @@ def _rank_nodes(cycle: SchedulingCycle, job: Job) -> list[_NodeCost]:
         _evaluate_node(cycle, node)
         for node in view.nodes.values()
         if node.gpu == gpu and node.gpus == cycle.node_sizes[gpu] and view.serves_training(node)
-        if job.spec.fungible or not view.is_lent(node)
+        if job.accepts_lent_nodes or not view.is_lent(node)
     ]
     return sorted(nodes, key=lambda each: (each.cost_gpu_s, each.node))
 

@@ -15,7 +15,7 @@ from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import GpuDemand, ResourceKind, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_pending_gpus
 from scheduler.scheduling.policies.job_order import remaining_service_gpu_s
-from scheduler.scheduling.target_selection import Target, is_resizable, move_target, reduce_target
+from scheduler.scheduling.target_selection import Target, is_undecided, move_target, reduce_target
 
 
 def evacuate_nodes(cycle: SchedulingCycle) -> StageReport:
@@ -78,15 +78,15 @@ def _defer_evictions(
     deferred: dict[str, tuple[GpuDemand, float]] = {}
     for job in jobs:
         latest_s = _latest_stay_s(cycle, job)
-        if latest_s is None or not is_resizable(cycle, job):
+        if latest_s is None or not is_undecided(cycle, job):
             continue
         model = cycle.snapshot.original.nodes[next(iter(job.allocation.target))].gpu
-        kinds = [(model, lent) for lent in ((False, True) if job.spec.fungible else (False,))]
+        kinds = [(model, lent) for lent in ((False, True) if job.accepts_lent_nodes else (False,))]
         kept = gpu_sets.count(gpu_sets.without_nodes(job.allocation.target, leaving))
         missing = job.spec.min_gpus - kept
         if missing > sum(pending[kind] for kind in kinds):
             continue
-        deferred[job.id] = (GpuDemand(ResourceKind(model, owned_only=not job.spec.fungible), missing), latest_s)
+        deferred[job.id] = (GpuDemand(ResourceKind(model, owned_only=not job.accepts_lent_nodes), missing), latest_s)
         for kind in kinds:
             taken = min(pending[kind], missing)
             pending[kind] -= taken
@@ -99,7 +99,7 @@ def _preempt_for_stranded(
     cycle: SchedulingCycle, stranded: Sequence[Job], affected: Collection[str], pending: Counter[GpuKind]
 ) -> None:
     """Preempt jobs on other nodes that have more work left than stranded jobs, and add their GPUs to `pending`."""
-    able = [job for job in stranded if is_resizable(cycle, job) and _latest_stay_s(cycle, job) is not None]
+    able = [job for job in stranded if is_undecided(cycle, job) and _latest_stay_s(cycle, job) is not None]
     if not able:
         return
     assert cycle.policies.find_eviction_victims is not None

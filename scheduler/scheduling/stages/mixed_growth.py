@@ -65,7 +65,7 @@ def _change_nodes(cycle: SchedulingCycle, job: Job, gpu: str, count: int) -> Non
     """Resize the job to `count` nodes of a model and keep its other GPUs. Owned free nodes are taken first."""
     nodes = _held_nodes(cycle, job, gpu)
     usable = sorted(
-        (room for room in _list_free_nodes(cycle, gpu) if job.spec.fungible or not room.is_lent), key=_owned_first
+        (room for room in _list_free_nodes(cycle, gpu) if job.accepts_lent_nodes or not room.is_lent), key=_owned_first
     )
     added = {room.node: room.indices for room in usable[: max(0, count - len(nodes))]}
     if len(nodes) + len(added) < count:

@@ -22,6 +22,7 @@ from scheduler.domain.decisions import (
 )
 from scheduler.domain.fleet import DemandReading, LoanState, NodeState
 from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_state import JobState
@@ -39,12 +40,15 @@ NOW_S = 100.0
 
 
 def world() -> Snapshot:
-    """t0: a running job on 0-1. t1: down. h0: another model. i0: lent. i1: recalled, used. i2: not lent. Limit: 5."""
+    """t0: running jobs on 0-1 and 6. t1: down, with a job on 7. h0: another model. i0: lent. i1: recalled, used. i2: not lent. Limit: 5."""
     pools, nodes = a_fleet(training=2, inference=3)
     nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
     jobs = [
         a_job("queued", 2, 4, gpu=GPU),
         a_job("runner", 2, 4, state=JobState.RUNNING, on={"t0": (0, 1)}),
+        a_job("fixed", 1, 2, state=JobState.RUNNING, on={"t0": (6,)}, queue="free", on_resize=OnResize.NEVER),
+        a_job("stranded", 1, state=JobState.RUNNING, on={"t1": (7,)}, queue="free", on_resize=None),
+        a_job("owned-only", 1, queue="free", on_resize=OnResize.NEVER),
         a_job("leaver", 2, state=JobState.PREEMPTED, releasing={"i1": (0, 1)}),
     ]
     loans = [a_loan("i0"), a_loan("i1", LoanState.RECALLED, return_by_s=NOW_S + 10)]
@@ -98,6 +102,8 @@ BROKEN: list[tuple[Decision, Invariant]] = [
     (start({"t0": (2, 2)}), Invariant.GPU_HELD_TWICE),
     (start({"nowhere": (0, 1)}), Invariant.GPU_UNKNOWN),
     (start({"t0": (7, 8)}), Invariant.GPU_UNKNOWN),
+    (ResizeJob("fixed", {"t0": (6, 7)}, build_data_parallel_plan(GPU, 2), NOW_S, WHY), Invariant.NOT_RESIZABLE),
+    (StartJob("owned-only", {"i0": (0,)}, build_data_parallel_plan(GPU, 1), WHY), Invariant.LENT_NODE_BARRED),
     (start({"i2": (0, 1)}), Invariant.NODE_NOT_SERVING),
     (start({"i1": (6, 7)}), Invariant.NODE_NOT_SERVING),
     (start({"t1": (0, 1)}), Invariant.NODE_NOT_SERVING),
@@ -126,6 +132,8 @@ BROKEN: list[tuple[Decision, Invariant]] = [
     (RecallNode("i0", NOW_S - 1.0, WHY), Invariant.DEADLINE_PASSED),
 ]
 KEPT: list[Decision] = [
+    ResizeJob("stranded", {"t0": (7,)}, build_data_parallel_plan(GPU, 1), NOW_S, WHY),
+    StartJob("owned-only", {"t0": (7,)}, build_data_parallel_plan(GPU, 1), WHY),
     start(FITS),
     start({"i0": (0, 1)}),
     ResizeJob("runner", {"t0": (0, 1, 2)}, build_data_parallel_plan(GPU, 3), NOW_S, WHY),

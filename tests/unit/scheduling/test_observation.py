@@ -10,6 +10,7 @@ from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import LoanState, NodeState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_account import PermanentFault, RunFailure
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.scheduling.snapshot_update import START_TIMEOUT_S, SnapshotUpdate, update_snapshot
@@ -79,6 +80,81 @@ def test_lost_work_is_counted_once() -> None:
     again = update_snapshot(first.snapshot, Observation(101.0, GENERATION, (lost,)), ())
     assert again.snapshot.jobs["j"].account.lost_gpu_s == pytest.approx(300.0)
     assert not [event for event in again.events if event.code is EventCode.JOB_LOST_WORK]
+
+
+def lost_work(update: SnapshotUpdate) -> list[dict[str, float]]:
+    return [dict(event.numbers) for event in update.events if event.code is EventCode.JOB_LOST_WORK]
+
+
+@pytest.mark.parametrize("phase", [RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED])
+def test_job_that_never_reported_loses_all_gpu_seconds(phase: RunPhase) -> None:
+    """It held 4 GPUs for 100 s. Its estimated steps are not named as lost, and are not counted twice."""
+    first = observe(running(), run(phase))
+    job = first.snapshot.jobs["j"]
+    assert (job.progress.steps, job.progress.is_reported, job.account.lost_gpu_s) == (0.0, False, 400.0)
+    assert lost_work(first) == [{"gpu_s": 400.0, "restart_step": 0.0}]
+    again = update_snapshot(first.snapshot, Observation(101.0, GENERATION, (run(phase),)), ())
+    assert (again.snapshot.jobs["j"].account.lost_gpu_s, lost_work(again)) == (400.0, [])
+
+
+def test_silent_job_that_dies_while_it_starts_loses_its_gpu_seconds() -> None:
+    job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
+    assert observe(job, run(RunPhase.FAILED)).snapshot.jobs["j"].account.lost_gpu_s == 400.0
+    reported = replace(job, progress=replace(job.progress, is_reported=True))
+    assert observe(reported, run(RunPhase.FAILED)).snapshot.jobs["j"].account.lost_gpu_s == 0.0
+
+
+def test_lost_work_names_the_step_of_the_restart() -> None:
+    for kept in (0.0, 100.0):
+        ended = observe(running(), run(RunPhase.LOST, steps=400.0, checkpoint_steps=kept))
+        assert [numbers["restart_step"] for numbers in lost_work(ended)] == [kept]
+
+
+def test_steps_count_as_reported_from_the_first_report() -> None:
+    silent = observe(running(), run(RunPhase.RUNNING, gpus=FOUR)).snapshot.jobs["j"]
+    assert not silent.progress.is_reported
+    reported = observe(silent, run(RunPhase.RUNNING, gpus=FOUR, steps=0.0)).snapshot.jobs["j"]
+    assert (reported.progress.is_reported, reported.progress.steps) == (True, 0.0)
+    later = observe(reported, run(RunPhase.RUNNING, gpus=FOUR)).snapshot.jobs["j"]
+    assert later.progress.is_reported
+    ended = observe(running(), run(RunPhase.SUCCEEDED)).snapshot.jobs["j"]
+    assert not ended.progress.is_reported
+
+
+def test_job_that_cannot_heal_is_not_retried() -> None:
+    failed = run(RunPhase.FAILED, reason="no module", permanent_fault=PermanentFault.IMPORT_ERROR, ran_s=300.0)
+    job = observe(running(), failed).snapshot.jobs["j"]
+    assert (job.state, job.account.failures) == (JobState.FAILED, 1)
+    assert job.failure == RunFailure(100.0, "no module", "import-error", 300.0)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "ran_s", "state"),
+    [
+        (("a", "a"), (0.5, 1.9), JobState.FAILED),
+        (("a", "b"), (0.5, 0.5), JobState.QUEUED),
+        (("a", "a"), (0.5, 2.0), JobState.QUEUED),
+        (("a", "a"), (2.0, 0.5), JobState.QUEUED),
+        (("a", "a"), (None, 0.5), JobState.QUEUED),
+    ],
+)
+def test_same_failure_twice_at_once_is_not_retried(
+    reasons: tuple[str, str], ran_s: tuple[float | None, float], state: JobState
+) -> None:
+    first = observe(running(), run(RunPhase.FAILED, reason=reasons[0], ran_s=ran_s[0])).snapshot.jobs["j"]
+    assert first.state is JobState.QUEUED
+    second = replace(running(), failure=first.failure, account=first.account)
+    ended = observe(second, run(RunPhase.FAILED, reason=reasons[1], ran_s=ran_s[1])).snapshot.jobs["j"]
+    assert ended.state is state
+    assert ended.failure is not None
+    assert ended.failure.code == ("repeated-failure" if state is JobState.FAILED else "")
+
+
+def test_failures_with_another_run_between_are_not_in_a_row() -> None:
+    failed = run(RunPhase.FAILED, reason="a", ran_s=0.5)
+    first = observe(running(), failed).snapshot.jobs["j"]
+    lost = observe(replace(running(), failure=first.failure), run(RunPhase.LOST)).snapshot.jobs["j"]
+    assert observe(replace(running(), failure=lost.failure), failed).snapshot.jobs["j"].state is JobState.QUEUED
 
 
 def test_work_lost_twice_never_exceeds_the_gpu_seconds_used() -> None:
