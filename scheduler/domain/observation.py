@@ -88,12 +88,14 @@ class KillOrder:
 
     `fault` is the reason of a failed run, `loss` the reason of a lost run. Both are empty if rank 0 has ended and other
     ranks remain. `is_hearsay` means that a rank reported the fault itself, perhaps because other ranks had died.
+    `permanent_fault` is why a retry of a failed run cannot succeed.
     """
 
     by_s: float
     fault: str = ""
     loss: str = ""
     is_hearsay: bool = False
+    permanent_fault: PermanentFault | None = None
 
 
 @dataclass(frozen=True, slots=True)

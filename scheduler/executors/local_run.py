@@ -16,6 +16,7 @@ import psutil
 
 from scheduler.domain.checkpoints import CheckpointRequest
 from scheduler.domain.gpu_sets import NO_GPUS, Gpus
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.executors import run_outcome
 from scheduler.executors.local_agent import AgentRank
@@ -129,7 +130,9 @@ class LocalRun:
         self._terminated = False
         self._kill_reason = ""
         self._fault = ""
+        self._permanent_fault: PermanentFault | None = None
         self._all_started_at_s = math.inf
+        self._polled_at_s = -math.inf
         self._within_first_status_timeout = True
         self._final_status_at_s = math.inf
         self._is_killed = False
@@ -207,6 +210,7 @@ class LocalRun:
         ]
         if all(process.is_started for process in self._processes):
             self._all_started_at_s = min(self._all_started_at_s, now_s)
+        self._polled_at_s = now_s
         self._within_first_status_timeout = now_s < self._all_started_at_s + self._timeouts.status_s
         self._check_failure(now_s)
         if None not in codes and not kill_stray_processes(self._folder.path):
@@ -304,7 +308,9 @@ class LocalRun:
     def _describe_fault(self, culprit: RankView) -> str:
         if error := self._processes[culprit.rank].failure:
             return f"rank {culprit.rank} cannot be started: {error}"
-        return run_outcome.describe_fault(culprit, read_tail(self._folder.log_path(culprit.rank)))
+        log_tail = read_tail(self._folder.log_path(culprit.rank))
+        self._permanent_fault = run_outcome.find_permanent_fault(culprit, log_tail)
+        return run_outcome.describe_fault(culprit, log_tail)
 
     def _conclude(self) -> Run:
         outcome = run_outcome.classify_outcome(
@@ -321,8 +327,17 @@ class LocalRun:
             if outcome.phase is RunPhase.FAILED
             else None
         )
-        record = self.record
-        return build_run(record.job_id, record.generation, outcome, self._statuses.by_rank, gpus=gpus, cause=cause)
+        record, has_failed = self.record, outcome.phase is RunPhase.FAILED
+        return build_run(
+            record.job_id,
+            record.generation,
+            outcome,
+            self._statuses.by_rank,
+            gpus=gpus,
+            cause=cause,
+            permanent_fault=self._permanent_fault if has_failed else None,
+            ran_s=max(0.0, self._polled_at_s - self._all_started_at_s) if has_failed else None,
+        )
 
     def _send_signal(self, number: signal.Signals) -> None:
         self._is_killed = self._is_killed or number is signal.SIGKILL

@@ -14,7 +14,7 @@ An executor with remote agents, whose reports are in the RunLog, does in each pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -202,8 +202,24 @@ def _evaluate_run(
     outcome = run_outcome.classify_outcome(
         rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated
     )
-    cause = _find_cause(ranks, agent_end) if outcome.phase is RunPhase.FAILED else None
-    return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, cause=cause), kill_order)
+    if outcome.phase is not RunPhase.FAILED:
+        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses), kill_order)
+    ended = run_outcome.build_run(
+        *_key(run),
+        outcome,
+        statuses,
+        cause=_find_cause(ranks, agent_end),
+        permanent_fault=order.permanent_fault,
+        ran_s=_find_run_time_s(reports.values()),
+    )
+    return ReportedRun(run, ended, kill_order)
+
+
+def _find_run_time_s(reports: Collection[AgentReport]) -> float | None:
+    """Return the time from the first to the last report about the run, or None without any."""
+    if not reports:
+        return None
+    return max(0.0, max(report.at_s for report in reports) - min(report.since_s for report in reports))
 
 
 def _compute_kill_order(
@@ -225,8 +241,12 @@ def _compute_kill_order(
         culprit = faulty_ranks[0]
         kill_at_s = now_s if has_died else now_s + TEARDOWN_TIMEOUT_S
         rank_report = next(rank.report for rank in ranks if rank.view is culprit)
-        fault = run_outcome.describe_fault(culprit, rank_report.tail if rank_report else "")
-        return KillOrder(kill_at_s, fault=fault, is_hearsay=_is_hearsay(culprit))
+        log_tail = rank_report.tail if rank_report else ""
+        fault, permanent_fault = (
+            run_outcome.describe_fault(culprit, log_tail),
+            run_outcome.find_permanent_fault(culprit, log_tail),
+        )
+        return KillOrder(kill_at_s, fault=fault, is_hearsay=_is_hearsay(culprit), permanent_fault=permanent_fault)
     return KillOrder(now_s + TEARDOWN_TIMEOUT_S) if run_outcome.find_final_phase(rank_views) else None
 
 

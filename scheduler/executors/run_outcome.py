@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler.domain.gpu_sets import NO_GPUS, Gpus
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.job_records import LoadTraffic
 from scheduler.domain.observation import FailureCause, RankPhase, RankStatus, Run, RunPhase
 
@@ -42,6 +44,18 @@ def read_oom_kills(path: str, *, root: Path = _CGROUP_ROOT) -> int | None:
 _ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 _REASON_LENGTH_MAX = 500
+_TAIL_LENGTH_MAX = 420
+_LINE_BREAK = re.compile(r"\n| \| ")
+_EXCEPTION_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::|$)")
+_FAULT_BY_EXCEPTION = {
+    "ImportError": PermanentFault.IMPORT_ERROR,
+    "ModuleNotFoundError": PermanentFault.IMPORT_ERROR,
+    "SyntaxError": PermanentFault.SYNTAX_ERROR,
+    "IndentationError": PermanentFault.SYNTAX_ERROR,
+    "TabError": PermanentFault.SYNTAX_ERROR,
+}
+_COMMAND_NOT_EXECUTABLE, _COMMAND_NOT_FOUND, _PYTHON_CANNOT_OPEN = 126, 127, 2
+"""Exit codes: of a shell, and of the Python interpreter."""
 
 ENDED_PHASES = frozenset({RunPhase.LEFT, RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.LOST})
 """Phases of runs without processes."""
@@ -128,6 +142,8 @@ def build_run(
     *,
     gpus: Gpus = NO_GPUS,
     cause: FailureCause | None = None,
+    permanent_fault: PermanentFault | None = None,
+    ran_s: float | None = None,
 ) -> Run:
     """Return the run. Progress is rank 0's; memory and durations are the maximum over ranks."""
     first = statuses.get(0)
@@ -147,6 +163,8 @@ def build_run(
         phases_s=find_longest_phases_s(statuses.values()),
         frozen_layers=progress.frozen_layers if progress else None,
         traffic=sum_traffic(statuses.values()),
+        permanent_fault=permanent_fault,
+        ran_s=ran_s,
     )
 
 
@@ -170,7 +188,25 @@ def sum_traffic(statuses: Iterable[RankStatus]) -> LoadTraffic | None:
     return sum(traffic, start=LoadTraffic()) if traffic else None
 
 
+def find_permanent_fault(view: RankView, log_tail: str) -> PermanentFault | None:
+    """Return why a retry of the faulty rank cannot succeed, or None if it may.
+
+    Args:
+        log_tail: The last lines of the rank's log, separated by newlines or ` | `.
+    """
+    if view.exit_code in (_COMMAND_NOT_EXECUTABLE, _COMMAND_NOT_FOUND):
+        return PermanentFault.COMMAND_NOT_FOUND
+    if view.exit_code == _PYTHON_CANNOT_OPEN and "can't open file" in log_tail:
+        return PermanentFault.FILE_NOT_FOUND
+    reported = view.status.reason if view.status is not None and view.status.phase is RankPhase.FAILED else ""
+    for line in reversed(_LINE_BREAK.split(reported or log_tail)):
+        if (match := _EXCEPTION_LINE.match(line.strip())) is not None:
+            return _FAULT_BY_EXCEPTION.get(match.group(1))
+    return None
+
+
 def describe_fault(view: RankView, log_tail: str) -> str:
+    """Return what ended the faulty rank, with the end of its log, where a traceback names the error."""
     if view.status is not None and view.status.phase is RankPhase.FAILED:
         return f"rank {view.rank}: {view.status.reason or 'it failed without a reason'}"
     code = view.exit_code
@@ -179,7 +215,7 @@ def describe_fault(view: RankView, log_tail: str) -> str:
         end = f"was killed by {signal_name(-code)}"
     else:
         end = f"exited with code {code}" if code else "exited without a final status"
-    return f"rank {view.rank} {end}" + (f": {log_tail}" if log_tail else "")
+    return f"rank {view.rank} {end}" + (f": {log_tail[-_TAIL_LENGTH_MAX:]}" if log_tail else "")
 
 
 def classify_outcome(ranks: Sequence[RankView], *, fault: str, killed_because: str, terminated: bool) -> RunOutcome:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from enum import StrEnum
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.events import EventCode
@@ -198,13 +197,12 @@ def _retry_or_fail(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     if fault is None and _repeats_last_failure(job, run, reason):
         fault = PermanentFault.REPEATED_FAILURE
     message = reason if fault is None else f"not retried ({fault}): {reason}"
-    failed = _with_failure(snapshot, job, run, reason, code=fault)
+    failed = _with_failure(snapshot, job, run, reason, code="" if fault is None else fault.value)
     return requeue(snapshot, failed, message, counts_as_retry=True, may_retry=fault is None)
 
 
-def _with_failure(snapshot: MutableSnapshot, job: Job, run: Run, reason: str, *, code: StrEnum | None) -> Job:
-    failure = RunFailure(snapshot.now_s, reason, "" if code is None else code.value, run.ran_s)
-    return replace(job, failure=failure)
+def _with_failure(snapshot: MutableSnapshot, job: Job, run: Run, reason: str, *, code: str) -> Job:
+    return replace(job, failure=RunFailure(snapshot.now_s, reason, code, run.ran_s))
 
 
 def _repeats_last_failure(job: Job, run: Run, reason: str) -> bool:
@@ -320,7 +318,7 @@ def _replan_after_out_of_memory(snapshot: MutableSnapshot, job: Job, run: Run) -
     switches to the curve for all its frozen layers: with the new correction no curve is solved, so the old one has no
     advantage.
     """
-    job = _with_failure(snapshot, job, run, run.reason or "out of memory", code=run.cause)
+    job = _with_failure(snapshot, job, run, run.reason or "out of memory", code=FailureCause.OUT_OF_MEMORY.value)
     memory = job.memory.with_failure(_build_oom_failure(snapshot, job, run), snapshot.now_s)
     state = JobState.FAILED if memory.is_exhausted else JobState.PLANNING
     now_s, generation = snapshot.now_s, snapshot.next_generation

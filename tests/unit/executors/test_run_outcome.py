@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.job_records import LoadTraffic
 from scheduler.domain.observation import FailureCause, RankPhase, RankStatus, RunPhase
 from scheduler.executors.run_outcome import (
@@ -19,6 +20,7 @@ from scheduler.executors.run_outcome import (
     find_live_phase,
     find_longest_phases_s,
     find_peak_bytes,
+    find_permanent_fault,
     sum_traffic,
 )
 
@@ -183,3 +185,38 @@ def test_traffic_is_summed() -> None:
     first, second = (replace(quiet, traffic=LoadTraffic(100, 110, moved)) for moved in (110, 0))
     assert sum_traffic([first, quiet, second]) == LoadTraffic(200, 220, 110)
     assert sum_traffic([quiet]) is None
+
+
+_TRACEBACK = 'Traceback (most recent call last): | File "train.py", line 1, in <module> | import torchx'
+
+
+@pytest.mark.parametrize(
+    ("code", "log_tail", "fault"),
+    [
+        (2, "python: can't open file '/w/train.py': [Errno 2] No such file", PermanentFault.FILE_NOT_FOUND),
+        (2, "usage: train.py [--lr LR] | train.py: error: unrecognized arguments", None),
+        (127, "bash: line 1: trian: command not found", PermanentFault.COMMAND_NOT_FOUND),
+        (126, "bash: ./train.sh: Permission denied", PermanentFault.COMMAND_NOT_FOUND),
+        (1, f"{_TRACEBACK} | ModuleNotFoundError: No module named 'torchx'", PermanentFault.IMPORT_ERROR),
+        (1, "line 3\n    x = (\nSyntaxError: '(' was never closed", PermanentFault.SYNTAX_ERROR),
+        (1, "ImportError: cannot import name 'x' from 'y' | cleaning up", PermanentFault.IMPORT_ERROR),
+        (1, "ImportError: no apex, going on without | RuntimeError: NCCL timeout", None),
+        (1, "torch.cuda.OutOfMemoryError: CUDA out of memory", None),
+        (1, "the loss is not a number", None),
+        (-9, "", None),
+    ],
+)
+def test_permanent_fault_is_found(code: int, log_tail: str, fault: PermanentFault | None) -> None:
+    assert find_permanent_fault(RankView(0, None, code), log_tail) is fault
+
+
+def test_permanent_fault_is_found_in_the_report_of_a_rank() -> None:
+    failed = build_rank(RankPhase.FAILED, code=1, reason="ModuleNotFoundError: No module named 'apex'")
+    assert find_permanent_fault(failed, "RuntimeError: ignored") is PermanentFault.IMPORT_ERROR
+
+
+def test_fault_keeps_the_end_of_a_long_log() -> None:
+    described = describe_fault(RankView(0, None, 1), "x" * 4000 + "ValueError: the end")
+    assert described.startswith("rank 0 exited with code 1: ")
+    assert described.endswith("ValueError: the end")
+    assert len(described) < 500
