@@ -17,7 +17,7 @@ from vulture import Vulture
 from cli.app import SUBCOMMANDS
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("scheduler", "api", "baselines", "cli")
+PACKAGES = ("library/ebbtide", "scheduler", "api", "baselines", "cli")
 CONSOLE = ROOT / "api" / "console" / "static"
 SCRIPTS, STYLES = sorted(CONSOLE.rglob("*.js")), sorted(CONSOLE.rglob("*.css"))
 PURE_FOLDERS = ("domain", "solver", "forecast", "resharding", "scheduling")
@@ -174,6 +174,12 @@ def test_pure_packages_read_no_clock_and_draw_no_random_numbers() -> None:
                 drawn = called.startswith(("random.", "np.random.")) and called != "np.random.Generator"
                 impure = drawn or called in IMPURE_CALLS
                 assert not impure, _at(source.path, f"line {node.lineno}: {called}")
+
+
+def test_own_processes_do_not_import_from_the_working_directory() -> None:
+    """Without -P, `python -m` finds a `scheduler.py` or an `api` of the user's before Ebbtide's packages."""
+    for source in _sources():
+        assert not re.search(r'sys\.executable, "-m"', source.text), _at(source.path, "python -m without -P")
 
 
 def test_no_function_class_or_method_is_dead() -> None:

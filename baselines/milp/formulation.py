@@ -126,7 +126,9 @@ def _import_highspy() -> Any:
     try:
         import highspy
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("solver 'milp' needs highspy; install it: pip install ebbtide[milp]") from None
+        raise ModuleNotFoundError(
+            "solver 'milp' needs highspy; install it: pip install 'ebbtide-scheduler[milp]'"
+        ) from None
     return highspy
 
 

@@ -56,7 +56,8 @@ def start_tracing(service: str, environment: Mapping[str, str]) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as missing:
         raise ValueError(
-            f"OTEL_*: tracing needs packages that are not installed ({missing}). Run `pip install 'ebbtide[otel]'`"
+            f"OTEL_*: tracing needs packages that are not installed ({missing}). "
+            "Run `pip install 'ebbtide-scheduler[otel]'`"
         ) from missing
     resource = Resource.create() if environment.get("OTEL_SERVICE_NAME") else Resource.create({"service.name": service})
     provider = TracerProvider(resource=resource)

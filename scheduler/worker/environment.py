@@ -49,11 +49,12 @@ def read_pod_environment(variables: Mapping[str, str]) -> PodEnvironment:
     Raises:
         ValueError: a variable is missing or malformed; the message names it.
     """
+    url = parse_url(_require(variables, "EBBTIDE_URL"))
     token_file = variables.get("EBBTIDE_TOKEN_FILE", "")
     return PodEnvironment(
         job_id=_require(variables, "EBBTIDE_JOB_ID"),
         node=_require(variables, "EBBTIDE_NODE"),
-        url=parse_url(_require(variables, "EBBTIDE_URL")),
+        url=url,
         token="" if token_file else _require(variables, "EBBTIDE_TOKEN", "EBBTIDE_TOKEN_FILE"),
         token_file=Path(token_file) if token_file else None,
         run_root=Path(_require(variables, "EBBTIDE_RUN_ROOT")),

@@ -102,7 +102,7 @@ def _served(tmp_path: Path, *, apis: int) -> Iterator[subprocess.Popen[str]]:
     """A complete service with its own database, folder and port."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli", "serve", "--port", "0"],
+        [sys.executable, "-P", "-m", "cli", "serve", "--port", "0"],
         cwd=tmp_path,
         env={
             **clean,
@@ -141,6 +141,35 @@ def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: 
         assert alive == []
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+_TRAIN = """
+import json, pathlib, sys
+import api, scheduler
+own = [module.__file__ for module in (api, scheduler)]
+ebbtides = [name for name in sys.modules if name.startswith(("scheduler.", "api.", "cli", "ebbtide"))]
+pathlib.Path("found.json").write_text(json.dumps([own, ebbtides]))
+"""
+
+
+@pytest.mark.e2e
+def test_modules_of_the_user_hide_none_of_ebbtides_and_are_hidden_by_none(run: Run, tmp_path: Path) -> None:
+    for package in ("scheduler", "api", "cli", "baselines", "ebbtide"):
+        (tmp_path / f"{package}.py").write_text(f"print('this is not Ebbtide: {package}')")
+    (tmp_path / "train.py").write_text(_TRAIN)
+    with _served(tmp_path, apis=1) as served:
+        url = _when_ready(served)
+        words = ["--pool", "training", "--gpu", "cpu", "--gpus", "1", "--url", url]
+        assert run("pools", "create", "training", "--kind", "training", "--url", url).exit_code == 0
+        assert run("nodes", "add", "n0", *words).exit_code == 0
+        words = ["--name", "own", "--min", "1", "--max", "1", "--command", "python train.py", "--url", url]
+        result = run("submit", "-q", *words)
+        assert result.exit_code == 0, result.output
+        give_up_at = time.monotonic() + TIMEOUT_S
+        while not (found := tmp_path / "found.json").exists() or not found.read_text():
+            assert time.monotonic() < give_up_at, run("logs", result.stdout.strip(), "--url", url).output
+            time.sleep(0.1)
+    assert json.loads(found.read_text()) == [[str(tmp_path / "api.py"), str(tmp_path / "scheduler.py")], []]
 
 
 def _when_ready(served: subprocess.Popen[str]) -> str:

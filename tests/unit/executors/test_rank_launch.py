@@ -12,6 +12,7 @@ from scheduler.executors.rank_launch import (
     assign_rank_slots,
     build_argv,
     build_rank_environment,
+    can_run_preloaded,
     filter_inherited,
 )
 
@@ -110,3 +111,20 @@ def test_leading_python_becomes_the_interpreter(command: tuple[str, ...], expect
 def test_job_without_command_is_rejected() -> None:
     with pytest.raises(ValueError, match="command"):
         build_argv((), python="/opt/python")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("python", "-m", "scheduler.trainer.train", "--steps", "3"), True),
+        (("python", "-m", "scheduler.trainer"), True),
+        (("python", "-m", "scheduler.trainers.train"), False),
+        (("python", "-m", "train"), False),
+        (("python", "train.py"), False),
+        (("./python", "-m", "scheduler.trainer.train"), False),
+        (("python", "-m"), False),
+        ((), False),
+    ],
+)
+def test_only_the_reference_trainer_is_forked(command: tuple[str, ...], expected: bool) -> None:
+    assert can_run_preloaded(command) is expected
