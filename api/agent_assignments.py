@@ -76,11 +76,16 @@ NEW_AGENTS_WAIT_S_MAX = 600.0
 """Longest wait for agents on new nodes; pulling a large image takes minutes."""
 
 
-def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentStateCache) -> NoticeView | None:
+def select_notice(
+    job: Job, generation: int, now_s: float, agent_state: AgentStateCache, *, prepared: int = 0
+) -> NoticeView | None:
     """Return the notice for the ranks of a generation, or None.
 
     Ranks that have no GPU to give up continue while agents start on their new nodes: for half of the time that they
     have to leave, and for at most NEW_AGENTS_WAIT_S_MAX.
+
+    Args:
+        prepared: generation that the agents must have prepared, if agents of machines run the job; 0 for pods.
     """
     notice = departure_notice(job, generation, now_s)
     if notice is None or notice["action"] != "replan":
@@ -91,7 +96,7 @@ def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentSta
         return notice
     half_s = math.inf if leave_by_s is None else (job.state_since_s + leave_by_s) / 2
     may_wait = now_s < min(half_s, job.state_since_s + NEW_AGENTS_WAIT_S_MAX)
-    return None if may_wait and not agent_state.have_all_reported(job.id, target, now_s) else notice
+    return None if may_wait and not agent_state.have_all_reported(job.id, target, now_s, prepared=prepared) else notice
 
 
 def checkpoint_notice(job: Job, report: AgentReport) -> NoticeView | None:
@@ -140,9 +145,9 @@ def build_assignment(
     if job.is_ended:
         failed = job.state is JobState.FAILED
         return {**_EMPTY_ASSIGNMENT, "done": True, "failed": failed, "notice": {**_LEAVE_NOTICE}}
-    run = _startable_run(begun_runs, report)
+    run = find_startable_run(begun_runs, report)
     generation = job.allocation.generation if run is None else run.generation
-    kill = _kill_reason(begun_runs, report)
+    kill = find_kill_reason(begun_runs, report)
     is_settled = report.generation == job.allocation.generation and notice is None and not kill
     reply: AssignmentView = {
         **_EMPTY_ASSIGNMENT,
@@ -170,13 +175,13 @@ _EMPTY_ASSIGNMENT: AssignmentView = {
 }
 
 
-def _startable_run(begun_runs: Sequence[BegunRun], report: AgentReport) -> BegunRun | None:
+def find_startable_run(begun_runs: Sequence[BegunRun], report: AgentReport) -> BegunRun | None:
     """Return the newest run that this agent, and no other agent on its node, may start or has started."""
     own = [run for run in begun_runs if run.may_start and run.pods.get(report.node) == report.pod]
     return own[-1] if own else None
 
 
-def _kill_reason(begun_runs: Sequence[BegunRun], report: AgentReport) -> str:
+def find_kill_reason(begun_runs: Sequence[BegunRun], report: AgentReport) -> str:
     if not report.has_living_ranks:
         return ""
     own = next((run for run in begun_runs if run.generation == report.generation), None)

@@ -7,7 +7,7 @@ written at once. Otherwise one heartbeat per agent is written every HEARTBEAT_IN
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from scheduler.domain.job import Job
@@ -19,6 +19,8 @@ CACHE_TTL_S = 0.5
 HEARTBEAT_INTERVAL_S = 10.0
 AGENT_TIMEOUT_S = 3 * HEARTBEAT_INTERVAL_S
 """An agent that has not reported for this long is considered gone: a job may have left the node and come back."""
+CONTACT_INTERVAL_S = 5.0
+"""Time between two writes of the last contacts of machines."""
 _BATCH_INTERVAL_S = 1.0
 
 
@@ -63,8 +65,8 @@ class AgentStateCache:
                 self._begun[job_id] = now_s, runs
         return runs
 
-    def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float) -> bool:
-        """Return whether agents of the job have reported recently from all these nodes.
+    def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float, *, prepared: int = 0) -> bool:
+        """Return whether agents have reported recently from all these nodes, and have prepared a generation.
 
         Cached, because every agent asks.
         """
@@ -74,7 +76,10 @@ class AgentStateCache:
         if cached_nodes != wanted_nodes or not _is_fresh(read_at_s, now_s):
             reports = [self._run_log.get_report(job_id, node) for node in nodes]
             cached_result = all(
-                report is not None and _is_fresh(report.at_s, now_s, max_age_s=AGENT_TIMEOUT_S) for report in reports
+                report is not None
+                and report.prepared >= prepared
+                and _is_fresh(report.at_s, now_s, max_age_s=AGENT_TIMEOUT_S)
+                for report in reports
             )
             with self._lock:
                 self._reported[job_id] = now_s, wanted_nodes, cached_result
@@ -150,3 +155,26 @@ def _comparable_report(report: AgentReport) -> AgentReport:
 def _comparable_status(status: RankStatus) -> RankStatus:
     step = int(status.has_loaded_state)
     return replace(status, step=step, loss=None, samples_per_s=None, written_at_ns=0, peak_bytes=None, oom_kills=None)
+
+
+class MachineContacts:
+    """When each machine last reported, written in batches: the executor needs it to the nearest seconds only.
+
+    Thread-safe. `record_seen` stores the times of several machines at once.
+    """
+
+    def __init__(self, record_seen: Callable[[Mapping[str, float]], None]) -> None:
+        self._record_seen = record_seen
+        self._lock = threading.Lock()
+        self._unwritten: dict[str, float] = {}
+        self._written_at_s = float("-inf")
+
+    def record(self, machine: str, now_s: float) -> None:
+        """Record a contact. Raises UnavailableError if it is time to write and the database does not respond."""
+        with self._lock:
+            self._unwritten[machine] = now_s
+            if _is_fresh(self._written_at_s, now_s, max_age_s=CONTACT_INTERVAL_S):
+                return
+            self._written_at_s = now_s
+            unwritten, self._unwritten = self._unwritten, {}
+        self._record_seen(unwritten)

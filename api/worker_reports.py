@@ -177,7 +177,7 @@ def report_agent(
 
 
 def _to_agent_report(job_id: str, node: NodeNamePath, document: AgentReportDocument, now_s: float) -> AgentReport:
-    ranks = tuple(_to_rank_report(number, rank) for number, rank in enumerate(document.ranks))
+    ranks = tuple(to_rank_report(number, rank) for number, rank in enumerate(document.ranks))
     return AgentReport(
         job_id=job_id,
         node=node,
@@ -192,7 +192,7 @@ def _to_agent_report(job_id: str, node: NodeNamePath, document: AgentReportDocum
     )
 
 
-def _to_rank_report(number: int, document: RankReportDocument) -> RankReport:
+def to_rank_report(number: int, document: RankReportDocument) -> RankReport:
     try:
         status = None if document.status is None else parse_rank_status(document.status, document.written_at_ns)
     except ValueError as error:

@@ -15,6 +15,7 @@ from ebbtide.rank_status import RankStatus as RankStatus
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
 from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.run_document import MasterAddress
 
 
 class RunPhase(StrEnum):
@@ -103,7 +104,8 @@ class BegunRun:
     """A generation whose ranks may be started, with all that an agent needs except the job's specification.
 
     A generation is begun once. `seats` is the GPU of each rank. `pods` is the agent pod of each node that may start
-    ranks there. `doom` is set once the ranks must end, `end` once they have ended.
+    ranks there. `master` is where the ranks meet, None if a store of the control plane serves them. `doom` is set once
+    the ranks must end, `end` once they have ended.
     """
 
     job_id: str
@@ -114,6 +116,7 @@ class BegunRun:
     pods: Mapping[str, str]
     plan: ParallelPlan
     frozen_layers: int = 0
+    master: MasterAddress | None = None
     doom: KillOrder | None = None
     end: Run | None = None
 
@@ -151,7 +154,9 @@ class AgentReport:
 
     `ranks` are the ranks of `generation` on the node; generation 0 without ranks before the first start. `since_s` is
     when the agent first reported this generation. `failure` is why it could not start ranks. `killed` is why it killed
-    ranks without a kill order. `terminated` means that it sent SIGTERM because no rank had reported.
+    ranks without a kill order. `terminated` means that it sent SIGTERM because no rank had reported. `prepared` is a
+    newer generation that can start at once, 0 for none, and `master_port` the port that is reserved for it if the node
+    holds rank 0.
     """
 
     job_id: str
@@ -164,6 +169,8 @@ class AgentReport:
     killed: str = ""
     terminated: bool = False
     since_s: float = 0.0
+    prepared: int = 0
+    master_port: int = 0
 
     @property
     def has_living_ranks(self) -> bool:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.parallel_plan import ParallelPlan
@@ -85,23 +86,31 @@ class RunDocument:
     limits: ResourceLimits = ResourceLimits()
 
     def to_json(self) -> str:
-        return json.dumps({"version": RUN_DOCUMENT_VERSION, **encode(self)})
+        return json.dumps(self.to_document())
 
     @classmethod
     def from_json(cls, text: str) -> RunDocument:
+        """Read a document that `to_json` wrote. Raises ValueError as `from_document`."""
+        return cls.from_document(json.loads(text))
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the document as JSON values."""
+        return {"version": RUN_DOCUMENT_VERSION, **encode(self)}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> RunDocument:
         """Read a document.
 
         Raises:
             ValueError: it is malformed, or of another version.
         """
-        document = json.loads(text)
-        version = document.pop("version", None) if isinstance(document, dict) else None
+        version = document.get("version")
         if version != RUN_DOCUMENT_VERSION:
             raise ValueError(
                 f"version: the run document has version {version!r}; this agent reads {RUN_DOCUMENT_VERSION}. "
                 "Use an agent of the control plane's version."
             )
-        return decode(cls, document)
+        return decode(cls, {name: value for name, value in document.items() if name != "version"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from scheduler.domain.observation import (
     Run,
     RunPhase,
 )
+from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
 from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
 from scheduler.executors.run_outcome import RankView, RunOutcome
@@ -139,7 +140,14 @@ def can_begin(
     return allocation.target.keys() <= {report.node for report in live_reports}
 
 
-def build_begun_run(job: Job, seats: RankPlacement, agents: Mapping[AgentKey, str], now_s: float) -> BegunRun:
+def build_begun_run(
+    job: Job,
+    seats: RankPlacement,
+    agents: Mapping[AgentKey, str],
+    now_s: float,
+    *,
+    master: MasterAddress | None = None,
+) -> BegunRun:
     """Return the job's target generation as a begun run, bound to the current agents."""
     allocation = job.allocation
     assert allocation.plan is not None, "a job with a target has a plan"
@@ -152,6 +160,7 @@ def build_begun_run(job: Job, seats: RankPlacement, agents: Mapping[AgentKey, st
         pods={node: agents[job.id, node] for node in allocation.target},
         plan=allocation.plan,
         frozen_layers=job.freezing.layers,
+        master=master,
     )
 
 

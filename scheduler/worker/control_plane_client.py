@@ -38,10 +38,12 @@ class Reply:
 
     Attributes:
         report: the report that it answers. Its notice and kill request apply to the generation of that report only.
+        sent_at_s: when the report was sent, on the boot clock, which all processes of a machine share.
     """
 
     report: Report
     document: Mapping[str, Any]
+    sent_at_s: float
 
 
 class ControlPlaneClient:
@@ -114,6 +116,7 @@ class ControlPlaneClient:
 
     def _exchange(self, report: Report) -> float:
         """Send one report and return the seconds to wait before the next. Log the first failure and the recovery."""
+        sent_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
             document = self._post(report)
             pause_s = min(max(0.1, float(document.get("poll_after_s", _MAX_POLL_PERIOD_S))), _MAX_POLL_PERIOD_S)
@@ -130,7 +133,7 @@ class ControlPlaneClient:
         self._failures = 0
         with self._changed:
             self._delivered = report
-            self._reply = Reply(report, document)
+            self._reply = Reply(report, document, sent_at_s)
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             os.write(self._wake_fd, b"r")

@@ -1,0 +1,145 @@
+"""AgentExecutor: runs jobs on machines with node agents, which report over the API.
+
+The executor writes what may start and what must end to the run log; the API hands it to the agents. So controller, API
+and agents restart independently, and none of them restarts a rank.
+
+An agent prepares a generation as soon as it is decided: supervisors load, and the node of rank 0 reserves a port. The
+generation begins when every node has prepared it and no older rank lives. An agent that lost contact ends its ranks
+after DISCONNECT_S; the executor counts them as lost only CLOCK_MARGIN_S later, so that two generations of a job never
+run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.machine import Machine
+from scheduler.domain.observation import AgentReport, BegunRun, Observation
+from scheduler.domain.run_document import MasterAddress
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.inference_placement import place_inference
+from scheduler.executors.reported_runs import AgentKey, build_begun_run, can_begin
+from scheduler.executors.run_ledger import RunLedger
+
+logger = logging.getLogger(__name__)
+
+UNREACHABLE_S = 30.0
+"""A machine that has not reported for this long is down: nothing new is placed there."""
+DISCONNECT_S = 120.0
+"""An agent without contact to the control plane ends its ranks after this long."""
+CLOCK_MARGIN_S = 30.0
+"""Delay of recorded contacts behind real ones, and the time that the end of ranks takes."""
+
+_AGENT_ID_LENGTH = 16
+_STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
+
+
+class MachineDirectory(Protocol):
+    """The machines that have joined. See scheduler.store."""
+
+    def list_machines(self) -> tuple[Machine, ...]:
+        """Return all machines by name, including revoked ones."""
+
+
+class AgentExecutor:
+    """Executor on machines with node agents. `epoch` returns the leader's epoch, stamped on all writes."""
+
+    def __init__(self, ledger: RunLedger, machines: MachineDirectory, *, now: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._machines = machines
+        self._now = now
+        self._desired = Snapshot()
+        self._converged_generation = 0
+
+    def observe(self) -> Observation:
+        """Observe runs and nodes. Also records ended runs and kill orders, where agents read them.
+
+        A node without a machine that reports is down.
+
+        Raises:
+            FencedError: a newer leader has written.
+        """
+        now_s, machines = self._now(), self._machines.list_machines()
+        runs = self._ledger.update_runs(lambda begun: find_agents(machines, begun, now_s), self._desired.jobs, now_s)
+        reachable = {node for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
+        facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable)
+        known = tuple(run for job_runs in runs.values() for run in job_runs)
+        return Observation(now_s, self._converged_generation, known, facts)
+
+    def converge(self, desired: Snapshot) -> None:
+        """Begin the generations that every node has prepared. Ignores states older than the last one.
+
+        Raises:
+            FencedError: a newer leader has written; the remaining steps were not taken.
+        """
+        if desired.generation < self._converged_generation:
+            logger.warning(
+                "ignoring snapshot generation %d: generation %d is already applied",
+                desired.generation,
+                self._converged_generation,
+            )
+            return
+        self._desired = desired
+        begun = self._ledger.list_begun_runs()
+        self._begin_generations(desired, begun)
+        self._ledger.prune(desired, begun)
+        self._converged_generation = desired.generation
+
+    def close(self) -> None:
+        """Do nothing: agents keep their ranks, so that training continues without a leader."""
+
+    def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
+        waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
+        if not waiting:
+            return
+        now_s, machines, reports = self._now(), self._machines.list_machines(), self._ledger.list_reports()
+        by_node = {node: machine for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
+        for job in waiting:
+            agents = {(job.id, node): agent_id(by_node[node]) for node in job.allocation.target if node in by_node}
+            if not can_begin(job, begun, reports, agents) or not is_prepared(job, reports):
+                continue
+            seats = desired.rank_placement(job.allocation)
+            master = find_master(job, by_node[seats[0][0]], seats[0][0], reports)
+            self._ledger.begin(build_begun_run(job, seats, agents, now_s, master=master))
+
+
+def agent_id(machine: Machine) -> str:
+    """Return the id of the machine's agent. A machine that joins again is another agent."""
+    return machine.digest[:_AGENT_ID_LENGTH]
+
+
+def last_contact_s(machine: Machine) -> float:
+    return machine.joined_at_s if machine.seen_at_s is None else machine.seen_at_s
+
+
+def is_reachable(machine: Machine, now_s: float) -> bool:
+    return machine.is_live and now_s - last_contact_s(machine) < UNREACHABLE_S
+
+
+def find_agents(machines: Iterable[Machine], begun: Iterable[BegunRun], now_s: float) -> Mapping[AgentKey, str]:
+    """Return the agents of begun runs, by job and node, whose ranks may still be alive."""
+    by_node = {
+        node: agent_id(machine)
+        for machine in machines
+        if machine.is_live and now_s - last_contact_s(machine) < DISCONNECT_S + CLOCK_MARGIN_S
+        for node in machine.nodes
+    }
+    return {(run.job_id, node): by_node[node] for run in begun for node in run.gpus if node in by_node}
+
+
+def is_prepared(job: Job, reports: Iterable[AgentReport]) -> bool:
+    """Return whether every node of the job's target has prepared its generation."""
+    prepared = {
+        report.node for report in reports if report.job_id == job.id and report.prepared == job.allocation.generation
+    }
+    return job.allocation.target.keys() <= prepared
+
+
+def find_master(job: Job, machine: Machine, node: str, reports: Iterable[AgentReport]) -> MasterAddress:
+    """Return the address at which rank 0 will serve the store of the generation."""
+    port = next(report.master_port for report in reports if (report.job_id, report.node) == (job.id, node))
+    return MasterAddress(machine.address, port)
