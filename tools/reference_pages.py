@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+import ebbtide
 from api.http.errors import TITLES, TYPE_PREFIX
 from cli.app import SUBCOMMANDS, load_command
 from scheduler.documents.job import JobDocument
@@ -49,6 +51,7 @@ def build_pages() -> dict[str, str]:
         "settings.md": _render_settings(),
         "rest.md": _render_rest(),
         "job-document.md": _render_job_document(),
+        "training-library.md": _render_training_library(),
         "custom-resources.md": _render_custom_resources(),
         "metrics.md": _render_metrics(),
         "alerts.md": _render_alerts(),
@@ -61,6 +64,7 @@ def list_entries() -> Iterator[Entry]:
     yield from _option_entries()
     yield from _setting_entries()
     yield from _rest_entries()
+    yield from (Entry("session", call, meaning) for call, meaning in _session_members())
     yield from (Entry("metric", metric.name, metric.documentation) for metric in _metrics())
     for definition in _custom_resources():
         kind = definition["spec"]["names"]["kind"]
@@ -312,6 +316,35 @@ def _object_in(schema: Schema, definitions: Schema) -> Schema:
             inner: Schema = each
             return inner
     return {}
+
+
+# Training library
+
+
+def _session_members() -> Iterator[tuple[str, str]]:
+    """Yield each public property and method of the session as it is written, with the first part of its docstring."""
+    for name, member in vars(ebbtide.Session).items():
+        if name.startswith("_"):
+            continue
+        function = getattr(member, "__func__", member)
+        call = name if isinstance(member, property) else f"{name}({', '.join(_parameters(function))})"
+        yield call, re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(member) or "")[0]
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[str]:
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default}"
+        yield f"{parameter.name}{default}"
+
+
+def _render_training_library() -> str:
+    rows = ((_code(call), meaning) for call, meaning in _session_members())
+    introduction = (
+        "`import ebbtide` gives a training script its `Session`. The library needs Python 3.9 or later and no other "
+        "package. Install it from the folder `library` into the environment of your script. "
+        "[Your own script](../tutorials/your-own-script.md) shows how the calls work together."
+    )
+    return _page("Training library", introduction, "## ebbtide.Session", _table(("Member", "Meaning"), rows))
 
 
 # Metrics, alerts, problem types

@@ -54,13 +54,16 @@ class Notice:
         return self.action is not NoticeAction.CHECKPOINT
 
     def is_due(self, step: int) -> bool:
+        """Return whether to act on the notice after `step` completed steps."""
         return self.step is None or self.step <= step
 
 
 class NoticeSource(Protocol):
     """A source of notices."""
 
-    def poll(self) -> Notice | None: ...
+    def poll(self) -> Notice | None:
+        """Return the present notice without waiting, or None."""
+        ...
 
 
 def parse_notice(document: object, *, request_id: str = "") -> Notice:

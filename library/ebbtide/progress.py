@@ -51,6 +51,7 @@ class ProgressReporter:
         self._has_update.set()
 
     def poll(self) -> Notice | None:
+        """Return the notice of the last reply, or None."""
         return self._notice
 
     def close(self) -> None:

@@ -75,10 +75,12 @@ class Session:
 
     @property
     def job_id(self) -> str:
+        """ID of the job; `local` without an executor."""
         return self._environment.job_id
 
     @property
     def generation(self) -> int:
+        """Number of the allocation of GPUs that this rank belongs to. Each resize starts the next generation."""
         return self._environment.generation
 
     @property
@@ -106,10 +108,12 @@ class Session:
 
     @property
     def rank(self) -> int:
+        """Number of this process among the processes of the generation."""
         return self._environment.rank
 
     @property
     def world_size(self) -> int:
+        """Number of processes of the generation."""
         return self._environment.world_size
 
     @property
@@ -119,10 +123,12 @@ class Session:
 
     @property
     def checkpoint_dir(self) -> Path | None:
+        """Directory for the job's checkpoints, shared by its ranks; None if the executor does not set it."""
         return self._environment.checkpoint_dir
 
     @property
     def status(self) -> RankStatus:
+        """What this rank has reported so far."""
         return self._status_file.status
 
     @property
@@ -239,6 +245,7 @@ class Session:
         self._update_status(phase=RankPhase.SUCCEEDED)
 
     def __enter__(self) -> Session:
+        """Return the session. When the block ends without `leave` or `succeed`, the rank is reported as failed."""
         return self
 
     def __exit__(
