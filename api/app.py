@@ -18,6 +18,7 @@ from api import (
     jobs,
     loans,
     logs,
+    machines,
     nodes,
     overview,
     plans,
@@ -59,6 +60,7 @@ _ROUTERS = (
         worker_reports.progress_router,
     ),
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
+    machines.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
     *(tokens.audit_router, health.router, web_console.router),
 )

@@ -40,7 +40,7 @@ def add_node(document: NodeDocument, context: ContextDep, response: Response) ->
         )
     existing = context.snapshot.nodes.get(node.name)
     if existing is not None:
-        _refuse_other_shape(existing, node)
+        refuse_other_shape(existing, node)
         response.status_code = 200
         return _node_response(context, existing, response)
     response.headers["Location"] = f"/v1/nodes/{node.name}"
@@ -121,7 +121,7 @@ def _node_response(context: RequestContext, node: Node, response: Response) -> N
     return context.redact(node_view(node, context.snapshot))
 
 
-def _refuse_other_shape(existing: Node, requested: Node) -> None:
+def refuse_other_shape(existing: Node, requested: Node) -> None:
     """Raise a 409 if the shape differs. The shape of a registered node is fixed."""
     differing = [field for field in _SHAPE_FIELDS if getattr(existing, field) != getattr(requested, field)]
     if differing:

@@ -21,6 +21,7 @@ _WRITE_METHODS = ("post", "put", "patch")
 _TAG_DESCRIPTIONS = {
     "jobs": "Training jobs: submit, follow, change.",
     "fleet": "Pools and nodes, and the demand of inference.",
+    "machines": "Machines with an agent: join tokens, joining, inventories, revocation.",
     "queues": "Queues of jobs with their guarantees, limits and weights.",
     "lending": "Loans of inference nodes to training.",
     "record": "Events, decisions and snapshots.",

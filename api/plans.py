@@ -255,6 +255,9 @@ class SolvedPlanView(PlanView):
     ]
     search_time_s: Annotated[float, Field(description="Seconds that the solver took.")]
     candidates: Annotated[int, Field(description="Number of strategies that the solver examined.")]
+    estimated: Annotated[
+        bool, Field(description="Whether a GPU profile behind these times was estimated from what a machine reported.")
+    ]
 
 
 def plan_view(plan: ParallelPlan) -> PlanView:
@@ -280,6 +283,7 @@ def solved_plan_view(
     outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest, search_time_s: float
 ) -> SolvedPlanView:
     statistics = {"search_time_s": search_time_s, "candidates": outcome.stats.candidates}
+    statistics["estimated"] = any(hardware.estimated for hardware in request.hardware)
     return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **statistics})
 
 

@@ -25,6 +25,7 @@ from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetL
 from scheduler.domain.fleet import DAY_S, DemandReading, Forecast, Node, NodeState, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.preconditions import pool_etag
+from scheduler.solver.profiles.catalog import is_estimated_gpu
 
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
 
@@ -120,6 +121,9 @@ class NodeView(TypedDict):
     gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
     gpus: Annotated[int, Field(description="Number of GPUs that the host has.")]
     gpu_memory_bytes: Annotated[int, Field(description="Memory of one of them, in bytes.")]
+    estimated: Annotated[
+        bool, Field(description="Whether the GPU profile was estimated from what a machine reported.")
+    ]
     state: Annotated[NodeState, Field(description="`up`, or `down` if the executor no longer sees it.")]
     cordoned: Annotated[bool, Field(description="Whether nothing new is scheduled on it. Running jobs stay.")]
     draining: Annotated[bool, Field(description="Whether its jobs are moved away, too.")]
@@ -173,6 +177,7 @@ def node_view(node: Node, snapshot: Snapshot) -> NodeView:
         "gpu": node.gpu,
         "gpus": node.gpus,
         "gpu_memory_bytes": node.gpu_memory_bytes,
+        "estimated": is_estimated_gpu(node.gpu),
         "state": node.state,
         "cordoned": node.cordoned,
         "draining": node.draining,

@@ -22,10 +22,11 @@ from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.estimated_gpus import EstimatedGpuLoader
 from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.store.api_protocol import ApiStore, AuditEntry
-from scheduler.store.protocol import LoadedState, Page, Store
+from scheduler.store.protocol import LoadedState, Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,9 @@ class StateReader:
     and applied.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ApiStore) -> None:
         self._store = store
+        self._estimated_gpus = EstimatedGpuLoader(store)
         self._read_lock = threading.Lock()
         self._reads_started = 0
         self._state_read_number = 0  # which read `_state` comes from
@@ -59,6 +61,7 @@ class StateReader:
                 self._reads_started += 1
                 self._state = _advance(self._state, self._store.load(), now_s)
                 self._state_read_number = self._reads_started
+                self._estimated_gpus.load_for(self._state.snapshot)
             return self._state
 
 

@@ -24,6 +24,7 @@ from api.agent_state import AgentStateCache
 from api.http.errors import ProblemError
 from api.identity.authentication import parse_bearer_token
 from api.identity.authorization import find_rule
+from api.identity.machine_credentials import MachineCredentials
 from api.identity.principals import Principal
 from api.state import RequestContext, StateReader, load_request_context
 from scheduler.domain.worker_token import verify_agent_token, verify_worker_token
@@ -96,6 +97,7 @@ class Service:
     token_secret: bytes
     agent_state: AgentStateCache
     state_reader: StateReader
+    machine_credentials: MachineCredentials = field(default_factory=MachineCredentials)
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(CONCURRENT_SEARCHES_MAX))
 
     @contextmanager
@@ -154,6 +156,7 @@ AfterParameter = Annotated[int, Query(ge=0, lt=2**63, description="Only items wi
 JobIdPath = Annotated[
     str, Path(description="Unique id from the response to the submission, such as `train-x7k2qa4bcd`.")
 ]
+MachineNamePath = Annotated[str, Path(description="Unique name under which the machine joined its pool.")]
 NodeNamePath = Annotated[str, Path(description="Host name of the node in the fleet.")]
 PoolNamePath = Annotated[str, Path(description="Label of the pool, as chosen at its creation.")]
 QueueNamePath = Annotated[str, Path(description="Queue that was created, or that a live job refers to.")]

@@ -12,6 +12,7 @@ from api.http.errors import ProblemError
 from api.identity.authorization import Caller, RouteRule
 from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer
 from api.identity.principals import API_TOKEN_PREFIX, Principal, token_digest, token_principal
+from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX
 from scheduler.domain.worker_token import AGENT_TOKEN_PREFIX
 from scheduler.domain.worker_token import WORKER_TOKEN_PREFIX as WORKER_PREFIX
 from scheduler.runtime.clock import Clock
@@ -166,6 +167,8 @@ class Authenticator:
     async def _verify(self, secret: str, now_s: float) -> _CachedToken:
         if secret.startswith((WORKER_PREFIX, AGENT_TOKEN_PREFIX)):
             raise ProblemError(403, "forbidden", "this is a worker's token, which can only report on its own job")
+        if secret.startswith((MACHINE_CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX)):
+            raise ProblemError(403, "forbidden", "this is a machine's token, which can only join or report for it")
         if secret.startswith(API_TOKEN_PREFIX):
             return await run_in_threadpool(self._verify_api_token, token_digest(secret), now_s)
         if self._issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
@@ -205,12 +208,17 @@ class Authenticator:
 _TRUSTED_MAX = 10_000
 _NOT_FOUND = 404
 """A 404 is answered only to the holder of the right token, so it proves the token."""
-TOKEN_PREFIX_BY_CALLER = {Caller.WORKERS: WORKER_PREFIX, Caller.AGENTS: AGENT_TOKEN_PREFIX}
+TOKEN_PREFIX_BY_CALLER = {
+    Caller.WORKERS: WORKER_PREFIX,
+    Caller.AGENTS: AGENT_TOKEN_PREFIX,
+    Caller.MACHINES: MACHINE_CREDENTIAL_PREFIX,
+    Caller.JOINING_MACHINES: JOIN_TOKEN_PREFIX,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCaller:
-    """A worker or agent whose token has the right prefix.
+    """A worker, agent or machine whose token has the right prefix.
 
     The key includes the path, because all agents of a job share a token.
     """
@@ -220,7 +228,9 @@ class WorkerCaller:
 
 
 class WorkerAuthenticator:
-    """Authentication of workers and agents by the prefix of their token. The endpoint checks the token against the job.
+    """Authentication of workers, agents and machines by the prefix of their token.
+
+    The endpoint checks the token against the job or the machine.
 
     Belongs to one application and its event loop. Callers with a proven token are rate-limited by token and path,
     others by address as well.
@@ -244,7 +254,7 @@ class WorkerAuthenticator:
         )
         token = parse_bearer_token(authorization, hint=hint)
         if not token.startswith(prefix):
-            raise ProblemError(403, "forbidden", f"the token is not valid for {rule.caller.value} of this job")
+            raise ProblemError(403, "forbidden", f"the token is not valid here: it must begin with {prefix}")
         reporter = WorkerCaller(f"{token_digest(token)} {path}", address)
         if reporter.key not in self._trusted:
             enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s(), cost=0.0)

@@ -40,6 +40,8 @@ class Caller(Enum):
     SCRAPERS = "scrapers"
     WORKERS = "workers"
     AGENTS = "agents"
+    MACHINES = "machines"
+    JOINING_MACHINES = "joining machines"
     USERS = "users"
 
 

@@ -23,6 +23,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.clock import RealClock
 from scheduler.solver.curve import CurvePoint, build_curve_solved, compute_solver_fingerprint, solve_curve
+from scheduler.solver.profiles.catalog import add_estimated_gpus, list_estimated_gpus
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.store.protocol import Store
 
@@ -32,6 +33,10 @@ SolveFunction = Callable[[CurveRequest, tuple[GpuShape, ...]], Points]
 
 def _ignore_solve(seconds: float, gaps: Iterable[float]) -> None:
     """Do nothing."""
+
+
+def _load_no_estimates(snapshot: Snapshot) -> None:
+    """Do nothing: all GPU models have a profile without a database."""
 
 
 class CurveBuilder:
@@ -51,12 +56,17 @@ class CurveBuilder:
         in_flight_max: int,
         solve: SolveFunction = solve_curve,
         on_solved: Callable[[float, Iterable[float]], None] = _ignore_solve,
+        load_estimates: Callable[[Snapshot], None] = _load_no_estimates,
     ) -> None:
-        """`on_solved` is called with the duration of a solution in seconds and the optimality gaps of its plans."""
+        """Args:
+        on_solved: called with the duration of a solution in seconds and the optimality gaps of its plans.
+        load_estimates: makes the estimated profiles of a snapshot's GPU models known to this process.
+        """
         self._pool = pool
         self._in_flight_max = in_flight_max
         self._solve = solve
         self._on_solved = on_solved
+        self._load_estimates = load_estimates
         self._in_flight: dict[WantedShape, Future[tuple[Points, float]]] = {}
 
     def request_shapes(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
@@ -67,7 +77,9 @@ class CurveBuilder:
                 return
             request = requests.get(wanted.curve_key)
             if request is not None and wanted not in self._in_flight:
-                self._in_flight[wanted] = self._pool.submit(partial(_time_solve, self._solve), request, (wanted.shape,))
+                estimates = list_estimated_gpus({group.gpu for group in wanted.shape.groups})
+                solve = partial(_time_solve, self._solve, estimates)
+                self._in_flight[wanted] = self._pool.submit(solve, request, (wanted.shape,))
 
     def collect_finished(self, now_s: float) -> tuple[Command, ...]:
         """Return the points solved since the last call, as commands for the next tick.
@@ -86,6 +98,7 @@ class CurveBuilder:
 
         They drop its curve points, and replace its table of throughputs by GPU model.
         """
+        self._load_estimates(snapshot)
         solver, throughputs = compute_solver_fingerprint(), list_throughputs()
         bodies: list[tuple[str, CommandBody]] = []
         if snapshot.solver != solver:
@@ -117,9 +130,15 @@ class CurveBuilder:
                 yield build_curve_solved(wanted.curve_key, shape, point)
 
 
-def _time_solve(solve: SolveFunction, request: CurveRequest, shapes: tuple[GpuShape, ...]) -> tuple[Points, float]:
-    """Solve, and return the points and the duration in seconds. Runs in a process of the pool."""
+def _time_solve(
+    solve: SolveFunction, estimates: Mapping[str, str], request: CurveRequest, shapes: tuple[GpuShape, ...]
+) -> tuple[Points, float]:
+    """Solve, and return the points and the duration in seconds. Runs in a process of the pool.
+
+    `estimates` are the estimated profiles of the shapes' GPU models, which that process does not know.
+    """
     clock = RealClock()
+    add_estimated_gpus(estimates)
     started_s = clock.elapsed_s()
     return solve(request, shapes), clock.elapsed_s() - started_s
 

@@ -12,6 +12,7 @@ from api.state import StateReader
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
+from scheduler.telemetry.fleet_gauges import get_package_version
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import SECRET
 
@@ -48,10 +49,11 @@ class SeededService:
         self.generation = made.store.load().snapshot.jobs[self.running].allocation.generation
         self.known = {
             "job_id": [self.running, asleep, gone, waiting],
-            "name": ["inference", "empty", "spare", "t0", "blue", "default"],
+            "name": ["m0", "inference", "empty", "spare", "t0", "blue", "default"],
             "node": ["t0"],
             "token_id": [made.made("/v1/tokens", {"name": "ci", "grants": ["viewer"]})["id"]],
             **self._background(),
+            **self._machines(),
         }
         del made.http.headers["Authorization"]
         store.close()
@@ -63,6 +65,16 @@ class SeededService:
         delivery = made.made(f"/v1/webhooks/{webhook}:test")["id"]
         simulation = made.made("/v1/simulations", load_examples()["SimulationDocument"])["id"]
         return {"webhook_id": [webhook], "delivery_id": [delivery], "simulation_id": [simulation]}
+
+    def _machines(self) -> dict[str, list[str]]:
+        """Let a machine join, and keep a token with which others can."""
+        made = self.service
+        token = made.made("/v1/machines/tokens", {"pool": "training", "uses": 2})
+        self.join_token = token["secret"]
+        document = {**load_examples()["JoinDocument"], "name": "m0", "version": get_package_version()}
+        answer = made.post("/v1/machines:join", {**document, "clock_s": made.clock.now_s()}, token=self.join_token)
+        self.credential = answer.json()["credential"]
+        return {"join_token_id": [token["id"]]}
 
     def reset(self) -> None:
         """Give the application a copy of the original store."""
@@ -86,6 +98,8 @@ class SeededService:
                 token = issue_worker_token(SECRET, self.running, self.generation)
             case "report_agent":
                 token = issue_agent_token(SECRET, self.running)
+            case "join_machine":
+                token = self.join_token
             case _:
                 return self.authorization
         return {"Authorization": f"Bearer {token}"}

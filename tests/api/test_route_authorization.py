@@ -11,6 +11,7 @@ import pytest
 from fastapi import APIRouter
 
 from api.identity.authorization import Caller, RouteRule, list_route_rules
+from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.settings import Settings
 from scheduler.store.schema_migration import migrate
@@ -23,6 +24,13 @@ ROUTE_RULES = list_route_rules(ApiService().app.routes)
 ROUTES = sorted(ROUTE_RULES)
 PROTECTED_ROUTES = [route for route in ROUTES if ROUTE_RULES[route].caller is not Caller.PUBLIC]
 USER_ROUTES = [route for route in ROUTES if ROUTE_RULES[route].caller is Caller.USERS]
+TOKENS = {
+    Caller.WORKERS: "ebt_x",
+    Caller.AGENTS: "eba_x",
+    Caller.MACHINES: "ebm_x",
+    Caller.JOINING_MACHINES: "ebj_x",
+}
+"""Tokens of the right form, by kind of caller other than users."""
 WRITE_ROUTES = [route for route in ROUTES if not route.startswith("GET ")]
 
 
@@ -115,11 +123,11 @@ def test_worker_and_agent_tokens_are_refused_on_user_routes(
 ) -> None:
     for token in (issue_worker_token(SECRET, "any", 1), issue_agent_token(SECRET, "any")):
         assert "can only report on its own job" in problem(call(guarded, route, headers=bearer(token)), 403)["detail"]
+    for token in (MACHINE_CREDENTIAL_PREFIX + "x", JOIN_TOKEN_PREFIX + "x"):
+        problem(call(guarded, route, headers=bearer(token)), 403)
 
 
-@pytest.mark.parametrize(
-    "route", [route for route in ROUTES if ROUTE_RULES[route].caller in (Caller.WORKERS, Caller.AGENTS)]
-)
+@pytest.mark.parametrize("route", [route for route in ROUTES if ROUTE_RULES[route].caller in TOKENS])
 def test_an_admin_token_is_refused_on_worker_routes(
     guarded: AuthenticatedService, problem: Problem, route: str
 ) -> None:
@@ -142,7 +150,7 @@ def test_a_body_of_ten_megabytes_is_refused(
     guarded: AuthenticatedService, problem: Problem, route: str, has_content_length: bool
 ) -> None:
     rule = ROUTE_RULES[route]
-    token = {Caller.WORKERS: "ebt_x", Caller.AGENTS: "eba_x"}.get(rule.caller, guarded.root)
+    token = TOKENS.get(rule.caller, guarded.root)
     body = b'{"a": "' + b"x" * 10_000_000 + b'"}'
     content = body if has_content_length else iter([body[:5_000_000], body[5_000_000:]])
     answer = call(guarded, route, headers={**bearer(token), "Content-Type": "application/json"}, content=content)
@@ -161,7 +169,7 @@ def test_hostile_path_parameters_cause_no_internal_error(guarded: AuthenticatedS
 
 @pytest.mark.parametrize("route", WRITE_ROUTES)
 def test_a_body_that_is_not_utf8_is_refused(guarded: AuthenticatedService, route: str) -> None:
-    token = {Caller.WORKERS: "ebt_x", Caller.AGENTS: "eba_x"}.get(ROUTE_RULES[route].caller, guarded.root)
+    token = TOKENS.get(ROUTE_RULES[route].caller, guarded.root)
     headers = {**bearer(token), "Content-Type": "application/json"}
     answer = call(guarded, route, headers=headers, content=b'{"name": "\xff\xfe"}')
     assert answer.status_code == 202 or 400 <= answer.status_code < 500, answer.text

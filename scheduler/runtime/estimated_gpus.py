@@ -1,0 +1,37 @@
+"""Estimated GPU profiles of the database, made known to this process as soon as a node needs one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from scheduler.domain.fleet import Node
+from scheduler.domain.snapshot import Snapshot
+from scheduler.solver.profiles.catalog import add_estimated_gpus, list_gpu_names
+from scheduler.store.api_protocol import ApiStore, MachineStore
+
+
+class EstimatedGpuLoader:
+    """Reads the estimated profiles when a snapshot has a node of a GPU model without a profile. Thread-safe."""
+
+    def __init__(self, store: ApiStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._nodes: Mapping[str, Node] = {}
+        self._checked: set[str] = set()
+
+    def load_for(self, snapshot: Snapshot) -> None:
+        """Make the profiles of all its nodes known, if they are stored. Cheap if no GPU model is new."""
+        if snapshot.nodes is self._nodes:
+            return
+        with self._lock:
+            new = {node.gpu for node in snapshot.nodes.values()} - self._checked
+            if new and not new <= set(list_gpu_names()):
+                load_estimated_gpus(self._store.machines)
+            self._checked |= new
+            self._nodes = snapshot.nodes
+
+
+def load_estimated_gpus(machines: MachineStore) -> None:
+    """Make all stored profiles known to this process."""
+    add_estimated_gpus({each.name: each.profile_json for each in machines.list_estimated_gpus()})

@@ -1,0 +1,272 @@
+"""Machines: join tokens, joining and its refusals, credentials, revocation, estimated GPU profiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import Request
+
+from api.http.dependencies import Service
+from api.http.errors import TYPE_PREFIX, ProblemError
+from api.identity.machine_credentials import CREDENTIAL_CACHE_S
+from api.machines import require_machine
+from api.openapi import load_examples
+from scheduler.domain.machine import CLOCK_SKEW_S_MAX, Machine
+from scheduler.solver.profiles import catalog
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from scheduler.telemetry.fleet_gauges import get_package_version
+from tests.api.authenticated_service import AuthenticatedService
+from tests.api.conftest import NOW_S, Problem
+
+UNKNOWN_GPU = {"name": "NVIDIA RTX A6000", "architecture": "8.6", "cores": 10752, "clock_hz": 1_800_000_000}
+
+
+@pytest.fixture(autouse=True)
+def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_estimates", {})
+
+
+@pytest.fixture
+def guarded() -> Iterator[AuthenticatedService]:
+    made = AuthenticatedService().with_fleet()
+    yield made
+    made.http.close()
+
+
+def create_token(guarded: AuthenticatedService, **fields: object) -> str:
+    made = guarded.request("POST", "/v1/machines/tokens", guarded.root, {"pool": "training", **fields})
+    assert made.status_code == 201, made.text
+    return str(made.json()["secret"])
+
+
+def join_document(name: str = "m0", **fields: object) -> dict[str, Any]:
+    example = deepcopy(load_examples()["JoinDocument"])
+    return {**example, "name": name, "version": get_package_version(), "clock_s": NOW_S, **fields}
+
+
+def with_gpus(**facts: Any) -> dict[str, Any]:
+    inventory = join_document()["inventory"]
+    return {**inventory, "gpus": [{**inventory["gpus"][0], **facts, "index": at} for at in range(2)], "links": []}
+
+
+def join(guarded: AuthenticatedService, token: str, document: dict[str, Any] | None = None) -> httpx.Response:
+    return guarded.request("POST", "/v1/machines:join", token, document or join_document())
+
+
+def require(guarded: AuthenticatedService, credential: str, name: str = "m0") -> Machine:
+    """Call what a route of the machine calls first."""
+    request = SimpleNamespace(headers={"Authorization": f"Bearer {credential}"})
+    service = guarded.app.state.service
+    assert isinstance(service, Service)
+    return require_machine(service, cast("Request", request), name)
+
+
+def test_a_machine_joins_a_pool_with_its_node(guarded: AuthenticatedService) -> None:
+    answer = join(guarded, create_token(guarded))
+    credential, joined = answer.json()["credential"], answer.json()["machine"]
+    assert answer.status_code == 201
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert re.fullmatch(r"ebm_[A-Za-z0-9_-]{43}", credential)
+    assert (joined["gpu"], joined["gpus"], joined["pool"], joined["estimated"]) == ("l4", 2, "training", False)
+    machine = guarded.request("GET", "/v1/machines/m0", guarded.root)
+    assert machine.json()["inventory"] == join_document()["inventory"]
+    node = guarded.request("GET", "/v1/nodes/m0", guarded.root).json()
+    assert (node["pool"], node["gpu"], node["gpus"], node["estimated"]) == ("training", "l4", 2, False)
+    everything = machine.text + guarded.request("GET", "/v1/audit", guarded.root).text
+    assert credential not in everything
+    assert require(guarded, credential).name == "m0"
+
+
+def test_token_and_join_are_audited(guarded: AuthenticatedService) -> None:
+    join(guarded, create_token(guarded, uses=2))
+    [token] = guarded.request("GET", "/v1/machines/tokens", guarded.root).json()["items"]
+    guarded.request("DELETE", "/v1/machines/m0", guarded.root)
+    guarded.request("DELETE", f"/v1/machines/tokens/{token['id']}", guarded.root)
+    entries = guarded.request("GET", "/v1/audit", guarded.root).json()["items"][-5:]
+    assert [(entry["action"], entry["subject"], entry["actor"]) for entry in entries] == [
+        ("CreateJoinToken", token["id"], "root"),
+        ("AddNode", "m0", f"join token {token['id']}"),
+        ("JoinMachine", "m0", f"join token {token['id']}"),
+        ("RevokeMachine", "m0", "root"),
+        ("DeleteJoinToken", token["id"], "root"),
+    ]
+    assert (token["uses_left"], "secret" in token, "digest" in token) == (1, False, False)
+
+
+def test_a_secret_of_a_token_is_shown_once(guarded: AuthenticatedService) -> None:
+    secret = create_token(guarded)
+    assert re.fullmatch(r"ebj_[A-Za-z0-9_-]{43}", secret)
+    assert secret not in guarded.request("GET", "/v1/machines/tokens", guarded.root).text
+
+
+def test_a_node_of_the_same_shape_is_used(guarded: AuthenticatedService, problem: Problem) -> None:
+    for name, gpus in (("m0", 2), ("m1", 4)):
+        node = {"name": name, "pool": "training", "gpu": "l4", "gpus": gpus}
+        assert guarded.request("POST", "/v1/nodes", guarded.root, node).status_code == 201
+    token = create_token(guarded, uses=2)
+    assert join(guarded, token).status_code == 201
+    refused = problem(join(guarded, token, join_document("m1")), 409)
+    assert [error["field"] for error in refused["errors"]] == ["gpus"]
+    assert [token["uses_left"] for token in items(guarded, "/v1/machines/tokens")] == [1]
+
+
+def items(guarded: AuthenticatedService, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = guarded.request("GET", path, guarded.root).json()["items"]
+    return found
+
+
+def refusal(answer: httpx.Response, problem: Problem, status: int) -> str:
+    return str(problem(answer, status)["type"].removeprefix(TYPE_PREFIX))
+
+
+def test_unknown_used_and_expired_tokens_are_refused(guarded: AuthenticatedService, problem: Problem) -> None:
+    used, late = create_token(guarded), create_token(guarded, expires_in_s=30.0)
+    assert join(guarded, used).status_code == 201
+    assert refusal(join(guarded, "ebj_foreign", join_document("m1")), problem, 401) == "join-token-unknown"
+    assert refusal(join(guarded, used, join_document("m1")), problem, 401) == "join-token-used"
+    guarded.clock.move_to(NOW_S + 30.0)
+    assert refusal(join(guarded, late, join_document("m1")), problem, 401) == "join-token-expired"
+    assert refusal(join(guarded, guarded.root, join_document("m1")), problem, 403) == "forbidden"
+    assert [machine["name"] for machine in items(guarded, "/v1/machines")] == ["m0"]
+    assert {node["name"] for node in items(guarded, "/v1/nodes")} == {"t0", "m0"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "slug", "field"),
+    [
+        ({"version": "0.9.1"}, 409, "agent-incompatible", "version"),
+        ({"clock_s": NOW_S - 3600.0}, 409, "clock-skew", "clock_s"),
+        ({"clock_s": NOW_S + CLOCK_SKEW_S_MAX + 0.1}, 409, "clock-skew", "clock_s"),
+        ({"name": "tokens"}, 422, "invalid-input", "name"),
+        ({"name": "No Host"}, 422, "invalid-input", "name"),
+        ({"address": ""}, 422, "invalid-input", "address"),
+        ({"inventory": {}}, 422, "invalid-input", "inventory.gpus"),
+        ({"inventory": {"gpus": [{"index": 1, "name": "l4", "memory_bytes": 1}]}}, 422, "invalid-input",
+         "inventory.gpus.index"),
+        ({"inventory": {"gpus": [{"index": at, "name": f"gpu {at}", "memory_bytes": 1} for at in range(2)]}}, 422,
+         "invalid-input", "inventory.gpus"),
+        ({"inventory": {"gpus": [{"index": 0, "name": "l4", "memory_bytes": 0}]}}, 422, "invalid-input",
+         "inventory.gpus.0.memory_bytes"),
+    ],
+)  # fmt: skip
+def test_a_refused_join_leaves_the_token_unused(
+    guarded: AuthenticatedService, problem: Problem, changes: dict[str, Any], status: int, slug: str, field: str
+) -> None:
+    token = create_token(guarded)
+    answer = join(guarded, token, {**join_document(), **changes})
+    assert refusal(answer, problem, status) == slug
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert join(guarded, token).status_code == 201
+
+
+def test_a_patch_release_and_a_small_clock_difference_are_accepted(guarded: AuthenticatedService) -> None:
+    version = ".".join([*get_package_version().split(".")[:2], "99"])
+    document = join_document(version=version, clock_s=NOW_S - CLOCK_SKEW_S_MAX)
+    assert join(guarded, create_token(guarded), document).status_code == 201
+
+
+def test_a_name_is_taken_until_its_machine_is_revoked(guarded: AuthenticatedService, problem: Problem) -> None:
+    token = create_token(guarded, uses=2)
+    first = join(guarded, token).json()["credential"]
+    assert refusal(join(guarded, token), problem, 409) == "machine-name-taken"
+    revoked = guarded.request("DELETE", "/v1/machines/m0", guarded.root).json()["revoked_at_s"]
+    assert revoked == NOW_S
+    assert guarded.request("DELETE", "/v1/machines/m0", guarded.root).json()["revoked_at_s"] == revoked
+    second = join(guarded, token).json()["credential"]
+    guarded.clock.move_to(NOW_S + CREDENTIAL_CACHE_S)
+    assert require(guarded, second).revoked_at_s is None
+    with pytest.raises(ProblemError) as refused:
+        require(guarded, first)
+    assert (refused.value.status, refused.value.slug) == (401, "unauthenticated")
+
+
+def test_a_revoked_credential_is_refused_within_seconds_everywhere(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(url)
+    stores = SqlStore(url), SqlStore(url)
+    first, second = AuthenticatedService(stores[0]).with_fleet(), AuthenticatedService(stores[1])
+    credential = join(first, create_token(first)).json()["credential"]
+    assert require(second, credential).name == "m0"
+    first.request("DELETE", "/v1/machines/m0", first.root)
+    second.clock.move_to(NOW_S + CREDENTIAL_CACHE_S)
+    for service in (first, second):
+        with pytest.raises(ProblemError) as refused:
+            require(service, credential)
+        assert (refused.value.status, refused.value.slug) == (401, "machine-revoked")
+    for store in stores:
+        store.close()
+
+
+def test_a_credential_is_good_for_its_machine_only(guarded: AuthenticatedService, problem: Problem) -> None:
+    token = create_token(guarded, uses=2)
+    credential = join(guarded, token).json()["credential"]
+    join(guarded, token, join_document("m1"))
+    for given, name, status in ((credential, "m1", 403), ("ebm_foreign", "m0", 401), ("", "m0", 401)):
+        with pytest.raises(ProblemError) as refused:
+            require(guarded, given, name)
+        assert refused.value.status == status
+    for secret in (credential, token):
+        problem(guarded.request("GET", "/v1/nodes", secret), 403)
+
+
+def test_a_deleted_token_cannot_be_used(guarded: AuthenticatedService, problem: Problem) -> None:
+    token = create_token(guarded)
+    [listed] = items(guarded, "/v1/machines/tokens")
+    path = f"/v1/machines/tokens/{listed['id']}"
+    assert guarded.request("DELETE", path, guarded.root).json() == listed
+    problem(guarded.request("DELETE", path, guarded.root), 404)
+    assert refusal(join(guarded, token), problem, 401) == "join-token-unknown"
+
+
+def test_a_token_needs_an_existing_pool(guarded: AuthenticatedService, problem: Problem) -> None:
+    answer = guarded.request("POST", "/v1/machines/tokens", guarded.root, {"pool": "trainin"})
+    assert [error["field"] for error in problem(answer, 422)["errors"]] == ["pool"]
+    guarded.request("POST", "/v1/pools", guarded.root, {"name": "short", "kind": "training"})
+    token = create_token(guarded, pool="short")
+    guarded.request("DELETE", "/v1/pools/short", guarded.root)
+    assert refusal(join(guarded, token), problem, 409) == "pool-missing"
+
+
+def test_an_unknown_gpu_model_gets_an_estimated_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(url)
+    store = SqlStore(url)
+    first = AuthenticatedService(store).with_fleet()
+    inventory = with_gpus(memory_bytes=48 * 2**30, power_watts=300.0, **UNKNOWN_GPU)
+    joined = join(first, create_token(first), join_document(inventory=inventory)).json()["machine"]
+    assert (joined["gpu"], joined["estimated"]) == ("rtx-a6000-48g", True)
+    store.close()
+    monkeypatch.setattr(catalog, "_estimates", {})  # as after a restart
+    again = AuthenticatedService(SqlStore(url))
+    node = again.request("GET", "/v1/nodes/m0", again.root).json()
+    assert (node["gpu"], node["estimated"], node["gpu_memory_bytes"]) == ("rtx-a6000-48g", True, 48 * 2**30)
+    assert again.request("GET", "/v1/machines/m0", again.root).json()["estimated"]
+    request = {"model": "gpt2", "gpu": "rtx-a6000-48g", "gpus": 2, "globalBatch": 8}
+    assert again.request("POST", "/v1/plans", again.root, request).json()["estimated"]
+    assert not again.request("POST", "/v1/plans", again.root, {**request, "gpu": "l4"}).json()["estimated"]
+    again.store.close()
+
+
+def test_a_stated_model_replaces_the_reported_one(guarded: AuthenticatedService) -> None:
+    document = join_document(gpu="l40s", inventory=with_gpus(memory_bytes=46 * 2**30))
+    assert join(guarded, create_token(guarded), document).json()["machine"]["gpu"] == "l40s"
+
+
+def test_machines_are_listed_without_their_inventories(guarded: AuthenticatedService) -> None:
+    token = create_token(guarded, uses=3)
+    for name in ("m2", "m0", "m1"):
+        join(guarded, token, join_document(name))
+    guarded.store.machines.record_seen({"m1": NOW_S + 2.0})
+    found = items(guarded, "/v1/machines")
+    assert [(each["name"], each["seen_at_s"]) for each in found] == [("m0", None), ("m1", NOW_S + 2.0), ("m2", None)]
+    assert not any("inventory" in each for each in found)
+    page = guarded.request("GET", "/v1/machines?limit=2", guarded.root).json()
+    assert page["next"]
