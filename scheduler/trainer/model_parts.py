@@ -11,9 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-
-# torch exports this name, but its type stubs do not.
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # see above
+from torch.distributed import GradBucket
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard

@@ -24,7 +24,7 @@ def main(factor: float) -> None:
         session.init_process_group()
         session.mark_resumed(0)
         assert session.plan is not None
-        predicted = session.plan.peak_bytes_per_gpu
+        predicted = session.plan["peak_bytes_per_gpu"]
         needed_bytes = factor * predicted if predicted else 2 * SLOT_BYTES
         limit = _size_bytes() + SLOT_BYTES // SCALE
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
