@@ -244,28 +244,6 @@ def revoke_machine(name: MachineNamePath, service: ServiceDep, principal: Princi
     return machine_view(revoked or raise_not_found("machine", name))
 
 
-def require_machine(service: Service, request: Request, name: str) -> Machine:
-    """Return the machine of this name after checking that the request carries its credential.
-
-    It may be up to 4 s old, so that requests of many agents share a read.
-
-    Raises:
-        ProblemError: 401 without a credential, with an unknown one (`unauthenticated`), or with that of a revoked
-            machine (`machine-revoked`); 403 with that of another machine.
-    """
-    hint = "an agent reports with the credential of its machine: Authorization: Bearer ebm_..."
-    secret = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
-    machine = service.machine_credentials.find(service.store.machines, secret, service.clock.now_s())
-    headers = {"WWW-Authenticate": "Bearer"}
-    if machine is None:
-        raise ProblemError(401, "unauthenticated", "the credential does not exist. Join again", headers=headers)
-    if not machine.is_live:
-        raise ProblemError(401, "machine-revoked", f"machine {machine.name} was revoked. Join again", headers=headers)
-    if machine.name != name:
-        raise ProblemError(403, "forbidden", f"the credential is that of machine {machine.name}, not of {name!r:.200}")
-    return machine
-
-
 def _require_join_token(service: Service, request: Request, now_s: float) -> JoinToken:
     secret = parse_bearer_token(request.headers.get("Authorization", ""), hint=_TOKEN_HINT)
     token = service.store.machines.find_token(token_digest(secret))
@@ -341,6 +319,9 @@ def _choose_profile(
     device = inventory.gpus[0]
     if (known := find_profile(device)) is not None:
         return known, None
+    if not device.memory_bytes:
+        allowed = "the memory of a GPU model without a profile. State it with --gpu-memory"
+        raise_invalid_field("inventory.gpus.0.memory_bytes", 0, allowed)
     name = name_estimate(device)
     return name, EstimatedGpu(name, estimate_profile(inventory), machine, now_s)
 
@@ -372,7 +353,8 @@ def _register(machine: Machine, token: JoinToken, estimate: EstimatedGpu | None,
 def _build_node(machine: Machine) -> Node:
     """Return the node of the machine. Plans use no more memory than the profile has, and no more than is there."""
     gpus = machine.inventory.gpus
-    memory_bytes = min(load_gpu(machine.gpu).memory_bytes, *(gpu.memory_bytes for gpu in gpus))
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
+    memory_bytes = min([load_gpu(machine.gpu).memory_bytes, *sizes])
     return Node(machine.name, machine.pool, machine.gpu, len(gpus), memory_bytes)
 
 

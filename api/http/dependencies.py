@@ -27,6 +27,7 @@ from api.identity.authorization import find_rule
 from api.identity.machine_credentials import MachineCredentials
 from api.identity.principals import Principal
 from api.state import RequestContext, StateReader, load_request_context
+from scheduler.domain.machine import Machine
 from scheduler.domain.worker_token import verify_agent_token, verify_worker_token
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.policy_sets import PolicySet
@@ -172,6 +173,28 @@ def require_worker(service: Service, request: Request, *, job_id: str, generatio
     token = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
     if not verify_worker_token(service.token_secret, token, job_id, generation):
         raise ProblemError(403, "forbidden", f"the token is not valid for job {job_id}, generation {generation}")
+
+
+def require_machine(service: Service, request: Request, name: str) -> Machine:
+    """Return the machine of this name after checking that the request carries its credential.
+
+    It may be up to 4 s old, so that requests of many agents share a read.
+
+    Raises:
+        ProblemError: 401 without a credential, with an unknown one (`unauthenticated`), or with that of a revoked
+            machine (`machine-revoked`); 403 with that of another machine.
+    """
+    hint = "an agent reports with the credential of its machine: Authorization: Bearer ebm_..."
+    secret = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
+    machine = service.machine_credentials.find(service.store.machines, secret, service.clock.now_s())
+    headers = {"WWW-Authenticate": "Bearer"}
+    if machine is None:
+        raise ProblemError(401, "unauthenticated", "the credential does not exist. Join again", headers=headers)
+    if not machine.is_live:
+        raise ProblemError(401, "machine-revoked", f"machine {machine.name} was revoked. Join again", headers=headers)
+    if machine.name != name:
+        raise ProblemError(403, "forbidden", f"the credential is that of machine {machine.name}, not of {name!r:.200}")
+    return machine
 
 
 def require_agent(service: Service, request: Request, *, job_id: str) -> None:

@@ -42,7 +42,7 @@ class GpuDeviceDocument(Document):
         description="Product, such as `NVIDIA A100-SXM4-80GB`, or a profile such as `a100-80g`."
     )
     uuid: ShortText = Field(default="", description="Identifier that the driver gives to the GPU for its lifetime.")
-    memory_bytes: Annotated[Count, Field(ge=1)] = Field(description="Total memory of the GPU, in bytes.")
+    memory_bytes: Count = Field(description="Total memory of the GPU, in bytes. 0: that of its profile.")
     architecture: ShortText = Field(default="", description="Compute capability such as `8.0`, or `gfx942`.")
     cores: Count = Field(default=0, description="Number of CUDA cores or stream processors.")
     clock_hz: Count = Field(default=0, description="Highest frequency of the cores, in cycles per second.")

@@ -74,7 +74,7 @@ class SeededService:
         document = {**load_examples()["JoinDocument"], "name": "m0", "version": get_package_version()}
         answer = made.post("/v1/machines:join", {**document, "clock_s": made.clock.now_s()}, token=self.join_token)
         self.credential = answer.json()["credential"]
-        return {"join_token_id": [token["id"]]}
+        return {"machine": ["m0"], "join_token_id": [token["id"]]}
 
     def reset(self) -> None:
         """Give the application a copy of the original store."""
@@ -98,6 +98,8 @@ class SeededService:
                 token = issue_worker_token(SECRET, self.running, self.generation)
             case "report_agent":
                 token = issue_agent_token(SECRET, self.running)
+            case "report_machine":
+                token = self.credential
             case "join_machine":
                 token = self.join_token
             case _:

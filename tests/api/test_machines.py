@@ -13,10 +13,9 @@ import httpx
 import pytest
 from fastapi import Request
 
-from api.http.dependencies import Service
+from api.http.dependencies import Service, require_machine
 from api.http.errors import TYPE_PREFIX, ProblemError
 from api.identity.machine_credentials import CREDENTIAL_CACHE_S
-from api.machines import require_machine
 from api.openapi import load_examples
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, Machine
 from scheduler.solver.profiles import catalog
@@ -153,7 +152,7 @@ def test_unknown_used_and_expired_tokens_are_refused(guarded: AuthenticatedServi
          "inventory.gpus.index"),
         ({"inventory": {"gpus": [{"index": at, "name": f"gpu {at}", "memory_bytes": 1} for at in range(2)]}}, 422,
          "invalid-input", "inventory.gpus"),
-        ({"inventory": {"gpus": [{"index": 0, "name": "l4", "memory_bytes": 0}]}}, 422, "invalid-input",
+        ({"inventory": {"gpus": [{"index": 0, "name": "x9", "memory_bytes": 0}]}}, 422, "invalid-input",
          "inventory.gpus.0.memory_bytes"),
     ],
 )  # fmt: skip
@@ -258,6 +257,13 @@ def test_an_unknown_gpu_model_gets_an_estimated_profile(tmp_path: Path, monkeypa
 def test_a_stated_model_replaces_the_reported_one(guarded: AuthenticatedService) -> None:
     document = join_document(gpu="l40s", inventory=with_gpus(memory_bytes=46 * 2**30))
     assert join(guarded, create_token(guarded), document).json()["machine"]["gpu"] == "l40s"
+
+
+def test_stated_cpu_slots_need_no_memory(guarded: AuthenticatedService) -> None:
+    gpus = [{"index": at, "name": "cpu", "memory_bytes": 0} for at in range(2)]
+    assert join(guarded, create_token(guarded), join_document(inventory={"gpus": gpus})).status_code == 201
+    node = guarded.request("GET", "/v1/nodes/m0", guarded.root).json()
+    assert (node["gpu"], node["gpus"], node["gpu_memory_bytes"]) == ("cpu", 2, 2 * 10**9)
 
 
 def test_machines_are_listed_without_their_inventories(guarded: AuthenticatedService) -> None:
