@@ -124,7 +124,7 @@ def machine_view(machine: Machine) -> MachineView:
 router = create_router("machines")
 
 JoinTokenIdPath = Annotated[str, Path(description="Public id from the response to its creation, not the secret.")]
-_TOKEN_HINT = "a machine joins with a token of `ebbtide machines token create`: Authorization: Bearer ebj_..."
+_TOKEN_HINT = "a machine joins with a token of `ebbtide machines token`: Authorization: Bearer ebj_..."
 
 
 @router.post("/machines/tokens", status_code=201)

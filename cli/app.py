@@ -65,6 +65,9 @@ SUBCOMMANDS = (
     Subcommand("snapshot", "cli.commands.events:snapshot", FLEET_PANEL, "Download the scheduler's latest snapshot."),
     Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
     Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add or delete nodes."),
+    Subcommand(
+        "machines", "cli.commands.machines:app", FLEET_PANEL, "List or remove machines, or create tokens to join."
+    ),
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
     Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),

@@ -1,4 +1,4 @@
-"""Shell completion: the script for each shell, and completion of job, node, pool and queue names.
+"""Shell completion: the script for each shell, and completion of job, machine, node, pool and queue names.
 
 A service that does not answer within COMPLETION_TIMEOUT_S offers no names, so that the shell never blocks for longer.
 """
@@ -56,6 +56,12 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
 def complete_node_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return _fetch_suggestions(
         context, incomplete, lambda client: ((node["name"], node["pool"]) for node in client.nodes())
+    )
+
+
+def complete_machine_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _fetch_suggestions(
+        context, incomplete, lambda client: ((machine["name"], machine["pool"]) for machine in client.machines())
     )
 
 

@@ -19,6 +19,7 @@ from api.client.connection import (
 )
 from api.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
 from api.client.jobs import JobMethods, SimulationMethods, StreamMethods
+from api.client.machines import MachineMethods
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", "UnreachableError", "etag_of"]
 
@@ -27,6 +28,7 @@ class Client(
     JobMethods,
     StreamMethods,
     FleetMethods,
+    MachineMethods,
     QueueMethods,
     UsageMethods,
     LendingMethods,

@@ -181,7 +181,7 @@ def create_token(
     """
     document: dict[str, Any] = {"name": name, "grants": grant}
     if expires:
-        document["expires_in_s"] = _parse_duration(expires)
+        document["expires_in_s"] = parse_duration(expires)
     if _uses_database(url, database_url):
         created = _create_in_database(document, database_url)
     else:
@@ -290,7 +290,8 @@ def _open_store(url: str | None) -> Iterator[SqlStore]:
         store.close()
 
 
-def _parse_duration(text: str) -> float:
+def parse_duration(text: str) -> float:
+    """Return the seconds in the text of an `--expires` option."""
     match = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if match is None:
         raise_input_error(
