@@ -1,0 +1,366 @@
+"""Containers of runs: what processes of a job can see, change and become on a machine.
+
+Bubblewrap gives each generation its own PID and IPC namespaces and a file system in which everything is read-only
+except the folders of the job. The agent's state and the secrets of the control plane are covered by empty folders. When
+the agent is root, ranks run as another user without privileges; else bubblewrap uses a user namespace, and ranks keep
+the agent's user. The network is shared with the machine.
+
+The level of containment is found by a real container at the agent's start, never assumed.
+"""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from scheduler.agent.control_groups import CONTROLLERS, ControlGroups
+from scheduler.agent.rank_environment import GpuVendor
+from scheduler.domain.run_document import ResourceLimits
+
+DEFAULT_LIMITS = ResourceLimits(processes=16_384)
+"""Limits of jobs that set none. Without a limit on processes, one job could stop the whole machine."""
+
+_SERVICE_USERS = ("ebbtide", "nobody")
+_KEPT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_READ_SEARCH")
+"""Capabilities of the supervisor: to become the ranks' user, to signal the ranks, and to load its own code."""
+_TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
+_SYSTEM_FOLDERS = (Path("/"), Path("/usr"))
+_USER_SERVICES = Path("/run/user")
+_PROBE_TIMEOUT_S = 20.0
+_PROBE = """
+import json, os, sys
+uid, gid = int(sys.argv[1]), int(sys.argv[2])
+visible = [path for path in sys.argv[3:] if os.path.isdir(path) and os.listdir(path)]
+if uid >= 0:
+    os.setgroups([]); os.setresgid(gid, gid, gid); os.setresuid(uid, uid, uid)
+others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+print(json.dumps({"pid": os.getpid(), "others": others, "uid": os.getuid(), "visible": visible,
+                  "read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY)}))
+"""
+"""Program that looks at its container from within, with the ranks' user, and prints what it sees."""
+
+
+class ContainmentError(ValueError):
+    """The machine cannot contain a run as required, or a folder of a job must not be visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankUser:
+    """The user of a job's processes. `groups` are additional groups, of devices."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainmentPolicy:
+    """Settings of a machine for the containers of runs.
+
+    Args:
+        users: operating-system user by owner of a job.
+        default_user: user of all other owners. Empty chooses `ebbtide` if that user exists, else `nobody`.
+        writable: folders that all jobs may write to, besides their own, for example shared caches.
+        requires_full: refuse to run where the level is less than full.
+        limits: limits of jobs that set none.
+    """
+
+    users: Mapping[str, str] = field(default_factory=dict)
+    default_user: str = ""
+    writable: tuple[Path, ...] = ()
+    requires_full: bool = False
+    limits: ResourceLimits = DEFAULT_LIMITS
+
+    def find_user(self, owner: str) -> RankUser | None:
+        """Return the user of an owner's jobs, None if the agent is not root and so can use no other user.
+
+        Raises:
+            ContainmentError: the configured user does not exist.
+        """
+        if os.geteuid() != 0:
+            return None
+        chosen = self.users.get(owner) or self.default_user
+        for name in (chosen,) if chosen else _SERVICE_USERS:
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            home = Path(entry.pw_dir)
+            return RankUser(name, entry.pw_uid, entry.pw_gid, home if home.is_dir() else Path("/tmp"))
+        raise ContainmentError(
+            f"user: {chosen or ' or '.join(_SERVICE_USERS)!r} is the user of {owner!r}, but does not exist on this "
+            "machine. Create the user, or map the owner to another one."
+        )
+
+
+class LevelName(StrEnum):
+    """How well runs are contained: by all means, by some, or by no namespace at all."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainmentLevel:
+    """What a machine enforces. `missing` names what it does not, and why. The network is always shared."""
+
+    name: LevelName
+    missing: tuple[str, ...] = ()
+    network: str = "shared"
+
+    def __str__(self) -> str:
+        missing = f", without {'; '.join(self.missing)}" if self.missing else ""
+        return f"{self.name} (network: {self.network}){missing}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFolders:
+    """What one container shows besides the read-only file system of the machine.
+
+    Args:
+        run: folder of the generation.
+        working: working directory.
+        checkpoints: checkpoint directory.
+        temporary: folder that ranks see as /tmp.
+        readable: folders that ranks must read although a parent is closed to their user, for example an interpreter.
+        visible_files: files in hidden folders that stay visible, read-only.
+        devices: device nodes of the job's GPUs.
+    """
+
+    run: Path
+    working: Path
+    checkpoints: Path
+    temporary: Path
+    readable: tuple[Path, ...] = ()
+    visible_files: tuple[Path, ...] = ()
+    devices: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Containment:
+    """The containment of a machine.
+
+    Args:
+        hidden: folders that no rank may see: the agent's state, and the secrets of the control plane. Name folders and
+            not files, because a file that is replaced would be visible again.
+        bwrap: path of bubblewrap, empty where it does not work.
+    """
+
+    policy: ContainmentPolicy
+    hidden: tuple[Path, ...]
+    groups: ControlGroups
+    level: ContainmentLevel
+    bwrap: str
+
+    @classmethod
+    def detect(
+        cls, policy: ContainmentPolicy, *, hidden: Sequence[Path], groups: ControlGroups | None = None
+    ) -> Containment:
+        """Find out what the machine enforces, by starting a container and trying to leave it.
+
+        Raises:
+            ContainmentError: the policy requires the full level, or names a user that does not exist.
+        """
+        groups = ControlGroups.detect() if groups is None else groups
+        resolved = tuple(dict.fromkeys(path.resolve() for path in hidden))
+        bwrap = shutil.which("bwrap") or ""
+        missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
+        is_contained = not any(reason.startswith("namespaces") for reason in missing)
+        missing += [f"a limit on {name}: no control group" for name in CONTROLLERS if name not in groups.controllers]
+        name = LevelName.PARTIAL if missing else LevelName.FULL
+        level = ContainmentLevel(name if is_contained else LevelName.NONE, tuple(missing))
+        if policy.requires_full and level.name is not LevelName.FULL:
+            raise ContainmentError(
+                f"--require-containment: the level of this machine is {level}. Provide what is missing, or start the "
+                "agent without this option."
+            )
+        return cls(policy, resolved, groups, level, bwrap if is_contained else "")
+
+    def check_visible(self, path: Path, *, name: str) -> Path:
+        """Return a folder that a job names, resolved.
+
+        Raises:
+            ContainmentError: it lies in a hidden folder, or contains one.
+        """
+        resolved = path.resolve()
+        for hidden in self.hidden:
+            if resolved == hidden or hidden in resolved.parents or resolved in hidden.parents:
+                raise ContainmentError(f"{name}: {path} is or contains a folder of the service. Use another folder.")
+        return resolved
+
+    def build_command(
+        self, folders: ContainerFolders, command: Sequence[str], *, user: RankUser | None, options: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Return the command line that runs `command` as PID 1 of a container.
+
+        The container has no --die-with-parent, because runs outlive the agent. Later mounts cover earlier ones, so the
+        order counts: what a job may write to comes last.
+
+        Args:
+            user: the user of the ranks, which `command` changes to by itself.
+            options: further options of bubblewrap.
+        """
+        if not self.bwrap:
+            return tuple(command)
+        words = [self.bwrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session", "--chdir", "/", *options]
+        if os.geteuid() == 0:
+            words += ["--cap-drop", "ALL"]
+            words += [word for name in _KEPT_CAPABILITIES for word in ("--cap-add", name)]
+        else:
+            words += ["--unshare-user"]
+        words += ["--ro-bind", "/", "/", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
+        words += [word for device in folders.devices for word in ("--dev-bind-try", str(device), str(device))]
+        words += ["--proc", "/proc"]
+        for path in _TEMPORARY_FOLDERS:
+            if path.is_dir() and not path.is_symlink():
+                words += ["--bind", str(folders.temporary), str(path)]
+        closed = [] if user is None else _list_closed_parents((*folders.readable, folders.working), user)
+        words += [word for path in closed for word in ("--tmpfs", str(path))]
+        binds = [("--ro-bind", path) for path in (*folders.readable, *folders.visible_files)]
+        own = (*self.policy.writable, folders.working, folders.checkpoints, folders.run)
+        binds += [("--bind", path) for path in dict.fromkeys(own)]
+        # A bind that contains a hidden folder is covered again. One inside of a hidden folder appears in the cover.
+        is_inside = [any(hidden in path.parents for hidden in self.hidden) for _, path in binds]
+        words += _list_words((bind for bind, inside in zip(binds, is_inside, strict=True) if not inside), closed)
+        for path in (*self.hidden, _USER_SERVICES):
+            words += _cover(path)
+        words += _list_words((bind for bind, inside in zip(binds, is_inside, strict=True) if inside), self.hidden)
+        return (*words, "--", *command)
+
+
+def list_gpu_devices(vendor: GpuVendor, minors: Sequence[int], *, dev: Path = Path("/dev")) -> tuple[Path, ...]:
+    """Return the device nodes that a job needs for its GPUs, as far as the machine has them.
+
+    Args:
+        minors: numbers of the GPUs' own nodes: of `nvidia<n>`, `renderD<n>` or `davinci<n>`.
+    """
+    shared, own = {
+        GpuVendor.NVIDIA: (("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"), "nvidia{}"),
+        GpuVendor.AMD: (("kfd",), "dri/renderD{}"),
+        GpuVendor.ASCEND: (("davinci_manager", "devmm_svm", "hisi_hdc"), "davinci{}"),
+    }[vendor]
+    names = [*shared, "infiniband", *(own.format(minor) for minor in minors)]
+    return tuple(dev / name for name in names if (dev / name).exists())
+
+
+def find_device_groups(devices: Sequence[Path]) -> tuple[int, ...]:
+    """Return the groups that may use the devices, except root's. ROCm's nodes are open to a group only."""
+    groups = {path.stat().st_gid for path in devices if path.exists()}
+    return tuple(sorted(group for group in groups if group != 0 and _is_group(group)))
+
+
+def find_interpreter_folders(venv: Path) -> tuple[Path, ...]:
+    """Return the folders of a virtual environment and of the interpreter that it was made from.
+
+    Raises:
+        ContainmentError: the folder is not a virtual environment.
+    """
+    settings = venv / "pyvenv.cfg"
+    try:
+        lines = settings.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        raise ContainmentError(
+            f"venv: {venv} has no readable pyvenv.cfg. Use the folder of a virtual environment on this machine."
+        ) from None
+    values = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+    folders = [venv.resolve()]
+    python = venv / "bin" / "python"
+    for binary in (Path(values.get("home", "")) / "python", python.resolve()):
+        if binary.parent.name == "bin" and binary.parent.parent not in _SYSTEM_FOLDERS:
+            folders.append(binary.parent.parent.resolve())
+    return tuple(dict.fromkeys(folders))
+
+
+def find_own_folders() -> tuple[Path, ...]:
+    """Return the folders of the agent's interpreter and packages. They hold no secret."""
+    folders = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2])
+    return tuple(dict.fromkeys(path.resolve() for path in folders if path.resolve() not in _SYSTEM_FOLDERS))
+
+
+def _probe(containment: Containment) -> list[str]:
+    """Start a container, try to leave it, and return what it does not enforce."""
+    user = containment.policy.find_user("")
+    if not containment.bwrap:
+        return ["namespaces: bubblewrap (bwrap) is not installed"]
+    with tempfile.TemporaryDirectory(prefix="ebbtide-probe-") as created:
+        own = Path(created).resolve()
+        identity = ("-1", "-1") if user is None else (str(user.uid), str(user.gid))
+        command = (sys.executable, "-I", "-S", "-c", _PROBE, *identity, *map(str, containment.hidden))
+        folders = ContainerFolders(own, own, own, own, readable=find_own_folders())
+        argv = containment.build_command(folders, command, user=user)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        return [f"namespaces: {done.stderr.strip()[-300:] or f'bubblewrap ended with {done.returncode}'}"]
+    return list(_find_missing(json.loads(done.stdout), user))
+
+
+def _find_missing(seen: Mapping[str, Any], user: RankUser | None) -> Iterator[str]:
+    if seen["pid"] != 1 or seen["others"]:
+        yield "namespaces: processes of the machine are visible"
+    if seen["visible"]:
+        yield f"namespaces: hidden folders are visible: {', '.join(seen['visible'])}"
+    if not seen["read_only"]:
+        yield "a read-only file system"
+    if user is None:
+        yield "a separate user: the agent is not root"
+    elif seen["uid"] == 0:
+        yield "a separate user: ranks run as root"
+
+
+def _list_words(binds: Iterable[tuple[str, Path]], covers: Sequence[Path]) -> list[str]:
+    """Return the options of binds. Parents in a cover are created first: bubblewrap would close them to other users."""
+    words = list[str]()
+    for option, path in binds:
+        parents = [parent for parent in _list_parents(path) if any(cover in parent.parents for cover in covers)]
+        words += [word for parent in parents for word in ("--dir", str(parent))]
+        words += [option, str(path), str(path)]
+    return words
+
+
+def _cover(path: Path) -> list[str]:
+    """Return options that hide a folder behind an empty one, or a file behind an empty device."""
+    if path.is_dir():
+        return ["--tmpfs", str(path)]
+    return ["--ro-bind", "/dev/null", str(path)] if path.exists() else []
+
+
+def _list_closed_parents(paths: Sequence[Path], user: RankUser) -> list[Path]:
+    """Return the parents that the user may not enter. An empty folder replaces each, in which only `paths` appear."""
+    closed = [next((parent for parent in _list_parents(path) if not _may_enter(parent, user)), None) for path in paths]
+    return list(dict.fromkeys(parent for parent in closed if parent is not None))
+
+
+def _list_parents(path: Path) -> list[Path]:
+    return [parent for parent in reversed(path.parents) if parent != Path("/")]
+
+
+def _may_enter(path: Path, user: RankUser) -> bool:
+    status = path.stat()
+    if status.st_uid == user.uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid in (user.gid, *user.groups):
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)
+
+
+def _is_group(gid: int) -> bool:
+    try:
+        grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return True

@@ -1,0 +1,427 @@
+"""The agent's handle on one generation of a job on one node: prepare, start, observe and end it, or find it again.
+
+The handle keeps no state that a restarted agent would miss: `SupervisedRun.recover` reads all of it from the folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from scheduler.agent.checkpoint_folder import create_default_folder, open_named_folder
+from scheduler.agent.container_process import LOCK_FD, STATUS_FD, ContainerProcess
+from scheduler.agent.containment import (
+    ContainerFolders,
+    Containment,
+    LevelName,
+    RankUser,
+    find_device_groups,
+    find_interpreter_folders,
+    find_own_folders,
+)
+from scheduler.agent.control_groups import ControlGroup
+from scheduler.agent.rank_environment import (
+    GpuVendor,
+    MachineFacts,
+    RunPaths,
+    build_argv,
+    build_environment,
+    is_reference_trainer,
+    list_processes,
+    select_inherited,
+)
+from scheduler.agent.run_folder import RunFolder
+from scheduler.domain.codec import decode, encode
+from scheduler.domain.observation import RankStatus
+from scheduler.domain.run_document import MasterAddress, ResourceLimits, RunDocument
+
+logger = logging.getLogger(__name__)
+
+
+class SupervisedPhase(StrEnum):
+    """Phases of a run, in order."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What an agent observes of a run.
+
+    Args:
+        port: the reserved MASTER_PORT on the machine of rank 0, else 0.
+        exit_codes: by rank, negative signal numbers for ranks that a signal ended. Ranks that the end of the container
+            killed have none.
+        statuses: last valid status by rank.
+        failure: why a rank could not be started, or the container; else empty.
+        loss: why the supervisor ended its ranks, or that it was killed itself; else empty.
+        tails: last lines of output of ranks that failed.
+    """
+
+    phase: SupervisedPhase
+    port: int = 0
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    statuses: Mapping[int, RankStatus] = field(default_factory=dict)
+    failure: str = ""
+    loss: str = ""
+    oom_kills: int = 0
+    tails: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_prepared(self) -> bool:
+        return self.phase is SupervisedPhase.PREPARED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of the run is left."""
+        return self.phase is SupervisedPhase.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class RunSite:
+    """Where a run takes place on the machine.
+
+    Args:
+        working_dir: working directory of the ranks.
+        default_checkpoint_dir: checkpoint directory of a job that names none.
+        machine: cores and GPU identifiers, for the ranks' environment.
+        devices: device nodes of the job's GPUs (`list_gpu_devices`).
+        readable: further folders that ranks must read.
+        lease: file with the time until which ranks may run; None for no limit.
+    """
+
+    working_dir: Path
+    default_checkpoint_dir: Path
+    machine: MachineFacts
+    devices: tuple[Path, ...] = ()
+    readable: tuple[Path, ...] = ()
+    lease: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """`supervisor.json`: what is not in the document. `pid` is 0 until the container exists."""
+
+    level: str
+    working_dir: str
+    checkpoint_dir: str
+    home: str
+    cores: int
+    vendor: GpuVendor
+    gpu_ids: Mapping[int, str]
+    user: str | None
+    uid: int
+    gid: int
+    group_ids: tuple[int, ...]
+    control_groups: Mapping[str, str]
+    pid: int = 0
+    start_ticks: int = 0
+
+
+class SupervisedRun:
+    """One generation of a job on one node of this machine."""
+
+    def __init__(self, folder: RunFolder, document: RunDocument, record: _Record | None) -> None:
+        self.folder = folder
+        self.document = document
+        self._record = record
+        self._statuses: dict[int, RankStatus] = {}
+        self._logged_errors: set[str] = set()
+        self._process = ContainerProcess(folder)
+        if record is not None:
+            self._process = ContainerProcess(folder, pid=record.pid, start_ticks=record.start_ticks)
+
+    @classmethod
+    def prepare(
+        cls,
+        document: RunDocument,
+        folder: RunFolder,
+        containment: Containment,
+        site: RunSite,
+        *,
+        preload: Sequence[str] = (),
+    ) -> SupervisedRun:
+        """Create the folder and start the supervisor in its container. Ranks start with `start`.
+
+        Args:
+            preload: modules that the supervisor loads for a job of the reference trainer.
+
+        Raises:
+            ValueError: the job cannot run on this machine, for example because its user cannot write checkpoints.
+            OSError: the folder, a control group or the container cannot be created.
+        """
+        user = containment.policy.find_user(document.owner)
+        if user is not None:
+            user = replace(user, groups=find_device_groups(site.devices))
+        checkpoint_dir = _open_checkpoints(document, containment, site, user)
+        # The machine's `python` is often the agent's, and its folders may be closed to other users.
+        readable = [*site.readable, *find_own_folders()]
+        if document.venv:
+            readable += find_interpreter_folders(containment.check_visible(Path(document.venv), name="venv"))
+        is_trainer = is_reference_trainer(document.command)
+        folder.create(document, gid=-1 if user is None else user.gid)
+        group = containment.groups.create(str(folder.path))
+        group.limit(_fill_limits(document.limits, containment.policy.limits))
+        run = cls(folder, document, _build_record(containment, site, user, checkpoint_dir, group))
+        folder.write_record("supervisor.json", encode(run._record))
+        folders = ContainerFolders(
+            run=folder.path,
+            working=site.working_dir,
+            checkpoints=checkpoint_dir,
+            temporary=folder.temporary_path,
+            readable=tuple(dict.fromkeys(readable)),
+            visible_files=() if site.lease is None else (site.lease,),
+            devices=site.devices,
+        )
+        options = ("--json-status-fd", str(STATUS_FD))
+        command = _build_supervisor_command(document, folder, site.lease, preload if is_trainer else ())
+        run._process.launch(
+            containment.build_command(folders, command, user=user, options=options),
+            env=select_inherited(os.environ),
+            procs_files=group.procs_files,
+            is_contained=containment.level.name is not LevelName.NONE,
+        )
+        run._record_process()
+        return run
+
+    @classmethod
+    def recover(cls, folder: RunFolder) -> SupervisedRun:
+        """Return the handle on a run that an earlier agent has prepared.
+
+        Raises:
+            ValueError: the run document is missing or malformed, or of another version.
+        """
+        record = folder.read_record("supervisor.json")
+        run = cls(folder, folder.read_document(), None if record is None else decode(_Record, record))
+        if run._record is not None and run._record.pid == 0:
+            run._process.find()
+            run._record_process()
+        return run
+
+    @classmethod
+    def record_failure(cls, document: RunDocument, folder: RunFolder, reason: str) -> SupervisedRun:
+        """Return a run that has ended because it could not be prepared.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if not folder.path.exists():
+            folder.create(document)
+        folder.write_record("failure.json", {"reason": reason})
+        folder.write_record("ended", {"at": time.time()})
+        return cls.recover(folder)
+
+    def __str__(self) -> str:
+        return f"{self.document.job_id} generation {self.document.generation} on {self.document.node}"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the ranks were ordered to start."""
+        return (self.folder.path / "start.json").exists()
+
+    def start(self, master: MasterAddress) -> None:
+        """Order the supervisor to start the ranks, once.
+
+        Raises:
+            ValueError: the job has no command, or the machine lacks one of its GPUs.
+            OSError: the order cannot be written.
+        """
+        record = self._require_record()
+        argv = build_argv(self.document, master)
+        is_trainer = is_reference_trainer(argv)
+        if is_trainer:
+            argv = (sys.executable, "-P", *argv[1:])
+        paths = RunPaths(
+            run_dir=self.folder.path,
+            checkpoint_dir=Path(record.checkpoint_dir),
+            home=Path(record.home),
+            plan=None if self.document.plan is None else self.folder.plan_path,
+        )
+        machine = MachineFacts(record.cores, record.gpu_ids, record.vendor)
+        processes = [
+            {
+                "rank": seat.rank,
+                "argv": argv,
+                "env": build_environment(
+                    self.document, seat, master, paths=paths, machine=machine, inherited=os.environ
+                ),
+            }
+            for seat in list_processes(self.document)
+        ]
+        user = None if record.user is None else {"uid": record.uid, "gid": record.gid, "groups": record.group_ids}
+        order = {
+            "host": master.host,
+            "port": master.port,
+            "user": user,
+            "directory": record.working_dir,
+            "is_reference_trainer": is_trainer,
+            "processes": processes,
+        }
+        self.folder.write_record("start.json", order)
+        if self._exists("prepared.json"):
+            self._process.send_signal(signal.SIGUSR1)
+
+    def poll(self) -> RunState:
+        """Return the state of the run, and record the supervisor's process if that is still open."""
+        # Looked at before the files: a supervisor that ends in between has written all of them.
+        is_alive = self._process.is_alive()
+        codes = self.folder.read_exit_codes()
+        self._refresh_statuses()
+        failure, loss = self._read_reason("failure.json"), self._read_reason("loss.json")
+        if not is_alive and not self._exists("ended") and not failure:
+            failure, loss = self._explain_lost_supervisor(loss)
+        return RunState(
+            phase=self._find_phase(is_alive=is_alive),
+            port=self._read_port(),
+            exit_codes=codes,
+            statuses=dict(self._statuses),
+            failure=failure,
+            loss=loss,
+            oom_kills=self._group().read_oom_kills(),
+            tails={rank: self.folder.read_log_tail(rank) for rank, code in codes.items() if code != 0},
+        )
+
+    def write_notice(self, action: str, *, seconds_left: float = math.inf, step: int | None = None) -> None:
+        """Write the notice for the ranks. Raises OSError."""
+        gid = -1 if self._record is None or self._record.user is None else self._record.gid
+        self.folder.write_notice(action, seconds_left=seconds_left, step=step, gid=gid)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the ranks' process groups. A run that has not begun has none and is killed."""
+        if self.has_begun:
+            self._process.send_signal(signal.SIGTERM)
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill every process of the run. `poll` shows when the last one is gone."""
+        self._process.send_signal(signal.SIGKILL)
+        self._group().kill()
+
+    def settle(self) -> None:
+        """Remove what only a live run needs, once the control plane knows the end. The records and logs stay."""
+        if not self._group().remove():
+            logger.warning("The control groups of %s cannot be removed yet", self)
+        self.folder.settle()
+
+    def _record_process(self) -> None:
+        """Record the supervisor's process, if it exists."""
+        if self._process.pid != 0:
+            pid, start_ticks = self._process.pid, self._process.start_ticks
+            self._record = replace(self._require_record(), pid=pid, start_ticks=start_ticks)
+            self.folder.write_record("supervisor.json", encode(self._record))
+
+    def _require_record(self) -> _Record:
+        if self._record is None:
+            raise ValueError(f"{self.folder.path / 'supervisor.json'} is missing: the run was never prepared.")
+        return self._record
+
+    def _group(self) -> ControlGroup:
+        paths = {} if self._record is None else self._record.control_groups
+        return ControlGroup({name: Path(path) for name, path in paths.items()})
+
+    def _refresh_statuses(self) -> None:
+        """Read the statuses again. An invalid one is logged once, and the last valid one stays."""
+        for seat in self.document.ranks:
+            try:
+                status = self.folder.read_status(seat.rank)
+            except ValueError as error:
+                if str(error) not in self._logged_errors:
+                    self._logged_errors.add(str(error))
+                    logger.warning("invalid rank status: %s", error)
+                continue
+            if status is not None:
+                self._statuses[seat.rank] = status
+
+    def _exists(self, name: str) -> bool:
+        """Return whether the agent or the supervisor has written a record. One that a rank has created is ignored."""
+        with suppress(ValueError):
+            return self.folder.read_record(name) is not None
+        return False
+
+    def _read_reason(self, name: str) -> str:
+        with suppress(ValueError):
+            record = self.folder.read_record(name)
+            return "" if record is None else str(record["reason"])
+        return ""
+
+    def _read_port(self) -> int:
+        with suppress(ValueError):
+            return int(self.folder.read_record("port") or 0)
+        return 0
+
+    def _find_phase(self, *, is_alive: bool) -> SupervisedPhase:
+        if not is_alive:
+            return SupervisedPhase.ENDED
+        if self._exists("started.json"):
+            return SupervisedPhase.RUNNING
+        return SupervisedPhase.PREPARED if self._exists("prepared.json") else SupervisedPhase.PREPARING
+
+    def _explain_lost_supervisor(self, loss: str) -> tuple[str, str]:
+        """Return failure and loss of a run whose supervisor did not record the end."""
+        errors = self.folder.read_supervisor_errors()
+        if errors and not self._exists("prepared.json"):
+            return f"the container could not start: {errors}", loss
+        return "", loss or "the supervisor was killed"
+
+
+def _open_checkpoints(document: RunDocument, containment: Containment, site: RunSite, user: RankUser | None) -> Path:
+    """Return the checkpoint directory, which the ranks' user can write to."""
+    if not document.checkpoint_dir:
+        create_default_folder(site.default_checkpoint_dir, user)
+        return site.default_checkpoint_dir
+    path = containment.check_visible(Path(document.checkpoint_dir), name="checkpointDir")
+    open_named_folder(path, user)
+    return path
+
+
+def _fill_limits(limits: ResourceLimits, defaults: ResourceLimits) -> ResourceLimits:
+    """Return the job's limits, with those of the machine where the job has none."""
+    return ResourceLimits(
+        memory_bytes=defaults.memory_bytes if limits.memory_bytes is None else limits.memory_bytes,
+        processes=defaults.processes if limits.processes is None else limits.processes,
+        cpus=defaults.cpus if limits.cpus is None else limits.cpus,
+    )
+
+
+def _build_record(
+    containment: Containment, site: RunSite, user: RankUser | None, checkpoint_dir: Path, group: ControlGroup
+) -> _Record:
+    return _Record(
+        level=containment.level.name,
+        working_dir=str(site.working_dir),
+        checkpoint_dir=str(checkpoint_dir),
+        home=str(Path.home() if user is None else user.home),
+        cores=site.machine.cores,
+        vendor=site.machine.vendor,
+        gpu_ids=site.machine.gpu_ids,
+        user=None if user is None else user.name,
+        uid=0 if user is None else user.uid,
+        gid=0 if user is None else user.gid,
+        group_ids=() if user is None else user.groups,
+        control_groups={name: str(path) for name, path in group.paths.items()},
+    )
+
+
+def _build_supervisor_command(
+    document: RunDocument, folder: RunFolder, lease: Path | None, preload: Sequence[str]
+) -> tuple[str, ...]:
+    # -P: the modules of the current directory must not be imported instead of the supervisor's.
+    command = [sys.executable, "-P", "-m", "scheduler.agent.supervisor", str(folder.path), "--lock-fd", str(LOCK_FD)]
+    if document.node_rank == 0:
+        command.append("--reserve-port")
+    if lease is not None:
+        command += ["--lease", str(lease)]
+    return (*command, *(word for module in preload for word in ("--preload", module)))
