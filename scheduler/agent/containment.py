@@ -265,25 +265,24 @@ def find_device_groups(devices: Sequence[Path]) -> tuple[int, ...]:
 
 
 def find_interpreter_folders(venv: Path) -> tuple[Path, ...]:
-    """Return the folders of a virtual environment and of the interpreter that it was made from.
+    """Return the folders of a virtual environment and of the Python installation that it was made from.
+
+    A folder that only claims to be an installation is left out: its owner may not have opened it to others.
 
     Raises:
         ContainmentError: the folder is not a virtual environment.
     """
-    settings = venv / "pyvenv.cfg"
     try:
-        lines = settings.read_text(encoding="utf-8").splitlines()
-    except OSError:
+        lines = (venv / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
         raise ContainmentError(
             f"venv: {venv} has no readable pyvenv.cfg. Use the folder of a virtual environment on this machine."
         ) from None
-    values = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
-    folders = [venv.resolve()]
-    python = venv / "bin" / "python"
-    for binary in (Path(values.get("home", "")) / "python", python.resolve()):
-        if binary.parent.name == "bin" and binary.parent.parent not in _SYSTEM_FOLDERS:
-            folders.append(binary.parent.parent.resolve())
-    return tuple(dict.fromkeys(folders))
+    settings = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+    binaries = (Path(settings.get("home", "")) / "python3", venv / "bin" / "python3")
+    bases = [binary.resolve().parent.parent for binary in binaries if binary.is_file()]
+    installed = [base for base in bases if base not in _SYSTEM_FOLDERS and any(base.glob("lib/python3.*/os.py"))]
+    return tuple(dict.fromkeys((venv.resolve(), *installed)))
 
 
 def find_own_folders() -> tuple[Path, ...]:

@@ -169,7 +169,7 @@ class SupervisedRun:
         # The machine's `python` is often the agent's, and its folders may be closed to other users.
         readable = [*site.readable, *find_own_folders()]
         if document.venv:
-            readable += find_interpreter_folders(containment.check_visible(Path(document.venv), name="venv"))
+            readable += _find_venv_folders(Path(document.venv), containment, site)
         is_trainer = is_reference_trainer(document.command)
         folder.create(document, gid=-1 if user is None else user.gid)
         group = containment.groups.create(str(folder.path))
@@ -385,6 +385,15 @@ def _open_checkpoints(document: RunDocument, containment: Containment, site: Run
     path = containment.check_visible(Path(document.checkpoint_dir), name="checkpointDir")
     open_named_folder(path, user)
     return path
+
+
+def _find_venv_folders(venv: Path, containment: Containment, site: RunSite) -> list[Path]:
+    """Return the folders that the ranks need for a virtual environment: of their own project, or anywhere visible."""
+    own = (site.working_dir, *site.readable)
+    return [
+        path if any(folder in (path, *path.parents) for folder in own) else containment.check_visible(path, name="venv")
+        for path in find_interpreter_folders(venv)
+    ]
 
 
 def _fill_limits(limits: ResourceLimits, defaults: ResourceLimits) -> ResourceLimits:

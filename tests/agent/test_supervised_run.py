@@ -319,3 +319,17 @@ def test_agent_without_root_contains_runs_by_a_user_namespace(open_folder: Path)
     assert any("a separate user" in reason for reason in missing)
     assert codes == {"0": 0}
     assert json.loads(output)[1] == []
+
+
+@needs_root
+def test_virtual_environment_in_a_closed_home_is_used(machine: TestMachine, tmp_path: Path) -> None:
+    venv = tmp_path / "home" / "venv"
+    _create_system_venv(venv)
+    venv.parent.chmod(0o700)
+    script = "import json, os, sys; print(json.dumps([sys.prefix, os.listdir(os.path.dirname(sys.prefix))]))"
+    (venv.parent / "private").touch()
+    run, state = machine.finish(python_job(script, venv=str(venv)))
+    assert state.exit_codes == {0: 0}
+    assert read_output(run) == [str(venv), ["venv"]]
+    with pytest.raises(ValueError, match="venv"):
+        machine.prepare(python_job(script, job_id="other", venv=str(tmp_path)))
