@@ -5,8 +5,8 @@ and agents restart independently, and none of them restarts a rank.
 
 An agent prepares a generation as soon as it is decided: supervisors load, and the node of rank 0 reserves a port. The
 generation begins when every node has prepared it and no older rank lives. An agent that lost contact ends its ranks
-after DISCONNECT_S; the executor counts them as lost only CLOCK_MARGIN_S later, so that two generations of a job never
-run at once.
+after `disconnect_s`; the executor counts them as lost only CONTACT_MARGIN_S later, so that two generations of a job
+never run at once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ logger = logging.getLogger(__name__)
 
 UNREACHABLE_S = 30.0
 """A machine that has not reported for this long is down: nothing new is placed there."""
-DISCONNECT_S = 120.0
-"""An agent without contact to the control plane ends its ranks after this long."""
-CLOCK_MARGIN_S = 30.0
+CONTACT_MARGIN_S = 12.0
 """Delay of recorded contacts behind real ones, and the time that the end of ranks takes."""
 
 _AGENT_ID_LENGTH = 16
@@ -46,12 +44,15 @@ class MachineDirectory(Protocol):
 
 
 class AgentExecutor:
-    """Executor on machines with node agents. `epoch` returns the leader's epoch, stamped on all writes."""
+    """Executor on machines with node agents. Ranks of a machine without contact for `disconnect_s` end."""
 
-    def __init__(self, ledger: RunLedger, machines: MachineDirectory, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self, ledger: RunLedger, machines: MachineDirectory, *, now: Callable[[], float], disconnect_s: float
+    ) -> None:
         self._ledger = ledger
         self._machines = machines
         self._now = now
+        self._lost_after_s = disconnect_s + CONTACT_MARGIN_S
         self._desired = Snapshot()
         self._converged_generation = 0
 
@@ -64,7 +65,9 @@ class AgentExecutor:
             FencedError: a newer leader has written.
         """
         now_s, machines = self._now(), self._machines.list_machines()
-        runs = self._ledger.update_runs(lambda begun: find_agents(machines, begun, now_s), self._desired.jobs, now_s)
+        runs = self._ledger.update_runs(
+            lambda begun: find_agents(machines, begun, now_s - self._lost_after_s), self._desired.jobs, now_s
+        )
         reachable = {node for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
         facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable)
         known = tuple(run for job_runs in runs.values() for run in job_runs)
@@ -120,12 +123,15 @@ def is_reachable(machine: Machine, now_s: float) -> bool:
     return machine.is_live and now_s - last_contact_s(machine) < UNREACHABLE_S
 
 
-def find_agents(machines: Iterable[Machine], begun: Iterable[BegunRun], now_s: float) -> Mapping[AgentKey, str]:
-    """Return the agents of begun runs, by job and node, whose ranks may still be alive."""
+def find_agents(machines: Iterable[Machine], begun: Iterable[BegunRun], since_s: float) -> Mapping[AgentKey, str]:
+    """Return the agents of begun runs, by job and node, of machines that had contact after `since_s`.
+
+    Ranks of other machines have ended.
+    """
     by_node = {
         node: agent_id(machine)
         for machine in machines
-        if machine.is_live and now_s - last_contact_s(machine) < DISCONNECT_S + CLOCK_MARGIN_S
+        if last_contact_s(machine) > since_s
         for node in machine.nodes
     }
     return {(run.job_id, node): by_node[node] for run in begun for node in run.gpus if node in by_node}

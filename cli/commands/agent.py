@@ -1,0 +1,105 @@
+"""`ebbtide agent`: the daemon that runs ranks on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.inputs import InputError, input_errors_from
+
+_DEFAULT_STATE = Path("/var/lib/ebbtide-agent")
+
+StateOption = Annotated[
+    Path, typer.Option("--state", help="Folder for credential, runs, logs and checkpoints. One agent uses it.")
+]
+JoinOption = Annotated[str, typer.Option("--join", metavar="URL", help="Control plane to join, once.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="File with a join token from `ebbtide machines token`.")
+]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the machine and its node. Default: its host name.")]
+AddressOption = Annotated[
+    str, typer.Option("--address", help="Where other machines reach this one. Default: its address on that route.")
+]
+GpusOption = Annotated[int, typer.Option("--gpus", min=0, help="Number of GPUs. 0: the detected ones.")]
+GpuOption = Annotated[str, typer.Option("--gpu", help="GPU profile or product, instead of the detected one.")]
+GpuMemoryOption = Annotated[
+    int, typer.Option("--gpu-memory", min=0, help="Memory of each GPU in bytes. 0: the detected one.")
+]
+CheckpointOption = Annotated[
+    list[Path] | None, typer.Option("--checkpoint-path", help="Folder whose reachability is reported. Repeatable.")
+]
+WritableOption = Annotated[
+    list[Path] | None, typer.Option("--writable", help="Folder that all jobs may write to. Repeatable.")
+]
+HiddenOption = Annotated[list[Path] | None, typer.Option("--hide", help="Folder that no rank may see. Repeatable.")]
+UserMapOption = Annotated[
+    list[str] | None,
+    typer.Option("--user", metavar="OWNER=USER", help="User of this machine that runs an owner's jobs. Repeatable."),
+]
+DefaultUserOption = Annotated[
+    str, typer.Option("--default-user", help="User of all other jobs. Default: `ebbtide` if it exists, else `nobody`.")
+]
+RequireOption = Annotated[
+    bool, typer.Option("--require-containment", help="Refuse to start where ranks cannot be contained in full.")
+]
+
+
+def agent(
+    state: StateOption = _DEFAULT_STATE,
+    join: JoinOption = "",
+    token_file: TokenOption = None,
+    name: NameOption = "",
+    address: AddressOption = "",
+    gpus: GpusOption = 0,
+    gpu: GpuOption = "",
+    gpu_memory: GpuMemoryOption = 0,
+    checkpoint_path: CheckpointOption = None,
+    writable: WritableOption = None,
+    hide: HiddenOption = None,
+    user: UserMapOption = None,
+    default_user: DefaultUserOption = "",
+    requires_containment: RequireOption = False,
+) -> None:
+    """Run ranks on this machine. The first start joins the machine to a pool; ranks outlive the agent."""
+    import logging
+    from importlib.metadata import version
+
+    from scheduler.agent.containment import ContainmentPolicy
+    from scheduler.agent.daemon import AgentOptions, run_agent
+    from scheduler.agent.inventory import InventoryOverrides
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
+    policy = ContainmentPolicy(
+        users=_parse_users(user or []),
+        default_user=default_user,
+        writable=tuple(path.resolve() for path in writable or []),
+        requires_full=requires_containment,
+    )
+    options = AgentOptions(
+        state=state,
+        version=version("ebbtide-scheduler"),
+        url=join,
+        token_file=token_file,
+        name=name,
+        gpu=gpu,
+        address=address,
+        overrides=InventoryOverrides(gpus=gpus, gpu=gpu, gpu_memory_bytes=gpu_memory),
+        policy=policy,
+        hidden=tuple(hide or []),
+        checkpoint_paths=tuple(checkpoint_path or []),
+    )
+    with input_errors_from("ebbtide agent"):
+        run_agent(options)
+
+
+def _parse_users(entries: list[str]) -> dict[str, str]:
+    """Parse `OWNER=USER` entries."""
+    users = {}
+    for entry in entries:
+        owner, separator, user = entry.partition("=")
+        if not (owner and separator and user):
+            raise InputError(f"--user: {entry!r} is invalid. Use OWNER=USER, such as --user alice=alice.")
+        users[owner] = user
+    return users

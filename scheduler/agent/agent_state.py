@@ -1,0 +1,90 @@
+"""The state folder of a node agent: its identity, its credential, and the lease of its ranks.
+
+<state>/agent.lock        held while an agent uses the folder
+<state>/identity.json     name of the machine, URL of the control plane, credential; readable by the agent alone
+<state>/epoch             highest leader epoch that was seen
+<state>/lease             time on the boot clock until which ranks may run without contact to the control plane
+<state>/jobs/             run folders (see run_folder)
+<state>/directories/      unpacked working directories
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from scheduler.agent.shared_files import write_json
+
+_LEASE_FORMAT = "{:020.3f}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """A machine that has joined. `credential` authenticates its reports."""
+
+    machine: str
+    nodes: tuple[str, ...]
+    url: str
+    credential: str = field(repr=False)
+
+
+class AgentState:
+    """The state folder of one agent.
+
+    Raises:
+        ValueError: another agent uses the folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(self.root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"--state: {self.root} is in use by another agent. Stop that one first, or choose another folder."
+            ) from None
+        self._lease = os.open(self.lease_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    @property
+    def lease_path(self) -> Path:
+        return self.root / "lease"
+
+    def read_identity(self) -> AgentIdentity | None:
+        """Return the identity, or None before the machine has joined."""
+        path = self.root / "identity.json"
+        if not path.exists():
+            return None
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return AgentIdentity(**document | {"nodes": tuple(document["nodes"])})
+
+    def write_identity(self, identity: AgentIdentity) -> None:
+        write_json(self.root / "identity.json", asdict(identity), durable=True)
+
+    def extend_lease(self, until_s: float) -> None:
+        """Allow ranks to run until `until_s` on the boot clock. Written in place: containers see the same file."""
+        os.pwrite(self._lease, _LEASE_FORMAT.format(until_s).encode(), 0)
+
+    def read_lease_s(self) -> float:
+        """Return the time on the boot clock until which ranks may run; 0 if none was ever given."""
+        return float(self.lease_path.read_text(encoding="ascii") or 0.0)
+
+    def accept_epoch(self, epoch: int) -> bool:
+        """Return whether no later leader was seen, and remember the epoch durably."""
+        path = self.root / "epoch"
+        highest = int(path.read_text()) if path.exists() else 0
+        if epoch > highest:
+            part = self.root / ".epoch.part"
+            part.write_text(f"{epoch}\n", encoding="ascii")
+            part.replace(path)
+        return epoch >= highest
+
+
+def boot_time_s() -> float:
+    """Return the seconds since the machine started. All processes of the machine share this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,193 @@
+"""The runs of one job on one node of the machine: the one that started last, and a newer one that is prepared."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from scheduler.agent.supervised_run import RunState, SupervisedRun
+from scheduler.domain.codec import encode
+from scheduler.domain.run_document import LaunchMode, MasterAddress, RunDocument
+
+logger = logging.getLogger(__name__)
+
+_STATUS_TIMEOUT_S = 10.0
+_TEXT_LENGTH_MAX = 4000  # the API rejects reports with much longer texts
+_START_FAILED_CODE = 127
+_KILLED_CODE = -9
+
+
+class ActiveRun:
+    """A generation whose ranks may have started, and what the control plane wants of it."""
+
+    def __init__(self, run: SupervisedRun) -> None:
+        self.run = run
+        self.state: RunState = run.poll()
+        self._kill_reason = ""
+        self._is_terminated = False
+        self._leave_by_s = math.inf
+        self._action = self._checkpoint_request = ""
+        self._began_at_s = time.monotonic()
+
+    @property
+    def generation(self) -> int:
+        return self.run.document.generation
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state.has_ended
+
+    @property
+    def is_leaving(self) -> bool:
+        return bool(self._action) or self.has_ended
+
+    def update(self) -> None:
+        """Read what ranks and supervisor have written, and enforce the deadline to leave."""
+        self.state = self.run.poll()
+        if self.has_ended:
+            return
+        if time.monotonic() >= self._leave_by_s:
+            self.kill("the deadline to leave has passed")
+        is_silent = not self.state.statuses and time.monotonic() >= self._began_at_s + _STATUS_TIMEOUT_S
+        if self._action and is_silent and not self._is_terminated:
+            self._is_terminated = True
+            self.run.terminate()
+
+    def obey(self, notice: Mapping[str, Any] | None, kill: str) -> None:
+        """Pass a notice on to the ranks, or kill them."""
+        if self.has_ended:
+            return
+        if kill:
+            self.kill(kill, is_own_decision=False)
+        elif notice is not None and notice["action"] == "checkpoint":
+            self._request_checkpoint(notice)
+        elif notice is not None:
+            self._request_exit(notice)
+
+    def kill(self, reason: str, *, is_own_decision: bool = True) -> None:
+        logger.warning("%s: killing its ranks: %s", self.run, reason)
+        if is_own_decision:
+            self._kill_reason = self._kill_reason or reason
+        self.run.kill()
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
+            "failure": self.state.failure[:_TEXT_LENGTH_MAX],
+            "killed": (self._kill_reason or self.state.loss)[:_TEXT_LENGTH_MAX],
+            "terminated": self._is_terminated,
+        }
+
+    def _report_rank(self, rank: int) -> dict[str, Any]:
+        document = self.run.document
+        process = rank if document.launch is LaunchMode.RANK else document.ranks[0].rank
+        status = self.state.statuses.get(rank)
+        code = self.state.exit_codes.get(process)
+        if code is None and self.has_ended:
+            code = _START_FAILED_CODE if self.state.failure else _KILLED_CODE
+        return {
+            "rank": rank,
+            "exit_code": code,
+            "status": None if status is None else encode(status),
+            "written_at_ns": 0 if status is None else status.written_at_ns,
+            "tail": self.state.tails.get(process, "")[-_TEXT_LENGTH_MAX:],
+            "oom_kills": self.state.oom_kills,
+        }
+
+    def _request_checkpoint(self, notice: Mapping[str, Any]) -> None:
+        if not self._action and notice["request"] != self._checkpoint_request:
+            self._checkpoint_request = notice["request"]
+            self.run.write_notice("checkpoint", step=notice["step"] or 0)
+
+    def _request_exit(self, notice: Mapping[str, Any]) -> None:
+        left_s = math.inf if notice["seconds_left"] is None else notice["seconds_left"]
+        leave_by_s = time.monotonic() + left_s
+        if notice["action"] != self._action or leave_by_s < self._leave_by_s - 1.0:
+            self._action, self._leave_by_s = notice["action"], min(leave_by_s, self._leave_by_s)
+            self.run.write_notice(notice["action"], seconds_left=left_s)
+
+
+class JobRuns:
+    """The runs of one job on one node."""
+
+    def __init__(self, job_id: str, node: str, *, active: ActiveRun | None = None) -> None:
+        self.job_id = job_id
+        self.node = node
+        self.active = active
+        self.prepared: SupervisedRun | None = None
+        self._preparing: tuple[int, Future[SupervisedRun]] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.active is None and self.prepared is None and self._preparing is None
+
+    @property
+    def generations(self) -> tuple[int, int]:
+        """The generations that are started and prepared, as the report names them; 0 for none."""
+        report = self.report()
+        return report["generation"], report.get("prepared", 0)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a run is about to start or to end."""
+        return (
+            self.prepared is not None
+            or self._preparing is not None
+            or (self.active is not None and self.active.is_leaving)
+        )
+
+    def update(self) -> None:
+        """Take up a finished preparation, and read what the ranks have written."""
+        if self._preparing is not None and self._preparing[1].done():
+            self.prepared, self._preparing = self._preparing[1].result(), None
+        if self.active is not None:
+            self.active.update()
+
+    def obey(self, order: Mapping[str, Any], prepare: Callable[[RunDocument], Future[SupervisedRun]]) -> None:
+        """Do what the control plane asks. `order` is one entry of the reply to a machine's report."""
+        wanted: int = order["generation"]
+        self._discard_unless(wanted)
+        if self.active is not None:
+            self.active.obey(order["notice"], order["kill"])
+            if self.active.has_ended and order["is_recorded"]:
+                self.active.run.settle()
+                self.active = None
+        if order["document"] is not None and self.prepared is None and self._preparing is None:
+            document = RunDocument.from_document(order["document"])
+            self._preparing = document.generation, prepare(document)
+        if order["begin"] is not None and self.prepared is not None and self._may_begin:
+            self.prepared.start(MasterAddress(order["begin"]["host"], order["begin"]["port"]))
+            self.active, self.prepared = ActiveRun(self.prepared), None
+
+    def kill(self, reason: str) -> None:
+        """Kill all ranks, and discard what is prepared."""
+        self._discard_unless(0)
+        if self.active is not None and not self.active.has_ended:
+            self.active.kill(reason)
+
+    def report(self) -> dict[str, Any]:
+        """Return the entry of this job and node in the machine's report."""
+        none: dict[str, Any] = {"generation": 0, "ranks": []}
+        report = none if self.active is None else self.active.report()
+        report |= {"job_id": self.job_id, "node": self.node}
+        if self.prepared is not None:
+            state = self.prepared.poll()
+            if state.is_prepared or state.has_ended:
+                report |= {"prepared": self.prepared.document.generation, "master_port": state.port}
+        return report
+
+    @property
+    def _may_begin(self) -> bool:
+        return self.active is None or self.active.has_ended
+
+    def _discard_unless(self, generation: int) -> None:
+        """Discard a prepared run of another generation. One that is still being prepared is discarded once it is."""
+        if self.prepared is not None and self.prepared.document.generation != generation:
+            self.prepared.kill()
+            self.prepared.settle()
+            self.prepared = None

@@ -1,0 +1,159 @@
+"""The node agent: one daemon per machine, which runs the ranks of many jobs.
+
+    machine agent     polls the control plane; prepares, begins, notifies and kills runs
+      supervisor      one per job, node and generation; PID 1 of its container; outlives the agent
+        rank ...
+
+A restarted agent finds its runs again in the state folder. Without contact to the control plane, ranks go on until the
+lease ends, which every answered report extends; their supervisors enforce it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import urllib.parse
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from scheduler.agent.agent_state import AgentIdentity, AgentState
+from scheduler.agent.job_runs import ActiveRun, JobRuns
+from scheduler.agent.supervised_run import SupervisedRun
+from scheduler.domain.run_document import RunDocument
+from scheduler.worker.control_plane_client import ControlPlaneClient, Reply
+
+logger = logging.getLogger(__name__)
+
+_BUSY_PERIOD_S, _IDLE_PERIOD_S = 0.05, 0.5
+"""Time between two looks at the files of runs."""
+_PREPARATIONS_MAX = 4
+_FINAL_REPORT_TIMEOUT_S = 5.0
+
+Prepare = Callable[[RunDocument], SupervisedRun]
+"""Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
+
+
+class MachineAgent:
+    """The agent of one machine.
+
+    Args:
+        recovered: runs of an earlier agent with this state folder.
+    """
+
+    def __init__(
+        self, state: AgentState, identity: AgentIdentity, prepare: Prepare, recovered: list[SupervisedRun]
+    ) -> None:
+        self._state = state
+        self._identity = identity
+        self._prepare = prepare
+        self._jobs: dict[tuple[str, str], JobRuns] = {}
+        for run in sorted(recovered, key=lambda run: run.document.generation):
+            self._take_up(run)
+        self._threads = ThreadPoolExecutor(_PREPARATIONS_MAX, thread_name_prefix="prepare")
+        self._wake_read_fd, wake_write_fd = os.pipe()
+        for descriptor in (self._wake_read_fd, wake_write_fd):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
+        self._is_stopping = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._request_stop)
+        self._reported: object = None
+        path = f"/v1/machines/{urllib.parse.quote(identity.machine, safe='')}/report"
+        self._client = ControlPlaneClient(
+            identity.url, path, read_token=lambda: identity.credential, wake_fd=wake_write_fd
+        )
+
+    def serve(self) -> None:
+        """Run until SIGTERM. The ranks go on without the agent."""
+        while not self._is_stopping:
+            self._update()
+            self._send_report()
+            self._wait()
+            if reply := self._client.take_reply():
+                self._obey(reply)
+        self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self) -> None:
+        """Wait for a reply, a signal, or the next look at the files of runs."""
+        is_busy = any(runs.is_changing for runs in self._jobs.values())
+        if select.select([self._wake_read_fd], [], [], _BUSY_PERIOD_S if is_busy else _IDLE_PERIOD_S)[0]:
+            os.read(self._wake_read_fd, 4096)
+
+    def _update(self) -> None:
+        for runs in self._jobs.values():
+            runs.update()
+
+    def _send_report(self) -> None:
+        """Submit the state of all runs, at once if more than the progress of ranks has changed."""
+        reports = [runs.report() for _, runs in sorted(self._jobs.items())]
+        essence = [_essence(report) for report in reports]
+        is_urgent, self._reported = essence != self._reported, essence
+        self._client.submit({"runs": reports}, urgent=is_urgent)
+
+    def _obey(self, reply: Reply) -> None:
+        """Act on a reply. One of an earlier leader, or a malformed one, changes nothing."""
+        document = reply.document
+        try:
+            if not self._state.accept_epoch(int(document["epoch"])):
+                logger.warning("Ignoring a reply of leader epoch %s: a later one was seen", document["epoch"])
+                return
+            self._state.extend_lease(reply.sent_at_s + float(document["disconnect_s"]))
+            for order in document["runs"]:
+                self._obey_order(order, reply)
+        except (KeyError, TypeError, ValueError, OSError):
+            logger.exception("Ignoring a malformed reply")
+
+    def _obey_order(self, order: Mapping[str, Any], reply: Reply) -> None:
+        key = (str(order["job_id"]), str(order["node"]))
+        runs = self._jobs.get(key)
+        if runs is None:
+            if order["document"] is None:
+                return
+            runs = self._jobs[key] = JobRuns(*key)
+        elif _find_report(reply, key) != runs.generations:
+            return  # the reply answers an older state of these runs
+        runs.obey(order, self._start_preparation)
+        if runs.is_empty:
+            del self._jobs[key]
+
+    def _start_preparation(self, document: RunDocument) -> Future[SupervisedRun]:
+        return self._threads.submit(self._prepare, replace(document, url=self._identity.url))
+
+    def _take_up(self, run: SupervisedRun) -> None:
+        """Take up a run of an earlier agent: an older one of the same job and node has ended."""
+        key = (run.document.job_id, run.document.node)
+        runs = self._jobs.setdefault(key, JobRuns(*key))
+        if run.has_begun:
+            runs.active = ActiveRun(run)
+        else:
+            runs.prepared = run
+
+    def _request_stop(self, _number: int, _frame: object) -> None:
+        self._is_stopping = True
+
+
+def _find_report(reply: Reply, key: tuple[str, str]) -> tuple[int, int]:
+    """Return the generations that the answered report gave for a job and node: started and prepared."""
+    for report in reply.report["runs"]:
+        if (report["job_id"], report["node"]) == key:
+            return report["generation"], report.get("prepared", 0)
+    return 0, 0
+
+
+def _essence(report: Mapping[str, Any]) -> object:
+    """Return the part of a report whose changes are reported at once."""
+    ranks = [
+        (
+            rank["rank"],
+            rank["exit_code"],
+            status and (status["phase"], status["checkpoint_step"], status["frozen_layers"]),
+        )
+        for rank in report["ranks"]
+        for status in [rank["status"]]
+    ]
+    return {**report, "ranks": ranks}

@@ -1,0 +1,150 @@
+"""Preparing runs on this machine: working directory, folder, container and supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from scheduler.agent.agent_state import AgentIdentity, AgentState
+from scheduler.agent.containment import ContainerFolders, Containment, RankUser, list_gpu_devices
+from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
+from scheduler.agent.run_folder import AgentFolders
+from scheduler.agent.supervised_run import RunSite, SupervisedRun
+from scheduler.agent.working_directory import UserIds, WorkingDirectories, WorkingDirectory, WorkingDirectoryError
+from scheduler.domain.machine import MachineInventory
+from scheduler.domain.run_document import RunDocument
+
+logger = logging.getLogger(__name__)
+
+_FETCH_TIMEOUT_S = 30.0
+
+
+class RunLauncher:
+    """Prepares runs on one machine. Thread-safe: several runs may be prepared at once.
+
+    Args:
+        preload: modules that supervisors load for jobs of the reference trainer.
+    """
+
+    def __init__(
+        self,
+        state: AgentState,
+        identity: AgentIdentity,
+        containment: Containment,
+        inventory: MachineInventory,
+        *,
+        preload: Sequence[str],
+    ) -> None:
+        self._state = state
+        self._identity = identity
+        self._folders = AgentFolders(state.root)
+        self._directories = WorkingDirectories(state.root / "directories")
+        self._containment = containment
+        self._preload = tuple(preload)
+        self._gpus = {gpu.index: gpu for gpu in inventory.gpus if gpu.uuid}
+        self._cores = inventory.cpus or os.cpu_count() or 1
+
+    def prepare(self, document: RunDocument) -> SupervisedRun:
+        """Start the supervisor of a generation. A run that cannot be prepared has ended, with the reason.
+
+        Raises:
+            OSError: not even the reason can be recorded.
+        """
+        folder = self._folders.folder(document.job_id, document.generation, document.node)
+        try:
+            user = self._containment.policy.find_user(document.owner)
+            shared = self._prepare_directory(document, user)
+            working_dir = folder.path.with_name(f"work-{folder.path.name}")
+            if shared is not None:
+                shared.copy_to(working_dir, _to_ids(user))
+                if document.venv and not document.venv.startswith("/"):
+                    document = replace(document, venv=str(shared.path / document.venv))
+            else:
+                _create_empty(working_dir, user)
+            site = self._build_site(document, working_dir, shared)
+            return SupervisedRun.prepare(document, folder, self._containment, site, preload=self._preload)
+        except (OSError, ValueError, WorkingDirectoryError) as error:
+            logger.exception("cannot prepare generation %d of %s", document.generation, document.job_id)
+            return SupervisedRun.record_failure(document, folder, f"node {document.node} cannot start it: {error}")
+
+    def recover_runs(self) -> list[SupervisedRun]:
+        """Return the runs of earlier agents whose end the control plane does not know."""
+        runs = []
+        for folder in self._folders.list_unsettled():
+            try:
+                runs.append(SupervisedRun.recover(folder))
+            except ValueError:
+                logger.exception("cannot recover the run in %s", folder.path)
+        return runs
+
+    def _build_site(self, document: RunDocument, working_dir: Path, shared: WorkingDirectory | None) -> RunSite:
+        gpus = [self._gpus[seat.gpu] for seat in document.ranks if seat.gpu in self._gpus]
+        return RunSite(
+            working_dir=working_dir,
+            default_checkpoint_dir=self._folders.checkpoint_dir(document.job_id),
+            machine=MachineFacts(self._cores, {gpu.index: gpu.uuid for gpu in gpus}, GpuVendor.NVIDIA),
+            devices=list_gpu_devices(GpuVendor.NVIDIA, [gpu.index for gpu in gpus]) if gpus else (),
+            readable=() if shared is None else (shared.path,),
+            lease=self._state.lease_path,
+        )
+
+    def _prepare_directory(self, document: RunDocument, user: RankUser | None) -> WorkingDirectory | None:
+        if not document.archive:
+            return None
+        return self._directories.prepare(
+            document.archive,
+            partial(self._fetch, document.archive),
+            run_setup=partial(self._run_setup, user),
+            setup=document.setup,
+            user=_to_ids(user),
+        )
+
+    def _fetch(self, digest: str, target: Path) -> None:
+        request = urllib.request.Request(
+            f"{self._identity.url}/v1/archives/{digest}",
+            headers={"Authorization": f"Bearer {self._identity.credential}"},
+        )
+        with urllib.request.urlopen(request, timeout=_FETCH_TIMEOUT_S) as reply, target.open("wb") as file:
+            shutil.copyfileobj(reply, file)
+
+    def _run_setup(self, user: RankUser | None, command: tuple[str, ...], directory: Path, log: Path) -> int:
+        """Run the setup command of a job in a container, as the user of the job."""
+        temporary = directory.with_name("tmp")
+        temporary.mkdir(exist_ok=True)
+        temporary.chmod(0o1777)
+        if user is not None:
+            command = (
+                *("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--no-new-privs"),
+                *("--inh-caps=-all", "--", *command),
+            )
+        folders = ContainerFolders(run=directory, working=directory, checkpoints=directory, temporary=temporary)
+        words = self._containment.build_command(folders, command, user=user, options=("--chdir", str(directory)))
+        environment = select_inherited(os.environ) | {"HOME": str(directory)}
+        with log.open("ab") as output:
+            return subprocess.run(
+                words,
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                check=False,
+            ).returncode
+
+
+def _create_empty(folder: Path, user: RankUser | None) -> None:
+    """Create the working directory of a job without an archive."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if user is not None:
+        os.chown(folder, user.uid, user.gid)
+
+
+def _to_ids(user: RankUser | None) -> UserIds | None:
+    return None if user is None else UserIds(user.uid, user.gid)

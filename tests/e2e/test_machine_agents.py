@@ -1,0 +1,123 @@
+"""Jobs on machines with node agents: real API, controller, agents, supervisors and ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.machine_site import MachineSite, open_site
+
+RANK = Path(__file__).with_name("reporting_rank.py")
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[MachineSite]:
+    with open_site(tmp_path) as opened:
+        yield opened
+
+
+def submit(site: MachineSite, name: str, *, gpus: int, seconds: float, **fields: Any) -> str:
+    script = site.shared / RANK.name
+    shutil.copy(RANK, script)
+    script.chmod(0o644)
+    return site.submit(name, ["python3", str(script), str(site.shared), str(seconds)], gpus=gpus, **fields)
+
+
+def read_ranks(site: MachineSite, job_id: str, generation: int = 1) -> dict[int, dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in site.shared.glob(f"{job_id}-{generation}-*.json")]
+    return {int(seen["RANK"]): seen for seen in found}
+
+
+def find_generations(site: MachineSite, job_id: str) -> set[int]:
+    return {int(path.name.split("-")[-2]) for path in site.shared.glob(f"{job_id}-*.json")}
+
+
+def find_last_sign_of_life(site: MachineSite, job_id: str, generation: int = 1) -> float:
+    return max(float(path.read_text()) for path in site.shared.glob(f"{job_id}-{generation}-*.alive"))
+
+
+def test_job_runs_across_two_machines_to_its_end(site: MachineSite) -> None:
+    site.join("m1", gpus=2)
+    site.join("m2", gpus=2, address="127.0.0.2")
+    job_id = submit(site, "both", gpus=4, seconds=1.0)
+    site.wait(lambda: site.state(job_id) == "succeeded")
+    ranks = read_ranks(site, job_id)
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert {seen["WORLD_SIZE"] for seen in ranks.values()} == {"4"}
+    assert {seen["LOCAL_WORLD_SIZE"] for seen in ranks.values()} == {"2"}
+    assert [(ranks[rank]["NODE_RANK"], ranks[rank]["LOCAL_RANK"]) for rank in range(4)] == [
+        ("0", "0"), ("0", "1"), ("1", "0"), ("1", "1"),
+    ]  # fmt: skip
+    assert len({(seen["MASTER_ADDR"], seen["MASTER_PORT"]) for seen in ranks.values()}) == 1
+    assert all(seen["uid"] != 0 for seen in ranks.values())
+
+
+@pytest.mark.full
+def test_ranks_outlive_restarts_of_agent_api_and_controller(site: MachineSite) -> None:
+    site.join("m1", gpus=1)
+    job_id = submit(site, "steady", gpus=1, seconds=6.0)
+    site.wait(lambda: len(read_ranks(site, job_id)) == 1)
+    for name, arguments in (("m1", site.agent_arguments("m1")), ("api", ("api",)), ("controller", ("controller",))):
+        site.stop(name)
+        site.start(name, *arguments)
+    site.wait(site.client.is_ready)
+    site.wait(lambda: site.state(job_id) == "succeeded")
+    assert find_generations(site, job_id) == {1}
+
+
+def test_cancelled_job_leaves_no_process(site: MachineSite) -> None:
+    site.join("m1", gpus=1)
+    marker = site.shared / "survivor"
+    script = f"setsid env -i sh -c 'while true; do touch {marker}; sleep 0.05; done' & sleep 600"
+    job_id = site.submit("detached", ["sh", "-c", script], gpus=1)
+    site.wait(marker.exists)
+    site.client.cancel(job_id)
+    site.wait(lambda: site.state(job_id) == "cancelled")
+    site.wait(lambda: time.time() - marker.stat().st_mtime > 1.0)
+
+
+@pytest.mark.full
+def test_resized_job_never_runs_twice(site: MachineSite) -> None:
+    site.join("m1", gpus=2)
+    site.join("m2", gpus=2, address="127.0.0.2")
+    job_id = submit(site, "elastic", gpus=1, gpus_max=2, seconds=60.0, onResize="restart")
+    site.wait(lambda: len(read_ranks(site, job_id)) == 2)
+    site.client.scale(job_id, min_gpus=4, max_gpus=4)
+    site.wait(lambda: len(find_generations(site, job_id)) == 2)
+    later = read_ranks(site, job_id, max(find_generations(site, job_id)))
+    assert min(seen["started_s"] for seen in later.values()) > find_last_sign_of_life(site, job_id)
+
+
+def test_jobs_started_together_have_stores_of_their_own(site: MachineSite) -> None:
+    site.join("m1", gpus=4)
+    site.join("m2", gpus=4, address="127.0.0.2")
+    jobs = [submit(site, f"pair{number}", gpus=2, seconds=1.0) for number in range(4)]
+    site.wait(lambda: all(site.state(job_id) == "succeeded" for job_id in jobs))
+    ports = {
+        (seen["MASTER_PORT"], seen["TORCHELASTIC_RUN_ID"])
+        for job_id in jobs
+        for seen in read_ranks(site, job_id).values()
+    }
+    assert len(ports) == len({port for port, _ in ports}) == len(jobs)
+
+
+@pytest.mark.full
+def test_machine_without_contact_ends_its_ranks_before_the_job_restarts(site: MachineSite) -> None:
+    site.join("m1", gpus=1)
+    job_id = submit(site, "cut-off", gpus=1, seconds=120.0)
+    site.wait(lambda: len(read_ranks(site, job_id)) == 1)
+    site.join("m2", gpus=1, address="127.0.0.2")
+    site.processes["m1"].send_signal(signal.SIGSTOP)
+    site.wait(lambda: len(find_generations(site, job_id)) == 2)
+    (later,) = read_ranks(site, job_id, max(find_generations(site, job_id))).values()
+    assert later["started_s"] > find_last_sign_of_life(site, job_id)
+    assert later["EBBTIDE_NODE"] == "m2"
