@@ -50,7 +50,7 @@ class JoinTokenView(TypedDict):
     """A join token without its secret."""
 
     id: Annotated[str, Field(description="Public id, with which to revoke the token.")]
-    pool: Annotated[str, Field(description="Pool that machines join with it.")]
+    pool: Annotated[str, Field(description="Pool that will own the nodes of machines that join with it.")]
     uses_left: Annotated[int, Field(description="How many more machines may join with it.")]
     created_at_s: Annotated[float, Field(description="Time of creation, in seconds since 1970 (UTC).")]
     created_by: Annotated[str, Field(description="Principal that requested the token.")]

@@ -302,7 +302,7 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
             [
                 node["name"],
                 node["pool"],
-                f"{node['gpus']} x {node['gpu']}",
+                f"{node['gpus']} x {node['gpu']}{' (estimated)' if node['estimated'] else ''}",
                 format_node_state(node),
                 format_node_users(node),
             ]

@@ -25,6 +25,7 @@ def test_a_plan_has_search_statistics(service: ApiService) -> None:
         "optimality_gap",
         "search_time_s",
         "candidates",
+        "estimated",
         "inspection",
         "runners_up",
         "remark",
