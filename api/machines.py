@@ -39,7 +39,7 @@ from scheduler.domain.fleet import Node
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, EstimatedGpu, JoinToken, Machine, MachineInventory
 from scheduler.domain.suggestions import suggest
 from scheduler.runtime.estimated_gpus import load_estimated_gpus
-from scheduler.solver.profiles.catalog import add_estimated_gpus, is_estimated_gpu, load_gpu
+from scheduler.solver.profiles.catalog import is_estimated_gpu, load_gpu
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, name_estimate
 from scheduler.store.api_protocol import AuditEntry, JoinTokenSpentError, MachineNameTakenError
 from scheduler.telemetry.fleet_gauges import get_package_version
@@ -190,7 +190,7 @@ def join_machine(
     context = load_request_context(service.state_reader, service.store, now_s, principal)
     _check_name(document, token, context)
     inventory = _read_inventory(document)
-    gpu, estimate = _choose_profile(document.name, inventory, service, now_s)
+    gpu = _choose_profile(document.name, inventory, service, now_s)
     digest, credential = generate_credential()
     machine = Machine(
         document.name,
@@ -204,7 +204,7 @@ def join_machine(
         inventory=inventory,
         digest=digest,
     )
-    _register(machine, token, estimate, context)
+    _register(machine, token, context)
     response.headers["Location"] = f"/v1/machines/{machine.name}"
     response.headers["Cache-Control"] = "no-store"
     return {"machine": machine_view(machine), "credential": credential}
@@ -311,42 +311,42 @@ def _read_inventory(document: JoinDocument) -> MachineInventory:
     return to_inventory(document.inventory.model_copy(update={"gpus": renamed}))
 
 
-def _choose_profile(
-    machine: str, inventory: MachineInventory, service: Service, now_s: float
-) -> tuple[str, EstimatedGpu | None]:
-    """Return the name of the GPUs' profile, and the profile to store if it is a new estimate."""
+def _choose_profile(machine: str, inventory: MachineInventory, service: Service, now_s: float) -> str:
+    """Return the name of the GPUs' profile, after storing a new estimate if there is none.
+
+    It is stored before the node is added: a plan that is requested without it would count as infeasible for good.
+    """
     load_estimated_gpus(service.store.machines)
     device = inventory.gpus[0]
     if (known := find_profile(device)) is not None:
-        return known, None
+        return known
     if not device.memory_bytes:
         allowed = "the memory of a GPU model without a profile. State it with --gpu-memory"
         raise_invalid_field("inventory.gpus.0.memory_bytes", 0, allowed)
     name = name_estimate(device)
-    return name, EstimatedGpu(name, estimate_profile(inventory), machine, now_s)
+    service.store.machines.add_estimated_gpu(EstimatedGpu(name, estimate_profile(inventory), machine, now_s))
+    load_estimated_gpus(service.store.machines)
+    return name
 
 
-def _register(machine: Machine, token: JoinToken, estimate: EstimatedGpu | None, context: RequestContext) -> None:
+def _register(machine: Machine, token: JoinToken, context: RequestContext) -> None:
     """Add the node unless it exists, then use the token and store the machine.
 
     In this order a request that failed halfway can be repeated: the node is found, and the token still has its use.
     """
-    if estimate is not None:
-        add_estimated_gpus({estimate.name: estimate.profile_json})
     node, existing = _build_node(machine), context.snapshot.nodes.get(machine.name)
     if existing is not None:
         refuse_other_shape(existing, node)
-    else:
-        context.send(AddNode(node))
+    with_node = context if existing is not None else context.send(AddNode(node))
     entry = _machine_audit_entry("JoinMachine", machine, context.principal, machine.joined_at_s)
     try:
-        context.store.machines.join(machine, token.id, entry, now_s=machine.joined_at_s, estimate=estimate)
+        context.store.machines.join(machine, token.id, entry, now_s=machine.joined_at_s)
     except (JoinTokenSpentError, MachineNameTakenError) as error:
         # A concurrent join came first, of the same name or with the last use of the token.
         if isinstance(error, MachineNameTakenError):
             _refuse_name(machine.name)
         if existing is None:
-            context.send(RemoveNode(node.name))
+            with_node.send(RemoveNode(node.name))
         _refuse_token("join-token-used", f"the join token {token.id} has no uses left. Create another one")
 
 

@@ -18,18 +18,23 @@ class EstimatedGpuLoader:
         self._store = store
         self._lock = threading.Lock()
         self._nodes: Mapping[str, Node] = {}
-        self._checked: set[str] = set()
+        self._known: set[str] = set()
 
     def load_for(self, snapshot: Snapshot) -> None:
         """Make the profiles of all its nodes known, if they are stored. Cheap if no GPU model is new."""
         if snapshot.nodes is self._nodes:
             return
         with self._lock:
-            new = {node.gpu for node in snapshot.nodes.values()} - self._checked
-            if new and not new <= set(list_gpu_names()):
+            unknown = {node.gpu for node in snapshot.nodes.values()} - self._known
+            if unknown:
+                self._known = set(list_gpu_names())
+                unknown -= self._known
+            if unknown:
                 load_estimated_gpus(self._store.machines)
-            self._checked |= new
-            self._nodes = snapshot.nodes
+                self._known = set(list_gpu_names())
+                unknown -= self._known
+            if not unknown:
+                self._nodes = snapshot.nodes
 
 
 def load_estimated_gpus(machines: MachineStore) -> None:

@@ -71,6 +71,7 @@ class CurveBuilder:
 
     def request_shapes(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
         """Start solving. Shapes beyond the limit are requested again by the next tick."""
+        self._load_estimates(snapshot)
         requests = snapshot.curve_requests()
         for wanted in wanted_shapes:
             if len(self._in_flight) >= self._in_flight_max:

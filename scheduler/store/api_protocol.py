@@ -241,13 +241,10 @@ class MachineStore(Protocol):
     def delete_token(self, token_id: str, audit: AuditEntry) -> None:
         """Delete a token and write the audit entry in one transaction. An unknown id changes nothing."""
 
-    def join(
-        self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float, estimate: EstimatedGpu | None = None
-    ) -> None:
-        """Use the token once and store the machine, its audit entry and `estimate` in one transaction.
+    def join(self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float) -> None:
+        """Use the token once and store the machine and its audit entry in one transaction.
 
-        The machine replaces a revoked one of its name. An estimate of a name that is stored already is not written.
-        Raises JoinTokenSpentError or MachineNameTakenError.
+        The machine replaces a revoked one of its name. Raises JoinTokenSpentError or MachineNameTakenError.
         """
 
     def get_machine(self, name: str) -> Machine | None: ...
@@ -269,6 +266,9 @@ class MachineStore(Protocol):
 
     def record_seen(self, seen_at_s: Mapping[str, float]) -> None:
         """Record the times of the last reports by machine, in one transaction. Older times are ignored."""
+
+    def add_estimated_gpu(self, estimate: EstimatedGpu) -> None:
+        """Store an estimated GPU profile. The first one of a name stays."""
 
     def list_estimated_gpus(self) -> tuple[EstimatedGpu, ...]:
         """Return all estimated GPU profiles, by name."""

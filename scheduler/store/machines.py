@@ -112,9 +112,7 @@ class SqlMachines:
             if connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.id == token_id)).rowcount:
                 insert_audit_entries(connection, [audit])
 
-    def join(
-        self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float, estimate: EstimatedGpu | None = None
-    ) -> None:
+    def join(self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float) -> None:
         row, tokens = _encode_machine(machine) | {"revision": 0}, JOIN_TOKENS
         usable = (tokens.c.id == token_id) & (tokens.c.uses_left > 0) & (tokens.c.expires_at_s > now_s)
         try:
@@ -125,9 +123,6 @@ class SqlMachines:
                 revoked = (MACHINES.c.name == machine.name) & MACHINES.c.revoked_at_s.is_not(None)
                 connection.execute(delete(MACHINES).where(revoked))
                 connection.execute(insert(MACHINES), row)
-                if estimate is not None:
-                    values = {name: getattr(estimate, name) for name in _ESTIMATE_FIELDS}
-                    connection.execute(build_insert(connection, ESTIMATED_GPUS).values(values).on_conflict_do_nothing())
                 insert_audit_entries(connection, [audit])
         except IntegrityError:  # of the name: digests are random
             raise MachineNameTakenError(machine.name) from None
@@ -164,6 +159,11 @@ class SqlMachines:
         rows = [{"machine": name, "at_s": seconds} for name, seconds in sorted(seen_at_s.items())]
         with transaction(self._engine) as connection:
             connection.execute(update(MACHINES).where(older).values(seen_at_s=at_s), rows)
+
+    def add_estimated_gpu(self, estimate: EstimatedGpu) -> None:
+        values = {name: getattr(estimate, name) for name in _ESTIMATE_FIELDS}
+        with transaction(self._engine) as connection:
+            connection.execute(build_insert(connection, ESTIMATED_GPUS).values(values).on_conflict_do_nothing())
 
     def list_estimated_gpus(self) -> tuple[EstimatedGpu, ...]:
         rows = fetch_rows(self._read_engine, select(ESTIMATED_GPUS).order_by(ESTIMATED_GPUS.c.name))

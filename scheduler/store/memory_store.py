@@ -131,9 +131,7 @@ class MemoryMachineStore:
             if self._tokens.pop(token_id, None) is not None:
                 self._audit_log.append(audit)
 
-    def join(
-        self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float, estimate: EstimatedGpu | None = None
-    ) -> None:
+    def join(self, machine: Machine, token_id: str, audit: AuditEntry, *, now_s: float) -> None:
         with self._lock:
             token, existing = self._tokens.get(token_id), self._machines.get(machine.name)
             if token is None or token.uses_left < 1 or token.expires_at_s <= now_s:
@@ -142,8 +140,6 @@ class MemoryMachineStore:
                 raise MachineNameTakenError(machine.name)
             self._tokens[token_id] = replace(token, uses_left=token.uses_left - 1)
             self._machines[machine.name] = machine
-            if estimate is not None:
-                self._estimates.setdefault(estimate.name, estimate)
             self._audit_log.append(audit)
 
     def get_machine(self, name: str) -> Machine | None:
@@ -182,6 +178,10 @@ class MemoryMachineStore:
                 machine = self._machines.get(name)
                 if machine is not None and (machine.seen_at_s is None or machine.seen_at_s < at_s):
                     self._machines[name] = replace(machine, seen_at_s=at_s)
+
+    def add_estimated_gpu(self, estimate: EstimatedGpu) -> None:
+        with self._lock:
+            self._estimates.setdefault(estimate.name, estimate)
 
     def list_estimated_gpus(self) -> tuple[EstimatedGpu, ...]:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -214,6 +215,17 @@ def test_a_credential_is_good_for_its_machine_only(guarded: AuthenticatedService
         assert refused.value.status == status
     for secret in (credential, token):
         problem(guarded.request("GET", "/v1/nodes", secret), 403)
+
+
+def test_a_join_that_loses_the_last_use_to_another_leaves_no_node(
+    guarded: AuthenticatedService, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, machines = create_token(guarded), guarded.store.machines
+    used = replace(machines.list_tokens(after="", limit=1)[0], uses_left=1)
+    monkeypatch.setattr(machines, "find_token", lambda digest: used)
+    assert join(guarded, token).status_code == 201
+    assert refusal(join(guarded, token, join_document("m1")), problem, 401) == "join-token-used"
+    assert {node["name"] for node in items(guarded, "/v1/nodes")} == {"t0", "m0"}
 
 
 def test_a_deleted_token_cannot_be_used(guarded: AuthenticatedService, problem: Problem) -> None:

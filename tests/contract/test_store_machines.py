@@ -123,9 +123,7 @@ def test_tokens_are_listed_by_id_and_deleted(store: ApiStore) -> None:
 
 
 def test_the_first_estimate_of_a_name_stays(store: ApiStore) -> None:
-    store.machines.add_token(TOKEN, ENTRY)
     first = EstimatedGpu("b9-99g", "{}", "m0", NOW_S)
-    for name, estimate in (("m0", first), ("m1", replace(first, profile_json="[]", machine="m1"))):
-        machine = replace(MACHINE, name=name, digest=name)
-        store.machines.join(machine, TOKEN.id, ENTRY, now_s=NOW_S, estimate=estimate)
+    for estimate in (first, replace(first, profile_json="[]", machine="m1")):
+        store.machines.add_estimated_gpu(estimate)
     assert store.machines.list_estimated_gpus() == (first,)

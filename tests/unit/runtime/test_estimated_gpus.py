@@ -9,7 +9,7 @@ import pytest
 from scheduler.domain.commands import GpuThroughputsChanged
 from scheduler.domain.fleet import Node
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.machine import EstimatedGpu, GpuDevice, JoinToken, Machine, MachineInventory
+from scheduler.domain.machine import EstimatedGpu, GpuDevice, MachineInventory
 from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
@@ -19,14 +19,12 @@ from scheduler.solver.curve import CurvePoint
 from scheduler.solver.profiles import catalog
 from scheduler.solver.profiles.catalog import list_estimated_gpus
 from scheduler.solver.profiles.estimated_gpu import estimate_profile
-from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.memory_store import MemoryStore
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.unit.runtime.test_curve_builder import ManualPool
 
 GPU = "x9-40g"
 NODE = Node("m0", "training", GPU, 8, 40 * 2**30)
-ENTRY = AuditEntry(0.0, "root", "", "JoinMachine", "m0", None, None, "")
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +34,10 @@ def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """A store with a machine of an unknown GPU model."""
+    """A store with an estimated profile."""
     made, device = MemoryStore(), GpuDevice(0, "x9", "", 40 * 2**30)
-    made.machines.add_token(JoinToken("t", "d", "training", 1, 0.0, "root", 60.0), ENTRY)
-    machine = Machine("m0", ("m0",), "training", GPU, "10.0.0.1", "0.1.0", 0.0)
-    estimate = EstimatedGpu(GPU, estimate_profile(MachineInventory(gpus=(device,))), "m0", 0.0)
-    made.machines.join(machine, "t", ENTRY, now_s=0.0, estimate=estimate)
+    profile_json = estimate_profile(MachineInventory(gpus=(device,)))
+    made.machines.add_estimated_gpu(EstimatedGpu(GPU, profile_json, "m0", 0.0))
     return made
 
 
@@ -50,6 +46,15 @@ def test_estimates_are_loaded_when_a_node_needs_one(store: MemoryStore) -> None:
     loader.load_for(Snapshot(nodes={"t0": Node("t0", "training", "l4", 8, 24 * 10**9)}))
     assert list_estimated_gpus() == {}
     loader.load_for(Snapshot(nodes={"m0": NODE}))
+    assert list_estimated_gpus().keys() == {GPU}
+
+
+def test_an_estimate_that_is_stored_after_its_node_is_still_found(store: MemoryStore) -> None:
+    late, snapshot = MemoryStore(), Snapshot(nodes={"m0": NODE})
+    loader = EstimatedGpuLoader(late)
+    loader.load_for(snapshot)
+    late.machines.add_estimated_gpu(store.machines.list_estimated_gpus()[0])
+    loader.load_for(snapshot)
     assert list_estimated_gpus().keys() == {GPU}
 
 
