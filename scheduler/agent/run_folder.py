@@ -108,6 +108,11 @@ class RunFolder:
             shutil.rmtree(part, ignore_errors=True)
             raise
 
+    def open_parents(self) -> None:
+        """Let other users pass through the parents, without listing them. Only runs without a container need this."""
+        for path in self.path.parents[:3]:
+            path.chmod(0o711)
+
     def read_document(self) -> RunDocument:
         """Return the run document.
 

@@ -46,6 +46,9 @@ from scheduler.domain.run_document import MasterAddress, ResourceLimits, RunDocu
 
 logger = logging.getLogger(__name__)
 
+_REMOVAL_TIMEOUT_S = 1.0
+_POLL_S = 0.005
+
 
 class SupervisedPhase(StrEnum):
     """Phases of a run, in order."""
@@ -172,6 +175,9 @@ class SupervisedRun:
             readable += _find_venv_folders(Path(document.venv), containment, site)
         is_trainer = is_reference_trainer(document.command)
         folder.create(document, gid=-1 if user is None else user.gid)
+        is_contained = containment.level.name is not LevelName.NONE
+        if user is not None and not is_contained:
+            folder.open_parents()
         group = containment.groups.create(str(folder.path))
         group.limit(_fill_limits(document.limits, containment.policy.limits))
         run = cls(folder, document, _build_record(containment, site, user, checkpoint_dir, group))
@@ -191,7 +197,7 @@ class SupervisedRun:
             containment.build_command(folders, command, user=user, options=options),
             env=select_inherited(os.environ),
             procs_files=group.procs_files,
-            is_contained=containment.level.name is not LevelName.NONE,
+            is_contained=is_contained,
         )
         run._record_process()
         return run
@@ -276,7 +282,7 @@ class SupervisedRun:
     def poll(self) -> RunState:
         """Return the state of the run, and record the supervisor's process if that is still open."""
         # Looked at before the files: a supervisor that ends in between has written all of them.
-        is_alive = self._process.is_alive()
+        is_alive = self._is_alive()
         codes = self.folder.read_exit_codes()
         self._refresh_statuses()
         failure, loss = self._read_reason("failure.json"), self._read_reason("loss.json")
@@ -312,9 +318,26 @@ class SupervisedRun:
 
     def settle(self) -> None:
         """Remove what only a live run needs, once the control plane knows the end. The records and logs stay."""
-        if not self._group().remove():
-            logger.warning("The control groups of %s cannot be removed yet", self)
+        deadline_s = time.monotonic() + _REMOVAL_TIMEOUT_S
+        # A process gives up its lock a moment before it leaves its control groups.
+        while not self._group().remove():
+            if time.monotonic() > deadline_s:
+                logger.warning("The control groups of %s cannot be removed: a process is left in them", self)
+                break
+            time.sleep(_POLL_S)
         self.folder.settle()
+
+    def _is_alive(self) -> bool:
+        """Return whether a process of the run is left.
+
+        Without a container, ranks can outlive their supervisor. They are killed then, as a container would do it.
+        """
+        if self._process.is_alive():
+            return True
+        if self._record is None or self._record.level != LevelName.NONE or not self._group().list_members():
+            return False
+        self._group().kill()
+        return True
 
     def _record_process(self) -> None:
         """Record the supervisor's process, if it exists."""

@@ -12,11 +12,13 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import ebbtide
+from scheduler.agent.containment import ContainmentLevel, LevelName
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import SupervisedPhase, SupervisedRun
 from scheduler.domain.run_document import LaunchMode, MasterAddress, ResourceLimits
@@ -333,3 +335,20 @@ def test_virtual_environment_in_a_closed_home_is_used(machine: TestMachine, tmp_
     assert read_output(run) == [str(venv), ["venv"]]
     with pytest.raises(ValueError, match="venv"):
         machine.prepare(python_job(script, job_id="other", venv=str(tmp_path)))
+
+
+def test_without_namespaces_a_run_still_ends_as_a_whole(open_folder: Path) -> None:
+    machine = TestMachine(open_folder)
+    if "unified" not in machine.containment.groups.bases:
+        pytest.skip("the machine has no control groups of version 2, which end a run without namespaces at once")
+    machine.containment = replace(machine.containment, bwrap="", level=ContainmentLevel(LevelName.NONE))
+    script = "import subprocess, sys, time; subprocess.Popen(['setsid', 'sleep', '4325.5']); time.sleep({})"
+    _, state = machine.finish(python_job(script.format(0.1), job_id="ends"))
+    assert (state.exit_codes, state.failure) == ({0: 0}, "")
+    assert find_processes("4325.5") == []
+    run = machine.begin(python_job(script.format(60), job_id="is-killed"))
+    wait_for(run, lambda _: find_processes("4325.5") != [])
+    run.kill()
+    assert wait_for_end(run).exit_codes == {}
+    assert find_processes("4325.5") == []
+    machine.close()
