@@ -111,5 +111,7 @@ def _find_targets(
             return None
         found.append((job, target))
         for name, taken in gpu_sets.difference(target[0], kept).items():
-            free_gpus[name] = free_gpus[name].without(taken)
+            left = free_gpus.pop(name).without(taken)
+            if left.indices:
+                free_gpus[name] = left
     return found

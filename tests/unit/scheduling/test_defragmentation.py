@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
 from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
@@ -15,7 +16,7 @@ from scheduler.scheduling.desired_state import apply_decisions
 from scheduler.scheduling.policies.whole_nodes import count_no_whole_nodes
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
-from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_snapshot
 
 SPREAD = (GpuShape.from_node_counts([(GPU, 7), (GPU, 1)]), GpuShape.from_node_counts([(GPU, 4), (GPU, 4)]))
 LONG_S = 10_000.0
@@ -64,6 +65,22 @@ def test_small_job_moves_off_a_node_needed_whole() -> None:
     (move,) = result.decisions
     assert (move.reason.code, "whole" in move.reason.detail) == (ReasonCode.DEFRAGMENTED, True)
     assert result.waiting["whole"].code is ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS
+
+
+def test_moved_jobs_do_not_share_free_gpus() -> None:
+    jobs = (
+        *(small("one", {"t0": (0, 1)}), small("two", {"t0": (2, 3)})),
+        *(small("lent", {"i0": tuple(range(6))}), small("six", {"t1": tuple(range(6))}), whole()),
+    )
+    snapshot = a_snapshot(
+        a_fleet(training=2, inference=1, lending=LendingPolicy(headroom=0.0)),
+        jobs,
+        [a_loan("i0")],
+        curves={whole().spec.curve_key: whole_node_curve()},
+        demand={"inference": DemandReading(0.0, 0.0, 0.0)},
+        forecasts={"inference": Forecast(0.0, 600.0, (0.999,), (0.0,), "scripted")},
+    )
+    assert resized(decided(snapshot)) == {"one": {"t1": (6, 7)}, "two": {"i0": (6, 7)}}
 
 
 def test_no_move_if_waiting_is_cheaper() -> None:
