@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from api.event_views import ReasonView, reason_view
 from api.http.paging import GpusByNode, JobId, encode_gpus
-from api.jobs import JobView, job_view
+from api.jobs import FailureView, JobView, failure_view, job_view
 from api.plans import PlanView, plan_view
 from scheduler.domain import gpu_sets
 from scheduler.domain.commands import Command
@@ -133,6 +133,7 @@ class ExplanationView(TypedDict):
         float | None, Field(description="Estimated start, in seconds since 1970 (UTC). Null: unknown.")
     ]
     unblocks: Annotated[str, Field(description="What would let the job start, as text. Empty: it does not wait.")]
+    failure: Annotated[FailureView | None, Field(description="The last run that failed. Null: none.")]
     next: Annotated[
         PlannedDecisionView | None, Field(description="What the next tick would do with the job. Null: nothing.")
     ]
@@ -225,6 +226,7 @@ def explanation_view(explanation: Explanation, next_decision: Decision | None) -
         "holders": dict(explanation.holders),
         "expected_start_s": explanation.expected_start_s,
         "unblocks": explanation.unblocks,
+        "failure": failure_view(explanation.failure),
         "next": planned_decision_view(next_decision) if next_decision else None,
     }
 

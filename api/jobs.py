@@ -35,6 +35,7 @@ from scheduler.domain import gpu_sets
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_account import OnResize, RunFailure
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.scheduling.preconditions import job_etag
 from scheduler.store.api_protocol import JobQuery
@@ -63,23 +64,48 @@ class JobGpusView(GpuRangeView):
     releasing: Annotated[int, Field(description="GPUs that the job has not left yet.")]
 
 
-class ProgressView(TypedDict):
-    """Progress and speed of a job, as of `as_of_s`. Only a running job has a speed."""
+class EstimatedProgressView(TypedDict):
+    """What the plan predicts of a job that has never reported progress. Nothing of it was measured."""
 
-    steps: Annotated[float, Field(description="Optimizer steps done, extrapolated to now while it runs.")]
-    steps_total: Annotated[int | None, Field(description="Declared length in steps. Null: unknown.")]
+    steps: Annotated[float, Field(description="Optimizer steps that the job would have done by now.")]
     fraction: Annotated[float | None, Field(description="`steps` divided by `steps_total`. Null: unknown length.")]
+    step_time_s: Annotated[float | None, Field(description="Predicted seconds per step. Null: not running.")]
+    remaining_s: Annotated[float | None, Field(description="Predicted seconds to the end. Null: unknown.")]
+
+
+class ProgressView(TypedDict):
+    """Progress and speed of a job, as of `as_of_s`. Only a running job has a speed.
+
+    A job that has started and never reported has none of these figures, but an `estimate`.
+    """
+
+    steps: Annotated[
+        float | None,
+        Field(
+            description="Optimizer steps done, extrapolated from the last report while it runs. Null: never reported."
+        ),
+    ]
+    steps_total: Annotated[int | None, Field(description="Declared length in steps. Null: unknown.")]
+    fraction: Annotated[
+        float | None, Field(description="`steps` divided by `steps_total`. Null: unknown length, or never reported.")
+    ]
+    estimate: Annotated[
+        EstimatedProgressView | None,
+        Field(description="Predictions for a job that has started and never reported. Null for any other."),
+    ]
     checkpoint_steps: Annotated[float, Field(description="Steps saved in the latest complete checkpoint.")]
     loss: Annotated[float | None, Field(description="Training loss last reported. Null: not reported.")]
     frozen_layers: Annotated[int, Field(description="Number of leading layers that are no longer trained.")]
-    step_time_s: Annotated[float | None, Field(description="Seconds per step. Null: not running.")]
+    step_time_s: Annotated[float | None, Field(description="Seconds per step. Null: not running, or never reported.")]
     samples_per_s: Annotated[
         float | None, Field(description="Measured throughput in samples per second. Null: not measured.")
     ]
     peak_bytes: Annotated[
         int | None, Field(description="Largest GPU memory use of any rank, in bytes. Null: not measured.")
     ]
-    remaining_s: Annotated[float | None, Field(description="Seconds to the end at the current speed. Null: unknown.")]
+    remaining_s: Annotated[
+        float | None, Field(description="Seconds to the end at the current speed. Null: unknown, or never reported.")
+    ]
     as_of_s: Annotated[float, Field(description="Time of the last update, in seconds since 1970 (UTC).")]
 
 
@@ -96,6 +122,21 @@ class AccountView(TypedDict):
         float | None, Field(description="First start, in seconds since 1970 (UTC). Null: not yet.")
     ]
     settled_at_s: Annotated[float, Field(description="Time up to which the totals count, in seconds since 1970 (UTC).")]
+
+
+class FailureView(TypedDict):
+    """The last run that failed by itself."""
+
+    code: Annotated[
+        str,
+        Field(
+            description="Cause in one word. `command-not-found`, `file-not-found`, `import-error`, `syntax-error` and "
+            "`repeated-failure` are not retried. `out-of-memory` is. Empty: unknown."
+        ),
+    ]
+    reason: Annotated[str, Field(description="What failed, with the last lines of the failing rank's log.")]
+    at_s: Annotated[float, Field(description="Time of the failure, in seconds since 1970 (UTC).")]
+    ran_s: Annotated[float | None, Field(description="Seconds that the ranks ran. Null: unknown.")]
 
 
 class OutOfMemoryView(TypedDict):
@@ -171,7 +212,14 @@ class JobSpecView(TypedDict):
         Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
     ]
     env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
-    checkpoint: Annotated[CheckpointSpecView, Field(description="Location, interval and number of checkpoints.")]
+    checkpoint: NotRequired[
+        Annotated[
+            CheckpointSpecView, Field(description="Location, interval and number of checkpoints. Absent: not declared.")
+        ]
+    ]
+    onResize: NotRequired[
+        Annotated[OnResize, Field(description="What a resize does to the job. Absent: see `resize_mode` of the job.")]
+    ]
     fungible: Annotated[bool, Field(description="Whether the job can run on nodes on loan from inference pools.")]
     speeds: NotRequired[
         Annotated[
@@ -223,6 +271,14 @@ class JobView(TypedDict):
     progress: Annotated[ProgressView, Field(description="Steps done, speed and remaining time.")]
     account: Annotated[AccountView, Field(description="Waiting time, GPU-seconds and counts so far.")]
     memory: Annotated[MemoryView, Field(description="Out-of-memory failures, and what follows from them.")]
+    failure: Annotated[FailureView | None, Field(description="The last run that failed. Null: none.")]
+    resize_mode: Annotated[
+        OnResize,
+        Field(
+            description="What a resize does to the job: `spec.onResize`, else `checkpoint` once the job has reported "
+            "progress, else `never`."
+        ),
+    ]
     spec: Annotated[JobSpecView, Field(description="The submitted document with defaults filled in.")]
 
 
@@ -253,25 +309,42 @@ def job_view(job: Job, now_s: float) -> JobView:
         "progress": progress_view(job, now_s),
         "account": encode(job.account),
         "memory": memory_view(job),
+        "failure": failure_view(job.failure),
+        "resize_mode": job.resize_mode,
         "spec": cast("JobSpecView", to_job_document(spec)),
     }
 
 
+def failure_view(failure: RunFailure | None) -> FailureView | None:
+    if failure is None:
+        return None
+    return {"code": failure.code, "reason": failure.reason, "at_s": failure.at_s, "ran_s": failure.ran_s}
+
+
 def progress_view(job: Job, now_s: float) -> ProgressView:
+    """Return the progress. Figures that the job never reported are in `estimate` only."""
     steps, remaining = job.steps_at(now_s), job.remaining_steps(now_s)
     step_time_s = job.step_time_s()
     runs = step_time_s < float("inf")
-    return {
+    figures: EstimatedProgressView = {
         "steps": steps,
-        "steps_total": job.spec.steps or None,
         "fraction": steps / job.spec.steps if job.spec.steps else None,
+        "step_time_s": step_time_s if runs else None,
+        "remaining_s": remaining * step_time_s if runs and remaining is not None else None,
+    }
+    is_known = job.has_known_steps
+    return {
+        "steps": figures["steps"] if is_known else None,
+        "steps_total": job.spec.steps or None,
+        "fraction": figures["fraction"] if is_known else None,
+        "estimate": None if is_known else figures,
         "checkpoint_steps": job.progress.checkpoint_steps,
         "loss": job.progress.loss,
         "frozen_layers": job.freezing.layers,
-        "step_time_s": step_time_s if runs else None,
+        "step_time_s": figures["step_time_s"] if is_known else None,
         "samples_per_s": job.progress.samples_per_s if runs else None,
         "peak_bytes": job.progress.peak_bytes,
-        "remaining_s": remaining * step_time_s if runs and remaining is not None else None,
+        "remaining_s": figures["remaining_s"] if is_known else None,
         "as_of_s": job.progress.at_s,
     }
 

@@ -227,6 +227,13 @@ class InspectionView(TypedDict):
 class JobPlanView(PlanView):
     """The plan of a job, with how each device spends the step."""
 
+    is_estimated: Annotated[
+        bool,
+        Field(
+            description="Whether nothing confirms the predictions and `optimality_gap`, because the job has never "
+            "reported progress."
+        ),
+    ]
     inspection: Annotated[
         InspectionView | None,
         Field(
@@ -266,7 +273,8 @@ def plan_view(plan: ParallelPlan) -> PlanView:
 
 def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanView:
     inspection = _inspect_plan(job, snapshot, plan)
-    return cast("JobPlanView", {**plan_to_json(plan), "inspection": asdict(inspection) if inspection else None})
+    figures = {"is_estimated": not job.progress.is_reported, "inspection": asdict(inspection) if inspection else None}
+    return cast("JobPlanView", {**plan_to_json(plan), **figures})
 
 
 def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspection | None:

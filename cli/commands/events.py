@@ -97,6 +97,8 @@ def render_explanation(explanation: Mapping[str, Any]) -> RenderableType:
             f"{format_gpus(free)} available to training {'is' if free == 1 else 'are'} free."
         )
         sentences += _describe_blockers(explanation)
+    if explanation["failure"] and explanation["state"] != "failed":
+        sentences.append(f"Its last failure: {explanation['failure']['reason']}.")
     if explanation["next"]:
         decision = explanation["next"]
         sentences.append(f"Decision of the next tick: {decision['kind']} ({decision['reason']['detail']}).")

@@ -176,8 +176,14 @@ JobJson = Mapping[str, Any]
 TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 
+FAILURE_WIDTH = 60
+
+
 def render_jobs(jobs: Iterable[JobJson]) -> RenderableType:
-    now_s = time.time()
+    """Return a table of jobs. The column `last failure` is there only if a job has one."""
+    now_s, rows = time.time(), list(jobs)
+    headers = ["job", "state", "for", "GPUs", "plan", "progress", "left"]
+    show_failures = any(job["failure"] for job in rows)
     return render_table(
         (
             [
@@ -187,14 +193,25 @@ def render_jobs(jobs: Iterable[JobJson]) -> RenderableType:
                 format_gpu_range(job),
                 format_plan(job),
                 format_progress(job),
-                format_duration(job["progress"]["remaining_s"]),
+                format_time_left(job),
+                *([format_last_failure(job)] if show_failures else []),
             ]
-            for job in jobs
+            for job in rows
         ),
-        headers=["job", "state", "for", "GPUs", "plan", "progress", "left"],
+        headers=[*headers, "last failure"] if show_failures else headers,
         right_aligned=["for", "left"],
         empty="There are no jobs.",
     )
+
+
+def format_last_failure(job: JobJson) -> str:
+    """Format the cause and the last line of the log: `import-error: ModuleNotFoundError: No module named 'apex'`."""
+    failure = job["failure"]
+    if failure is None or job["state"] == "succeeded":
+        return ""
+    line = failure["reason"].rpartition(" | ")[2]
+    text = f"{failure['code']}: {line}" if failure["code"] else line
+    return text if len(text) <= FAILURE_WIDTH else f"{text[: FAILURE_WIDTH - 3]}..."
 
 
 def summarize_job(job: JobJson) -> dict[str, str]:
@@ -219,8 +236,8 @@ def render_job(job: JobJson) -> RenderableType:
         "model": _format_model(spec),
         "plan": job["plan"] or "none",
         "progress": format_progress(job),
-        "step time": format_duration(progress["step_time_s"]),
-        "time left": format_duration(progress["remaining_s"]),
+        "step time": format_step_time(job),
+        "time left": format_time_left(job),
         "checkpoint": f"at step {format_number(progress['checkpoint_steps'])}",
         "loss": format_number(progress["loss"], 4),
         "throughput": _format_throughput(progress["samples_per_s"]),
@@ -232,6 +249,8 @@ def render_job(job: JobJson) -> RenderableType:
         "disruptions": ", ".join(
             format_count(account[f"{kind}s"], kind) for kind in ("resize", "preemption", "failure")
         ),
+        "on resize": job["resize_mode"],
+        "last failure": job["failure"]["reason"] if job["failure"] else "",
         "command": " ".join(spec.get("command") or []) or "-",
     }
     return render_facts({name: value for name, value in facts.items() if value})
@@ -267,11 +286,32 @@ def format_plan(job: JobJson) -> str:
 
 
 def format_progress(job: JobJson) -> str:
-    progress = job["progress"]
+    """Format the progress: `12.5%, 125/1,000`, `step 125`, or `estimated 12.5%` for a job that never reported."""
+    progress, estimate = job["progress"], job["progress"]["estimate"]
+    if estimate is not None:
+        known = estimate["fraction"]
+        return f"estimated {format_percent(known)}" if known is not None else "not reported"
     done = format_number(progress["steps"], 0)
     if progress["steps_total"]:
         return f"{format_percent(progress['fraction'])}, {done}/{format_number(progress['steps_total'])}"
     return f"step {done}"
+
+
+def format_time_left(job: JobJson) -> str:
+    """Format the remaining time: `2h13m`, or `estimated 2h13m` for a job that never reported."""
+    return _format_reported_duration(job, "remaining_s")
+
+
+def format_step_time(job: JobJson) -> str:
+    """Format the time of a step: `34 ms`, or `estimated 34 ms` for a job that never reported."""
+    return _format_reported_duration(job, "step_time_s")
+
+
+def _format_reported_duration(job: JobJson, name: str) -> str:
+    estimate = job["progress"]["estimate"]
+    if estimate is None or estimate[name] is None:
+        return format_duration(job["progress"][name])
+    return f"estimated {format_duration(estimate[name])}"
 
 
 def format_nodes(gpus_by_node: Mapping[str, list[int]]) -> str:

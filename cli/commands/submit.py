@@ -15,6 +15,7 @@ from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.inputs import CommandError, input_errors_from, raise_input_error, read_yaml_object
 from cli.output import OutputFormat, OutputOption, print_document, print_message, render_facts, retry_while_unavailable
+from scheduler.domain.job_account import OnResize
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -63,6 +64,14 @@ QueueOption = Annotated[
 CommandOption = Annotated[
     str | None, typer.Option("--command", help="Command of the workers, as one shell-quoted string.")
 ]
+OnResizeOption = Annotated[
+    OnResize | None,
+    typer.Option(
+        "--on-resize",
+        help="What a resize does: checkpoint (save and resume), restart, or never. Default: never, unless the job "
+        "declares checkpoints or reports its progress.",
+    ),
+]
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of each rank. Repeatable.")
 ]
@@ -87,6 +96,7 @@ def submit(
     priority: PriorityOption = None,
     queue: QueueOption = None,
     command: CommandOption = None,
+    on_resize: OnResizeOption = None,
     env: EnvOption = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
@@ -108,6 +118,7 @@ def submit(
         "priority": priority,
         "queue": queue,
         "command": _split_command(command),
+        "onResize": on_resize.value if on_resize else None,
         "env": dict(_parse_env(item) for item in env) if env else None,
     }
     document = build_job_document(file, {field: value for field, value in options.items() if value is not None})

@@ -230,6 +230,7 @@ def _submit_job(client: Client, service: DemoService, name: str, job: Mapping[st
         "model": "tiny-gpt",
         "globalBatch": GLOBAL_BATCH,
         "steps": job["steps"],
+        "onResize": "checkpoint",
         "command": ["python", *_build_trainer_arguments(name, job, service.folder / "ledger" / name)],
     }
     return str(client.submit(document)["id"])

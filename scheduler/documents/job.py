@@ -34,8 +34,9 @@ from scheduler.documents.pod_template import (
     template_image,
 )
 from scheduler.documents.units import PositiveDuration
-from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
+from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec, CheckpointVolume
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _CLAIM_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -269,7 +270,16 @@ class JobDocument(Document):
         default_factory=CheckpointDocument, description="Location, interval and number of checkpoints."
     )
     fungible: Annotated[bool, Field(strict=True)] = Field(
-        default=True, description="Whether the job can run on nodes on loan from inference pools."
+        default=True,
+        description="Whether the job can run on nodes on loan from inference pools. Never without a resize: see "
+        "`onResize`.",
+    )
+    on_resize: OnResize | None = Field(
+        default=None,
+        description="What a resize does to the job. `checkpoint`: it saves and resumes. `restart`: it starts again "
+        "from its last reported checkpoint, else from step 0. `never`: its GPUs do not change after its start, and it "
+        "does not run on lent nodes. Default: `checkpoint` for a job that declares `checkpoint` or reports its "
+        "progress, else `never`.",
     )
     speeds: Annotated[dict[Text, RelativeSpeed], Field(max_length=100)] = Field(
         default_factory=dict,
@@ -343,6 +353,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             env=dict(document.env),
             checkpoint=to_checkpoint_spec(document.checkpoint),
             fungible=document.fungible,
+            on_resize=document.on_resize or _derive_on_resize(document.checkpoint),
             speeds=dict(document.speeds),
             lengths=tuple(sorted((document.lengths or {}).items())),
             namespace=document.namespace,
@@ -350,6 +361,10 @@ def to_job_spec(document: JobDocument) -> JobSpec:
         )
     except ValueError as error:
         raise InvalidDocumentError(InvalidField("document", to_printable(document.name), str(error))) from None
+
+
+def _derive_on_resize(checkpoint: CheckpointDocument) -> OnResize | None:
+    return OnResize.CHECKPOINT if checkpoint.model_fields_set else None
 
 
 def _canonical_json(document: dict[str, Any] | None) -> str:
@@ -366,7 +381,11 @@ def parse_job(document: object) -> JobSpec:
 
 
 def to_job_document(spec: JobSpec) -> dict[str, Any]:
-    """Return the document of `spec`, in plain JSON values, without unset options."""
+    """Return the document of `spec`, in plain JSON values, without unset options.
+
+    It has no `checkpoint` if `spec` declares none, because a job that declares one can be resized.
+    """
+    declares_checkpoint = spec.on_resize is not None or spec.checkpoint != DEFAULT_CHECKPOINT
     document = {
         "name": spec.name,
         "gpus": {"min": spec.min_gpus, "max": spec.max_gpus, **({} if spec.mixes_gpu_models else {"mix": "never"})},
@@ -385,7 +404,8 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "command": list(spec.command),
         "image": spec.image or None,
         "env": dict(spec.env),
-        "checkpoint": to_checkpoint_document(spec.checkpoint),
+        "checkpoint": to_checkpoint_document(spec.checkpoint) if declares_checkpoint else None,
+        "onResize": None if spec.on_resize is None else spec.on_resize.value,
         "fungible": spec.fungible,
         "speeds": dict(spec.speeds) or None,
         "lengths": {str(tokens): samples for tokens, samples in spec.lengths} or None,

@@ -235,6 +235,11 @@ class Job:
         return self.resize_mode is not OnResize.NEVER
 
     @property
+    def has_known_steps(self) -> bool:
+        """Whether `progress.steps` is a fact: the job has reported progress, or has never started."""
+        return self.progress.is_reported or self.account.first_started_at_s is None
+
+    @property
     def is_fixed(self) -> bool:
         """Whether the job holds GPUs that no resize may change."""
         return self.state in PLACED_STATES and not self.is_resizable

@@ -10,6 +10,7 @@ from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job
+from scheduler.domain.job_account import RunFailure
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
@@ -37,6 +38,7 @@ class Explanation:
         expected_start_s: When the GPUs missing for this job and those before it come free, if running jobs end as
             predicted and no job passes. None if that is unknown.
         unblocks: What would start the job.
+        failure: The last run that failed, or None.
     """
 
     job_id: str
@@ -50,6 +52,7 @@ class Explanation:
     holders: Mapping[str, int]
     expected_start_s: float | None
     unblocks: str
+    failure: RunFailure | None = None
 
 
 def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> Explanation:
@@ -71,6 +74,8 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         job_id=job_id,
         state=job.state,
         summary=_summarize(job, reason)
+        + _describe_progress(job)
+        + _describe_resize_mode(job)
         + _describe_scaling_limit(snapshot, job)
         + _describe_unlike_nodes(snapshot, job)
         + _describe_gpu_speeds(snapshot, job)
@@ -83,13 +88,15 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         holders={name: gpus for name, gpus in sorted(held.items(), key=lambda item: (-item[1], item[0])) if gpus},
         expected_start_s=_estimate_start_s(snapshot, waiting, job, missing),
         unblocks=_describe_unblocking(job, reason, needed, missing),
+        failure=job.failure,
     )
 
 
 def explain_ended(job: Job) -> Explanation:
     """Explain the state of a job that is no longer in the snapshot."""
     summary = job.message or str(job.state)
-    return Explanation(job.id, job.state, summary, None, None, 0, job.allocation.held_gpus, 0, {}, None, "")
+    held = job.allocation.held_gpus
+    return Explanation(job.id, job.state, summary, None, None, 0, held, 0, {}, None, "", job.failure)
 
 
 def _count_usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
@@ -119,6 +126,25 @@ def _summarize(job: Job, reason: Reason | None) -> str:
     return f"{job.state}: {job.message}" if job.message else str(job.state)
 
 
+def _describe_progress(job: Job) -> str:
+    """Say what of the job's progress is not known, and that it restarted from step 0. Empty if neither applies."""
+    account, text = job.account, ""
+    if not job.has_known_steps:
+        text = "; it has not reported progress, so steps and remaining time are estimates"
+    if account.lost_gpu_s and not job.progress.checkpoint_steps:
+        began = "restarted" if job.is_placed else "restarts"
+        text += f"; it {began} from step 0, and {account.lost_gpu_s / 3600.0:.2f} GPU-hours of work were lost"
+    return text
+
+
+def _describe_resize_mode(job: Job) -> str:
+    """Say why an elastic job keeps its number of GPUs. Empty if it can be resized."""
+    if job.is_resizable or not job.spec.is_elastic:
+        return ""
+    why = "onResize is never" if job.spec.on_resize else "it declares no checkpoints and has not reported progress"
+    return f"; it is not resized after its start: {why}"
+
+
 def _suggest_queue(snapshot: Snapshot, job: Job) -> str:
     """Point out an undeclared queue whose name is similar to that of a declared one, as it may be misspelled."""
     queue, queues = job.spec.queue, snapshot.queues
@@ -131,7 +157,7 @@ def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
     """Say why the next larger number of GPUs would not make the job faster. Empty if it would, or if unknown."""
     sizes, current = node_sizes(snapshot), job.allocation.target_gpus
     gpu = gpu_model(snapshot, job, sizes)
-    if not job.is_placed or gpu is None or current >= job.spec.max_gpus:
+    if not job.is_placed or gpu is None or current >= job.spec.max_gpus or not job.is_resizable:
         return ""
     curve = snapshot.curve(job)
     for count in canonical_gpu_counts(current + 1, job.spec.max_gpus, sizes[gpu]):
@@ -153,7 +179,7 @@ def _describe_unlike_nodes(snapshot: Snapshot, job: Job) -> str:
     """Say why a job that could grow does not use free whole nodes of a GPU model that it does not hold."""
     sizes = node_sizes(snapshot)
     held = {snapshot.nodes[name].gpu for name in job.allocation.target if name in snapshot.nodes}
-    if not held or job.allocation.target_gpus >= job.spec.max_gpus:
+    if not held or job.allocation.target_gpus >= job.spec.max_gpus or not job.is_resizable:
         return ""
     free = Counter(
         room.gpu

@@ -108,7 +108,8 @@ class ApiService:
 
     def submit(self, name: str = "train", **fields: object) -> str:
         """Submit a job of 1 to 2 GPUs without a model, unless `fields` say otherwise, and return its id."""
-        job = self.made("/v1/jobs", {"name": name, "gpus": {"min": 1, "max": 2}, "steps": 1000, **fields})
+        usual = {"name": name, "gpus": {"min": 1, "max": 2}, "steps": 1000, "onResize": "checkpoint"}
+        job = self.made("/v1/jobs", {**usual, **fields})
         return str(job["id"])
 
     def refused(self, method: str, path: str, document: object = None, *, token: str = "") -> dict[str, Any]:

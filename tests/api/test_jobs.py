@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scheduler.domain.commands import ScaleJob, SubmitJob
+from api.explanations import explanation_view
+from api.jobs import failure_view, job_view
+from scheduler.domain.commands import Command, ReportProgress, ScaleJob, SubmitJob
+from scheduler.domain.job_account import PermanentFault
+from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.scheduling.explanation import explain_ended
+from scheduler.scheduling.snapshot_update import update_snapshot
 from tests.builders_solver import LAYER
 
 if TYPE_CHECKING:
@@ -104,10 +110,62 @@ def test_a_job_starts_with_the_next_tick_and_shows_its_gpus_and_plan(fleet: ApiS
     assert "JobStarted" in body
 
 
+def test_progress_that_was_never_reported_is_an_estimate(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    before = fleet.get(f"/v1/jobs/{job_id}/progress")
+    assert (before["steps"], before["fraction"], before["estimate"]) == (0.0, 0.0, None), "it has not started"
+    fleet.tick()
+    fleet.tick()
+    fleet.tick(after_s=100.0)
+    progress = fleet.get(f"/v1/jobs/{job_id}/progress")
+    figures = ("steps", "fraction", "step_time_s", "samples_per_s", "remaining_s")
+    assert [progress[name] for name in figures] == [None] * 5
+    estimate = progress["estimate"]
+    assert 0 < estimate["fraction"] < 1
+    assert min(estimate["steps"], estimate["step_time_s"], estimate["remaining_s"]) > 0
+    assert fleet.get(f"/v1/jobs/{job_id}/plan")["is_estimated"] is True
+    fleet.store.send(Command("report", 0.0, ReportProgress(job_id, 1, 7.0)))
+    fleet.tick()
+    reported = fleet.get(f"/v1/jobs/{job_id}/progress")
+    assert (reported["steps"], reported["estimate"]) == (7.0, None)
+    assert fleet.get(f"/v1/jobs/{job_id}/plan")["is_estimated"] is False
+
+
+def test_resize_mode_follows_from_the_document_and_from_reports(fleet: ApiService) -> None:
+    job_id = fleet.submit(onResize=None)
+    assert fleet.get(f"/v1/jobs/{job_id}")["resize_mode"] == "never"
+    fleet.tick()
+    fleet.tick()
+    fleet.http.patch(f"/v1/jobs/{job_id}", json={"gpus": {"max": 1}})
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}")["generation"] == 1, "it is not resized"
+    fleet.store.send(Command("report", 0.0, ReportProgress(job_id, 1, 7.0)))
+    fleet.tick()
+    job = fleet.get(f"/v1/jobs/{job_id}")
+    assert (job["resize_mode"], job["generation"], job["gpus"]["target"]) == ("checkpoint", 2, 1)
+
+
+def test_failed_run_is_part_of_the_job_and_its_explanation(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    snapshot = fleet.store.load().snapshot
+    failed = Run(job_id, 1, RunPhase.FAILED, reason="a | b", permanent_fault=PermanentFault.SYNTAX_ERROR, ran_s=0.5)
+    update = update_snapshot(snapshot, Observation(fleet.clock.now_s(), snapshot.generation, (failed,)), ())
+    job = update.snapshot.jobs[job_id]
+    assert job_view(job, fleet.clock.now_s())["failure"] == {
+        "code": "syntax-error",
+        "reason": "a | b",
+        "at_s": fleet.clock.now_s(),
+        "ran_s": 0.5,
+    }
+    assert explanation_view(explain_ended(job), None)["failure"] == failure_view(job.failure)
+
+
 def test_progress_shows_the_remaining_time(fleet: ApiService) -> None:
     job_id = fleet.submit()
     fleet.tick()
     fleet.tick()
+    fleet.store.send(Command("report", 0.0, ReportProgress(job_id, 1, 1.0)))
     fleet.tick(after_s=100.0)
     progress = fleet.get(f"/v1/jobs/{job_id}/progress")
     assert 0 < progress["fraction"] < 1

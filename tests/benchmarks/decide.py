@@ -21,7 +21,7 @@ from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job, JobSpec, Progress
-from scheduler.domain.job_account import JobAccount
+from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.parallel_plan import ParallelPlan
@@ -143,7 +143,10 @@ def build_contended_fleet(size: Size, seed: int = 7) -> tuple[Snapshot, Observat
 def _spec(at: int) -> JobSpec:
     least, most = RANGES[at % len(RANGES)]
     model = MODEL if at % 2 else ""
-    return JobSpec(f"job-{at}", least, most, model=model, global_batch=64 if model else 0, steps=1_000 + 97 * (at % 50))
+    batch, steps = 64 if model else 0, 1_000 + 97 * (at % 50)
+    return JobSpec(
+        f"job-{at}", least, most, model=model, global_batch=batch, steps=steps, on_resize=OnResize.CHECKPOINT
+    )
 
 
 def _job(job_id: str, spec: JobSpec, state: JobState) -> Job:

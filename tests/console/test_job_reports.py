@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
@@ -59,3 +59,47 @@ def test_unknown_job_shows_not_found(fleet: ConsoleSite, opened: Opener) -> None
     expect(page.get_by_role("heading", name="Job not found")).to_be_visible()
     page.get_by_role("link", name="All jobs").click()
     expect(page.locator("tbody tr")).to_have_count(5)
+
+
+ESTIMATE = {"steps": 120.0, "fraction": 0.25, "step_time_s": 1.5, "remaining_s": 540.0}
+UNREPORTED = {"steps": None, "fraction": None, "step_time_s": None, "remaining_s": None, "estimate": ESTIMATE}
+
+
+def _change_jobs(page: Page, **fields: Any) -> None:
+    """Serve all jobs with these fields changed, and all plans as estimates."""
+
+    def change(route: Route) -> None:
+        response = route.fetch()
+        body = response.json()
+        for job in body.get("items", [body]):
+            job.update(fields)
+        route.fulfill(response=response, json=body)
+
+    page.route(re.compile(r"/v1/jobs(/[^/?]+)?(/plan)?(\?|$)"), change)
+    page.reload()
+
+
+def test_progress_that_was_never_reported_is_marked(fleet: ConsoleSite, opened: Opener) -> None:
+    job_id = fleet.jobs["vision-sweep"]
+    page = opened(f"{fleet.url}/#/jobs/{job_id}")
+    with fleet.client() as client:
+        progress = {**client.job(job_id)["progress"], **UNREPORTED}
+    _change_jobs(page, progress=progress, is_estimated=True)
+    expect(page.locator(".figures")).to_contain_text("not reported")
+    expect(page.locator(".figures")).to_contain_text("estimated end")
+    details = page.get_by_role("region", name="Details")
+    expect(details).to_contain_text("not reported; estimated 25% done")
+    expect(details).to_contain_text("estimated 1.5 s")
+    expect(details.locator(".bar")).to_have_count(0)
+    expect(page.get_by_role("region", name="Parallel plan")).to_contain_text("estimated: the job has not reported")
+    page.goto(f"{fleet.url}/#/jobs")
+    expect(page.get_by_role("row").filter(has_text="vision-sweep")).to_contain_text("estimated 25%")
+
+
+def test_last_failure_shows_the_lines_of_the_log(fleet: ConsoleSite, opened: Opener) -> None:
+    page = opened(f"{fleet.url}/#/jobs/{fleet.jobs['embedder']}")
+    reason = "rank 0 exited with code 1: Traceback | ModuleNotFoundError: No module named 'apex'"
+    _change_jobs(page, failure={"code": "import-error", "reason": reason, "at_s": fleet.clock.now_s(), "ran_s": 0.5})
+    details = page.get_by_role("region", name="Details")
+    expect(details).to_contain_text("import-error")
+    assert details.locator("pre").inner_text().splitlines()[-1] == "ModuleNotFoundError: No module named 'apex'"

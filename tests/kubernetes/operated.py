@@ -188,6 +188,7 @@ class Operated:
 
     def submit(self, name: str, least: int, most: int) -> None:
         spec: dict[str, Any] = {"gpus": {"min": least, "max": most}, "steps": 10**9, "command": ["python", "train.py"]}
+        spec["onResize"] = "checkpoint"
         self.apply_job(name, spec)
 
     def apply_job(self, name: str, spec: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from scheduler.domain.commands import CancelJob, ReportDemand, SubmitJob
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import LendingPolicy, LoanState
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
@@ -116,7 +117,12 @@ def test_jobs_run_and_nodes_are_lent_and_recalled(
     site = Site(operator, kubelet, namespace, tmp_path)
     site.add_pools(training=1, inference=2, lending=LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0))
     site.send(ReportDemand("inference", 0.0))
-    site.send(SubmitJob("llama-1", JobSpec("llama-1", 8, 16, steps=10**9, command=("python", "train.py"))))
+    site.send(
+        SubmitJob(
+            "llama-1",
+            JobSpec("llama-1", 8, 16, steps=10**9, command=("python", "train.py"), on_resize=OnResize.CHECKPOINT),
+        )
+    )
     site.step()
     site.until(lambda: _runs_on(site, 16), what="it runs on a node of its own and a lent one")
     assert any(LOAN_LABEL in labels_of(node) for node in operator.list(NODE).items)

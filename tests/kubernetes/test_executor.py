@@ -11,6 +11,7 @@ import pytest
 from scheduler.domain.commands import CancelJob, ReportDemand, ScaleJob, SubmitJob
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import AgentReport
 from scheduler.kubernetes.api_objects import (
@@ -51,7 +52,9 @@ def site(
 
 
 def spec(name: str, least: int, most: int | None = None) -> JobSpec:
-    return JobSpec(name, least, most or least, steps=10**9, command=("python", "train.py"))
+    return JobSpec(
+        name, least, most or least, steps=10**9, command=("python", "train.py"), on_resize=OnResize.CHECKPOINT
+    )
 
 
 def is_running(site: Site, job_id: str, gpus: int) -> bool:

@@ -72,6 +72,7 @@ class Trained(Operated):
             "gpus": {"min": 1, "max": most},
             **({"steps": steps} if says_length else {}),
             "globalBatch": BATCH,
+            "onResize": "checkpoint",
             "command": trainer(self.ledger, *pace, steps=steps),
             "template": {"spec": {"containers": [container], "volumes": [volume]}},
         }

@@ -22,6 +22,7 @@ from api.app import create_app
 from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.executors.executor import Executor
 from scheduler.executors.simulated_executor import SimulatedExecutor
@@ -158,7 +159,9 @@ def _generate_submissions() -> Iterator[Submission]:
         steps = round(gpus_min * 5000.0 * random.lognormvariate(0.0, 0.8))
         queue = random.choice(("lab", "lab", "web", "undeclared"))
         yield _build_submission(
-            f"job-{number}", at_s, JobSpec(f"job-{number}", gpus_min, 4 * gpus_min, queue, steps=steps)
+            f"job-{number}",
+            at_s,
+            JobSpec(f"job-{number}", gpus_min, 4 * gpus_min, queue, steps=steps, on_resize=OnResize.CHECKPOINT),
         )
         at_s += random.expovariate(1.0 / 750.0)
     yield _build_submission("last", END_S - 600.0, JobSpec("last", 1, 1, steps=500))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, CurveSolved, ReportProgress, SubmitJob
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_records import OOM_ATTEMPTS_MAX
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
@@ -87,7 +88,8 @@ class RandomRun:
         least = self._random.choice((1, 2, 4))
         model = self._random.choice(("llama-2-7b", "llama-2-7b", ""))
         most = least * self._random.choice((1, 2))
-        return JobSpec(job_id, least, most, model=model, global_batch=8, steps=self._random.choice((50, 5_000)))
+        steps = self._random.choice((50, 5_000))
+        return JobSpec(job_id, least, most, model=model, global_batch=8, steps=steps, on_resize=OnResize.CHECKPOINT)
 
     def _solved(self, key: str, shape: GpuShape) -> CurveSolved:
         """Return the fastest of a few strategies that fits, like a solver; occasionally none does."""

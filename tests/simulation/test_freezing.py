@@ -12,6 +12,7 @@ from scheduler.domain.commands import Command, CommandBody, ReportProgress, Subm
 from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
@@ -35,6 +36,7 @@ SPEC = JobSpec(
     steps=200_000,
     profile_json=json.dumps(PROFILE, sort_keys=True),
     global_batch=64,
+    on_resize=OnResize.CHECKPOINT,
 )
 
 

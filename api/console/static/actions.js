@@ -121,7 +121,7 @@ async function scale(job, { refused, acted }) {
   };
   const what = [
     `Its current range is ${job.gpus.min} to ${gpus(job.gpus.max)}; it holds ${gpus(job.gpus.target)}.`,
-    "If its GPUs are outside the new range, the next tick resizes it after a checkpoint.",
+    "If its GPUs are outside the new range, the next tick resizes it. A job that is not resizable keeps its GPUs.",
     el("div", { class: "form" }, field("min", "Minimum"), field("max", "Maximum")),
   ];
   if (!(await confirm(`Scale ${job.name}?`, what, { action: "Scale" }))) return;

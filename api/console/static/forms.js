@@ -3,14 +3,18 @@
 import { problemNote } from "./dialogs.js";
 import { el, put } from "./dom.js";
 
-/** A labelled field. `kind`: text, number, file or area; `path`: its name in the request document. */
-export function field(path, label, { hint = "", kind = "text", value = "", list, wide = false, ...more } = {}) {
+/**
+ * A labelled field. `kind`: text, number, file or area; `path`: its name in the request document; `options`: the values
+ * of a menu, as [value, text].
+ */
+export function field(path, label, { hint = "", kind = "text", value = "", list, options, wide, ...more } = {}) {
   const id = `field-${path.replaceAll(".", "-")}`;
   const described = `${id}-hint`;
   const common = { id, name: path, "aria-describedby": described, ...more };
   const step = kind === "number" ? "any" : null;
   const line = () => el("input", { ...common, type: kind, value, list, step, autocomplete: "off" });
-  const input = kind === "area" ? el("textarea", common, value) : line();
+  const menu = () => el("select", common, options.map(([each, text]) => el("option", { value: each }, text)));
+  const input = options ? menu() : kind === "area" ? el("textarea", common, value) : line();
   const below = el("small", { id: described, data: { hint } }, hint);
   return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), input, below);
 }

@@ -31,8 +31,12 @@ export function planFacts(plan, inspection) {
     ["Peak memory", plan.peak_bytes_per_gpu ? `${bytes(plan.peak_bytes_per_gpu)} per GPU, predicted` : null],
     ["Bubble", inspection && `${percent(inspection.bubble_ratio)} of all GPU time`],
     ["Model FLOPS utilization", inspection && percent(inspection.model_flops_utilization)],
-    ["Optimality", plan.optimality_gap > 0 ? `within ${percent(plan.optimality_gap)} of the optimum` : "optimal"],
+    ["Optimality", plan.is_estimated ? "estimated: the job has not reported progress" : optimality(plan)],
   ];
+}
+
+function optimality(plan) {
+  return plan.optimality_gap > 0 ? `within ${percent(plan.optimality_gap)} of the optimum` : "optimal";
 }
 
 /** Formats the plan as plain text: one line per fact and per run of layers. */

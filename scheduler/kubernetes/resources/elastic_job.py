@@ -98,10 +98,9 @@ def build_elastic_job_spec(job: Job) -> dict[str, Any]:
     """Return the spec that describes the job's current state."""
     document = to_job_document(job.spec)
     document.pop("namespace", None)
-    checkpoint = document["checkpoint"]
     for holder, name in (
         *((document, name) for name in _DURATION_FIELDS if name in document),
-        (checkpoint, "interval"),
+        *((document[name], "interval") for name in ("checkpoint",) if name in document),
     ):
         holder[name] = _format_duration(holder[name])
     return {**document, "suspend": job.intent is Intent.SUSPEND}
@@ -109,6 +108,8 @@ def build_elastic_job_spec(job: Job) -> dict[str, Any]:
 
 def find_immutable_changes(new_spec: JobSpec, job: Job) -> tuple[str, ...]:
     """Return the immutable fields in which the resource differs from its job."""
+    if job.spec.on_resize is None:  # older versions did not derive it from `checkpoint`
+        new_spec = replace(new_spec, on_resize=None)
     new, current = (build_elastic_job_spec(replace(job, spec=spec)) for spec in (new_spec, job.spec))
     names = [name for name in (*new, *current) if name not in _MUTABLE_FIELDS]
     return tuple(name for name in dict.fromkeys(names) if new.get(name) != current.get(name))

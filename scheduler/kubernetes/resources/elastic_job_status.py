@@ -149,7 +149,12 @@ def _format_allocation(job: Job, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _format_progress(job: Job, now_s: float) -> dict[str, Any]:
-    """Return progress and the remaining time at the current speed. Values that are not finite are omitted."""
+    """Return progress and the remaining time at the current speed.
+
+    Values that are not finite are omitted, and those that the job never reported.
+    """
+    if not job.has_known_steps:
+        return {"steps": job.spec.steps} if job.spec.steps else {}
     steps, length = job.steps_at(now_s), job.spec.steps
     remaining, step_time_s = job.remaining_steps(now_s), job.step_time_s()
     runs = step_time_s < math.inf

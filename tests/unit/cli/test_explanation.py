@@ -19,7 +19,7 @@ from cli.commands.events import render_explanation
     ],
 )
 def test_first_sentence_describes_the_state(state: str, summary: str, sentence: str) -> None:
-    explanation = {"job_id": "j", "state": state, "summary": summary, "next": None}
+    explanation = {"job_id": "j", "state": state, "summary": summary, "failure": None, "next": None}
     assert str(render_explanation(explanation)) == sentence
 
 
@@ -29,6 +29,7 @@ def test_many_holders_are_shortened_to_the_largest_and_a_count() -> None:
         "job_id": "j",
         "state": "queued",
         "summary": "queued: so",
+        "failure": None,
         "next": None,
         "reason": reason,
     }
@@ -36,3 +37,14 @@ def test_many_holders_are_shortened_to_the_largest_and_a_count() -> None:
     text = str(render_explanation({**explanation, "unblocks": "", "expected_start_s": None}))
     assert "It needs 4 GPUs to start and holds 0; 0 GPUs" in text
     assert "8 GPUs (h7) and 4 more jobs" in text
+
+
+def test_last_failure_of_a_job_that_is_retried_is_shown() -> None:
+    explanation = {
+        "job_id": "j",
+        "summary": "x",
+        "failure": {"reason": "rank 0 exited with code 1: boom"},
+        "next": None,
+    }
+    assert "rank 0 exited with code 1: boom" in str(render_explanation({**explanation, "state": "cancelled"}))
+    assert "boom" not in str(render_explanation({**explanation, "state": "failed"})), "its summary has the reason"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import Result
 
+from cli.commands.jobs import FAILURE_WIDTH, format_last_failure
 from scheduler.domain.commands import Command, ForecastMade, ReportProgress
 from scheduler.domain.fleet import Forecast
 
@@ -72,6 +73,42 @@ def test_describe_shows_throughput_and_memory(ask: Ask, run: Run, fleet: Any) ->
     shown = " ".join(run("describe", job_id).stdout.split())
     assert "throughput 31.5 samples/s" in shown
     assert "71.2 GB per GPU" in shown
+
+
+def test_unreported_progress_is_marked_as_an_estimate(ask: Ask, run: Run, fleet: Any) -> None:
+    job_id = submit_job(ask, "train", "--steps", "1000")
+    submit_job(ask, "endless", "--min", "1", "--max", "1")
+    fleet.tick()
+    fleet.tick()
+    fleet.tick(100.0)
+    listed = run("ps").stdout
+    assert listed.count("estimated") == 2, "progress and remaining time"
+    assert "last failure" not in listed
+    shown = " ".join(run("describe", job_id).stdout.split())
+    assert "progress estimated" in shown
+    assert "step time estimated" in shown
+    assert "estimates" in run("explain", job_id).stdout
+    fleet.store.send(Command("report", 0.0, ReportProgress(job_id, 1, 5.0)))
+    fleet.tick()
+    assert "estimated" not in run("ps").stdout
+    assert "estimate" not in run("explain", job_id).stdout
+    assert "5/1,000" in run("describe", job_id).stdout
+
+
+def test_last_failure_is_listed_with_its_last_line() -> None:
+    failure = {"code": "import-error", "reason": "rank 0 exited with code 1: a | ModuleNotFoundError: apex"}
+    job = {"state": "failed", "failure": failure}
+    assert format_last_failure(job) == "import-error: ModuleNotFoundError: apex"
+    assert format_last_failure({**job, "state": "succeeded"}) == ""
+    long = {**job, "failure": {"code": "", "reason": "x" * 100}}
+    assert len(format_last_failure(long)) == FAILURE_WIDTH
+
+
+def test_resize_mode_is_an_option(ask: Ask, fleet: Any) -> None:
+    job = ask("describe", submit_job(ask, "train", "--on-resize", "restart"))
+    assert (job["spec"]["onResize"], job["resize_mode"]) == ("restart", "restart")
+    plain = ask("describe", submit_job(ask, "plain"))
+    assert ("onResize" in plain["spec"], "checkpoint" in plain["spec"], plain["resize_mode"]) == (False, False, "never")
 
 
 def test_options_override_the_job_file(ask: Ask, fleet: Any, tmp_path: Path) -> None:
@@ -277,7 +314,7 @@ def test_loans_are_listed_with_deadlines(ask: Ask, run: Run, fleet: Any) -> None
     assert run("loans").stdout.strip() == "No node is lent."
     fleet.client().report_demand("serving", gpus=0)
     quiet = Forecast(fleet.clock.now_s(), 600.0, (0.5, 0.999), (0.0, 0.0), "said so")
-    submit_job(ask, "hungry", "--max", "6")
+    submit_job(ask, "hungry", "--max", "6", "--on-resize", "checkpoint")
     for _ in range(3):
         fleet.tick(400.0, learned=(Command(f"f{fleet.clock.now_s()}", 0.0, ForecastMade("serving", quiet)),))
         fleet.client().report_demand("serving", gpus=0)

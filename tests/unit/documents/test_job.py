@@ -11,6 +11,7 @@ from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
 from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 
 COMPLETE: dict[str, Any] = {
     "name": "train-7b",
@@ -55,7 +56,24 @@ def test_complete_document_becomes_a_spec() -> None:
         env={"LOG": "debug"},
         checkpoint=CheckpointSpec("/data/ckpt", 300.0, 3),
         fungible=False,
+        on_resize=OnResize.CHECKPOINT,
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "on_resize"),
+    [
+        ({}, None),
+        ({"checkpoint": {}}, None),
+        ({"checkpoint": {"keep": 2}}, OnResize.CHECKPOINT),
+        ({"onResize": "restart"}, OnResize.RESTART),
+        ({"onResize": "never", "checkpoint": {"interval": "5m"}}, OnResize.NEVER),
+    ],
+)
+def test_resize_mode_follows_from_the_document(fields: dict[str, Any], on_resize: OnResize | None) -> None:
+    spec = parse_job({"name": "a", "gpus": {"min": 1, "max": 2}, **fields})
+    assert spec.on_resize is on_resize
+    assert parse_job(to_job_document(spec)) == spec, "a copy of the document can be resized exactly if the job can"
 
 
 def test_name_and_gpu_range_are_sufficient() -> None:

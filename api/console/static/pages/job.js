@@ -97,7 +97,7 @@ class JobPage {
       put(this.places.plan, card("Parallel plan", el("p", { class: "muted" }, why)));
       return;
     }
-    const key = `${job.generation} ${job.plan} ${Object.keys(job.nodes).length > 0}`;
+    const key = `${job.generation} ${job.plan} ${job.progress.estimate === null} ${Object.keys(job.nodes).length > 0}`;
     if (key === this.planKey) return; // unchanged
     const plan = await get(`${this.path}/plan`, { signal: this.signal });
     this.planKey = key;

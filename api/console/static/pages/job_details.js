@@ -11,8 +11,12 @@ const WAITS = ["queued", "planning", "submitted", "preempted"];
 export function figures(job) {
   const { progress } = job;
   const now = accountNow(job);
-  const steps = progress.steps_total ? `of ${count(progress.steps_total)} steps` : "steps";
-  const left = progress.remaining_s === null ? null : ["ends ", due(Date.now() / 1000 + progress.remaining_s)];
+  const isKnown = progress.steps !== null;
+  const steps = isKnown ? count(Math.floor(progress.steps)) : "–";
+  const length = progress.steps_total ? `of ${count(progress.steps_total)} steps` : "steps";
+  const { remaining_s: leftS } = progress.estimate ?? progress;
+  const ends = progress.estimate ? "estimated end " : "ends ";
+  const left = leftS === null ? null : [ends, due(Date.now() / 1000 + leftS)];
   const ended = ENDED.includes(job.state) ? [`${job.state} `, when(job.state_since_s)] : "end unknown";
   const loss = progress.loss === null ? "not reported yet" : `last loss ${figure(progress.loss)}`;
   const speed = progress.samples_per_s === null ? "–" : figure(progress.samples_per_s);
@@ -22,7 +26,7 @@ export function figures(job) {
   const lost = now.lostS ? `${gpuTime(now.lostS)} lost${share}` : "no work lost";
   const cost = `${gpuTime(now.gpuS)}, ${lost}`;
   return el("dl", { class: "figures" }, [
-    figureOf(job.state, "Steps done", count(Math.floor(progress.steps)), steps, el("span", {}, left ?? ended)),
+    figureOf(job.state, "Steps done", steps, isKnown ? length : "not reported", el("span", {}, left ?? ended)),
     figureOf("training", "GPUs", count(job.gpus.target), "", held),
     figureOf("inference", "Throughput", speed, speed === "–" ? "" : "samples/s", loss),
     figureOf(now.lostS ? "recalled" : "idle", "Time pending", duration(Math.round(now.waitedS)), "", cost),
@@ -43,8 +47,12 @@ function accountNow({ account, state, intent, gpus: held }) {
 export function details(job) {
   const { progress, account, memory, spec } = job;
   const done = progress.fraction === null ? null : percent(progress.fraction);
-  const leftS = progress.remaining_s;
-  const left = leftS === null ? null : `${duration(Math.round(leftS))} at this speed`;
+  const { estimate } = progress;
+  const shownFraction = estimate?.fraction ?? null;
+  const estimated = shownFraction === null ? "not reported" : `not reported; estimated ${percent(shownFraction)} done`;
+  const { remaining_s: leftS, step_time_s: stepS } = estimate ?? progress;
+  const mark = estimate ? "estimated " : "";
+  const left = leftS === null ? null : `${mark}${duration(Math.round(leftS))}${estimate ? "" : " at this speed"}`;
   const nodes = Object.entries(job.nodes).map(([node, indices]) => `${node} (${indices.length})`).join(", ");
   const changes = [[account.resizes, "resize"], [account.preemptions, "preemption"], [account.failures, "failure"]];
   const changed = changes.filter(([number]) => number).map(([number, name]) => plural(number, name)).join(", ");
@@ -52,15 +60,17 @@ export function details(job) {
     "Details",
     done && bar(`${done} done`, [["training", progress.fraction]]),
     facts([
-      ["Progress", done && `${done} done`],
+      ["Progress", estimate ? estimated : done && `${done} done`],
       ["Time left", left],
       ["Nodes", nodes],
       ["Releasing", job.gpus.releasing ? gpus(job.gpus.releasing) : null],
-      ["Step time", progress.step_time_s === null ? null : duration(progress.step_time_s)],
+      ["Step time", stepS === null ? null : `${mark}${duration(stepS)}`],
       ["Memory", progress.peak_bytes === null ? null : `${bytes(progress.peak_bytes)} peak per GPU, measured`],
       ["Out of memory", memory.deaths.length ? plural(memory.deaths.length, "time") : null],
       ["Next retry", memory.retry_at_s && due(memory.retry_at_s)],
       ["Checkpoint", progress.checkpoint_steps ? `at step ${count(progress.checkpoint_steps)}` : "none yet"],
+      ["On resize", job.resize_mode],
+      ["Last failure", job.failure && failureText(job.failure)],
       ["Frozen layers", progress.frozen_layers || null],
       ["Queue", `${job.queue}, priority ${job.priority}`],
       ["Owner", job.owner || "none"],
@@ -73,6 +83,12 @@ export function details(job) {
       ["Command", spec.command.length ? el("code", {}, spec.command.map(shown).join(" ")) : null],
     ]),
   );
+}
+
+/** Formats the last failed run: its cause and the last lines of the failing rank's log. */
+function failureText({ code, reason, at_s: atS }) {
+  const lines = reason.split(" | ").join("\n");
+  return el("span", {}, code && `${code}, `, when(atS), el("pre", { class: "small" }, lines));
 }
 
 /** Quotes a word for a shell. */

@@ -103,11 +103,26 @@ function row(job) {
     badge(job.state),
     job.queue,
     held ? `${job.gpus.target} of ${job.gpus.max}` : range(job.gpus.min, job.gpus.max),
-    progress.fraction === null ? plural(Math.floor(progress.steps), "step") : done(progress.fraction),
-    progress.remaining_s === null ? "–" : duration(progress.remaining_s),
+    progress.estimate ? estimatedDone(progress.estimate) : reportedDone(progress),
+    timeLeft(progress),
     job.plan ? el("span", { class: "small muted" }, job.plan) : "–",
     age(job.submitted_at_s),
   ];
+}
+
+function reportedDone({ fraction, steps }) {
+  return fraction === null ? plural(Math.floor(steps), "step") : done(fraction);
+}
+
+/** Formats the progress of a job that has never reported: no bar, and marked as an estimate. */
+function estimatedDone({ fraction }) {
+  const label = fraction === null ? "not reported" : `estimated ${percent(fraction)}`;
+  return el("span", { class: "small muted", title: "The job has not reported progress." }, label);
+}
+
+function timeLeft({ remaining_s: leftS, estimate }) {
+  if (estimate && estimate.remaining_s !== null) return `estimated ${duration(estimate.remaining_s)}`;
+  return leftS === null ? "–" : duration(leftS);
 }
 
 function done(fraction) {

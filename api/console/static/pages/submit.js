@@ -11,6 +11,13 @@ import { due } from "../times.js";
 const PLANNED = "With a model, the solver finds a parallel plan for any number of GPUs.";
 const ELASTIC = "A maximum above the minimum makes the job elastic.";
 const QUOTING = "Quote words that contain spaces. The command runs without a shell.";
+const ON_RESIZE = "Jobs that are not resizable keep their GPUs and do not run on lent nodes.";
+const RESIZE_MODES = [
+  ["", "Default: by what the job reports"],
+  ["checkpoint", "Save and resume"],
+  ["restart", "Start again"],
+  ["never", "Never resize"],
+];
 const MORE = 'For example {"env": {"LEVEL": "3"}}. Overrides the fields above.';
 
 export const title = () => "Submit a job";
@@ -60,6 +67,7 @@ async function fields() {
     el("p", { id: "argv", class: "argv wide", hidden: true }),
     field("image", "Image", { hint: "Kubernetes only." }),
     field("checkpoint.interval", "Checkpoint interval", { hint: "For example 10m. Default: the service's." }),
+    field("onResize", "On resize", { options: RESIZE_MODES, hint: ON_RESIZE }),
     field("maxRunTime", "Maximum run time", { hint: "For example 12h. Default: none." }),
     field("more", "Other fields of the job document (JSON)", { kind: "area", wide: true, hint: MORE })));
   return [lists, job, model, run];
