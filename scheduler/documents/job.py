@@ -37,6 +37,8 @@ from scheduler.documents.units import PositiveDuration
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec, CheckpointVolume
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
+from scheduler.domain.run_document import LaunchMode
 
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _CLAIM_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -53,6 +55,15 @@ def _check_relative_path(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
         raise PydanticCustomError("path", "Input should be a relative path in the volume, without '..'")
     return path
+
+
+def _check_digest(digest: str) -> str:
+    if find_digest_problem(digest):
+        raise PydanticCustomError("digest", "Input should be {form}", {"form": DIGEST_FORM})
+    return digest
+
+
+ArchiveDigest = Annotated[str, AfterValidator(_check_digest)]
 
 
 class ClaimDocument(Document):
@@ -217,6 +228,15 @@ class GpuRange(Document):
         return self
 
 
+class WorkdirDocument(Document):
+    """The user's code. Every rank starts in a copy of this folder."""
+
+    archive: ArchiveDigest = Field(
+        description=f"Digest of an uploaded archive (`PUT /v1/archives/{{digest}}`): {DIGEST_FORM}. "
+        "`ebbtide submit --workdir DIR` packs and uploads one."
+    )
+
+
 class JobDocument(Document):
     """A job as its owner writes it. Durations are seconds or text such as "5m"."""
 
@@ -259,7 +279,27 @@ class JobDocument(Document):
         default=3, description="Number of failed runs that are retried. Runs lost with their node do not count."
     )
     command: Annotated[list[Text], Field(max_length=1000)] = Field(
-        default_factory=list, description="Command of each rank, with its arguments."
+        default_factory=list,
+        description="Command of each rank, with its arguments. Required to run, unless `image` or `template` has one.",
+    )
+    launch: LaunchMode = Field(
+        default=LaunchMode.RANK,
+        description="`rank` starts the command once per GPU. `node` starts it once per node, for launchers such as "
+        "torchrun; `{nnodes}`, `{node_rank}`, `{nproc_per_node}`, `{master_addr}` and `{master_port}` in its arguments "
+        "are replaced.",
+    )
+    workdir: WorkdirDocument | None = Field(
+        default=None, description="Folder in which every rank starts. Default: one that the executor chooses."
+    )
+    setup: Annotated[list[Text], Field(max_length=100)] = Field(
+        default_factory=list,
+        description="Command that runs once per machine in `workdir`, before any rank, such as an installation of "
+        "packages. Default: none.",
+    )
+    venv: Text = Field(
+        default="",
+        description="Virtual environment whose `python` the command uses: an absolute path on the machines, or a path "
+        "in `workdir` that `setup` creates. Empty: the PATH of the machine.",
     )
     image: Text = Field(
         default="",
@@ -315,6 +355,15 @@ class JobDocument(Document):
         return self
 
     @model_validator(mode="after")
+    def _check_program(self) -> Self:
+        archive = "" if self.workdir is None else self.workdir.archive
+        if problem := find_setup_problem(tuple(self.setup), archive=archive):
+            raise invalid_field("setup", self.setup, problem)
+        if problem := find_venv_problem(self.venv, has_setup=bool(self.setup)):
+            raise invalid_field("venv", self.venv, problem)
+        return self
+
+    @model_validator(mode="after")
     def _check_mounts(self) -> Self:
         if self.template is not None:
             check_checkpoint_mount(self.checkpoint, self.template)
@@ -358,9 +407,19 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             lengths=tuple(sorted((document.lengths or {}).items())),
             namespace=document.namespace,
             template_json=_canonical_json(template),
+            program=_to_program(document),
         )
     except ValueError as error:
         raise InvalidDocumentError(InvalidField("document", to_printable(document.name), str(error))) from None
+
+
+def _to_program(document: JobDocument) -> Program:
+    return Program(
+        archive="" if document.workdir is None else document.workdir.archive,
+        setup=tuple(document.setup),
+        venv=document.venv,
+        launch=document.launch,
+    )
 
 
 def _derive_on_resize(checkpoint: CheckpointDocument) -> OnResize | None:
@@ -378,6 +437,18 @@ def parse_job(document: object) -> JobSpec:
         InvalidDocumentError: fields are invalid. The message names each with its value and the allowed values.
     """
     return to_job_spec(parse_document(JobDocument, document))
+
+
+def require_command(spec: JobSpec) -> None:
+    """Check that the job has something to run: a command, or an image or pod template with an entry point.
+
+    Raises:
+        InvalidDocumentError: it has none of them.
+    """
+    if not (spec.command or spec.image or spec.template_json):
+        raise InvalidDocumentError(
+            InvalidField("command", None, "at least one word, such as `python train.py`; only an image can replace it")
+        )
 
 
 def to_job_document(spec: JobSpec) -> dict[str, Any]:
@@ -402,6 +473,10 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "maxRunTime": spec.run_time_s_max,
         "retries": spec.retries,
         "command": list(spec.command),
+        "launch": spec.program.launch.value if spec.program.launch is not LaunchMode.RANK else None,
+        "workdir": {"archive": spec.program.archive} if spec.program.archive else None,
+        "setup": list(spec.program.setup) or None,
+        "venv": spec.program.venv or None,
         "image": spec.image or None,
         "env": dict(spec.env),
         "checkpoint": to_checkpoint_document(spec.checkpoint) if declares_checkpoint else None,

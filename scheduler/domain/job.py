@@ -27,6 +27,7 @@ from scheduler.domain.job_state import (
     Allocation,
     JobState,
 )
+from scheduler.domain.program import DEFAULT_PROGRAM, Program
 from scheduler.domain.scaling_curve import (
     LINEAR_CURVE_KEY,
     CurveRequest,
@@ -60,7 +61,7 @@ class JobSpec:
     A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
     lengths of samples, only for jobs with a model; empty if all samples have the same length. Without `on_resize`,
-    `Job.resize_mode` follows from what the job does.
+    `Job.resize_mode` follows from what the job does. `program` is the user's code besides `command`.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
@@ -93,6 +94,7 @@ class JobSpec:
     template_json: str = ""
     resource_uid: str = ""
     on_resize: OnResize | None = None
+    program: Program = DEFAULT_PROGRAM
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:

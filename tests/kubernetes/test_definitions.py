@@ -14,6 +14,7 @@ from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
 
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
+ARCHIVE = f"sha256:{'0' * 64}"
 CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
 LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
 CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
@@ -53,6 +54,7 @@ def change_refusal(
         {**JOB, "speeds": {"a100-80g": 1, "t4": 0.18}},
         {**JOB, "model": "llama-2-7b", "globalBatch": 64, "lengths": {"512": 90, "4096": 10}},
         {**JOB, "deadline": "5h30m", "durationEstimate": 90, "maxRunTime": "0.5s", "checkpoint": {"interval": "90"}},
+        {**JOB, "workdir": {"archive": ARCHIVE}, "setup": ["make"], "venv": ".venv", "launch": "node"},
         {**JOB, "checkpoint": {"volume": CLAIM}},
         {**JOB, "checkpoint": {"dir": "/a/..b", "volume": {**CLAIM, "subPath": "runs/..7"}}},
         {**JOB, "env": {"A_1": "x", "_b": ""}, "fungible": False, "retries": 0, "priority": -1000, "gpu": "h200"},
@@ -84,6 +86,12 @@ def test_valid_jobs_are_accepted(cluster: KubernetesClient, namespace: str, spec
         ({"model": "gpt2", "globalBatch": 1, "lengths": {"0": 1}}, "spec.lengths: Invalid value"),
         ({"speeds": {"t4": "fast"}}, "spec.speeds.t4: Invalid value"),
         ({"command": None}, "spec.command: Invalid value"),
+        ({"workdir": {}}, "spec.workdir.archive: Required"),
+        ({"workdir": {"archive": "sha256:1"}}, "spec.workdir.archive: Invalid value"),
+        ({"setup": ["make"]}, "spec.setup: Invalid value"),
+        ({"venv": ".venv"}, "spec.venv: Invalid value"),
+        ({"venv": "/a/../b"}, "spec.venv: Invalid value"),
+        ({"launch": "pod"}, "spec.launch: Unsupported value"),
         ({"env": {"1A": "x"}}, "spec.env: Invalid value"),
         ({"env": {"EBBTIDE_X": "x"}}, "spec.env: Invalid value"),
         ({"env": {"RANK": "x"}}, "spec.env: Invalid value"),
@@ -128,6 +136,9 @@ WHOLE: dict[str, Any] = {
     "retries": 1,
     "gpu": "t4",
     "command": ["x"],
+    "workdir": {"archive": ARCHIVE},
+    "setup": ["make"],
+    "venv": "/venv",
     "image": "i",
     "env": {"A": "1"},
     "checkpoint": {"dir": "/a"},
@@ -147,6 +158,10 @@ WHOLE: dict[str, Any] = {
         *[("durationEstimate", 2), ("deadline", "6s"), ("deadline", None), ("maxRunTime", 7), ("retries", 2)],
         *[
             ("command", ["y"]),
+            ("launch", "node"),
+            ("workdir", {"archive": f"sha256:{'1' * 64}"}),
+            ("setup", ["make", "all"]),
+            ("venv", "/other"),
             ("image", "j"),
             ("env", {"A": "2"}),
             ("checkpoint", {"dir": "/b"}),

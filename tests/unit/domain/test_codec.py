@@ -29,6 +29,8 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+from scheduler.domain.program import Program
+from scheduler.domain.run_document import LaunchMode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 
@@ -73,7 +75,7 @@ def _forecasts(draw: st.DrawFn) -> Forecast:
 
 @st.composite
 def _job_specs(draw: st.DrawFn) -> JobSpec:
-    free = ("name", "queue", "gpu", "model", "priority", "command", "env", "checkpoint", "fungible")
+    free = ("name", "queue", "gpu", "model", "priority", "command", "env", "checkpoint", "fungible", "program")
     hints = get_type_hints(JobSpec)
     low, high = sorted((draw(_COUNT), draw(_COUNT)))
     duration_s = draw(st.none() | _POSITIVE_S)
@@ -89,6 +91,13 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     Node: st.builds(Node, gpus=_COUNT, gpu_memory_bytes=_COUNT),
     JobQueue: st.builds(JobQueue, name=st.text(), limit_gpus=st.none() | _COUNT, weight=_POSITIVE_S),
     MemoryRecord: st.builds(MemoryRecord, percent=st.integers(100, 900), retry_at_s=st.none() | _POSITIVE_S),
+    Program: st.builds(
+        Program,
+        archive=st.sampled_from([f"sha256:{'0' * 64}", f"sha256:{'f' * 64}"]),
+        setup=st.lists(st.text(), min_size=1, max_size=2).map(tuple),
+        venv=st.sampled_from(["", "/opt/venv", ".venv"]),
+        launch=st.sampled_from(LaunchMode),
+    ),
     CheckpointSpec: st.builds(
         CheckpointSpec,
         dir=st.text(),
