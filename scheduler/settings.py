@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from scheduler.domain.program import ARCHIVE_BYTES_MAX
+
 SECRET_BYTES = 32
 
 
@@ -74,6 +76,16 @@ class Settings(BaseSettings):
         default=None,
         description="Directory with additional GPU profiles (gpus/*.json) and model profiles (models/*.json). "
         "A profile in it replaces the built-in profile of the same name.",
+    )
+    archive_dir: Path | None = Field(
+        default=None,
+        description="Directory for uploaded working directories. API processes on several machines must share it, and "
+        "so must the controller, which deletes old ones. Default: archives in EBBTIDE_RUN_DIR.",
+    )
+    archive_bytes_max: int = Field(
+        default=ARCHIVE_BYTES_MAX,
+        ge=1024,
+        description="Largest uploaded working directory, compressed, in bytes, 1024 or more.",
     )
     tick_s_max: Seconds = Field(
         default=1.0, description="Longest time between two ticks of the control loop, in seconds."
@@ -257,6 +269,11 @@ class Settings(BaseSettings):
         description="Retention of local jobs' logs after the job ends, in days. 0 retains them forever. "
         "Checkpoints are never deleted.",
     )
+    archives_kept_days: RetentionDays = Field(
+        default=30,
+        description="Retention of uploaded working directories after their last use by a job, in days. 0 retains them "
+        "forever.",
+    )
 
     # Webhooks
     webhook_hosts: str = Field(
@@ -321,6 +338,10 @@ class Settings(BaseSettings):
     def worker_url(self) -> str:
         """URL at which workers reach the API, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+    @property
+    def archive_path(self) -> Path:
+        return self.archive_dir or self.run_dir / "archives"
 
     @property
     def token_secret_path(self) -> Path:

@@ -33,6 +33,7 @@ from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.settings import Settings, load_token_secret
 from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
 from scheduler.store.api_protocol import HistoryLog
+from scheduler.store.archives import ArchiveFolder
 from scheduler.store.sql_store import SqlStore
 from scheduler.telemetry.logs import configure_logging
 from scheduler.telemetry.metrics import record_history_deletion, record_solve
@@ -140,8 +141,17 @@ def build_retention(
     kept = RetentionPeriods(
         {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days},
         DAY_S * settings.logs_kept_days if settings.logs_kept_days else None,
+        DAY_S * settings.archives_kept_days if settings.archives_kept_days else None,
     )
-    return Retention(store, kept, clock=RealClock(), epoch=epoch, run_root=root, on_deleted=record_history_deletion)
+    return Retention(
+        store,
+        kept,
+        clock=RealClock(),
+        epoch=epoch,
+        run_root=root,
+        archives=ArchiveFolder(settings.archive_path),
+        on_deleted=record_history_deletion,
+    )
 
 
 def make_holder_id() -> str:

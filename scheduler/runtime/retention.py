@@ -1,4 +1,4 @@
-"""Retention: the leader deletes history and log files that are older than their retention period.
+"""Retention: the leader deletes history, log files and archives that are older than their retention period.
 
 It runs in its own thread, so that no tick waits for it. A round deletes one batch of each log and of a few job folders
 per second until nothing old is left, writes an audit entry, and waits for a day.
@@ -16,23 +16,27 @@ from scheduler.executors.local_records import RunRoot
 from scheduler.runtime.clock import Clock
 from scheduler.runtime.controller import RETRY_PAUSE_S_MAX
 from scheduler.store.api_protocol import HistoryLog
+from scheduler.store.archives import ArchiveStore
 from scheduler.store.protocol import FencedError, UnavailableError
 from scheduler.store.sql_store import SqlStore
 
 DAY_S = 86_400.0
 JOB_LOGS = "logs"
 """Kind under which deleted log files of jobs are counted."""
+ARCHIVES = "archives"
+"""Kind under which deleted archives of working directories are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriods:
-    """Retention periods in seconds: of rows by log, and of log files after the end of their job.
+    """Retention periods in seconds: of rows by log, of log files after the end of their job, and of unused archives.
 
-    Logs that are not named are kept forever, and so are log files if `logs_s` is None.
+    Logs that are not named are kept forever, and so are log files if `logs_s` and archives if `archives_s` is None.
     """
 
     rows_s: Mapping[HistoryLog, float]
     logs_s: float | None = None
+    archives_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,12 @@ class DeletionLimits:
 
 
 class Retention:
-    """Deletion of old rows and log files while this process leads.
+    """Deletion of old rows, log files and archives while this process leads.
 
     Args:
         epoch: returns the epoch of the lease; 0 while this process does not lead.
         run_root: the folder of log files; None if they are not on this machine.
+        archives: the archives of working directories; None if they are not on this machine.
         on_deleted: called with a kind and the number of deleted items.
     """
 
@@ -65,6 +70,7 @@ class Retention:
         clock: Clock,
         epoch: Callable[[], int],
         run_root: RunRoot | None = None,
+        archives: ArchiveStore | None = None,
         on_deleted: Callable[[str, int], None],
         limits: DeletionLimits | None = None,
     ) -> None:
@@ -73,6 +79,7 @@ class Retention:
         self._clock = clock
         self._epoch = epoch
         self._run_root = run_root
+        self._archives = archives
         self._on_deleted = on_deleted
         self._limits = limits or DeletionLimits()
         self._next_round_s = float("-inf")
@@ -102,6 +109,7 @@ class Retention:
         completed = [self._delete_rows(log, now_s - period_s, epoch) for log, period_s in self._periods.rows_s.items()]
         completed.append(self._delete_job_logs(now_s))
         if all(completed):
+            self._delete_archives(now_s)
             self._store.retention.audit_deletions(now_s=now_s, epoch=epoch)
             self._next_round_s, self._remaining_jobs = now_s + self._limits.round_interval_s, None
 
@@ -123,6 +131,15 @@ class Retention:
             if job is not None and job.state_since_s < now_s - self._periods.logs_s:
                 self._on_deleted(JOB_LOGS, self._run_root.remove_runs(job_id))
         return len(job_ids) < self._limits.jobs
+
+    def _delete_archives(self, now_s: float) -> None:
+        """Delete archives that no job used within the retention period."""
+        if self._archives is None or self._periods.archives_s is None:
+            return
+        jobs = self._store.load().snapshot.jobs.values()
+        live = {job.spec.program.archive for job in jobs if job.spec.program.archive}
+        deleted = self._archives.delete_unused(live, now_s=now_s, retention_s=self._periods.archives_s)
+        self._on_deleted(ARCHIVES, deleted)
 
     @contextmanager
     def run_in_background(self, stop: threading.Event) -> Iterator[None]:

@@ -60,7 +60,7 @@ PREEMPTION_REASONS = tuple(
 RESTART_CAUSES = ("workers", "out-of-memory")
 GPU_USES = ("running", "moving")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
-RETENTION_KINDS = ("events", "decisions", "audit", "commands", "deliveries", "logs")
+RETENTION_KINDS = ("events", "decisions", "audit", "commands", "deliveries", "logs", "archives")
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -228,7 +228,7 @@ WEBHOOK_LAG = _declare_latest_gauge(
 )
 HISTORY_DELETED = _declare_counter(
     "ebbtide_swept_total",
-    "Rows of history, and jobs with log files, deleted by retention.",
+    "Rows of history, jobs with log files, and archives of working directories, deleted by retention.",
     kind=RETENTION_KINDS,
 )
 
@@ -278,7 +278,7 @@ def record_webhook_lag(seconds: float) -> None:
 
 
 def record_history_deletion(kind: str, count: int) -> None:
-    """Record deleted rows of a log; with kind "logs", jobs whose log files were deleted."""
+    """Record deleted rows of a log; with kind "logs", jobs whose log files were deleted; with "archives", archives."""
     HISTORY_DELETED.labels(kind).inc(count)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,19 +15,21 @@ import pytest
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.program import Program
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.local_records import RunRoot, StartedRecord
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.retention import DAY_S, JOB_LOGS, DeletionLimits, Retention, RetentionPeriods
+from scheduler.runtime.retention import ARCHIVES, DAY_S, JOB_LOGS, DeletionLimits, Retention, RetentionPeriods
 from scheduler.store.api_protocol import AuditFilter, HistoryLog
+from scheduler.store.archives import ArchiveFolder
 from scheduler.store.protocol import Commit, Page, UnavailableError
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.builders import a_job
 
 NOW_S = 100 * DAY_S
-KEPT = RetentionPeriods({HistoryLog.EVENTS: 10 * DAY_S}, logs_s=30 * DAY_S)
+KEPT = RetentionPeriods({HistoryLog.EVENTS: 10 * DAY_S}, logs_s=30 * DAY_S, archives_s=20 * DAY_S)
 
 
 class Site:
@@ -37,7 +41,11 @@ class Site:
         self.store, self.root = SqlStore(url), RunRoot(folder / "run")
         events = tuple(Event(at_s, EventCode.JOB_STATE, "job", "it happened") for at_s in (*range(5), NOW_S))
         ended = (self._ended("old/job", 5 * DAY_S), self._ended("new", 90 * DAY_S))
-        self.store.commit(Commit(Snapshot(), Snapshot(generation=1), epoch=0, events=events, ended_jobs=ended))
+        self.archives = ArchiveFolder(folder / "archives")
+        used = self.store_archive(b"used by a live job", 5 * DAY_S)
+        live = {"live": a_job("live", program=Program(archive=used))}
+        snapshot = Snapshot(generation=1, jobs=live)
+        self.store.commit(Commit(Snapshot(), snapshot, epoch=0, events=events, ended_jobs=ended))
         self.epoch, self.clock, self.noted = 0, ManualClock(NOW_S), Counter[str]()
         self.retention = Retention(
             self.store,
@@ -45,9 +53,18 @@ class Site:
             clock=self.clock,
             epoch=lambda: self.epoch,
             run_root=self.root,
+            archives=self.archives,
             on_deleted=self._note,
             limits=DeletionLimits(2, 1, 0.01),
         )
+
+    def store_archive(self, content: bytes, used_at_s: float) -> str:
+        digest = f"sha256:{sha256(content).hexdigest()}"
+        with self.archives.upload(digest) as upload:
+            upload.write(content)
+            assert upload.complete()
+        assert self.archives.mark_used(digest, used_at_s)
+        return digest
 
     def lead(self) -> None:
         lease = self.store.acquire_lease("me", now_s=NOW_S, ttl_s=1e9)
@@ -87,7 +104,7 @@ def test_round_deletes_in_batches_writes_one_audit_entry_and_waits_a_day(site: S
     assert (site.numbers, site.audit_entries) == ([3, 4, 5, 6], 0)
     for _ in range(9):
         site.retention.step()
-    assert (site.numbers, site.audit_entries, site.noted) == ([6], 1, {"events": 5, JOB_LOGS: 1})
+    assert (site.numbers, site.audit_entries, site.noted) == ([6], 1, {"events": 5, JOB_LOGS: 1, ARCHIVES: 0})
     previous = site.store.load().snapshot
     late = (Event(0.0, EventCode.JOB_STATE, "job", "late"), Event(NOW_S, EventCode.JOB_STATE, "job", "now"))
     following = replace(previous, generation=previous.generation + 1)
@@ -107,6 +124,27 @@ def test_log_files_are_deleted_and_checkpoints_kept(site: Site) -> None:
     assert (site.root.checkpoint_dir("old/job") / "step-9").read_text() == "weights"
     assert site.root.folder("new", 1).log_path(0).read_text() == "loss 0.1\n"
     assert sorted(site.root.list_jobs()) == ["new"]
+
+
+def test_archives_that_no_job_used_for_the_period_are_deleted(site: Site) -> None:
+    old, recent = site.store_archive(b"old", 79 * DAY_S), site.store_archive(b"recent", 81 * DAY_S)
+    [used] = [job.spec.program.archive for job in site.store.load().snapshot.jobs.values()]
+    with site.archives.upload(old):  # of a process that was killed a day ago, and of one that runs
+        [killed] = (site.archives.find(used) or Path()).parent.glob("upload-*")
+        os.utime(killed, (NOW_S - 1.5 * DAY_S, NOW_S - 1.5 * DAY_S))
+        site.lead()
+        for _ in range(9):
+            site.retention.step()
+        assert not killed.exists()
+    assert [site.archives.find(digest) is not None for digest in (used, old, recent)] == [True, False, True]
+    assert site.noted[ARCHIVES] == 1
+    following = replace(site.store.load().snapshot, generation=2, jobs={})
+    site.store.commit(Commit(site.store.load().snapshot, following, epoch=site.epoch))
+    for day in (5, 19, 21):  # the job has ended; its archive stays for the period after its last use
+        site.clock.move_to(NOW_S + day * DAY_S)
+        for _ in range(9):
+            site.retention.step()
+        assert (site.archives.find(used) is None) == (day == 21)
 
 
 def test_only_the_leader_deletes(site: Site) -> None:
