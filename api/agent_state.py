@@ -51,6 +51,10 @@ class AgentStateCache:
                 self._drop_ended_jobs(self._snapshot)
             return self._snapshot
 
+    def cached_generation(self, now_s: float) -> int | None:
+        """Return the generation of the snapshot if it need not be read again, without waiting."""
+        return self._snapshot.generation if _is_fresh(self._read_at_s, now_s) else None
+
     def job(self, job_id: str, now_s: float) -> Job | None:
         """Return a live or ended job."""
         return self.snapshot(now_s).jobs.get(job_id) or self._store.get_ended_job(job_id)

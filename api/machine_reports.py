@@ -1,17 +1,22 @@
 """Reports of node agents, one per machine, and what each agent has to do about its runs.
 
 One request carries the state of all runs on the machine. The reply names the runs to prepare, begin, notify, kill and
-forget. An agent obeys only the highest leader epoch that it has seen.
+forget. An agent acts only on replies of the highest leader epoch that it has seen.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from api.agent_assignments import NoticeView, checkpoint_notice, find_kill_reason, find_startable_run, select_notice
@@ -30,8 +35,12 @@ from scheduler.executors.rank_launch import assign_rank_slots
 
 router = create_router("machines")
 
-IDLE_POLL_S, BUSY_POLL_S = 2.0, 0.25
-"""Pause before the next report: with nothing to do, and while a run starts or ends."""
+POLL_S = 0.1
+"""Pause of the agent between a reply and its next report. The reply itself waits until there is something to do."""
+STEADY_RECHECK_S, CHANGING_RECHECK_S = 1.0, 0.2
+"""Pause between two looks at what a machine with runs has to do: while they go on, and while one starts or ends."""
+_WATCH_PERIOD_S = 0.1
+WAIT_S_MAX = 60.0
 RUNS_MAX = 512
 
 
@@ -59,6 +68,17 @@ class MachineReportDocument(Document):
     runs: Annotated[list[RunReportDocument], Field(max_length=RUNS_MAX)] = Field(
         default=[], description="One entry per job and node with a run that is prepared, alive or not yet recorded."
     )
+    wait_s: Annotated[float, Field(ge=0, le=WAIT_S_MAX)] = Field(
+        default=0.0, description="Seconds that the reply may wait until there is something to do. 0: reply at once."
+    )
+
+    @property
+    def recheck_after_s(self) -> float:
+        """Seconds until the orders have to be computed again although no decision was made: a run can be ended."""
+        if not self.runs:
+            return math.inf
+        is_changing = any(run.prepared or all(rank.exit_code is not None for rank in run.ranks) for run in self.runs)
+        return CHANGING_RECHECK_S if is_changing else STEADY_RECHECK_S
 
 
 class MasterView(TypedDict):
@@ -99,80 +119,111 @@ class MachineReplyView(TypedDict):
 
 @router.post("/machines/{machine}/report", response_model=MachineReplyView)
 @requires(RouteRule(Caller.MACHINES))
-def report_machine(
+async def report_machine(
     machine: MachineNamePath, document: MachineReportDocument, request: Request, service: ServiceDep
 ) -> JSONResponse:
-    """Report the state of all runs on a machine. Needs the credential of the machine."""
-    reporter, now_s = require_machine(service, request, machine), service.clock.now_s()
-    service.machine_contacts.record(reporter.name, now_s)
-    lease = service.lease()
-    reported = {(run.job_id, run.node): to_agent_report(reporter, run, now_s) for run in document.runs}
-    orders = build_orders(service, reporter, reported, now_s)
-    is_busy = any(order["document"] or order["begin"] or order["notice"] or order["kill"] for order in orders)
-    is_busy |= any(report.prepared or report.has_living_ranks is False for report in reported.values())
-    reply: MachineReplyView = {
+    """Report the state of all runs on a machine. Needs the credential of the machine.
+
+    The reply waits until there is something to do, at most `wait_s` and a quarter of EBBTIDE_DISCONNECT_S.
+    """
+    reporter = await run_in_threadpool(require_machine, service, request, machine)
+    await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
+    deadline_s = time.monotonic() + min(document.wait_s, service.settings.disconnect_s / 4)
+    while True:
+        generation, reply = await run_in_threadpool(_build_reply, service, reporter, document)
+        if any(map(_needs_action, reply["runs"])) or not await _wait_for_change(
+            service, generation, deadline_s, document.recheck_after_s
+        ):
+            return JSONResponse(reply)  # skips validation, as for the agents of pods
+
+
+async def _wait_for_change(service: Service, generation: int, deadline_s: float, recheck_after_s: float) -> bool:
+    """Wait for a newer snapshot, and return False at the deadline. Runs can be ordered to end without a new one."""
+    recheck_s = min(deadline_s, time.monotonic() + recheck_after_s)
+    while time.monotonic() < recheck_s:
+        await asyncio.sleep(_WATCH_PERIOD_S)
+        now_s = service.clock.now_s()
+        newest = service.agent_state.cached_generation(now_s)
+        if newest is None:
+            newest = (await run_in_threadpool(service.agent_state.snapshot, now_s)).generation
+        if newest != generation:
+            return True
+    return time.monotonic() < deadline_s
+
+
+def _needs_action(order: RunOrderView) -> bool:
+    return bool(order["document"] or order["begin"] or order["notice"] or order["kill"] or order["is_recorded"])
+
+
+def _build_reply(service: Service, machine: Machine, document: MachineReportDocument) -> tuple[int, MachineReplyView]:
+    """Return the generation of the snapshot that the reply follows from, and the reply."""
+    now_s, lease = service.clock.now_s(), service.lease()
+    reported = {(run.job_id, run.node): to_agent_report(machine, run, now_s) for run in document.runs}
+    snapshot = service.agent_state.snapshot(now_s)
+    return snapshot.generation, {
         "epoch": 0 if lease is None else lease.epoch,
         "disconnect_s": service.settings.disconnect_s,
-        "poll_after_s": BUSY_POLL_S if is_busy else IDLE_POLL_S,
-        "runs": orders,
+        "poll_after_s": POLL_S,
+        "runs": OrderBuilder(service, snapshot, machine, now_s).build_orders(reported),
     }
-    return JSONResponse(reply)  # skips validation, as for the agents of pods
 
 
-def build_orders(
-    service: Service, machine: Machine, reported: Mapping[tuple[str, str], AgentReport], now_s: float
-) -> list[RunOrderView]:
-    """Record the reports of live jobs, and return the orders for all runs that are reported or wanted."""
-    snapshot = service.agent_state.snapshot(now_s)
-    wanted = {
-        (job_id, node): AgentReport(job_id, node, agent_id(machine), now_s, since_s=now_s)
-        for node in machine.nodes
-        for job_id in set(snapshot.index.holders.get(node, {}).values())
-    }
-    orders = []
-    for (job_id, node), report in (wanted | dict(reported)).items():
-        job = service.agent_state.job(job_id, now_s)
-        if job is not None and not job.is_ended and (job_id, node) in reported:
-            service.agent_state.record_report(report)
-        begun = service.agent_state.begun_runs(job_id, now_s)
-        orders.append(_build_order(service, snapshot, job, begun, report, now_s))
-    return orders
+@dataclass(frozen=True, slots=True)
+class OrderBuilder:
+    """Builder of the orders for one machine at one time."""
 
+    service: Service
+    snapshot: Snapshot
+    machine: Machine
+    now_s: float
 
-def _build_order(
-    service: Service,
-    snapshot: Snapshot,
-    job: Job | None,
-    begun: tuple[BegunRun, ...],
-    report: AgentReport,
-    now_s: float,
-) -> RunOrderView:
-    order: RunOrderView = {
-        "job_id": report.job_id,
-        "node": report.node,
-        "generation": 0,
-        "document": None,
-        "begin": None,
-        "notice": None,
-        "kill": "",
-        "is_recorded": _is_recorded(job, begun, report),
-    }
-    if job is None or job.is_ended:
-        order["kill"] = "its job is gone" if report.has_living_ranks else ""
+    def build_orders(self, reported: Mapping[tuple[str, str], AgentReport]) -> list[RunOrderView]:
+        """Record the reports of live jobs, and return the orders for all runs that are reported or wanted."""
+        agent_state, now_s = self.service.agent_state, self.now_s
+        wanted = {
+            (job_id, node): AgentReport(job_id, node, agent_id(self.machine), now_s, since_s=now_s)
+            for node in self.machine.nodes
+            for job_id in set(self.snapshot.index.holders.get(node, {}).values())
+        }
+        orders = []
+        for (job_id, node), report in (wanted | dict(reported)).items():
+            job = agent_state.job(job_id, now_s)
+            if job is not None and not job.is_ended and (job_id, node) in reported:
+                agent_state.record_report(report)
+            orders.append(self._build_order(job, agent_state.begun_runs(job_id, now_s), report))
+        return orders
+
+    def _build_order(self, job: Job | None, begun: tuple[BegunRun, ...], report: AgentReport) -> RunOrderView:
+        order: RunOrderView = {
+            "job_id": report.job_id,
+            "node": report.node,
+            "generation": 0,
+            "document": None,
+            "begin": None,
+            "notice": None,
+            "kill": "",
+            "is_recorded": _is_recorded(job, begun, report),
+        }
+        if job is None or job.is_ended:
+            order["kill"] = "its job is gone" if report.has_living_ranks else ""
+            return order
+        allocation = job.allocation
+        order["generation"] = allocation.generation if report.node in allocation.target else 0
+        order["kill"] = find_kill_reason(begun, report)
+        if report.has_living_ranks:
+            order["notice"] = self._select_notice(job, report)
+        run = find_startable_run(begun, report)
+        if run is not None and report.generation < run.generation == report.prepared and run.master is not None:
+            order["begin"] = {"host": run.master.host, "port": run.master.port}
+        elif max(report.generation, report.prepared) < order["generation"]:
+            document = build_run_document(job, self.snapshot, report.node, secret=self.service.token_secret)
+            order["document"] = document.to_document()
         return order
-    allocation = job.allocation
-    order["generation"] = allocation.generation if report.node in allocation.target else 0
-    order["kill"] = find_kill_reason(begun, report)
-    if report.has_living_ranks:
-        order["notice"] = select_notice(
-            job, report.generation, now_s, service.agent_state, prepared=allocation.generation
-        ) or checkpoint_notice(job, report)
-    run = find_startable_run(begun, report)
-    if run is not None and report.generation < run.generation == report.prepared and run.master is not None:
-        order["begin"] = {"host": run.master.host, "port": run.master.port}
-    elif max(report.generation, report.prepared) < order["generation"]:
-        order["document"] = build_run_document(job, snapshot, report.node, secret=service.token_secret).to_document()
-    return order
+
+    def _select_notice(self, job: Job, report: AgentReport) -> NoticeView | None:
+        prepared = job.allocation.generation
+        leaving = select_notice(job, report.generation, self.now_s, self.service.agent_state, prepared=prepared)
+        return leaving or checkpoint_notice(job, report)
 
 
 def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:

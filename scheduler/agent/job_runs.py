@@ -57,7 +57,7 @@ class ActiveRun:
             self._is_terminated = True
             self.run.terminate()
 
-    def obey(self, notice: Mapping[str, Any] | None, kill: str) -> None:
+    def apply_order(self, notice: Mapping[str, Any] | None, kill: str) -> None:
         """Pass a notice on to the ranks, or kill them."""
         if self.has_ended:
             return
@@ -148,12 +148,12 @@ class JobRuns:
         if self.active is not None:
             self.active.update()
 
-    def obey(self, order: Mapping[str, Any], prepare: Callable[[RunDocument], Future[SupervisedRun]]) -> None:
+    def apply_order(self, order: Mapping[str, Any], prepare: Callable[[RunDocument], Future[SupervisedRun]]) -> None:
         """Do what the control plane asks. `order` is one entry of the reply to a machine's report."""
         wanted: int = order["generation"]
         self._discard_unless(wanted)
         if self.active is not None:
-            self.active.obey(order["notice"], order["kill"])
+            self.active.apply_order(order["notice"], order["kill"])
             if self.active.has_ended and order["is_recorded"]:
                 self.active.run.settle()
                 self.active = None

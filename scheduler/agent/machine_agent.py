@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _BUSY_PERIOD_S, _IDLE_PERIOD_S = 0.05, 0.5
 """Time between two looks at the files of runs."""
+_WAIT_S, _REPLY_TIMEOUT_S = 20.0, 5.0
+"""Time that a reply may wait until there is something to do, and that it may take on top."""
 _PREPARATIONS_MAX = 4
 _FINAL_REPORT_TIMEOUT_S = 5.0
 
@@ -64,7 +66,11 @@ class MachineAgent:
         self._reported: object = None
         path = f"/v1/machines/{urllib.parse.quote(identity.machine, safe='')}/report"
         self._client = ControlPlaneClient(
-            identity.url, path, read_token=lambda: identity.credential, wake_fd=wake_write_fd
+            identity.url,
+            path,
+            read_token=lambda: identity.credential,
+            wake_fd=wake_write_fd,
+            timeout_s=_WAIT_S + _REPLY_TIMEOUT_S,
         )
 
     def serve(self) -> None:
@@ -74,7 +80,7 @@ class MachineAgent:
             self._send_report()
             self._wait()
             if reply := self._client.take_reply():
-                self._obey(reply)
+                self._apply_reply(reply)
         self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -93,9 +99,9 @@ class MachineAgent:
         reports = [runs.report() for _, runs in sorted(self._jobs.items())]
         essence = [_essence(report) for report in reports]
         is_urgent, self._reported = essence != self._reported, essence
-        self._client.submit({"runs": reports}, urgent=is_urgent)
+        self._client.submit({"runs": reports, "wait_s": _WAIT_S}, urgent=is_urgent)
 
-    def _obey(self, reply: Reply) -> None:
+    def _apply_reply(self, reply: Reply) -> None:
         """Act on a reply. One of an earlier leader, or a malformed one, changes nothing."""
         document = reply.document
         try:
@@ -104,11 +110,11 @@ class MachineAgent:
                 return
             self._state.extend_lease(reply.sent_at_s + float(document["disconnect_s"]))
             for order in document["runs"]:
-                self._obey_order(order, reply)
+                self._apply_order(order, reply)
         except (KeyError, TypeError, ValueError, OSError):
             logger.exception("Ignoring a malformed reply")
 
-    def _obey_order(self, order: Mapping[str, Any], reply: Reply) -> None:
+    def _apply_order(self, order: Mapping[str, Any], reply: Reply) -> None:
         key = (str(order["job_id"]), str(order["node"]))
         runs = self._jobs.get(key)
         if runs is None:
@@ -117,7 +123,7 @@ class MachineAgent:
             runs = self._jobs[key] = JobRuns(*key)
         elif _find_report(reply, key) != runs.generations:
             return  # the reply answers an older state of these runs
-        runs.obey(order, self._start_preparation)
+        runs.apply_order(order, self._start_preparation)
         if runs.is_empty:
             del self._jobs[key]
 

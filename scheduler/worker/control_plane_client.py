@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import socket
 import threading
 import time
 import urllib.parse
@@ -52,13 +53,18 @@ class ControlPlaneClient:
     Args:
         read_token: called for each connection.
         wake_fd: receives one byte with each reply.
+        timeout_s: longest wait for a reply. A report that is urgent interrupts the wait.
     """
 
-    def __init__(self, url: str, path: str, *, read_token: Callable[[], str], wake_fd: int) -> None:
+    def __init__(
+        self, url: str, path: str, *, read_token: Callable[[], str], wake_fd: int, timeout_s: float = _TIMEOUT_S
+    ) -> None:
         self._url = url
         self._path = urllib.parse.urlsplit(url).path.rstrip("/") + path
         self._read_token = read_token
         self._wake_fd = wake_fd
+        self._timeout_s = timeout_s
+        self._is_waiting = self._is_interrupted = False
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
         self._changed = threading.Condition()
@@ -78,6 +84,7 @@ class ControlPlaneClient:
             if urgent:
                 self._is_urgent = True
                 self._changed.notify_all()
+                self._interrupt()
 
     def take_reply(self) -> Reply | None:
         """Return the newest reply once, then None."""
@@ -90,6 +97,7 @@ class ControlPlaneClient:
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
+            self._interrupt()
             is_delivered = self._changed.wait_for(lambda: self._delivered is self._report, within_s)
             self._is_closed = True
             self._changed.notify_all()
@@ -119,9 +127,11 @@ class ControlPlaneClient:
         sent_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
             document = self._post(report)
-            pause_s = min(max(0.1, float(document.get("poll_after_s", _MAX_POLL_PERIOD_S))), _MAX_POLL_PERIOD_S)
+            pause_s = min(max(0.0, float(document.get("poll_after_s", _MAX_POLL_PERIOD_S))), _MAX_POLL_PERIOD_S)
         except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
             self._disconnect()
+            if self._is_interrupted:
+                return 0.0
             if not self._failures:
                 logger.warning("Cannot reach the control plane at %s; ranks continue: %s", self._url, error)
             self._failures += 1
@@ -145,7 +155,7 @@ class ControlPlaneClient:
         try:
             return self._request(report)
         except (http.client.RemoteDisconnected, ConnectionError):
-            if not was_open:
+            if not was_open or self._is_interrupted:
                 raise
             self._disconnect()
             return self._request(report)
@@ -153,10 +163,16 @@ class ControlPlaneClient:
     def _request(self, report: Report) -> Mapping[str, Any]:
         if self._connection is None:
             self._token = self._read_token()
-            self._connection = _open_connection(self._url)
+            self._connection = _open_connection(self._url, timeout_s=self._timeout_s)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         self._connection.request("POST", self._path, json.dumps(report).encode(), headers)
-        answer = self._connection.getresponse()
+        with self._changed:
+            self._is_waiting, self._is_interrupted = True, self._is_urgent
+        try:
+            answer = self._connection.getresponse()
+        finally:
+            with self._changed:
+                self._is_waiting = False
         body = answer.read()
         if answer.status == TOO_MANY_REQUESTS:
             raise TooManyRequestsError(answer.headers["Retry-After"])
@@ -167,14 +183,21 @@ class ControlPlaneClient:
             raise ValueError(f"expected a JSON object, got {type(document).__name__}")
         return document
 
+    def _interrupt(self) -> None:
+        """End the wait for a reply, so that a newer report can be sent. The caller holds the condition."""
+        if self._is_waiting and self._connection is not None and self._connection.sock is not None:
+            self._is_interrupted = True
+            with contextlib.suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _open_connection(url: str) -> http.client.HTTPConnection:
+def _open_connection(url: str, *, timeout_s: float) -> http.client.HTTPConnection:
     """Connect directly: the control plane is on the cluster's network, which a proxy to the internet cannot reach."""
     parts = urllib.parse.urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
+    return kind(parts.hostname or "", parts.port, timeout=timeout_s)
