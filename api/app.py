@@ -12,12 +12,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from api import (
+    archives,
     events,
     health,
     job_details,
     jobs,
     loans,
     logs,
+    machine_reports,
     machines,
     nodes,
     overview,
@@ -30,7 +32,7 @@ from api import (
     web_console,
     worker_reports,
 )
-from api.agent_state import AgentStateCache
+from api.agent_state import AgentStateCache, MachineContacts
 from api.explanations import PendingReasonCache
 from api.http.dependencies import Service
 from api.http.errors import add_error_handlers
@@ -46,10 +48,12 @@ from scheduler.runtime.clock import Clock
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore
+from scheduler.store.archives import ArchiveFolder
 from scheduler.store.protocol import Lease, RunLog
 from scheduler.telemetry.fleet_gauges import get_package_version
 
 _ROUTERS = (
+    machine_reports.router,
     worker_reports.agent_router,  # first: agents send the most requests, and the first matching route wins
     events.stream_router,  # before the lists that share their paths
     *(
@@ -58,6 +62,7 @@ _ROUTERS = (
         job_details.checkpoint_router,
         logs.router,
         worker_reports.progress_router,
+        archives.router,
     ),
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
     machines.router,
@@ -98,7 +103,18 @@ def create_app(
         routes=[route for router in _ROUTERS for route in router.routes],  # include_router would analyse them again
     )
     agent_state = AgentStateCache(store, run_log)
-    app.state.service = Service(store, settings, clock, policies, lease, token_secret, agent_state, StateReader(store))
+    app.state.service = Service(
+        store,
+        settings,
+        clock,
+        policies,
+        lease,
+        token_secret,
+        agent_state,
+        StateReader(store),
+        ArchiveFolder(settings.archive_path),
+        MachineContacts(store.machines.record_seen),
+    )
     app.state.streams = StreamRegistry(store, streams_max=settings.streams_max)
     app.state.node_deltas = NodeDeltas()
     app.state.pending_reasons = PendingReasonCache(policies)

@@ -6,12 +6,13 @@ import base64
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, Self, cast
+from typing import Annotated, Self, cast
 
 from fastapi import Depends, Query, Response
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
+from api.archives import require_archive
 from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, require_match, set_etag, submit_once
 from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
@@ -27,10 +28,18 @@ from api.http.paging import (
 )
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
+from api.job_spec_view import GpuRangeView, JobSpecView
 from api.plans import check_job, check_queue
 from api.state import RequestContext
 from scheduler.documents.document import Document, Label, invalid_field
-from scheduler.documents.job import GpuCount, JobDocument, Priority, to_job_document, to_job_spec
+from scheduler.documents.job import (
+    GpuCount,
+    JobDocument,
+    Priority,
+    require_command,
+    to_job_document,
+    to_job_spec,
+)
 from scheduler.domain import gpu_sets
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
@@ -39,22 +48,6 @@ from scheduler.domain.job_account import OnResize, RunFailure
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.scheduling.preconditions import job_etag
 from scheduler.store.api_protocol import JobQuery
-
-
-class GpuRangeView(TypedDict):
-    min: Annotated[int, Field(description="Fewest GPUs that the job can run on.")]
-    max: Annotated[int, Field(description="Most GPUs that the job can use.")]
-
-
-class GpuRangeSpecView(GpuRangeView):
-    """Range of GPUs as the owner declared it."""
-
-    mix: NotRequired[
-        Annotated[
-            Literal["never"],
-            Field(description="The job never holds GPUs of several models at once. Absent: it may."),
-        ]
-    ]
 
 
 class JobGpusView(GpuRangeView):
@@ -161,85 +154,6 @@ class MemoryView(TypedDict):
     ]
     retry_at_s: Annotated[
         float | None, Field(description="Earliest next start, in seconds since 1970 (UTC). Null: no backoff.")
-    ]
-
-
-class VolumeClaimView(TypedDict):
-    claimName: Annotated[str, Field(description="Name of the persistent volume claim, in the namespace of the job.")]
-
-
-class VolumeView(TypedDict):
-    persistentVolumeClaim: Annotated[VolumeClaimView, Field(description="The claim to mount in all pods of the job.")]
-    subPath: NotRequired[Annotated[str, Field(description="Directory in the volume. Absent: the job's id.")]]
-
-
-class CheckpointSpecView(TypedDict):
-    dir: Annotated[str, Field(description="Directory for checkpoints. Empty: one that the executor chooses.")]
-    interval: Annotated[float, Field(description="Seconds between two checkpoints.")]
-    keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
-    volume: NotRequired[Annotated[VolumeView, Field(description="Volume mounted at `dir`. Absent: none.")]]
-
-
-class JobSpecView(TypedDict):
-    """The job document with defaults filled in. Durations are in seconds."""
-
-    name: Annotated[str, Field(description="Display name, from which the id is made.")]
-    gpus: Annotated[GpuRangeSpecView, Field(description="Range of GPUs that the job accepts.")]
-    queue: Annotated[str, Field(description="Queue whose GPU quota the job uses.")]
-    priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
-    gpu: NotRequired[Annotated[str, Field(description="Profile name of the required GPU model. Absent: any.")]]
-    model: NotRequired[Annotated[str, Field(description="Built-in model profile. Absent: none, or `profile`.")]]
-    profile: NotRequired[
-        Annotated[dict[str, Any], Field(description="The job's own model profile. Absent: none, or `model`.")]
-    ]
-    globalBatch: NotRequired[Annotated[int, Field(description="Samples per optimizer step. Absent: unknown.")]]
-    sequenceLength: NotRequired[Annotated[int, Field(description="Tokens per sample. Absent: that of the model.")]]
-    steps: NotRequired[Annotated[int, Field(description="Declared number of optimizer steps. Absent: unknown.")]]
-    durationEstimate: NotRequired[
-        Annotated[float, Field(description="Expected run time on `gpus.min` GPUs, in seconds. Absent: none.")]
-    ]
-    deadline: NotRequired[
-        Annotated[float, Field(description="Seconds from submission within which the job must end. Absent: none.")]
-    ]
-    maxRunTime: NotRequired[
-        Annotated[
-            float, Field(description="Seconds from the first start after which the job is ended. Absent: no limit.")
-        ]
-    ]
-    retries: Annotated[int, Field(description="Failed runs that are retried. Runs lost with their node do not count.")]
-    command: Annotated[list[str], Field(description="Command of each rank, with its arguments.")]
-    image: NotRequired[
-        Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
-    ]
-    env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
-    checkpoint: NotRequired[
-        Annotated[
-            CheckpointSpecView, Field(description="Location, interval and number of checkpoints. Absent: not declared.")
-        ]
-    ]
-    onResize: NotRequired[
-        Annotated[OnResize, Field(description="What a resize does to the job. Absent: see `resize_mode` of the job.")]
-    ]
-    fungible: Annotated[bool, Field(description="Whether the job can run on nodes on loan from inference pools.")]
-    speeds: NotRequired[
-        Annotated[
-            dict[str, float],
-            Field(description="Declared relative speed of a GPU by model. Absent: as measured, else by GPU profiles."),
-        ]
-    ]
-    lengths: NotRequired[
-        Annotated[
-            dict[str, int],
-            Field(description="Number of samples by their length in tokens. Absent: all samples are equally long."),
-        ]
-    ]
-    namespace: NotRequired[
-        Annotated[str, Field(description="Kubernetes namespace of the pods. Absent: the setting `job_namespace`.")]
-    ]
-    template: NotRequired[
-        Annotated[
-            dict[str, Any], Field(description="Kubernetes pod template. Absent: a pod that runs `command` in `image`.")
-        ]
     ]
 
 
@@ -447,7 +361,9 @@ def submit_job(
     """Submit a job. The response confirms acceptance; the next tick plans and queues it. With an `Idempotency-Key`, a
     retry returns the job of the first request in its current state."""
     spec = to_job_spec(document)
+    require_command(spec)
     check_job(spec)
+    require_archive(service, spec.program.archive)
     context.require_role(Role.SUBMITTER, spec.queue)
 
     def new_id() -> str:

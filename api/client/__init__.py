@@ -8,6 +8,7 @@ from typing import Self
 import httpx
 
 from api.client.administration import RecordMethods, TokenMethods, WebhookMethods
+from api.client.archives import ArchiveMethods
 from api.client.connection import (
     Connection,
     FieldError,
@@ -26,6 +27,7 @@ __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", 
 
 class Client(
     JobMethods,
+    ArchiveMethods,
     StreamMethods,
     FleetMethods,
     MachineMethods,

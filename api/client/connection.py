@@ -16,7 +16,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, retry_if
 
 JsonObject = dict[str, Any]
 
-IDEMPOTENT_METHODS = frozenset({"GET", "DELETE"})
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 IF_MATCH_HEADER = "If-Match"
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 RETRY_DELAY_S_MAX = 10.0
@@ -87,8 +87,9 @@ def etag_of(view: Mapping[str, object]) -> str:
 class Connection:
     """HTTP connection to one service.
 
-    GET, DELETE and requests with an idempotency key are retried after a broken connection or a status that asks for a
-    retry. Other requests are sent once, and so are requests with If-Match: after a lost response, a retry would fail.
+    GET, HEAD, PUT, DELETE and requests with an idempotency key are retried after a broken connection or a status that
+    asks for a retry. Other requests are sent once, and so are requests with If-Match: after a lost response, a retry
+    would fail.
     """
 
     def __init__(
@@ -134,18 +135,23 @@ class Connection:
         path: str,
         *,
         json: Mapping[str, Any] | None = None,
+        open_body: Callable[[], Iterator[bytes]] | None = None,
         query: Mapping[str, str] | None = None,
         key: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Return the JSON object of the response; an empty one if the response has no body.
 
+        `open_body` returns a body other than JSON. It is called for each attempt.
+
         Raises:
             ProblemError: the service rejected the request.
             UnreachableError: no usable response came.
         """
         headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
-        response = self._send(method, path, json=json, query=query, headers=headers, is_keyed=bool(key))
+        response = self._send(
+            method, path, json=json, open_body=open_body, query=query, headers=headers, is_keyed=bool(key)
+        )
         if response.is_error:
             raise _to_problem_error(response)
         if not response.content:
@@ -179,6 +185,7 @@ class Connection:
         path: str,
         *,
         json: Mapping[str, Any] | None,
+        open_body: Callable[[], Iterator[bytes]] | None,
         query: Mapping[str, str] | None,
         headers: Mapping[str, str],
         is_keyed: bool,
@@ -191,10 +198,13 @@ class Connection:
             sleep=self.retries.sleep,
             retry_error_callback=_last_outcome,
         )
+
+        def send_once() -> httpx.Response:
+            content = None if open_body is None else open_body()
+            return self._http.request(method, path, json=json, content=content, params=query, headers=headers)
+
         try:
-            response: httpx.Response = retrying(
-                self._http.request, method, path, json=json, params=query, headers=headers
-            )
+            response: httpx.Response = retrying(send_once)
         except httpx.TransportError as error:
             raise UnreachableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
         return response

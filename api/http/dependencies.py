@@ -20,7 +20,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from api.agent_state import AgentStateCache
+from api.agent_state import AgentStateCache, MachineContacts
 from api.http.errors import ProblemError
 from api.identity.authentication import parse_bearer_token
 from api.identity.authorization import find_rule
@@ -33,6 +33,7 @@ from scheduler.runtime.clock import Clock
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore, ServiceStore
+from scheduler.store.archives import ArchiveStore
 from scheduler.store.protocol import Lease
 
 V = TypeVar("V")
@@ -98,6 +99,8 @@ class Service:
     token_secret: bytes
     agent_state: AgentStateCache
     state_reader: StateReader
+    archives: ArchiveStore
+    machine_contacts: MachineContacts
     machine_credentials: MachineCredentials = field(default_factory=MachineCredentials)
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(CONCURRENT_SEARCHES_MAX))
 
@@ -175,14 +178,14 @@ def require_worker(service: Service, request: Request, *, job_id: str, generatio
         raise ProblemError(403, "forbidden", f"the token is not valid for job {job_id}, generation {generation}")
 
 
-def require_machine(service: Service, request: Request, name: str) -> Machine:
-    """Return the machine of this name after checking that the request carries its credential.
+def identify_machine(service: Service, request: Request) -> Machine:
+    """Return the machine whose credential the request carries.
 
     It may be up to 4 s old, so that requests of many agents share a read.
 
     Raises:
         ProblemError: 401 without a credential, with an unknown one (`unauthenticated`), or with that of a revoked
-            machine (`machine-revoked`); 403 with that of another machine.
+            machine (`machine-revoked`).
     """
     hint = "an agent reports with the credential of its machine: Authorization: Bearer ebm_..."
     secret = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
@@ -192,6 +195,16 @@ def require_machine(service: Service, request: Request, name: str) -> Machine:
         raise ProblemError(401, "unauthenticated", "the credential does not exist. Join again", headers=headers)
     if not machine.is_live:
         raise ProblemError(401, "machine-revoked", f"machine {machine.name} was revoked. Join again", headers=headers)
+    return machine
+
+
+def require_machine(service: Service, request: Request, name: str) -> Machine:
+    """Return the machine of this name after checking that the request carries its credential.
+
+    Raises:
+        ProblemError: as `identify_machine`, and 403 with the credential of another machine.
+    """
+    machine = identify_machine(service, request)
     if machine.name != name:
         raise ProblemError(403, "forbidden", f"the credential is that of machine {machine.name}, not of {name!r:.200}")
     return machine

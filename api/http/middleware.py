@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -128,13 +128,14 @@ class SecurityMiddleware:
         state = scope.setdefault("state", {})
         state["rule"] = rule
         state["principal"] = principal = await self._authenticate(rule, scope)
-        if rule.caller is not Caller.PUBLIC:
+        if rule.caller is not Caller.PUBLIC and "worker_caller" not in state:
             _require_role(rule, principal)
         _refuse_large_body(scope, getattr(self.settings, rule.body_setting))
         return rule
 
     async def _authenticate(self, rule: RouteRule, scope: Scope) -> Principal:
         address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
+        rule = replace(rule, caller=_identify_caller(rule, authorization))
         if rule.caller in TOKEN_PREFIX_BY_CALLER:
             scope["state"]["worker_caller"] = self.worker_authenticator.authenticate(
                 rule, authorization, scope["path"], address
@@ -183,6 +184,13 @@ class SecurityMiddleware:
         except UnavailableError as unavailable:
             return unavailable_response(request, unavailable)
         return problem_response(request, error)
+
+
+def _identify_caller(rule: RouteRule, authorization: str) -> Caller:
+    """Return the kind of caller: one of the rule's `or_callers` if the token has the prefix of that kind."""
+    token = authorization.partition(" ")[2].strip()
+    others = (kind for kind in rule.or_callers if token.startswith(TOKEN_PREFIX_BY_CALLER[kind]))
+    return next(others, rule.caller)
 
 
 def _require_role(rule: RouteRule, principal: Principal) -> None:

@@ -49,13 +49,15 @@ class Caller(Enum):
 class RouteRule:
     """The permission that a route requires.
 
-    Users need `role` on at least one queue, or on all queues if `on_all_queues` is set. `body_setting` is the name of
-    the setting that limits the size of the request body.
+    Users need `role` on at least one queue, or on all queues if `on_all_queues` is set. Clients of the kinds
+    `or_callers` may call it as well, with their own kind of token. `body_setting` is the name of the setting that
+    limits the size of the request body.
     """
 
     caller: Caller = Caller.USERS
     role: Role = Role.VIEWER
     on_all_queues: bool = False
+    or_callers: tuple[Caller, ...] = ()
     body_setting: str = "body_bytes_max"
 
 
@@ -86,7 +88,9 @@ def find_rule(route: Route) -> RouteRule | None:
 
 
 def list_route_rules(routes: Iterable[BaseRoute]) -> Mapping[str, RouteRule]:
-    """Return the rule of every route, by "METHOD /path/{template}". HEAD shares the rule of GET and is left out.
+    """Return the rule of every route, by "METHOD /path/{template}".
+
+    Where one endpoint serves both, HEAD shares the rule of GET and is left out.
 
     Raises:
         ValueError: an endpoint has no rule.
@@ -95,7 +99,8 @@ def list_route_rules(routes: Iterable[BaseRoute]) -> Mapping[str, RouteRule]:
     for route in routes:
         if not isinstance(route, Route):
             continue
-        for method in sorted((route.methods or set()) - {"HEAD"}):
+        methods = route.methods or set()
+        for method in sorted(methods - {"HEAD"} if "GET" in methods else methods):
             rule = find_rule(route)
             if rule is None:
                 raise ValueError(f"{method} {route.path} has no rule: decorate its endpoint with @requires(...)")

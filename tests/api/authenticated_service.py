@@ -9,7 +9,7 @@ import httpx
 from api.identity.principals import Grant, generate_token
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore, ApiToken, AuditEntry
-from tests.api.conftest import NOW_S, ApiService
+from tests.api.conftest import JOB, NOW_S, ApiService
 
 MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
 
@@ -40,7 +40,7 @@ class AuthenticatedService(ApiService):
         return self.http.request(method, path, json=document, headers={"Authorization": f"Bearer {token}"})
 
     def job(self, token: str, queue: str, name: str = "train") -> str:
-        document = {"name": name, "queue": queue, "gpus": {"min": 1, "max": 2}, "steps": 1000}
+        document = {**JOB, "name": name, "queue": queue, "steps": 1000}
         answer = self.request("POST", "/v1/jobs", token, document)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])

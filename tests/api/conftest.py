@@ -27,6 +27,8 @@ from tests.memory_run_log import MemoryRunLog
 
 NOW_S = 1_760_000_000.0
 Problem = Callable[[httpx.Response, int], dict[str, Any]]
+JOB: dict[str, Any] = {"name": "train", "gpus": {"min": 1, "max": 2}, "command": ["python", "train.py"]}
+"""The smallest job document that can run."""
 SECRET = b"a secret that only tests know...."
 
 
@@ -108,9 +110,9 @@ class ApiService:
 
     def submit(self, name: str = "train", **fields: object) -> str:
         """Submit a job of 1 to 2 GPUs without a model, unless `fields` say otherwise, and return its id."""
-        usual = {"name": name, "gpus": {"min": 1, "max": 2}, "steps": 1000, "onResize": "checkpoint"}
-        job = self.made("/v1/jobs", {**usual, **fields})
-        return str(job["id"])
+        return str(
+            self.made("/v1/jobs", {**JOB, "name": name, "steps": 1000, "onResize": "checkpoint", **fields})["id"]
+        )
 
     def refused(self, method: str, path: str, document: object = None, *, token: str = "") -> dict[str, Any]:
         """Send an invalid request and return its 422 problem, after checking that nothing was added to the inbox."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.api.conftest import JOB
+
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
-JOB: dict[str, Any] = {"name": "train", "gpus": {"min": 1, "max": 2}}
 NODE: dict[str, Any] = {"name": "n0", "pool": "training", "gpu": "cpu", "gpus": 2}
 MODEL: dict[str, Any] = {"model": "gpt2", "globalBatch": 8}
 

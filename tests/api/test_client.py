@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -107,6 +108,23 @@ def test_each_method_sends_its_request(line: str, call: Callable[[Client], objec
     assert recorder.lines == [line]
     sent = recorder.requests[0].content
     assert (json.loads(sent) if sent else None) == body
+
+
+def test_an_archive_is_checked_and_uploaded_with_retries(tmp_path: Path) -> None:
+    file, sent = tmp_path / "archive", list[int]()
+    file.write_bytes(bytes(600_000))
+    busy = httpx.Response(503, headers={"Retry-After": "0"})
+    recorder = Recorder(httpx.Response(404), busy, httpx.Response(201, json={"digest": "d", "bytes": 600_000}))
+    client = client_of(recorder)
+    assert not client.has_archive("sha256:ab")
+    assert client.upload_archive("sha256:ab", file, on_sent=sent.append)["bytes"] == 600_000
+    assert recorder.lines == ["HEAD /v1/archives/sha256:ab", *["PUT /v1/archives/sha256:ab"] * 2]
+    assert [len(request.content) for request in recorder.requests[1:]] == [600_000, 600_000]
+    assert sent == [262_144, 524_288, 600_000] * 2
+    assert client_of(Recorder(httpx.Response(200))).has_archive("sha256:ab")
+    with pytest.raises(ProblemError) as refused:
+        client_of(Recorder(httpx.Response(403))).has_archive("sha256:ab")
+    assert refused.value.status == 403
 
 
 def test_lists_are_read_page_by_page() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api.client import Client, ProblemError, etag_of
+from tests.api.conftest import JOB
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService
@@ -21,7 +22,7 @@ def client(fleet: ApiService) -> Iterator[Client]:
 
 
 def test_a_job_from_dry_run_to_cancellation(fleet: ApiService, client: Client) -> None:
-    document = {"name": "train", "gpus": {"min": 1, "max": 1}, "steps": 100}
+    document = {**JOB, "gpus": {"min": 1, "max": 1}, "steps": 100}
     assert client.dry_run(document)["state"] == "starting"
     job_id = client.submit(document)["id"]
     fleet.tick()
@@ -63,7 +64,7 @@ def test_the_fleet_and_its_loans(fleet: ApiService, client: Client) -> None:
 
 
 def test_overview_and_waiting_jobs(fleet: ApiService, client: Client) -> None:
-    client.submit({"name": "huge", "gpus": {"min": 64, "max": 64}, "steps": 100})
+    client.submit({**JOB, "name": "huge", "gpus": {"min": 64, "max": 64}, "steps": 100})
     fleet.tick()
     overview = client.overview()
     assert {node["name"] for node in overview["nodes"]} == {"i0", "i1", "t0"}
@@ -82,7 +83,7 @@ def test_events_decisions_snapshot_and_plans(fleet: ApiService, client: Client) 
 
 
 def test_conditional_changes_fail_after_another_change(fleet: ApiService, client: Client) -> None:
-    job_id = client.submit({"name": "train", "gpus": {"min": 1, "max": 1}, "steps": 100})["id"]
+    job_id = client.submit({**JOB, "gpus": {"min": 1, "max": 1}, "steps": 100})["id"]
     client.create_queue({"name": "blue"})
     read = client.job(job_id)
     changed = client.change_job(job_id, {"priority": 3}, if_match=etag_of(read))

@@ -20,6 +20,7 @@ from scheduler.domain.job import JobSpec
 from scheduler.scheduling.preconditions import job_etag
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.protocol import Page
+from tests.api.conftest import JOB
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService
@@ -53,7 +54,7 @@ def test_one_of_many_conditional_changes_succeeds(fleet: ApiService) -> None:
 
 def test_concurrent_submissions_respect_the_job_limit_per_user(fleet: ApiService) -> None:
     fleet.made("/v1/queues", {"name": "vision", "limit_gpus": 0, "user_jobs_max": 3})
-    document = {"name": "train", "queue": "vision", "gpus": {"min": 1, "max": 1}}
+    document = {**JOB, "queue": "vision", "gpus": {"min": 1, "max": 1}}
     answers = run_concurrently(lambda _: fleet.post("/v1/jobs", document))
     assert Counter(answer.status_code for answer in answers) == {201: 3, 409: TOGETHER - 3}
     fleet.tick()

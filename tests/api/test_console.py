@@ -9,6 +9,7 @@ from api.overview import GENERATIONS_KEPT, NodeDeltas
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policy_sets import load_policy_set
 from tests.api.authenticated_service import AuthenticatedService
+from tests.api.conftest import JOB
 from tests.builders import a_fleet, a_loan, a_snapshot
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def test_pending_jobs_of_other_queues_are_hidden() -> None:
     with (guarded := AuthenticatedService()).http:
         guarded.with_fleet()
         for queue in ("research", "vision"):
-            document = {"name": queue, "queue": queue, "gpus": {"min": 64, "max": 64}}
+            document = {**JOB, "name": queue, "queue": queue, "gpus": {"min": 64, "max": 64}}
             assert guarded.request("POST", "/v1/jobs", guarded.root, document).status_code == 201
         guarded.tick()
         view = guarded.request("GET", "/v1/waiting", guarded.token("r", "viewer:research")).json()

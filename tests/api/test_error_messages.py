@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.api.conftest import JOB
+
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService
 
-JOB = {"name": "a", "gpus": {"min": 1, "max": 2}}
 WORDS: list[tuple[str, str, dict[str, object] | None, str]] = [
     ("POST", "/v1/jobs", {**JOB, "gpu": "h100-80gb"}, "did you mean 'h100-80g'?"),
     ("POST", "/v1/jobs", {**JOB, "model": "lama-2-7b", "globalBatch": 8}, "did you mean 'llama-2-7b'?"),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.api.conftest import JOB
+
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
-
-JOB = {"name": "train", "gpus": {"min": 1, "max": 2}}
 
 
 def submit(service: ApiService, key: str, document: dict[str, Any] = JOB) -> httpx.Response:
@@ -22,7 +22,7 @@ def test_a_retry_returns_the_job_in_its_current_state(fleet: ApiService) -> None
     first = submit(fleet, "k-1")
     assert first.status_code == 201
     fleet.tick()
-    again = submit(fleet, "k-1", {"gpus": {"max": 2, "min": 1}, "name": "train"})
+    again = submit(fleet, "k-1", dict(reversed({**JOB, "gpus": {"max": 2, "min": 1}}.items())))
     assert (again.status_code, again.headers["location"]) == (201, first.headers["location"])
     assert (first.json()["state"], again.json()["state"]) == ("submitted", "starting")
     assert len(fleet.get("/v1/jobs")["items"]) == 1

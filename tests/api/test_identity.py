@@ -14,7 +14,7 @@ from api.identity.authorization import HIDDEN_JOB
 from api.identity.principals import Grant, Role
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from tests.api.authenticated_service import AuthenticatedService
-from tests.api.conftest import SECRET, Problem
+from tests.api.conftest import JOB, SECRET, Problem
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_submitters_change_their_own_jobs_and_queue_admins_all_of_their_queue(
 
 def test_submitting_needs_the_role_on_the_queue(guarded: AuthenticatedService, problem: Problem) -> None:
     anna = guarded.token("anna", "submitter:research", "viewer:vision")
-    document = {"name": "x", "queue": "vision", "gpus": {"min": 1, "max": 1}, "steps": 9}
+    document = {**JOB, "name": "x", "queue": "vision", "steps": 9}
     for path in ("/v1/jobs", "/v1/jobs:dry-run"):
         detail = problem(guarded.request("POST", path, anna, document), 403)["detail"]
         assert (
@@ -156,7 +156,7 @@ def test_submitting_needs_the_role_on_the_queue(guarded: AuthenticatedService, p
 
 
 def test_idempotency_keys_are_per_principal(guarded: AuthenticatedService) -> None:
-    document = {"name": "x", "queue": "research", "gpus": {"min": 1, "max": 1}, "steps": 9}
+    document = {**JOB, "name": "x", "queue": "research", "steps": 9}
     ids = set()
     for name in ("anna", "carl", "anna"):
         headers = {"Authorization": f"Bearer {guarded.token(name, 'submitter')}", "Idempotency-Key": "k"}
@@ -173,7 +173,7 @@ def test_hidden_job_ids_are_redacted_everywhere(guarded: AuthenticatedService) -
     guarded.tick()
     paths = ("/v1/events", "/v1/decisions", "/v1/nodes", "/v1/nodes/t0", f"/v1/jobs/{hers}/explanation", "/v1/queues")
     responses = {path: guarded.request("GET", path, anna) for path in paths}
-    document = {"name": "x", "queue": "research", "gpus": {"min": 1, "max": 1}, "steps": 9}
+    document = {**JOB, "name": "x", "queue": "research", "steps": 9}
     responses["dry run"] = guarded.request("POST", "/v1/jobs:dry-run", anna, document)
     for path, answer in responses.items():
         assert answer.status_code == 200

@@ -14,6 +14,7 @@ from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.scheduling.explanation import explain_ended
 from scheduler.scheduling.snapshot_update import update_snapshot
+from tests.api.conftest import JOB
 from tests.builders_solver import LAYER
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_a_submitted_job_has_a_location_and_is_visible_before_any_tick(service: ApiService) -> None:
-    answer = service.post("/v1/jobs", {"name": "train", "gpus": {"min": 1, "max": 4}, "maxRunTime": "1h30m"})
+    answer = service.post("/v1/jobs", {**JOB, "gpus": {"min": 1, "max": 4}, "maxRunTime": "1h30m"})
     assert answer.status_code == 201
     job = answer.json()
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
@@ -48,7 +49,7 @@ def test_jobs_with_the_same_name_get_different_ids(service: ApiService) -> None:
 
 
 def test_speeds_are_part_of_the_job_document(service: ApiService) -> None:
-    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "speeds": {"a100-80g": 1, "t4": 0.18}}
+    body = {**JOB, "gpus": {"min": 1, "max": 4}, "speeds": {"a100-80g": 1, "t4": 0.18}}
     made = service.made("/v1/jobs", body)
     assert service.get(f"/v1/jobs/{made['id']}")["spec"]["speeds"] == {"a100-80g": 1.0, "t4": 0.18}
 
@@ -60,7 +61,7 @@ def test_speeds_are_part_of_the_job_document(service: ApiService) -> None:
 def test_invalid_speeds_are_refused_and_nothing_changes(
     service: ApiService, problem: Problem, speeds: dict[str, float], field: str, words: str
 ) -> None:
-    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "speeds": speeds}
+    body = {**JOB, "gpus": {"min": 1, "max": 4}, "speeds": speeds}
     (invalid,) = problem(service.http.post("/v1/jobs", json=body), 422)["errors"]
     assert invalid["field"] == field
     assert words in invalid["allowed"]
@@ -68,7 +69,7 @@ def test_invalid_speeds_are_refused_and_nothing_changes(
 
 
 def test_lengths_are_part_of_the_job_document_and_of_its_curve(service: ApiService) -> None:
-    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "model": "gpt2", "globalBatch": 8, "lengths": {"64": 3}}
+    body = {**JOB, "gpus": {"min": 1, "max": 4}, "model": "gpt2", "globalBatch": 8, "lengths": {"64": 3}}
     made = service.made("/v1/jobs", body)
     assert service.get(f"/v1/jobs/{made['id']}")["spec"]["lengths"] == {"64": 3}
     (command,) = service.store.load().inbox
@@ -87,7 +88,7 @@ def test_lengths_are_part_of_the_job_document_and_of_its_curve(service: ApiServi
 def test_lengths_that_the_model_does_not_support_are_refused(
     service: ApiService, problem: Problem, lengths: dict[str, int], more: dict[str, Any], words: str
 ) -> None:
-    body = {"name": "train", "gpus": {"min": 1, "max": 4}, "globalBatch": 8, "lengths": lengths, **more}
+    body = {**JOB, "gpus": {"min": 1, "max": 4}, "globalBatch": 8, "lengths": lengths, **more}
     (invalid,) = problem(service.http.post("/v1/jobs", json=body), 422)["errors"]
     assert invalid["field"] == "lengths"
     assert words in invalid["allowed"]

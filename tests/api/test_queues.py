@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.settings import Settings
 from tests.api.authenticated_service import AuthenticatedService
-from tests.api.conftest import ApiService, Problem
+from tests.api.conftest import JOB, ApiService, Problem
 
 VISION = {"name": "vision", "guaranteed_gpus": 1, "limit_gpus": 4, "weight": 2}
 
@@ -112,7 +112,7 @@ def test_a_malformed_queue_names_its_field(fleet: ApiService, field: str, docume
 
 def test_pending_jobs_per_user_are_limited(fleet: ApiService, problem: Problem) -> None:
     fleet.made("/v1/queues", {"name": "vision", "user_limit_gpus": 2, "user_jobs_max": 2})
-    fields: dict[str, Any] = {"gpus": {"min": 2, "max": 2}, "steps": 1000}
+    fields: dict[str, Any] = {"gpus": {"min": 2, "max": 2}, "steps": 1000, "command": ["true"]}
     document = {"name": "train", "queue": "vision", **fields}
     key = {"Idempotency-Key": "second"}
     running = fleet.submit("first", queue="vision", **fields)
@@ -147,7 +147,7 @@ def test_undeclared_queues_are_accepted_or_refused_by_setting(
 
     strict = Settings(undeclared_queues="refuse")
     monkeypatch.setattr(fleet.app.state, "service", replace(fleet.app.state.service, settings=strict))
-    document = {"name": "train", "gpus": {"min": 1, "max": 1}, "queue": "visoin"}
+    document = {**JOB, "queue": "visoin"}
     for path in ("/v1/jobs", "/v1/jobs:dry-run"):
         (error,) = fleet.refused("POST", path, document)["errors"]
         assert (error["field"], error["allowed"]) == ("queue", "one of vision; did you mean 'vision'?")
@@ -160,7 +160,7 @@ def test_errors_reveal_nothing_about_hidden_queues() -> None:
     guarded = AuthenticatedService(undeclared_queues="refuse").with_fleet()
     assert guarded.request("PATCH", "/v1/queues/vision", guarded.root, {"user_jobs_max": 1}).status_code == 202
     both, ann = guarded.token("ann", "submitter:vision", "submitter:research"), guarded.token("ann", "submitter:mine")
-    document = {"name": "train", "queue": "mine", "gpus": {"min": 1, "max": 1}}
+    document = {**JOB, "queue": "mine"}
     refused = guarded.request("POST", "/v1/jobs", ann, document)
     assert (refused.status_code, refused.json()["errors"][0]["allowed"]) == (422, "a declared queue")
     guarded.job(both, "vision")

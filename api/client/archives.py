@@ -1,0 +1,51 @@
+"""Client methods for the archives of working directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from api.client.connection import ClientMethods, ProblemError
+
+if TYPE_CHECKING:
+    from api.archives import ArchiveView
+
+CHUNK_BYTES = 2**18
+_NOT_FOUND = 404
+
+
+class ArchiveMethods(ClientMethods):
+    def has_archive(self, digest: str) -> bool:
+        """Return whether the service stores the archive. A stored one is kept for another retention period."""
+        try:
+            self._connection.request("HEAD", _archive_path(digest))
+        except ProblemError as problem:
+            if problem.status != _NOT_FOUND:
+                raise
+            return False
+        return True
+
+    def upload_archive(
+        self, digest: str, file: Path, *, on_sent: Callable[[int], None] = lambda sent_bytes: None
+    ) -> ArchiveView:
+        """Upload a gzip-compressed tar archive, so that a job document can name `digest` in `workdir.archive`.
+
+        `on_sent` is called with the number of bytes sent so far; after a retry, the count starts again.
+        """
+
+        def read() -> Iterator[bytes]:
+            sent = 0
+            with file.open("rb") as opened:
+                while chunk := opened.read(CHUNK_BYTES):
+                    yield chunk
+                    sent += len(chunk)
+                    on_sent(sent)
+
+        headers = {"Content-Type": "application/gzip", "Content-Length": str(file.stat().st_size)}
+        return self._connection.request("PUT", _archive_path(digest), open_body=read, headers=headers)
+
+
+def _archive_path(digest: str) -> str:
+    return f"/v1/archives/{quote(digest, safe=':')}"

@@ -1,0 +1,121 @@
+"""The view of a job's specification: the submitted document with defaults filled in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from scheduler.domain.job_account import OnResize
+
+
+class GpuRangeView(TypedDict):
+    min: Annotated[int, Field(description="Fewest GPUs that the job can run on.")]
+    max: Annotated[int, Field(description="Most GPUs that the job can use.")]
+
+
+class GpuRangeSpecView(GpuRangeView):
+    """Range of GPUs as the owner declared it."""
+
+    mix: NotRequired[
+        Annotated[
+            Literal["never"],
+            Field(description="The job never holds GPUs of several models at once. Absent: it may."),
+        ]
+    ]
+
+
+class WorkdirView(TypedDict):
+    archive: Annotated[str, Field(description="Digest of the archive: `sha256:` and 64 hexadecimal digits.")]
+
+
+class VolumeClaimView(TypedDict):
+    claimName: Annotated[str, Field(description="Name of the persistent volume claim, in the namespace of the job.")]
+
+
+class VolumeView(TypedDict):
+    persistentVolumeClaim: Annotated[VolumeClaimView, Field(description="The claim to mount in all pods of the job.")]
+    subPath: NotRequired[Annotated[str, Field(description="Directory in the volume. Absent: the job's id.")]]
+
+
+class CheckpointSpecView(TypedDict):
+    dir: Annotated[str, Field(description="Directory for checkpoints. Empty: one that the executor chooses.")]
+    interval: Annotated[float, Field(description="Seconds between two checkpoints.")]
+    keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
+    volume: NotRequired[Annotated[VolumeView, Field(description="Volume mounted at `dir`. Absent: none.")]]
+
+
+class JobSpecView(TypedDict):
+    """The job document with defaults filled in. Durations are in seconds."""
+
+    name: Annotated[str, Field(description="Display name, from which the id is made.")]
+    gpus: Annotated[GpuRangeSpecView, Field(description="Range of GPUs that the job accepts.")]
+    queue: Annotated[str, Field(description="Queue whose GPU quota the job uses.")]
+    priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
+    gpu: NotRequired[Annotated[str, Field(description="Profile name of the required GPU model. Absent: any.")]]
+    model: NotRequired[Annotated[str, Field(description="Built-in model profile. Absent: none, or `profile`.")]]
+    profile: NotRequired[
+        Annotated[dict[str, Any], Field(description="The job's own model profile. Absent: none, or `model`.")]
+    ]
+    globalBatch: NotRequired[Annotated[int, Field(description="Samples per optimizer step. Absent: unknown.")]]
+    sequenceLength: NotRequired[Annotated[int, Field(description="Tokens per sample. Absent: that of the model.")]]
+    steps: NotRequired[Annotated[int, Field(description="Declared number of optimizer steps. Absent: unknown.")]]
+    durationEstimate: NotRequired[
+        Annotated[float, Field(description="Expected run time on `gpus.min` GPUs, in seconds. Absent: none.")]
+    ]
+    deadline: NotRequired[
+        Annotated[float, Field(description="Seconds from submission within which the job must end. Absent: none.")]
+    ]
+    maxRunTime: NotRequired[
+        Annotated[
+            float, Field(description="Seconds from the first start after which the job is ended. Absent: no limit.")
+        ]
+    ]
+    retries: Annotated[int, Field(description="Failed runs that are retried. Runs lost with their node do not count.")]
+    command: Annotated[list[str], Field(description="Command of each rank, with its arguments.")]
+    launch: NotRequired[
+        Annotated[Literal["node"], Field(description="The command starts once per node. Absent: once per GPU.")]
+    ]
+    workdir: NotRequired[
+        Annotated[WorkdirView, Field(description="Folder in which every rank starts. Absent: chosen by the executor.")]
+    ]
+    setup: NotRequired[
+        Annotated[list[str], Field(description="Command that runs once per machine in `workdir`. Absent: none.")]
+    ]
+    venv: NotRequired[
+        Annotated[str, Field(description="Virtual environment of the command. Absent: the PATH of the machine.")]
+    ]
+    image: NotRequired[
+        Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
+    ]
+    env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
+    checkpoint: NotRequired[
+        Annotated[
+            CheckpointSpecView, Field(description="Location, interval and number of checkpoints. Absent: not declared.")
+        ]
+    ]
+    onResize: NotRequired[
+        Annotated[OnResize, Field(description="What a resize does to the job. Absent: see `resize_mode` of the job.")]
+    ]
+    fungible: Annotated[bool, Field(description="Whether the job can run on nodes on loan from inference pools.")]
+    speeds: NotRequired[
+        Annotated[
+            dict[str, float],
+            Field(description="Declared relative speed of a GPU by model. Absent: as measured, else by GPU profiles."),
+        ]
+    ]
+    lengths: NotRequired[
+        Annotated[
+            dict[str, int],
+            Field(description="Number of samples by their length in tokens. Absent: all samples are equally long."),
+        ]
+    ]
+    namespace: NotRequired[
+        Annotated[str, Field(description="Kubernetes namespace of the pods. Absent: the setting `job_namespace`.")]
+    ]
+    template: NotRequired[
+        Annotated[
+            dict[str, Any], Field(description="Kubernetes pod template. Absent: a pod that runs `command` in `image`.")
+        ]
+    ]
