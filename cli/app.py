@@ -31,7 +31,8 @@ class Subcommand:
     """One row of the command table.
 
     `target` names a function or a `typer.Typer` as `module:attribute`; `summary` is its line in `ebbtide --help` and
-    the first sentence of the function's docstring.
+    the first sentence of the function's docstring. With `takes_command`, all words after its options are a command line
+    with options of its own.
     """
 
     name: str
@@ -39,10 +40,17 @@ class Subcommand:
     panel: str
     summary: str
     hidden: bool = False
+    takes_command: bool = False
 
 
 SUBCOMMANDS = (
-    Subcommand("submit", "cli.commands.submit:submit", JOBS_PANEL, "Submit a job from a file, from options, or both."),
+    Subcommand(
+        "submit",
+        "cli.commands.submit:submit",
+        JOBS_PANEL,
+        "Submit a job from a file, from options, or both.",
+        takes_command=True,
+    ),
     Subcommand("ps", "cli.commands.jobs:ps", JOBS_PANEL, "List jobs with their state, GPUs, plan and progress."),
     Subcommand("describe", "cli.commands.jobs:describe", JOBS_PANEL, "Show the details of one job."),
     Subcommand("explain", "cli.commands.events:explain", JOBS_PANEL, "Explain why a job is in its current state."),
@@ -83,6 +91,7 @@ SUBCOMMANDS = (
     Subcommand("version", "cli.commands.about:version", LOCAL_PANEL, "Print the version of Ebbtide and of Python."),
     Subcommand("completion", "cli.completion:completion", LOCAL_PANEL, "Print a shell completion script."),
     Subcommand("serve", "cli.commands.service:serve", SERVICE_PANEL, "Run the API and the controller on this machine."),
+    Subcommand("agent", "cli.commands.agent:agent", SERVICE_PANEL, "Run ranks on this machine."),
     Subcommand("operator", "cli.commands.service:operator", SERVICE_PANEL, "Run the Kubernetes operator."),
     Subcommand("migrate", "cli.commands.service:migrate", SERVICE_PANEL, "Upgrade the database schema."),
     Subcommand(
@@ -100,7 +109,7 @@ def load_command(subcommand: Subcommand) -> Any:
     if isinstance(target, typer.Typer):
         return get_group(target)
     single = typer.Typer(add_completion=False)
-    single.command(subcommand.name)(target)
+    single.command(subcommand.name, context_settings={"allow_interspersed_args": not subcommand.takes_command})(target)
     return get_command(single)
 
 

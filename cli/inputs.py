@@ -110,6 +110,28 @@ def read_yaml(source: str) -> Any:
         raise InputError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
 
 
+def read_env_file(source: str) -> dict[str, str]:
+    """Return the variables of a file with NAME=VALUE lines, comments and quoted values.
+
+    Values are literal: `$NAME` and `${NAME}` are not replaced.
+
+    Raises:
+        InputError: the file cannot be read, or a line has another form.
+    """
+    from io import StringIO
+
+    from dotenv.parser import parse_stream  # dotenv_values would skip invalid lines and replace ${NAME}
+
+    variables: dict[str, str] = {}
+    for binding in parse_stream(StringIO(read_text(source))):
+        if binding.error or (binding.key is not None and binding.value is None):
+            line, text = binding.original.line, binding.original.string.strip()
+            raise_input_error(f"{source}: line {line}: {text!r:.60} must have the form NAME=VALUE, with closed quotes")
+        if binding.key is not None and binding.value is not None:
+            variables[binding.key] = binding.value
+    return variables
+
+
 def load_hardware(option: str, name: str) -> HardwareProfile:
     """Return the GPU profile that ships under this name, else the profile in the file `name`.
 

@@ -1,11 +1,18 @@
-"""`ebbtide submit`: submits a job from a file, from options, or from a file with options that override it."""
+"""`ebbtide submit`: submits a job from a file, from options, or from a file with options that override it.
+
+With `--workdir`, it packs and uploads the folder with the user's code first.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,16 +20,37 @@ import typer
 from cli.commands.jobs import TERMINAL_STATES, format_progress, render_dry_run
 from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import CommandError, input_errors_from, raise_input_error, read_yaml_object
-from cli.output import OutputFormat, OutputOption, print_document, print_message, render_facts, retry_while_unavailable
+from cli.inputs import (
+    CommandError,
+    InputError,
+    input_errors_from,
+    parse_count,
+    raise_input_error,
+    read_env_file,
+    read_yaml_object,
+)
+from cli.output import (
+    OutputFormat,
+    OutputOption,
+    make_console,
+    print_document,
+    print_message,
+    render_facts,
+    retry_while_unavailable,
+)
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.program import ARCHIVE_BYTES_MAX
+from scheduler.domain.run_document import LaunchMode
 
 if TYPE_CHECKING:
     from api.client import Client
     from api.jobs import JobView
+    from cli.working_directory import PackedDirectory
 
 
 POLL_INTERVAL_S = 1.0
+LIMIT_VARIABLE = "EBBTIDE_ARCHIVE_BYTES_MAX"
+"""Raises the limit of a working directory, where the service has the same setting."""
 
 FileOption = Annotated[
     str | None,
@@ -62,7 +90,37 @@ QueueOption = Annotated[
     typer.Option("--queue", autocompletion=complete_queue_names, help="Queue that the job's GPUs are charged to."),
 ]
 CommandOption = Annotated[
-    str | None, typer.Option("--command", help="Command of the workers, as one shell-quoted string.")
+    str | None, typer.Option("--command", help="Command of the workers, as one shell-quoted string, instead of words.")
+]
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- COMMAND...]", help="Command of the workers, such as: -- python train.py --lr 0.1"),
+]
+WorkdirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--workdir",
+        metavar="DIR",
+        help="Folder with your code, in which every rank starts. Files that .ebbtideignore names are not uploaded.",
+    ),
+]
+SetupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--setup", metavar="CMD", help="Shell command that runs once per machine in the working directory, first."
+    ),
+]
+VenvOption = Annotated[
+    str | None,
+    typer.Option(
+        "--venv",
+        metavar="DIR",
+        help="Virtual environment with the workers' python: a path on the machines, or one that --setup creates.",
+    ),
+]
+LaunchOption = Annotated[
+    LaunchMode | None,
+    typer.Option("--launch", help="Start the command once per GPU (rank) or once per node, for torchrun (node)."),
 ]
 OnResizeOption = Annotated[
     OnResize | None,
@@ -71,6 +129,10 @@ OnResizeOption = Annotated[
         help="What a resize does: checkpoint (save and resume), restart, or never. Default: never, unless the job "
         "declares checkpoints or reports its progress.",
     ),
+]
+EnvFileOption = Annotated[
+    str | None,
+    typer.Option("--env-file", metavar="FILE", help="File with NAME=VALUE lines for --env, which overrides it."),
 ]
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of each rank. Repeatable.")
@@ -82,6 +144,7 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job end
 
 def submit(
     *,
+    words: WordsArgument = None,
     file: FileOption = None,
     name: NameOption = None,
     min_gpus: MinOption = None,
@@ -96,15 +159,20 @@ def submit(
     priority: PriorityOption = None,
     queue: QueueOption = None,
     command: CommandOption = None,
+    workdir: WorkdirOption = None,
+    setup: SetupOption = None,
+    venv: VenvOption = None,
+    launch: LaunchOption = None,
     on_resize: OnResizeOption = None,
     env: EnvOption = None,
+    env_file: EnvFileOption = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
     quiet: QuietOption = False,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Submit a job from a file, from options, or both. Options override the file."""
+    """Submit a job from a file, from options, or both. Options override the file, and come before the command."""
     options = {
         "name": name,
         "gpus": _build_gpu_range(min_gpus, max_gpus),
@@ -117,16 +185,36 @@ def submit(
         "lengths": _read_histogram(lengths) if lengths else None,
         "priority": priority,
         "queue": queue,
-        "command": _split_command(command),
+        "command": _read_command(command, words),
+        "setup": ["sh", "-c", setup] if setup else None,
+        "venv": venv,
+        "launch": launch.value if launch else None,
         "onResize": on_resize.value if on_resize else None,
-        "env": dict(_parse_env(item) for item in env) if env else None,
+        "env": _read_environment(env_file, env),
     }
-    document = build_job_document(file, {field: value for field, value in options.items() if value is not None})
+    with _packed_directory(workdir) as packed:
+        options["workdir"] = {"archive": packed.digest} if packed else None
+        document = build_job_document(file, options, is_dry_run=dry_run)
+        _send(document, packed, url, output, dry_run=dry_run, wait=wait, quiet=quiet)
+
+
+def _send(
+    document: dict[str, Any],
+    packed: PackedDirectory | None,
+    url: str,
+    output: OutputFormat,
+    *,
+    dry_run: bool,
+    wait: bool,
+    quiet: bool,
+) -> None:
     with service_client(url) as client:
         if dry_run:
             response = client.dry_run(document)
             print_document(response, output, lambda: render_dry_run(response))
             return
+        if packed is not None:
+            _upload(client, packed)
         job = client.submit(document)
         if quiet:
             typer.echo(job["id"])
@@ -140,21 +228,24 @@ def submit(
         raise CommandError(f"job {job['id']} {job['state']}: {job.get('message') or 'no message'}")
 
 
-def build_job_document(file: str | None, options_given: dict[str, Any]) -> dict[str, Any]:
-    """Return the job document in `file`, a job document or an ElasticJob manifest, overridden by `options_given`.
+def build_job_document(file: str | None, options: dict[str, Any], *, is_dry_run: bool) -> dict[str, Any]:
+    """Return the job document in `file`, a job document or an ElasticJob manifest, overridden by `options`.
+
+    Options that are None are not set. Only a dry run may have no command.
 
     Raises:
         InputError: the document is invalid.
     """
     from scheduler.documents.custom_resource import is_manifest, manifest_to_job_document
-    from scheduler.documents.job import parse_job
+    from scheduler.documents.job import parse_job, require_command
 
     document = read_yaml_object(file) if file else {}
     if is_manifest(document):
         with input_errors_from(file or "job"):
             document = manifest_to_job_document(document)
-    gpus = options_given.pop("gpus", None)
-    document.update(options_given)
+    given = {field: value for field, value in options.items() if value is not None}
+    gpus = given.pop("gpus", None)
+    document.update(given)
     if gpus:
         before = document.get("gpus")
         document["gpus"] = {**(before if isinstance(before, dict) else {}), **gpus}
@@ -162,7 +253,12 @@ def build_job_document(file: str | None, options_given: dict[str, Any]) -> dict[
     if not document:
         raise_input_error("job: nothing to submit. Use -f JOB.yaml, or at least --name and --min.")
     with input_errors_from(file or "job"):
-        parse_job(document)
+        spec = parse_job(document)
+    if not is_dry_run:
+        try:
+            require_command(spec)
+        except ValueError as error:
+            raise InputError(f"{file or 'job'}: {error}. Add it at the end: ... -- python train.py") from error
     return document
 
 
@@ -171,11 +267,46 @@ def _build_gpu_range(minimum: int | None, maximum: int | None) -> dict[str, int]
     return {field: value for field, value in options.items() if value is not None} or None
 
 
-def _split_command(command: str | None) -> list[str] | None:
+def _read_command(command: str | None, words: list[str] | None) -> list[str] | None:
     if command is None:
-        return None
+        return words or None
+    if words:
+        raise_input_error(f"--command: cannot be combined with the words {shlex.join(words)!r:.60}. Use one of them.")
     with input_errors_from("--command"):
         return shlex.split(command)
+
+
+def _read_environment(file: str | None, items: list[str] | None) -> dict[str, str] | None:
+    if file is None and not items:
+        return None
+    return {**(read_env_file(file) if file else {}), **dict(_parse_env(item) for item in items or ())}
+
+
+@contextmanager
+def _packed_directory(folder: Path | None) -> Iterator[PackedDirectory | None]:
+    """Pack the working directory into a temporary file during the block."""
+    if folder is None:
+        yield None
+        return
+    from cli.working_directory import pack_directory
+
+    bytes_max = parse_count(LIMIT_VARIABLE, os.environ.get(LIMIT_VARIABLE, str(ARCHIVE_BYTES_MAX)), maximum=2**40)
+    with TemporaryDirectory(prefix="ebbtide-") as place:
+        yield pack_directory(folder, Path(place) / "workdir.tar.gz", bytes_max=bytes_max)
+
+
+def _upload(client: Client, packed: PackedDirectory) -> None:
+    """Upload the working directory unless the service has it. Shows progress on a terminal."""
+    from rich.progress import Progress
+
+    if client.has_archive(packed.digest):
+        return
+    console = make_console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("uploading", total=packed.bytes)
+        client.upload_archive(
+            packed.digest, packed.file, on_sent=lambda sent: progress.update(task, completed=float(sent))
+        )
 
 
 def _parse_env(item: str) -> tuple[str, str]:

@@ -157,7 +157,7 @@ def _pick_job(random: Random) -> str:
 
 
 def _submission(random: Random) -> bytes:
-    body = json.dumps({"name": BRIEF, "gpus": {"min": 1, "max": 1}, "steps": 10}).encode()
+    body = json.dumps({"name": BRIEF, "gpus": {"min": 1, "max": 1}, "steps": 10, "command": ["true"]}).encode()
     key = f"{time.monotonic_ns()}-{random.getrandbits(64):x}"
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

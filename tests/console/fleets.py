@@ -61,10 +61,8 @@ def create_fleet(site: ConsoleSite, token: str = "") -> dict[str, str]:
             {"name": "reward-model", "queue": "products", "gpus": {"min": 8, "max": 24}},
             {"name": "embedder", "queue": "default", "gpus": {"min": 4, "max": 8}},
         ]
-        return {
-            str(job["name"]): str(client.submit({"steps": 400_000, "onResize": "checkpoint", **job})["id"])
-            for job in jobs
-        }
+        usual = {"steps": 400_000, "command": ["true"], "onResize": "checkpoint"}
+        return {str(job["name"]): str(client.submit({**usual, **job})["id"]) for job in jobs}
 
 
 def simulate_history(site: ConsoleSite, hours: float) -> None:

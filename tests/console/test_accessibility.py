@@ -22,7 +22,9 @@ def test_pages_have_no_serious_accessibility_violation(
     fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str
 ) -> None:
     with fleet.client() as client:
-        waiting = client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})["id"]
+        waiting = client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10, "command": ["true"]})[
+            "id"
+        ]
     fleet.demand("inference", 20.0)
     fleet.ticks(4, every_s=100.0)
     fleet.demand("inference", 50.0)

@@ -26,7 +26,9 @@ def test_running_job_shows_each_stage_of_its_plan(fleet: ConsoleSite, opened: Op
 
 def test_pending_job_shows_its_reason(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
-        waiting = str(client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})["id"])
+        waiting = str(
+            client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10, "command": ["true"]})["id"]
+        )
     fleet.tick()
     page = _job_page(fleet, opened, waiting)
     why = page.get_by_role("region", name="Why it is pending")
@@ -100,7 +102,7 @@ def test_job_list_filters_and_updates_live(fleet: ConsoleSite, opened: Opener) -
     page.get_by_role("button", name="Filter").click()
     expect(rows).to_have_count(2)
     with fleet.client() as client:
-        client.submit({"name": "late", "queue": "products", "gpus": {"min": 1, "max": 1}})
+        client.submit({"name": "late", "queue": "products", "gpus": {"min": 1, "max": 1}, "command": ["true"]})
     fleet.tick()
     expect(rows).to_have_count(3)
     page.get_by_label("State").select_option("failed")

@@ -117,7 +117,7 @@ def test_plan_request_is_shared_by_url(site: ConsoleSite, opened: Opener) -> Non
 
 def test_overview_shows_the_reason_of_each_pending_job(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
-        client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})
+        client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10, "command": ["true"]})
     fleet.tick()
     waiting = opened(fleet.url).get_by_role("list", name="Longest pending jobs")
     expect(waiting).to_contain_text("96 GPUs")

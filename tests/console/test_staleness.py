@@ -144,7 +144,7 @@ def test_temporary_failure_is_shown_once_and_cleared(fleet: ConsoleSite, opened:
 @pytest.mark.full
 def test_unavailable_reasons_are_reported_once(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
-        client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})
+        client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10, "command": ["true"]})
     fleet.tick()
     page = opened("about:blank", expects=("503",))
     answer = {"status": 503, "content_type": "application/problem+json", "body": UNAVAILABLE}

@@ -34,7 +34,7 @@ START_S = 1_790_000_000.0
 class InProcessService:
     """A service in this process. Its controller ticks on demand, and workers start immediately."""
 
-    def __init__(self, store: ApiStore | None = None) -> None:
+    def __init__(self, store: ApiStore | None = None, **settings: Any) -> None:
         self.store: ApiStore = store or MemoryStore()
         self.executor = RecordingExecutor()
         self.clock = ManualClock(START_S)
@@ -42,7 +42,7 @@ class InProcessService:
         self.lease = self.store.acquire_lease("tests", now_s=START_S, ttl_s=1e9)
         self.app = create_app(
             self.store,
-            Settings(auth="off", allowed_hosts="ebbtide.test"),
+            Settings(auth="off", allowed_hosts="ebbtide.test", **settings),
             clock=self.clock,
             policies=self.policies,
             lease=lambda: self.lease,
@@ -89,9 +89,9 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> InProcessService:
+def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InProcessService:
     """A service that every command of the test talks to."""
-    service = InProcessService()
+    service = InProcessService(archive_dir=tmp_path / "archives")
     monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(service.app)))
     return service
 

@@ -34,7 +34,7 @@ def test_commands_and_options_are_completed() -> None:
 
 def test_names_of_the_service_are_completed(fleet: Any) -> None:
     with fleet.client() as client:
-        job = client.submit({"name": "train", "gpus": {"min": 1, "max": 1}})
+        job = client.submit({"name": "train", "gpus": {"min": 1, "max": 1}, "command": ["true"]})
     assert completions("explain tr") == [job["id"]]
     assert completions("cordon i") == ["i0", "i1"]
     assert completions("nodes list --pool s") == ["serving"]

@@ -21,7 +21,7 @@ Run = Callable[..., Result]
 
 def submit_job(ask: Ask, name: str, *options: str) -> str:
     """Submit a job with 2 to 4 GPUs and return its ID."""
-    job_id: str = ask("submit", "--name", name, "--min", "2", "--max", "4", *options)["id"]
+    job_id: str = ask("submit", "--name", name, "--min", "2", "--max", "4", "--command", "true", *options)["id"]
     return job_id
 
 
@@ -126,7 +126,7 @@ def test_options_override_the_job_file(ask: Ask, fleet: Any, tmp_path: Path) -> 
 def test_lengths_are_read_from_a_file(ask: Ask, run: Run, fleet: Any, tmp_path: Path) -> None:
     file = tmp_path / "lengths.txt"
     file.write_text("512\n64\n512\n")
-    words = ("submit", "--name", "varied", "--min", "1", "--model", "gpt2", "--global-batch", "8")
+    words = ("submit", "--name", "varied", "--min", "1", "--model", "gpt2", "--global-batch", "8", "--command", "true")
     spec = ask("describe", ask(*words, "--lengths", str(file))["id"])["spec"]
     assert spec["lengths"] == {"64": 1, "512": 2}
     file.write_text("512\nlong\n")
@@ -136,18 +136,20 @@ def test_lengths_are_read_from_a_file(ask: Ask, run: Run, fleet: Any, tmp_path: 
 
 
 def test_job_is_read_from_stdin(run: Run, fleet: Any) -> None:
-    result = run("submit", "-f", "-", "-o", "json", stdin='{"name": "piped", "gpus": {"min": 1, "max": 1}}')
+    result = run(
+        "submit", "-f", "-", "-o", "json", stdin='{"name": "piped", "gpus": {"min": 1, "max": 1}, "command": ["true"]}'
+    )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["name"] == "piped"
 
 
 def test_quiet_prints_the_job_id_only(run: Run, fleet: Any) -> None:
-    document = run("submit", "--name", "train", "--min", "1", "--quiet").stdout
+    document = run("submit", "--name", "train", "--min", "1", "--quiet", "true").stdout
     assert run("describe", document.strip(), "-o", "json").exit_code == 0
 
 
 def test_min_without_max_is_inelastic(ask: Ask, fleet: Any) -> None:
-    assert ask("submit", "--name", "rigid", "--min", "3")["gpus"]["max"] == 3
+    assert ask("submit", "--name", "rigid", "--min", "3", "--command", "true")["gpus"]["max"] == 3
 
 
 def test_dry_run_changes_nothing(ask: Ask, run: Run, fleet: Any) -> None:
@@ -185,7 +187,7 @@ def test_wait_fails_unless_the_job_succeeds(run: Run, fleet: Any, monkeypatch: p
             fleet.client().cancel(decision.job_id)
 
     monkeypatch.setattr("cli.commands.submit.time.sleep", time_passes)
-    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
+    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json", "true")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["state"] == "cancelled"
     assert "starting" in result.stderr
@@ -205,7 +207,7 @@ def test_history_shows_states_and_allocations(run: Run, ask: Ask, fleet: Any) ->
 def test_explain_shows_numbers_of_a_pending_job(run: Run, ask: Ask, fleet: Any) -> None:
     first = submit_job(ask, "first", "--steps", "100000")
     fleet.tick()
-    second = ask("submit", "--name", "second", "--min", "4")["id"]
+    second = ask("submit", "--name", "second", "--min", "4", "--command", "true")["id"]
     fleet.tick()
     document = run("explain", second).stdout
     assert f"{second} is queued" in document
@@ -354,7 +356,7 @@ def test_watch_refreshes_until_interrupted(run: Run, fleet: Any, monkeypatch: py
 def test_downloaded_snapshot_can_be_replayed(run: Run, ask: Ask, fleet: Any, tmp_path: Path) -> None:
     job_id = submit_job(ask, "train")
     fleet.tick()
-    second = ask("submit", "--name", "second", "--min", "4")["id"]
+    second = ask("submit", "--name", "second", "--min", "4", "--command", "true")["id"]
     fleet.tick()
     path = tmp_path / "snapshot.json"
     assert run("snapshot", "--to", str(path)).exit_code == 0

@@ -21,7 +21,7 @@ REFUSED = [
     (("pools", "create", "serving", "--kind", "training"), "kind"),
     (("pools", "delete", "serving"), "i0"),
     (("ps", "--state", "asleep"), 'state: got "asleep"'),
-    (("submit", "--name", "x", "--min", "1", "--model", "gpt9", "--global-batch", "8"), "gpt9"),
+    (("submit", "--name", "x", "--min", "1", "--model", "gpt9", "--global-batch", "8", "true"), "gpt9"),
 ]
 
 

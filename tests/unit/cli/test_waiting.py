@@ -35,7 +35,7 @@ def outage(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def test_wait_survives_a_short_outage(run: Run, outage: dict[str, int]) -> None:
     outage["away"] = 8
-    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
+    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json", "true")
     assert json.loads(result.stdout)["state"] == "cancelled", result.stderr
     assert result.stderr.count("gone; retrying") == 1
 
@@ -43,6 +43,6 @@ def test_wait_survives_a_short_outage(run: Run, outage: dict[str, int]) -> None:
 def test_wait_fails_after_a_long_outage(run: Run, outage: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.output.RETRY_TIMEOUT_S", 0.0)
     outage["away"] = 8
-    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
+    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json", "true")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "gone (start a service" in result.stderr
