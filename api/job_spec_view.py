@@ -90,11 +90,7 @@ class JobSpecView(TypedDict):
         Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
     ]
     env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
-    checkpoint: NotRequired[
-        Annotated[
-            CheckpointSpecView, Field(description="Location, interval and number of checkpoints. Absent: not declared.")
-        ]
-    ]
+    checkpoint: Annotated[CheckpointSpecView, Field(description="Location, interval and number of checkpoints.")]
     onResize: NotRequired[
         Annotated[OnResize, Field(description="What a resize does to the job. Absent: see `resize_mode` of the job.")]
     ]

@@ -273,7 +273,7 @@ def plan_view(plan: ParallelPlan) -> PlanView:
 
 def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanView:
     inspection = _inspect_plan(job, snapshot, plan)
-    figures = {"is_estimated": not job.progress.is_reported, "inspection": asdict(inspection) if inspection else None}
+    figures = {"is_estimated": not job.has_reported, "inspection": asdict(inspection) if inspection else None}
     return cast("JobPlanView", {**plan_to_json(plan), **figures})
 
 

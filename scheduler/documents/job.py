@@ -423,7 +423,13 @@ def _to_program(document: JobDocument) -> Program:
 
 
 def _derive_on_resize(checkpoint: CheckpointDocument) -> OnResize | None:
-    return OnResize.CHECKPOINT if checkpoint.model_fields_set else None
+    """Return CHECKPOINT if the document declares checkpoints.
+
+    A copy of a job that declares none has all defaults filled in, which is no declaration.
+    """
+    given = checkpoint.model_fields_set
+    is_filled_in = given >= {"dir", "interval", "keep"} and to_checkpoint_spec(checkpoint) == DEFAULT_CHECKPOINT
+    return OnResize.CHECKPOINT if given and not is_filled_in else None
 
 
 def _canonical_json(document: dict[str, Any] | None) -> str:
@@ -452,11 +458,7 @@ def require_command(spec: JobSpec) -> None:
 
 
 def to_job_document(spec: JobSpec) -> dict[str, Any]:
-    """Return the document of `spec`, in plain JSON values, without unset options.
-
-    It has no `checkpoint` if `spec` declares none, because a job that declares one can be resized.
-    """
-    declares_checkpoint = spec.on_resize is not None or spec.checkpoint != DEFAULT_CHECKPOINT
+    """Return the document of `spec`, in plain JSON values, without unset options."""
     document = {
         "name": spec.name,
         "gpus": {"min": spec.min_gpus, "max": spec.max_gpus, **({} if spec.mixes_gpu_models else {"mix": "never"})},
@@ -479,7 +481,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "venv": spec.program.venv or None,
         "image": spec.image or None,
         "env": dict(spec.env),
-        "checkpoint": to_checkpoint_document(spec.checkpoint) if declares_checkpoint else None,
+        "checkpoint": to_checkpoint_document(spec.checkpoint),
         "onResize": None if spec.on_resize is None else spec.on_resize.value,
         "fungible": spec.fungible,
         "speeds": dict(spec.speeds) or None,

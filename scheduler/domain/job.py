@@ -229,7 +229,7 @@ class Job:
         """What a resize does to the job: as declared, else CHECKPOINT if it declares checkpoints or has reported."""
         if self.spec.on_resize is not None:
             return self.spec.on_resize
-        can_resume = self.progress.is_reported or self.spec.checkpoint != DEFAULT_CHECKPOINT
+        can_resume = self.has_reported or self.spec.checkpoint != DEFAULT_CHECKPOINT
         return OnResize.CHECKPOINT if can_resume else OnResize.NEVER
 
     @property
@@ -237,9 +237,14 @@ class Job:
         return self.resize_mode is not OnResize.NEVER
 
     @property
+    def has_reported(self) -> bool:
+        """Whether its workers ever reported progress. Records of older versions show it only by their samples."""
+        return self.progress.is_reported or self.sampled is not None
+
+    @property
     def has_known_steps(self) -> bool:
         """Whether `progress.steps` is a fact: the job has reported progress, or has never started."""
-        return self.progress.is_reported or self.account.first_started_at_s is None
+        return self.has_reported or self.account.first_started_at_s is None
 
     @property
     def is_fixed(self) -> bool:

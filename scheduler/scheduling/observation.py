@@ -232,7 +232,7 @@ def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
         job = replace(job, failure=replace(job.failure, ran_s=None))  # the next failure is not in a row with this one
         snapshot.put_job(job)
     settled = job.advance_to(snapshot.now_s)
-    is_reported = settled.progress.is_reported or run.steps is not None
+    is_reported = settled.has_reported or run.steps is not None
     kept = run.checkpoint_steps if run.checkpoint_steps is not None else settled.progress.checkpoint_steps
     reached = settled.progress.steps if run.steps is None else run.steps
     is_current = job.is_placed and run.generation == job.allocation.generation

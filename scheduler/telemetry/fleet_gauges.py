@@ -139,7 +139,7 @@ class FleetGauges:
         yield _build_job_gauge(
             "ebbtide_job_steps",
             "Optimizer steps that a running job has done, extrapolated to now.",
-            {job.id: job.steps_at(snapshot.now_s) for job in running if job.progress.is_reported},
+            {job.id: job.steps_at(snapshot.now_s) for job in running if job.has_reported},
         )
         yield _build_job_gauge(
             "ebbtide_job_loss", "Last reported loss of a running job.", {job.id: job.progress.loss for job in running}

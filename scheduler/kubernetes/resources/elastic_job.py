@@ -100,7 +100,7 @@ def build_elastic_job_spec(job: Job) -> dict[str, Any]:
     document.pop("namespace", None)
     for holder, name in (
         *((document, name) for name in _DURATION_FIELDS if name in document),
-        *((document[name], "interval") for name in ("checkpoint",) if name in document),
+        (document["checkpoint"], "interval"),
     ):
         holder[name] = _format_duration(holder[name])
     return {**document, "suspend": job.intent is Intent.SUSPEND}
