@@ -23,6 +23,8 @@ from api.http.dependencies import (
 from api.http.errors import ProblemError, raise_invalid_field, raise_not_found
 from api.identity.authorization import SUBMITTER, Caller, RouteRule, requires
 from api.identity.principals import Principal, Role
+from scheduler.documents.job import ArchiveDigest
+from scheduler.domain.program import DIGEST_FORM
 from scheduler.store.archives import ArchiveUpload, DigestMismatchError
 
 MEDIA_TYPE = "application/gzip"
@@ -34,13 +36,7 @@ _BINARY = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 
 router = create_router("jobs")
 
-DigestPath = Annotated[
-    str,
-    Path(
-        pattern=r"^sha256:[0-9a-f]{64}$",
-        description="SHA-256 digest of the archive's bytes: `sha256:` and 64 hexadecimal digits.",
-    ),
-]
+DigestPath = Annotated[ArchiveDigest, Path(description=f"Digest of the archive's bytes: {DIGEST_FORM}.")]
 
 
 class ArchiveView(TypedDict):
@@ -74,7 +70,7 @@ async def upload_archive(digest: DigestPath, request: Request, service: ServiceD
     return JSONResponse(view, 201 if is_new else 200, headers={"Location": f"/v1/archives/{digest}"})
 
 
-@router.head("/archives/{digest}", status_code=200)
+@router.head("/archives/{digest}", response_class=Response)
 @requires(SUBMITTER)
 def check_archive(digest: DigestPath, service: ServiceDep, _: PrincipalDep) -> Response:
     """Say whether an archive is stored: 200 or 404. A stored one is kept for another retention period."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from api.http.dependencies import Service
@@ -26,7 +27,11 @@ class SeededService:
         migrate(f"sqlite:///{self._seed}")
         store = SqlStore(f"sqlite:///{self._seed}")
         self.service = made = AuthenticatedService(
-            store, rate_per_s=1e6, rate_burst=1_000_000, webhook_hosts="hooks.example.com"
+            store,
+            rate_per_s=1e6,
+            rate_burst=1_000_000,
+            webhook_hosts="hooks.example.com",
+            archive_dir=folder / "archives",
         )
         self.authorization = {"Authorization": f"Bearer {made.root}"}
         made.http.headers.update(self.authorization)
@@ -52,12 +57,18 @@ class SeededService:
             "name": ["m0", "inference", "empty", "spare", "t0", "blue", "default"],
             "node": ["t0"],
             "token_id": [made.made("/v1/tokens", {"name": "ci", "grants": ["viewer"]})["id"]],
+            "digest": [self._upload(b"archive")],
             **self._background(),
             **self._machines(),
         }
         del made.http.headers["Authorization"]
         store.close()
         self._store = SqlStore(f"sqlite:///{self._seed}")
+
+    def _upload(self, archive: bytes) -> str:
+        digest = f"sha256:{sha256(archive).hexdigest()}"
+        assert self.service.http.put(f"/v1/archives/{digest}", content=archive).status_code == 201
+        return digest
 
     def _background(self) -> dict[str, list[str]]:
         made = self.service

@@ -124,11 +124,14 @@ def test_a_revoked_or_expired_token_is_refused(guarded: AuthenticatedService, pr
 def test_worker_and_agent_tokens_are_refused_on_user_routes(
     guarded: AuthenticatedService, problem: Problem, route: str
 ) -> None:
-    for token in (issue_worker_token(SECRET, "any", 1), issue_agent_token(SECRET, "any")):
-        detail = problem(call(guarded, route, headers=bearer(token)), 403)["detail"]
-        assert Caller.AGENTS in ROUTE_RULES[route].or_callers or "can only report on its own job" in detail
-    for token in (MACHINE_CREDENTIAL_PREFIX + "x", JOIN_TOKEN_PREFIX + "x"):
-        problem(call(guarded, route, headers=bearer(token)), 403)
+    tokens = {Caller.WORKERS: issue_worker_token(SECRET, "any", 1), Caller.AGENTS: issue_agent_token(SECRET, "any")}
+    for caller, token in tokens.items():
+        if caller not in ROUTE_RULES[route].or_callers:
+            detail = problem(call(guarded, route, headers=bearer(token)), 403)["detail"]
+            assert "can only report on its own job" in detail
+    for caller, prefix in ((Caller.MACHINES, MACHINE_CREDENTIAL_PREFIX), (Caller.JOINING_MACHINES, JOIN_TOKEN_PREFIX)):
+        is_known_kind = caller in ROUTE_RULES[route].or_callers
+        problem(call(guarded, route, headers=bearer(prefix + "x")), 401 if is_known_kind else 403)
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if ROUTE_RULES[route].caller in TOKENS])
