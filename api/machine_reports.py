@@ -39,7 +39,7 @@ POLL_S = 0.1
 """Pause of the agent between a reply and its next report. The reply itself waits until there is something to do."""
 STEADY_RECHECK_S, CHANGING_RECHECK_S = 1.0, 0.2
 """Pause between two looks at what a machine with runs has to do: while they go on, and while one starts or ends."""
-_WATCH_PERIOD_S = 0.1
+_WATCH_PERIOD_S = 0.2
 WAIT_S_MAX = 60.0
 RUNS_MAX = 512
 

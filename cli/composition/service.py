@@ -15,11 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from scheduler.domain.tick_report import TickReport
+from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.executor import Executor
 from scheduler.executors.local_executor import LocalExecutor
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.local_run import RunTimeouts
 from scheduler.executors.log_files import LogLimits
+from scheduler.executors.run_ledger import RunLedger
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
@@ -79,6 +81,17 @@ def build_local_controller(
         may_lead=executor.may_lead,
         at=at,
     )
+
+
+def build_agent_controller(settings: Settings, store: SqlStore) -> Controller:
+    """Build a controller whose jobs run on machines with node agents, without starting it."""
+    clock = RealClock(store.load().snapshot.now_s)
+    ledger = RunLedger(store.run_log, epoch=lambda: controller.epoch)
+    executor = AgentExecutor(ledger, store.machines, now=clock.now_s, disconnect_s=settings.disconnect_s)
+    controller = assemble_controller(
+        settings, store, executor, clock, holder=make_holder_id(), has_news=executor.has_pending_changes
+    )
+    return controller
 
 
 def assemble_controller(
@@ -172,7 +185,8 @@ def run_controller(settings: Settings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
     try:
-        controller, stop = build_local_controller(settings, store), install_stop_signal()
+        build = build_local_controller if settings.executor == "local" else build_agent_controller
+        controller, stop = build(settings, store), install_stop_signal()
         root = RunRoot(settings.run_dir)
         with build_retention(settings, store, epoch=lambda: controller.epoch, root=root).run_in_background(stop):
             controller.run(stop)

@@ -32,6 +32,8 @@ UNREACHABLE_S = 30.0
 CONTACT_MARGIN_S = 12.0
 """Delay of recorded contacts behind real ones, and the time that the end of ranks takes."""
 
+TRANSITION_PERIOD_S = 0.2
+"""Time between two observations while a job starts or changes its GPUs."""
 _AGENT_ID_LENGTH = 16
 _STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 
@@ -55,6 +57,7 @@ class AgentExecutor:
         self._lost_after_s = disconnect_s + CONTACT_MARGIN_S
         self._desired = Snapshot()
         self._converged_generation = 0
+        self._observed_at_s = float("-inf")
 
     def observe(self) -> Observation:
         """Observe runs and nodes. Also records ended runs and kill orders, where agents read them.
@@ -65,6 +68,7 @@ class AgentExecutor:
             FencedError: a newer leader has written.
         """
         now_s, machines = self._now(), self._machines.list_machines()
+        self._observed_at_s = now_s
         runs = self._ledger.update_runs(
             lambda begun: find_agents(machines, begun, now_s - self._lost_after_s), self._desired.jobs, now_s
         )
@@ -91,6 +95,13 @@ class AgentExecutor:
         self._begin_generations(desired, begun)
         self._ledger.prune(desired, begun)
         self._converged_generation = desired.generation
+
+    def has_pending_changes(self) -> bool:
+        """Return whether a job starts or changes its GPUs, so that a tick should follow soon."""
+        if self._now() - self._observed_at_s < TRANSITION_PERIOD_S:
+            return False
+        jobs, index = self._desired.jobs, self._desired.index
+        return bool(index.releasing) or any(jobs[job_id].state in _STARTABLE_STATES for job_id in index.unsettled)
 
     def close(self) -> None:
         """Do nothing: agents keep their ranks, so that training continues without a leader."""

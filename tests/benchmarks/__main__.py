@@ -18,7 +18,7 @@ NAMES = (
     *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "lengths", "lengths_trainer"),
     *("freezing", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
-    *("resharding", "shrinks", "replan", "agents", "kubernetes", "front_door", "streams", "takeover"),
+    *("resharding", "shrinks", "replan", "agents", "machine_agents", "kubernetes", "front_door", "streams", "takeover"),
     *("metrics", "console"),
 )
 

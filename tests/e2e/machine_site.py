@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from api.client import Client
 from scheduler.store.schema_migration import migrate
 from tests.loopback import find_free_port
@@ -30,7 +28,7 @@ _POLL_PERIOD_S = 0.05
 class MachineSite:
     """One API, one controller and any number of machines. `shared` is a folder that ranks may write to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, disconnect_s: float) -> None:
         self.folder = folder
         self.shared = folder / "shared"
         self.shared.mkdir()
@@ -39,17 +37,16 @@ class MachineSite:
         self.port = find_free_port()
         self.client = Client(f"http://127.0.0.1:{self.port}")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
-        migrate(url)
+        self.database_url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
+        migrate(self.database_url)
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")} | {
-            "EBBTIDE_DATABASE_URL": url,
+            "EBBTIDE_DATABASE_URL": self.database_url,
             "EBBTIDE_AUTH": "off",
             "EBBTIDE_EXECUTOR": "agents",
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_RUN_DIR": str(folder / "run"),
-            "EBBTIDE_TICK_S_MAX": "0.2",
             "EBBTIDE_LEAVE_GRACE_S": "5",
-            "EBBTIDE_DISCONNECT_S": "4",
+            "EBBTIDE_DISCONNECT_S": str(disconnect_s),
         }
 
     def start(self, name: str, *arguments: str) -> None:
@@ -74,8 +71,7 @@ class MachineSite:
     def join(self, name: str, *, gpus: int, address: str = "127.0.0.1") -> None:
         """Start the agent of a machine with simulated GPUs, and wait until its node is up."""
         token = self.folder / f"{name}.token"
-        created = httpx.post(f"http://127.0.0.1:{self.port}/v1/machines/tokens", json={"pool": "training"})
-        token.write_text(created.raise_for_status().json()["secret"])
+        token.write_text(self.client.create_join_token("training")["secret"])
         options = ("--join", f"http://127.0.0.1:{self.port}", "--token-file", str(token), "--name", name)
         hardware = ("--gpus", str(gpus), "--gpu", "cpu", "--gpu-memory", str(2**30), "--address", address)
         self.start(name, *self.agent_arguments(name), *options, *hardware)
@@ -96,6 +92,9 @@ class MachineSite:
 
     def state(self, job_id: str) -> str:
         return str(self.client.job(job_id)["state"])
+
+    def wait_for_success(self, job_id: str) -> None:
+        self.wait(lambda: self.state(job_id) == "succeeded")
 
     def wait(self, reached: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -127,8 +126,8 @@ def _kill_supervisor(record: Path) -> None:
 
 
 @contextmanager
-def open_site(folder: Path) -> Iterator[MachineSite]:
-    site = MachineSite(folder)
+def open_site(folder: Path, *, disconnect_s: float = 4.0) -> Iterator[MachineSite]:
+    site = MachineSite(folder, disconnect_s=disconnect_s)
     try:
         site.open()
         yield site

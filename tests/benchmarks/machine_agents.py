@@ -1,0 +1,89 @@
+"""Machines with node agents: from submission to the first line, the agent at rest, and agents at rest on one API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import httpx
+import psutil
+
+from api.identity.machine_credentials import generate_credential
+from scheduler.domain.machine import JoinToken, Machine
+from scheduler.store.api_protocol import AuditEntry
+from scheduler.store.sql_store import SqlStore
+from tests.e2e.machine_site import MachineSite, open_site
+
+SUBMISSIONS = 11
+AT_REST_S = 20.0
+AGENTS = (200, 2000)
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    with TemporaryDirectory() as folder, open_site(Path(folder), disconnect_s=120.0) as site:
+        site.join("m1", gpus=2)
+        yield "submission to the first line of a script, warm agent: median, longest", "1.5 s", _measure_starts(site)
+        yield "memory of an agent at rest", "under 80 MiB", f"{_memory_bytes(site, 'm1') / 2**20:.0f} MiB"
+        api = psutil.Process(site.processes["api"].pid)
+        for agents in AGENTS:
+            share = asyncio.run(_measure_rest(site, api, agents))
+            target = "under 5% of a core" if agents == AGENTS[0] else "under one core"
+            yield f"{agents:,} agents at rest on one API process", target, f"{share:.1%} of a core"
+
+
+def _measure_starts(site: MachineSite) -> str:
+    took_s = []
+    for number in range(SUBMISSIONS):
+        first_line = site.shared / f"first-line-{number}"
+        submitted_s = time.time()
+        job_id = site.submit(f"start{number}", ["sh", "-c", f"date +%s.%N > {first_line}"], gpus=1)
+        site.wait_for_success(job_id)
+        took_s.append(float(first_line.read_text()) - submitted_s)
+    return f"{median(took_s):.2f} s, {max(took_s):.2f} s"
+
+
+def _memory_bytes(site: MachineSite, name: str) -> int:
+    return int(psutil.Process(site.processes[name].pid).memory_info().rss)
+
+
+async def _measure_rest(site: MachineSite, api: psutil.Process, agents: int) -> float:
+    """Return the processor time of the API divided by the time, while this many machines wait for something to do."""
+    base = f"http://127.0.0.1:{site.port}"
+    limits = httpx.Limits(max_connections=None)
+    names = _register(site, agents)
+    async with httpx.AsyncClient(base_url=base, limits=limits, timeout=120.0) as client:
+        until_s = time.monotonic() + 2 * AT_REST_S
+        polls = [asyncio.create_task(_poll(client, name, key, until_s)) for name, key in names.items()]
+        await asyncio.sleep(AT_REST_S)
+        before_s, started_s = sum(api.cpu_times()[:2]), time.monotonic()
+        await asyncio.gather(*polls)
+        return float(sum(api.cpu_times()[:2]) - before_s) / (time.monotonic() - started_s)
+
+
+def _register(site: MachineSite, agents: int) -> dict[str, str]:
+    """Store machines directly, because joining is limited by address. Return their credentials by name."""
+    store, now_s = SqlStore(site.database_url), time.time()
+    token = JoinToken(f"bench-{agents}", f"bench-{agents}", "training", agents, now_s, "bench", now_s + 3600.0)
+    audit = AuditEntry(now_s, "bench", "", "JoinMachine", "bench", None, None, "")
+    store.machines.add_token(token, audit)
+    credentials = {}
+    for number in range(agents):
+        name = f"rest{agents}-{number}"
+        digest, credentials[name] = generate_credential()
+        machine = Machine(name, (name,), "training", "cpu", "127.0.0.1", "0.1.0", now_s, digest=digest)
+        store.machines.join(machine, token.id, audit, now_s=now_s)
+    store.close()
+    return credentials
+
+
+async def _poll(client: httpx.AsyncClient, name: str, credential: str, until_s: float) -> None:
+    headers = {"Authorization": f"Bearer {credential}"}
+    while time.monotonic() < until_s:
+        with contextlib.suppress(httpx.TransportError):  # a connection that the server has just closed, as agents do
+            reply = await client.post(f"/v1/machines/{name}/report", json={"runs": [], "wait_s": 20.0}, headers=headers)
+            reply.raise_for_status()
