@@ -101,7 +101,8 @@ def _log_reader(
     context: RequestContext, service: Service, job_id: str, rank: int, generation: int | None
 ) -> JobLogReader:
     job = context.job(job_id)
-    logs = JobLogReader(RunRoot(service.settings.run_dir), job_id, rank, generation=generation)
+    root = RunRoot(service.settings.run_dir)
+    logs = JobLogReader(root, job_id, rank, generation=generation, now=service.clock.now_s)
     if not logs.generations():
         _require_available(job, service, generation)
     return logs
@@ -113,7 +114,8 @@ def _require_available(job: Job, service: Service, generation: int | None) -> No
     Raises:
         ProblemError: 501 if the logs are in the cluster, 404 if they were deleted.
     """
-    if service.agent_state.begun_runs(job.id, service.clock.now_s()):
+    runs = service.agent_state.begun_runs(job.id, service.clock.now_s())
+    if any(run.master is None for run in runs):  # ranks on machines meet at a master
         namespace = job.spec.namespace or service.settings.job_namespace
         command = f"kubectl logs --namespace {namespace} --selector ebbtide.dev/job={job.id} --prefix --tail=-1"
         raise ProblemError(501, "logs-elsewhere", f"job {job.id} runs in pods; the cluster has their logs: {command}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,8 +25,9 @@ from api.streams.server_sent_events import (
     encode_frame,
     redact_events,
 )
-from scheduler.executors.local_records import RunRoot
+from scheduler.executors.local_records import GenerationFolder, RunRoot
 from scheduler.executors.log_files import find_tail_offset, read_lines
+from scheduler.executors.shipped_logs import LAST_OUTPUT_S, is_log_complete, read_run_machines
 from scheduler.store.protocol import Page, Store, UnavailableError
 
 
@@ -91,8 +93,17 @@ def parse_position(text: str) -> LogPosition | None:
 class JobLogReader:
     """Reader of one rank's output in the job's run folder, across generations or of one generation only."""
 
-    def __init__(self, root: RunRoot, job_id: str, rank: int, *, generation: int | None = None) -> None:
+    def __init__(
+        self,
+        root: RunRoot,
+        job_id: str,
+        rank: int,
+        *,
+        generation: int | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._root = root
+        self._now = now
         self._job_id = job_id
         self._rank = rank
         self._generation = generation
@@ -109,7 +120,7 @@ class JobLogReader:
         """Return the position of the last `lines` lines of the newest generation."""
         newest = self.newest_generation()
         folder = self._root.folder(self._job_id, newest)
-        is_over = folder.read_end() is not None
+        is_over = is_log_complete(folder, self._rank)
         return LogPosition(newest, find_tail_offset(folder.log_path(self._rank), lines, is_complete=is_over))
 
     def newest_generation(self) -> int:
@@ -121,10 +132,10 @@ class JobLogReader:
             folder = self._root.folder(self._job_id, position.generation)
             later = [number for number in self.generations() if number > position.generation]
             # Checked before the file is read, so that a complete file is read to its end.
-            is_over = bool(later) or folder.read_end() is not None
+            is_over = self._is_over(folder, later)
             part = read_lines(folder.log_path(self._rank), position.offset, lines_max=lines_max, is_complete=is_over)
             position = LogPosition(position.generation, part.end)
-            if part.lines or part.dropped_bytes or not later:
+            if part.lines or part.dropped_bytes or not later or not is_over:
                 lines = tuple(
                     LogLineView(
                         generation=position.generation,
@@ -138,6 +149,20 @@ class JobLogReader:
                 is_end = is_over and not (lines or part.dropped_bytes or later)
                 return LogBatch(lines, position, part.dropped_bytes, is_end)
             position = LogPosition(later[0])
+
+    def may_lack_output(self, generation: int) -> bool:
+        """Return whether a machine has not sent all output of the rank yet."""
+        folder = self._root.folder(self._job_id, generation)
+        return read_run_machines(folder) is not None and not is_log_complete(folder, self._rank)
+
+    def _is_over(self, folder: GenerationFolder, later: Sequence[int]) -> bool:
+        """Return whether the output in `folder` is complete. Lost machines are not waited for."""
+        if is_log_complete(folder, self._rank):
+            return True
+        if not later or read_run_machines(folder) is None:
+            return bool(later)
+        successor = read_run_machines(self._root.folder(self._job_id, later[0]))
+        return successor is None or self._now() >= successor.begun_at_s + LAST_OUTPUT_S
 
 
 BATCH_LINES = 500
@@ -211,7 +236,7 @@ async def follow_logs(
     streams: StreamRegistry, logs: JobLogReader, position: LogPosition, has_ended: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
     """Yield chunks from `position` on, until the job has ended and all output was read."""
-    timings, quiet_s = streams.timings, 0.0
+    timings, quiet_s, ended_s = streams.timings, 0.0, 0.0
     yield RETRY_FRAME
     while True:
         try:
@@ -222,14 +247,16 @@ async def follow_logs(
         chunk = _encode_log_batch(batch)
         position = batch.position
         if chunk:
-            quiet_s = 0.0
+            quiet_s = ended_s = 0.0
             yield chunk
-        elif has_job_ended and (batch.is_end or not logs.generations()):
+        elif has_job_ended and (batch.is_end or not logs.generations() or ended_s >= LAST_OUTPUT_S):
             yield encode_frame({}, number=position, event="end")
             return
         else:
             await asyncio.sleep(timings.file_poll_s)
             quiet_s += timings.file_poll_s
+            if has_job_ended and logs.may_lack_output(position.generation):
+                ended_s += timings.file_poll_s
             if quiet_s >= timings.heartbeat_s:
                 quiet_s = 0.0
                 yield HEARTBEAT_FRAME

@@ -183,10 +183,14 @@ class RunRoot:
         write_json_atomically(part / "started.json", encode(record), durable=True)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
         part.rename(folder.path)
-        for generation in self.list_generations(record.job_id)[: -self._logs.generations]:
-            for log in self.folder(record.job_id, generation).path.glob("rank-*.log"):
-                log.unlink()
+        self.drop_old_logs(record.job_id)
         return folder
+
+    def drop_old_logs(self, job_id: str) -> None:
+        """Delete the output of ranks of all generations before the newest ones that `logs` keeps."""
+        for generation in self.list_generations(job_id)[: -self._logs.generations]:
+            for log in self.folder(job_id, generation).path.glob("rank-*.log"):
+                log.unlink(missing_ok=True)
 
     def list_generations(self, job_id: str) -> list[int]:
         """Return the generations that have begun, in order."""

@@ -56,6 +56,8 @@ class SeededService:
             "job_id": [self.running, asleep, gone, waiting],
             "name": ["m0", "inference", "empty", "spare", "t0", "blue", "default"],
             "node": ["t0"],
+            "generation": [str(self.generation)],
+            "rank": ["0"],
             "token_id": [made.made("/v1/tokens", {"name": "ci", "grants": ["viewer"]})["id"]],
             "digest": [self._upload(b"archive")],
             **self._background(),
@@ -109,7 +111,7 @@ class SeededService:
                 token = issue_worker_token(SECRET, self.running, self.generation)
             case "report_agent":
                 token = issue_agent_token(SECRET, self.running)
-            case "report_machine":
+            case "report_machine" | "store_rank_output":
                 token = self.credential
             case "join_machine":
                 token = self.join_token
