@@ -22,6 +22,8 @@ from typing import Any
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState
 from scheduler.agent.job_runs import ActiveRun, JobRuns
+from scheduler.agent.log_shipper import LogShipper
+from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.run_document import RunDocument
 from scheduler.worker.control_plane_client import ControlPlaneClient, Reply
@@ -34,6 +36,7 @@ _WAIT_S, _REPLY_TIMEOUT_S = 20.0, 5.0
 """Time that a reply may wait until there is something to do, and that it may take on top."""
 _PREPARATIONS_MAX = 4
 _FINAL_REPORT_TIMEOUT_S = 5.0
+_SHIPPER_TIMEOUT_S = 1.0
 
 Prepare = Callable[[RunDocument], SupervisedRun]
 """Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
@@ -72,6 +75,7 @@ class MachineAgent:
             wake_fd=wake_write_fd,
             timeout_s=_WAIT_S + _REPLY_TIMEOUT_S,
         )
+        self._shipper = LogShipper(identity, AgentFolders(state.root).list_folders())
 
     def serve(self) -> None:
         """Run until SIGTERM. The ranks go on without the agent."""
@@ -82,6 +86,7 @@ class MachineAgent:
             if reply := self._client.take_reply():
                 self._apply_reply(reply)
         self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
+        self._shipper.close(within_s=_SHIPPER_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _wait(self) -> None:
@@ -93,6 +98,8 @@ class MachineAgent:
     def _update(self) -> None:
         for runs in self._jobs.values():
             runs.update()
+            if (active := runs.active) is not None:
+                self._shipper.follow(active.run.folder, active.run.document, has_ended=active.has_ended)
 
     def _send_report(self) -> None:
         """Submit the state of all runs, at once if more than the progress of ranks has changed."""

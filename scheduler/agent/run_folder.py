@@ -14,6 +14,7 @@
                       failure.json            why a rank could not start, by the supervisor
                       loss.json               why the supervisor killed the ranks, by the supervisor
                       rank-<r>.log            output of a rank
+                      shipping.json           how much of each log was sent (see log_shipper)
                       status-<r>.json         status of a rank, written by the rank
                       notice.json             the notice to the ranks, by the agent
                       tmp/                    /tmp of the ranks
