@@ -1,4 +1,4 @@
-"""A rank that writes what it sees: `python reporting_rank.py FOLDER SECONDS`. It needs no package."""
+"""A rank that prints its number and reports what it sees: `reporting_rank.py FOLDER SECONDS`. It needs no package."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def main(folder: Path, seconds: float) -> None:
     seen = {name: os.environ.get(name) for name in NAMES}
     seen |= {"pid": os.getpid(), "uid": os.getuid(), "cwd": str(Path.cwd()), "started_s": time.time()}
     name = f"{os.environ['EBBTIDE_JOB_ID']}-{seen['EBBTIDE_GENERATION']}-{seen['RANK']}"
+    print("rank", seen["RANK"], "of", seen["WORLD_SIZE"])
     write(folder / f"{name}.json", json.dumps(seen))
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s:

@@ -45,11 +45,15 @@ def find_last_sign_of_life(site: MachineSite, job_id: str, generation: int = 1) 
     return max(float(path.read_text()) for path in site.shared.glob(f"{job_id}-{generation}-*.alive"))
 
 
+def list_lines(site: MachineSite, job_id: str, rank: int) -> list[str]:
+    return [line["text"] for line in site.client.logs(job_id, rank=rank)]
+
+
 def test_job_runs_across_two_machines_to_its_end(site: MachineSite) -> None:
     site.join("m1", gpus=2)
     site.join("m2", gpus=2, address="127.0.0.2")
     job_id = submit(site, "both", gpus=4, seconds=1.0)
-    site.wait(lambda: site.state(job_id) == "succeeded")
+    site.wait_for_success(job_id)
     ranks = read_ranks(site, job_id)
     assert sorted(ranks) == [0, 1, 2, 3]
     assert {seen["WORLD_SIZE"] for seen in ranks.values()} == {"4"}
@@ -59,6 +63,9 @@ def test_job_runs_across_two_machines_to_its_end(site: MachineSite) -> None:
     ]  # fmt: skip
     assert len({(seen["MASTER_ADDR"], seen["MASTER_PORT"]) for seen in ranks.values()}) == 1
     assert all(seen["uid"] != 0 for seen in ranks.values())
+    site.wait(
+        lambda: [list_lines(site, job_id, rank) for rank in range(4)] == [[f"rank {rank} of 4"] for rank in range(4)]
+    )
 
 
 @pytest.mark.full
@@ -70,7 +77,7 @@ def test_ranks_outlive_restarts_of_agent_api_and_controller(site: MachineSite) -
         site.stop(name)
         site.start(name, *arguments)
     site.wait(site.client.is_ready)
-    site.wait(lambda: site.state(job_id) == "succeeded")
+    site.wait_for_success(job_id)
     assert find_generations(site, job_id) == {1}
 
 
