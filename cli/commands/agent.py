@@ -25,7 +25,7 @@ AddressOption = Annotated[
 GpusOption = Annotated[int, typer.Option("--gpus", min=0, help="Number of GPUs. 0: the detected ones.")]
 GpuOption = Annotated[str, typer.Option("--gpu", help="GPU profile or product, instead of the detected one.")]
 GpuMemoryOption = Annotated[
-    int, typer.Option("--gpu-memory", min=0, help="Memory of each GPU in bytes. 0: the detected one.")
+    str, typer.Option("--gpu-memory", help="Memory of each GPU, such as 48GiB. Default: the detected one.")
 ]
 CheckpointOption = Annotated[
     list[Path] | None, typer.Option("--checkpoint-path", help="Folder whose reachability is reported. Repeatable.")
@@ -54,7 +54,7 @@ def agent(
     address: AddressOption = "",
     gpus: GpusOption = 0,
     gpu: GpuOption = "",
-    gpu_memory: GpuMemoryOption = 0,
+    gpu_memory: GpuMemoryOption = "",
     checkpoint_path: CheckpointOption = None,
     writable: WritableOption = None,
     hide: HiddenOption = None,
@@ -85,13 +85,26 @@ def agent(
         name=name,
         gpu=gpu,
         address=address,
-        overrides=InventoryOverrides(gpus=gpus, gpu=gpu, gpu_memory_bytes=gpu_memory),
+        overrides=InventoryOverrides(gpus=gpus, gpu=gpu, gpu_memory_bytes=_parse_bytes(gpu_memory)),
         policy=policy,
         hidden=tuple(hide or []),
         checkpoint_paths=tuple(checkpoint_path or []),
     )
-    with input_errors_from("ebbtide agent"):
-        run_agent(options)
+    try:
+        with input_errors_from(""):
+            run_agent(options)
+    except OSError as error:
+        raise InputError(f"--state: {state} cannot be used: {error}") from error
+
+
+def _parse_bytes(text: str) -> int:
+    """Parse a size in bytes or with a unit; 0 for an empty text."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text or "0"))
+    except ValidationError:
+        raise InputError(f"--gpu-memory: {text!r} is not a size. Use a number of bytes, or a unit: 48GiB.") from None
 
 
 def _parse_users(entries: list[str]) -> dict[str, str]:

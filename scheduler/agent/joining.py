@@ -40,8 +40,8 @@ def join(
         address: where ranks on other machines reach this one.
 
     Raises:
-        JoinRefusedError: the token or the machine is not accepted.
-        OSError: the token file cannot be read, or the control plane cannot be reached.
+        JoinRefusedError: the token or the machine is not accepted, the token file cannot be read, or the control plane
+            cannot be reached.
     """
     document = {
         "name": name,
@@ -52,13 +52,22 @@ def join(
         "containment": containment,
         "inventory": encode(inventory),
     }
-    reply = _post(f"{url.rstrip('/')}/v1/machines:join", token_file.read_text(encoding="utf-8").strip(), document)
+    reply = _post(f"{url.rstrip('/')}/v1/machines:join", _read_token(token_file), document)
     return AgentIdentity(
         machine=reply["machine"]["name"],
         nodes=tuple(reply["machine"]["nodes"]),
         url=url.rstrip("/"),
         credential=reply["credential"],
     )
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise JoinRefusedError(
+            f"--token-file: {path} cannot be read: {error.strerror}. Write a token of `ebbtide machines token` to it."
+        ) from None
 
 
 def _post(url: str, token: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,7 +78,11 @@ def _post(url: str, token: str, document: Mapping[str, Any]) -> Mapping[str, Any
             answer: Mapping[str, Any] = json.load(reply)
             return answer
     except urllib.error.HTTPError as error:
-        raise JoinRefusedError(_describe_refusal(error)) from None
+        raise JoinRefusedError(f"--join: {_describe_refusal(error)}") from None
+    except (OSError, ValueError) as error:  # includes URLError, and an answer that is not JSON
+        raise JoinRefusedError(
+            f"--join: {url} cannot be reached: {error}. Check the URL, and that the service runs there."
+        ) from None
 
 
 def _describe_refusal(error: urllib.error.HTTPError) -> str:

@@ -73,7 +73,7 @@ class MachineSite:
         token = self.folder / f"{name}.token"
         token.write_text(self.client.create_join_token("training")["secret"])
         options = ("--join", f"http://127.0.0.1:{self.port}", "--token-file", str(token), "--name", name)
-        hardware = ("--gpus", str(gpus), "--gpu", "cpu", "--gpu-memory", str(2**30), "--address", address)
+        hardware = ("--gpus", str(gpus), "--gpu", "cpu", "--gpu-memory", "1GiB", "--address", address)
         self.start(name, *self.agent_arguments(name), *options, *hardware)
         self.wait(lambda: any(node["name"] == name and node["state"] == "up" for node in self.client.nodes()))
 
