@@ -49,8 +49,12 @@ def test_job_is_submitted_after_an_invalid_field_is_fixed(fleet: ConsoleSite, op
     name.fill("from-the-browser")
     page.get_by_role("button", name="Dry run").click()
     expect(page.get_by_role("region", name="Dry run")).to_be_visible()
-    page.get_by_role("button", name="Submit", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Submit job").click()
+    for command in ("", "python train.py"):  # a dry run needs no command, a submission does
+        page.get_by_label("Command").fill(command)
+        page.get_by_role("button", name="Submit", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Submit job").click()
+        if not command:
+            expect(page.get_by_label("Command")).to_have_attribute("aria-invalid", "true")
     expect(page.get_by_role("heading", name="from-the-browser")).to_be_visible()
     fleet.tick()
     submitted = [job for job in fleet.store.load().snapshot.jobs.values() if job.spec.name == "from-the-browser"]

@@ -10,7 +10,7 @@ import { due } from "../times.js";
 
 const PLANNED = "With a model, the solver finds a parallel plan for any number of GPUs.";
 const ELASTIC = "A maximum above the minimum makes the job elastic.";
-const QUOTING = "Quote words that contain spaces. The command runs without a shell.";
+const QUOTING = "Required, unless the image has one. Quote words that contain spaces. It runs without a shell.";
 const ON_RESIZE = "Jobs that are not resizable keep their GPUs and do not run on lent nodes.";
 const RESIZE_MODES = [
   ["", "Default: by what the job reports"],
