@@ -88,14 +88,18 @@ class _RunLogs:
         return all(log.is_complete for log in self.logs)
 
     def read_chunk(self, log: _RankLog, bytes_max: int) -> _Chunk:
-        """Return the next bytes of a log. Ranks may remove, replace or truncate it: then it has no more, or others."""
+        """Return the next bytes of a log; none if it cannot be read, which is logged once."""
         try:
-            descriptor = self.folder.open_log(log.rank)
+            return self._read(log, bytes_max)
         except (OSError, ValueError) as error:
             if str(error) not in self.logged_errors:
                 self.logged_errors.add(str(error))
-                logger.warning("cannot read output of rank %d: %s", log.rank, error)
-            descriptor = None
+                logger.warning("cannot read output of rank %d in %s: %s", log.rank, self.folder.path, error)
+            return _Chunk(b"", log.position, 0)
+
+    def _read(self, log: _RankLog, bytes_max: int) -> _Chunk:
+        """Read from the position of the log on, or from the front of a log that was truncated."""
+        descriptor = self.folder.open_log(log.rank)
         if descriptor is None:
             return _Chunk(b"", log.position, 0)
         try:
@@ -280,7 +284,7 @@ class LogShipper:
         detail = answer.read().decode("utf-8", "replace")[:500]
         return _Answer(
             answer.status,
-            int(_parse_number(answer.headers[_OFFSET_HEADER])),
+            _parse_number(answer.headers[_OFFSET_HEADER]),
             _parse_number(answer.headers["Retry-After"]),
             detail,
         )
@@ -303,7 +307,6 @@ def _read_logs(folder: RunFolder, document: RunDocument) -> list[_RankLog]:
     return logs
 
 
-def _parse_number(text: str | None) -> float:
-    with suppress(ValueError):
-        return max(0.0, float(text or 0.0))
-    return 0.0
+def _parse_number(text: str | None) -> int:
+    """Return the number in a header; 0 if it is missing or something else."""
+    return int(text) if text is not None and text.isdecimal() else 0
