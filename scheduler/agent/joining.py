@@ -72,8 +72,8 @@ def _read_token(path: Path) -> str:
 
 def _post(url: str, token: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(url, json.dumps(document).encode(), headers, method="POST")
     try:
+        request = urllib.request.Request(url, json.dumps(document).encode(), headers, method="POST")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=ssl.create_default_context()) as reply:
             answer: Mapping[str, Any] = json.load(reply)
             return answer
