@@ -70,7 +70,9 @@ class Settings(BaseSettings):
         description="Database that holds all state, as a SQLAlchemy URL: sqlite:///FILE or postgresql+psycopg://...",
     )
     run_dir: Path = Field(
-        default=Path("var/run"), description="Directory for logs, plans and checkpoints of workers on this machine."
+        default=Path("var/run"),
+        description="Directory for logs, and for plans and checkpoints of workers on this machine. API processes on "
+        "several machines must share it with the controller, which deletes old logs.",
     )
     profiles_dir: Path | None = Field(
         default=None,
