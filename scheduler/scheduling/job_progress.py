@@ -23,8 +23,11 @@ def record_progress(snapshot: MutableSnapshot, report: ReportProgress, at_s: flo
     if job is None or not job.is_placed or report.generation != job.allocation.generation:
         return
     progress = job.progress
-    if job.id not in snapshot.measured_jobs:
-        progress = with_measured_steps(job, progress, report.steps, snapshot.now_s)
+    reported_at_s = min(at_s, snapshot.now_s)
+    if job.id not in snapshot.measured_jobs and reported_at_s >= progress.at_s:
+        progress = with_measured_steps(job, progress, report.steps, reported_at_s)
+    elif not progress.is_reported:
+        progress = replace(progress, is_reported=True)
     if report.loss is not None:
         progress = replace(progress, loss=report.loss)
     if report.samples_per_s is not None:
@@ -33,7 +36,7 @@ def record_progress(snapshot: MutableSnapshot, report: ReportProgress, at_s: flo
         progress = replace(progress, peak_bytes=report.peak_bytes)
     if report.checkpoint_steps is not None and report.checkpoint_steps > progress.checkpoint_steps:
         progress = replace(progress, checkpoint_steps=report.checkpoint_steps, checkpoint_at_s=snapshot.now_s)
-    sampled = _record_sample(snapshot, job, report, min(at_s, snapshot.now_s))
+    sampled = _record_sample(snapshot, job, report, reported_at_s)
     if progress != job.progress or sampled is not job.sampled:
         job = replace(job, progress=progress, sampled=sampled)
         snapshot.put_job(job)
@@ -47,7 +50,10 @@ _DRIFT_S = 5.0
 def with_measured_steps(
     job: Job, progress: Progress, steps: float, now_s: float, *, loss: float | None = None
 ) -> Progress:
-    """Return the progress after a report of `steps`: the same object if the job has reported and has not drifted."""
+    """Return the progress after a report of `steps` at `now_s`.
+
+    The same object is returned if the job has reported before and its extrapolated steps have not drifted.
+    """
     if not progress.is_reported:
         progress = replace(progress, is_reported=True)
     if job.state is not JobState.RUNNING or abs(steps - job.steps_at(now_s)) * job.step_time_s() <= _DRIFT_S:

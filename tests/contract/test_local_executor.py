@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.status_file import OomKillCounter
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.job_records import FrozenLayers
 from scheduler.domain.observation import FailureCause, Observation, RunPhase
 from scheduler.domain.worker_token import issue_worker_token
@@ -244,6 +245,24 @@ def test_start_failure_fails_the_run(
     state = desired(1, replace(job, spec=replace(job.spec, command=command)))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
     assert reason in run.reason
+
+
+@pytest.mark.parametrize(
+    ("command", "fault", "last_words"),
+    [
+        (("python", "no_such_file.py"), PermanentFault.FILE_NOT_FOUND, "No such file or directory"),
+        (("python", "-c", "import no_such_module"), PermanentFault.IMPORT_ERROR, "No module named 'no_such_module'"),
+        (("python", "-c", "raise ValueError('try again')"), None, "ValueError: try again"),
+    ],
+)
+def test_failure_tells_whether_a_retry_can_help(
+    executor: LocalExecutor, tmp_path: Path, command: tuple[str, ...], fault: PermanentFault | None, last_words: str
+) -> None:
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
+    state = desired(1, replace(job, spec=replace(job.spec, command=command)))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
+    assert (run.permanent_fault, run.ran_s is not None) == (fault, True)
+    assert last_words in run.reason
 
 
 def test_silent_script_is_judged_by_its_exit_code(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:

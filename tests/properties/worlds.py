@@ -36,6 +36,9 @@ class World:
         return waiting > sum(node.gpus for node in self.snapshot.nodes.values()) - held
 
 
+_RESIZE_MODES = (OnResize.CHECKPOINT, OnResize.CHECKPOINT, OnResize.RESTART, OnResize.NEVER, None)
+
+
 def a_world(seed: int) -> World:
     """Return the world of a seed. No GPU is held twice, and jobs are on nodes of training only, present or earlier."""
     random = Random(seed)
@@ -49,6 +52,8 @@ def a_world(seed: int) -> World:
     loans = _loans(random, nodes)
     free = {name: list(range(node.gpus)) for name, node in nodes.items() if _usable(node, loans)}
     jobs = [_job(random, f"j{at:02d}", free) for at in range(random.randint(0, 14))]
+    resizing = Random(seed + 1)
+    jobs = [replace(job, spec=replace(job.spec, on_resize=resizing.choice(_RESIZE_MODES))) for job in jobs]
     capacity = sum(n.gpus for n in nodes.values() if n.pool == "inference" and n.state is NodeState.UP)
     demand = random.uniform(0, 1.2 * max(capacity, 1))
     snapshot = Snapshot(
@@ -115,7 +120,6 @@ def _job(random: Random, job_id: str, free: dict[str, list[int]]) -> Job:
         run_time_s_max=random.choice((None, None, 500.0)),
         fungible=random.random() < 0.8,
         gpu=random.choice(("", "", GPU)),
-        on_resize=random.choice((OnResize.CHECKPOINT, OnResize.CHECKPOINT, OnResize.RESTART, OnResize.NEVER, None)),
     )
     allocation = Allocation(generation=random.randint(0, 3))
     if state in HOLDING:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.job import Job
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import (
     AgentReport,
     BegunRun,
@@ -143,6 +144,17 @@ def test_dead_rank_is_blamed_and_others_are_killed() -> None:
     doomed = replace(RUN, doom=first.kill_order)
     then = look(rank(0, "failed", 1, reason="peer"), rank(1, "running", -signal.SIGSEGV), run=doomed)
     assert (then.run.phase, then.run.reason) == (RunPhase.FAILED, "rank 1 was killed by SIGSEGV: oh")
+
+
+def test_end_of_a_failed_run_tells_whether_a_retry_can_help() -> None:
+    dead = RankReport(0, 1, tail="File train.py | ModuleNotFoundError: No module named 'apex'")
+    seen = look(dead, RankReport(1, KILLED))
+    assert (seen.run.phase, seen.run.permanent_fault, seen.run.ran_s) == (
+        RunPhase.FAILED,
+        PermanentFault.IMPORT_ERROR,
+        60.0,
+    )
+    assert look(dead, RankReport(1)).run.permanent_fault is None, "it has not ended"
 
 
 def test_failed_rank_has_time_to_exit() -> None:

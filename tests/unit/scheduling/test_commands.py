@@ -156,6 +156,8 @@ def test_progress_of_another_generation_is_ignored() -> None:
     job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
     snapshot = a_snapshot(FLEET, [job])
     assert told(snapshot, ReportProgress("j", 0, 10.0, 1.5, 8.0)).snapshot == snapshot
+    assert not snapshot.jobs["j"].has_reported
+    assert told(snapshot, ReportProgress("j", 1, 10.0)).snapshot.jobs["j"].has_reported
     progress = told(snapshot, ReportProgress("j", 1, 10.0, 1.5, 8.0)).snapshot.jobs["j"].progress
     assert (progress.loss, progress.checkpoint_steps) == (1.5, 8.0)
 
