@@ -47,8 +47,12 @@ RUNS_MAX = 512
 class RunReportDocument(Document):
     """The runs of one job on one node of the machine."""
 
-    job_id: Annotated[str, Field(min_length=1, max_length=200)] = Field(description="Job that the ranks belong to.")
-    node: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Node that they run on.")
+    job_id: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        description="Id of the job whose ranks these are."
+    )
+    node: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="One of the machine's nodes, where the ranks run."
+    )
     generation: StepNumber = Field(description="Run of the job that has started last. 0: none.")
     ranks: Annotated[list[RankReportDocument], Field(max_length=RANKS_MAX)] = Field(
         default=[], description="One entry per process of that run on the node. Empty: nothing started."
@@ -89,8 +93,8 @@ class MasterView(TypedDict):
 class RunOrderView(TypedDict):
     """What the agent has to do about the runs of one job on one node."""
 
-    job_id: Annotated[str, Field(description="Job that the order is for.")]
-    node: Annotated[str, Field(description="Node of the machine that the order is for.")]
+    job_id: Annotated[str, Field(description="Id of the job whose ranks the agent starts or ends.")]
+    node: Annotated[str, Field(description="One of the machine's nodes, where these ranks run.")]
     generation: Annotated[
         int,
         Field(description="Newest run that is wanted on the node. The agent discards another prepared run. 0: none."),

@@ -121,9 +121,7 @@ class NodeView(TypedDict):
     gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
     gpus: Annotated[int, Field(description="Number of GPUs that the host has.")]
     gpu_memory_bytes: Annotated[int, Field(description="Memory of one of them, in bytes.")]
-    estimated: Annotated[
-        bool, Field(description="Whether the GPU profile was estimated from what a machine reported.")
-    ]
+    estimated: Annotated[bool, Field(description="Whether the GPU profile was estimated from what a machine reported.")]
     state: Annotated[NodeState, Field(description="`up`, or `down` if the executor no longer sees it.")]
     cordoned: Annotated[bool, Field(description="Whether nothing new is scheduled on it. Running jobs stay.")]
     draining: Annotated[bool, Field(description="Whether its jobs are moved away, too.")]

@@ -66,12 +66,12 @@ def pack_directory(folder: Path, target: Path, *, bytes_max: int = ARCHIVE_BYTES
             for name, path in _list_entries(folder, _read_patterns(folder)):
                 entry = _describe_entry(name, path)
                 unpacked, entries = unpacked + entry.size, entries + 1
-                _check_limits(folder, name, unpacked, entries, raw.tell(), bytes_max)
+                _check_limits(folder, name, unpacked=unpacked, entries=entries, packed=raw.tell(), bytes_max=bytes_max)
                 _add_entry(tar, entry, path)
     except OSError as error:
         raise InputError(f"--workdir: {error.filename or folder}: {error.strerror}") from error
     size = target.stat().st_size
-    _check_limits(folder, "", unpacked, entries, size, bytes_max)
+    _check_limits(folder, "", unpacked=unpacked, entries=entries, packed=size, bytes_max=bytes_max)
     with target.open("rb") as file:
         digest = file_digest(file, "sha256").hexdigest()
     return PackedDirectory(target, f"sha256:{digest}", size, entries)
@@ -134,7 +134,7 @@ def _add_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None
             raise InputError(f"--workdir: {path} became shorter while it was read. Submit again.") from None
 
 
-def _check_limits(folder: Path, name: str, unpacked: int, entries: int, packed: int, bytes_max: int) -> None:
+def _check_limits(folder: Path, name: str, *, unpacked: int, entries: int, packed: int, bytes_max: int) -> None:
     remedy = f"Exclude data and results in {folder / IGNORE_FILE}, or pass an absolute path to them"
     where = f" at {name}" if name else ""
     if entries > ARCHIVE_ENTRIES_MAX:

@@ -47,6 +47,7 @@ RequireOption = Annotated[
 
 
 def agent(
+    *,
     state: StateOption = _DEFAULT_STATE,
     join: JoinOption = "",
     token_file: TokenOption = None,

@@ -140,10 +140,7 @@ def find_agents(machines: Iterable[Machine], begun: Iterable[BegunRun], since_s:
     Ranks of other machines have ended.
     """
     by_node = {
-        node: agent_id(machine)
-        for machine in machines
-        if last_contact_s(machine) > since_s
-        for node in machine.nodes
+        node: agent_id(machine) for machine in machines if last_contact_s(machine) > since_s for node in machine.nodes
     }
     return {(run.job_id, node): by_node[node] for run in begun for node in run.gpus if node in by_node}
 

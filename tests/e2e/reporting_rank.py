@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> None:
 
 
 def main(folder: Path, seconds: float) -> None:
-    seen = {name: os.environ.get(name) for name in NAMES}
+    seen: dict[str, object] = {name: os.environ.get(name) for name in NAMES}
     seen |= {"pid": os.getpid(), "uid": os.getuid(), "cwd": str(Path.cwd()), "started_s": time.time()}
     name = f"{os.environ['EBBTIDE_JOB_ID']}-{seen['EBBTIDE_GENERATION']}-{seen['RANK']}"
     print("rank", seen["RANK"], "of", seen["WORLD_SIZE"])

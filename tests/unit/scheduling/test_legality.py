@@ -40,7 +40,10 @@ NOW_S = 100.0
 
 
 def world() -> Snapshot:
-    """t0: running jobs on 0-1 and 6. t1: down, with a job on 7. h0: another model. i0: lent. i1: recalled, used. i2: not lent. Limit: 5."""
+    """t0: running jobs on 0-1 and 6. t1: down, with a job on 7. h0: another model. i0: lent. i1: recalled, used.
+
+    i2: not lent. Limit: 5.
+    """
     pools, nodes = a_fleet(training=2, inference=3)
     nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
     jobs = [
