@@ -198,7 +198,8 @@ def _use(port: int, random: Random, number: int, accepted: Accepted, over: threa
 
 def _document(name: str, queue: str) -> dict[str, object]:
     steps = 10 if name.startswith(BRIEF) else 10**9
-    return {"name": name, "queue": queue, "gpus": {"min": 1, "max": 1}, "steps": steps, "command": ["true"]}
+    job = {"name": name, "queue": queue, "gpus": {"min": 1, "max": 1}, "steps": steps, "command": ["true"]}
+    return {**job, "onResize": "checkpoint"}
 
 
 def _answer(ask: Callable[[], httpx.Response]) -> httpx.Response:
