@@ -210,7 +210,8 @@ def _explain_no_mix(snapshot: Snapshot, job: Job, gpu: str) -> str:
     if not solved:
         return "no plan for such a mix is solved"
     gain = "" if min(solved) >= now_s else "; the next full pass weighs this against the price of the move"
-    return f"a step would take {min(solved):.3g} s, now {now_s:.3g} s{gain}"
+    known = "" if job.has_reported else " (estimated)"
+    return f"a step would take {min(solved):.3g} s, now {now_s:.3g} s{known}{gain}"
 
 
 def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:

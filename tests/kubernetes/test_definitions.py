@@ -92,6 +92,7 @@ def test_valid_jobs_are_accepted(cluster: KubernetesClient, namespace: str, spec
         ({"venv": ".venv"}, "spec.venv: Invalid value"),
         ({"venv": "/a/../b"}, "spec.venv: Invalid value"),
         ({"launch": "pod"}, "spec.launch: Unsupported value"),
+        ({"onResize": "maybe"}, "spec.onResize: Unsupported value"),
         ({"env": {"1A": "x"}}, "spec.env: Invalid value"),
         ({"env": {"EBBTIDE_X": "x"}}, "spec.env: Invalid value"),
         ({"env": {"RANK": "x"}}, "spec.env: Invalid value"),
@@ -159,6 +160,7 @@ WHOLE: dict[str, Any] = {
         *[
             ("command", ["y"]),
             ("launch", "node"),
+            ("onResize", "never"),
             ("workdir", {"archive": f"sha256:{'1' * 64}"}),
             ("setup", ["make", "all"]),
             ("venv", "/other"),

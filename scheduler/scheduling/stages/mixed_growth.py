@@ -84,6 +84,8 @@ def _explain_mix(cycle: SchedulingCycle, job: Job, gpus: Gpus, plan: ParallelPla
     before_s, after_s = job.step_time_s(), plan.iteration_time_s * job.curve_correction
     now, then = (cycle.view.shape_of(each) for each in (job.allocation.target, gpus))
     detail = f"{then} take {after_s:.3g} s a step, {now} {before_s:.3g} s"
+    if not job.has_reported:
+        detail = f"{detail} (estimated)"
     if gpu_sets.count(gpus) < job.allocation.target_gpus:
         detail = f"other jobs gain more from the nodes; {detail}"
     numbers: Mapping[str, float] = {

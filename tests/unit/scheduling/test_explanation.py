@@ -10,10 +10,11 @@ import pytest
 from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Intent
+from scheduler.domain.job_account import RunFailure
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.explanation import Explanation, explain
+from scheduler.scheduling.explanation import Explanation, explain, explain_ended
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
@@ -185,3 +186,23 @@ def test_unused_nodes_of_another_model_have_a_reason(spec: dict[str, Any], named
     summary = explain(a_snapshot((pools, unlike), [job]), {}, "train").summary
     assert "1 free node of t4" in summary
     assert named in summary
+
+
+def test_unreported_progress_and_a_fixed_size_are_explained() -> None:
+    """The job restarted from step 0 once, and has never reported. Its size is fixed until it does."""
+    job = a_job("j", 2, 4, state=JobState.RUNNING, on={"t0": (0, 1)}, on_resize=None)
+    lost = replace(job.account, first_started_at_s=0.0, lost_gpu_s=3600.0)
+    summary = explained(a_snapshot(FLEET, [replace(job, account=lost)]), "j").summary
+    assert "estimates" in summary
+    assert "restarted from step 0, and 1.00 GPU-hours" in summary
+    assert "not resized" in summary
+    reported = replace(job.progress, is_reported=True, steps=9.0, checkpoint_steps=5.0)
+    summary = explained(a_snapshot(FLEET, [replace(job, account=lost, progress=reported)]), "j").summary
+    assert not any(part in summary for part in ("estimates", "step 0", "not resized"))
+
+
+def test_last_failure_is_part_of_the_explanation() -> None:
+    failure = RunFailure(5.0, "rank 0 exited with code 1")
+    job = replace(a_job("j", 2), failure=failure)
+    assert explained(a_snapshot(FLEET, [job]), "j").failure == failure
+    assert explain_ended(replace(job, state=JobState.FAILED)).failure == failure

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from scheduler.domain.job import Job
-from scheduler.domain.job_account import JobAccount
+from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.scheduling.policies.preemption import QuotaReclaim, QuotaReclaimer, compute_protection_end_s
@@ -51,6 +51,16 @@ def test_only_the_base_of_borrowers_is_reclaimed() -> None:
     snapshot = seen(runs("wide", "x", "t0", 8, least=2))
     assert claimed(snapshot, 2) == QuotaReclaim({"wide": 0})
     assert claimed(snapshot, 3) is None
+
+
+def test_fixed_job_is_reclaimed_as_a_whole() -> None:
+    snapshot = seen(runs("fixed", "x", "t0", 8, least=2, on_resize=OnResize.NEVER))
+    assert claimed(snapshot, 3) == QuotaReclaim({"fixed": 0}), "it cannot give up a part"
+    book = snapshot.jobs["fixed"]
+    quota = QuotaState(snapshot)
+    assert (quota.flexible("x"), quota.borrowed_base("x")) == (0, 8)
+    quota.release(book, 8)
+    assert (quota.used("x"), quota.flexible("x"), quota.borrowed_base("x")) == (0, 0, 0)
 
 
 def test_guaranteed_gpus_are_never_reclaimed() -> None:
