@@ -69,6 +69,8 @@ def run_agent(options: AgentOptions) -> None:
     recovered = launcher.recover_runs()
     if recovered:
         state.extend_lease(max(state.read_lease_s(), boot_time_s() + _FIRST_LEASE_S))
+    else:
+        launcher.delete_unused_directories()
     logger.info("machine %s serves %s with %d earlier runs", identity.machine, identity.url, len(recovered))
     MachineAgent(state, identity, launcher.prepare, recovered).serve()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import subprocess
+import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from scheduler.domain.run_document import RunDocument
 logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT_S = 30.0
+_DIRECTORY_KEPT_S = 30 * 86_400.0
 
 
 class RunLauncher:
@@ -83,6 +85,12 @@ class RunLauncher:
             except ValueError:
                 logger.exception("cannot recover the run in %s", folder.path)
         return runs
+
+    def delete_unused_directories(self) -> None:
+        """Delete unpacked working directories that no run has asked for in a month. No run may be alive."""
+        deleted = self._directories.delete_unused(time.time() - _DIRECTORY_KEPT_S)
+        if deleted:
+            logger.info("deleted %d working directories that were not used for a month", deleted)
 
     def _build_site(self, document: RunDocument, working_dir: Path, shared: WorkingDirectory | None) -> RunSite:
         gpus = [self._gpus[seat.gpu] for seat in document.ranks if seat.gpu in self._gpus]

@@ -80,6 +80,18 @@ class MachineSite:
     def agent_arguments(self, name: str) -> Sequence[str]:
         return ("agent", "--state", str(self.folder / name), "--writable", str(self.shared))
 
+    def run_command(self, *arguments: str) -> str:
+        """Run `ebbtide` with these arguments as a user does, and return its output."""
+        url = f"http://127.0.0.1:{self.port}"
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "cli", arguments[0], "--url", url, *arguments[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         process = self.processes.pop(name)
         process.send_signal(number)

@@ -128,3 +128,20 @@ def test_machine_without_contact_ends_its_ranks_before_the_job_restarts(site: Ma
     (later,) = read_ranks(site, job_id, max(find_generations(site, job_id))).values()
     assert later["started_s"] > find_last_sign_of_life(site, job_id)
     assert later["EBBTIDE_NODE"] == "m2"
+
+
+def test_uploaded_directory_is_set_up_and_runs_the_users_own_modules(site: MachineSite, tmp_path: Path) -> None:
+    site.join("m1", gpus=1)
+    project = tmp_path / "project"
+    (project / "scheduler").mkdir(parents=True)
+    (project / "scheduler" / "__init__.py").write_text("NAME = 'mine'\n")
+    (project / "train.py").write_text(
+        "import scheduler, sys\n"
+        "print(scheduler.NAME, open('built').read().strip(), sorted({'api', 'cli', 'baselines'} & set(sys.modules)))\n"
+    )
+    job_id = site.run_command(
+        *("submit", "--name", "own", "--workdir", str(project), "--setup", "echo once > built", "--min", "1", "-q"),
+        *("--", "python3", "train.py"),
+    )
+    site.wait_for_success(job_id)
+    site.wait(lambda: list_lines(site, job_id, 0) == ["mine once []"])
