@@ -236,7 +236,8 @@ class Containment:
         binds += [("--bind", path) for path in dict.fromkeys(own)]
         # A bind that contains a hidden folder is covered again. One inside of a hidden folder appears in the cover.
         is_inside = [any(hidden in path.parents for hidden in self.hidden) for _, path in binds]
-        words += _list_words((bind for bind, inside in zip(binds, is_inside, strict=True) if not inside), closed)
+        outside = (bind for bind, inside in zip(binds, is_inside, strict=True) if not inside)
+        words += _list_words(outside, (*closed, *_TEMPORARY_FOLDERS))
         for path in (*self.hidden, _USER_SERVICES):
             words += _cover(path)
         words += _list_words((bind for bind, inside in zip(binds, is_inside, strict=True) if inside), self.hidden)

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 _BUSY_PERIOD_S, _IDLE_PERIOD_S = 0.05, 0.5
 """Time between two looks at the files of runs."""
-_WAIT_S, _REPLY_TIMEOUT_S = 20.0, 5.0
-"""Time that a reply may wait until there is something to do, and that it may take on top."""
+_WAIT_S = 20.0
+"""Time that a reply may wait until there is something to do."""
 _PREPARATIONS_MAX = 4
 _FINAL_REPORT_TIMEOUT_S = 5.0
 _SHIPPER_TIMEOUT_S = 1.0
@@ -73,7 +73,7 @@ class MachineAgent:
             path,
             read_token=lambda: identity.credential,
             wake_fd=wake_write_fd,
-            timeout_s=_WAIT_S + _REPLY_TIMEOUT_S,
+            reply_wait_s=_WAIT_S,
         )
         self._shipper = LogShipper(identity, AgentFolders(state.root).list_folders())
 

@@ -135,7 +135,10 @@ class WorkingDirectories:
                 return ready
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                return self._prepare(folder, digest, fetch, setup, run_setup, user)
+                unpacked = self._unpack(folder, digest, fetch, user)
+                if setup:
+                    _set_up(folder, setup, run_setup)
+                return _write_ready(folder, unpacked)
             except OSError as error:
                 raise WorkingDirectoryError(f"the working directory {digest} cannot be prepared: {error}") from error
             finally:
@@ -159,34 +162,34 @@ class WorkingDirectories:
                 deleted += 1
         return deleted
 
-    def _prepare(
-        self,
-        folder: Path,
-        digest: str,
-        fetch: Fetch,
-        setup: tuple[str, ...],
-        run_setup: RunSetup,
-        user: UserIds | None,
-    ) -> WorkingDirectory:
+    def _unpack(self, folder: Path, digest: str, fetch: Fetch, user: UserIds | None) -> tuple[str, ...]:
+        """Fetch and unpack the archive, and return its top-level entries."""
         folder.mkdir(mode=0o711)
-        archive, workdir, log = folder / "archive", folder / "workdir", folder / "setup.log"
+        archive, workdir = folder / "archive", folder / "workdir"
         fetch(archive)
         _check_digest(archive, digest)
         workdir.mkdir(mode=0o700)
         unpack_archive(archive, workdir, self._limits)
         archive.unlink()
         _give_to(workdir, user)
-        unpacked = tuple(sorted(entry.name for entry in workdir.iterdir()))
-        if setup:
-            log.touch(mode=0o600)
-            code = run_setup(setup, workdir, log)
-            if code != 0:
-                last = "\n".join(_read_last_lines(log)) or "it printed nothing"
-                raise WorkingDirectoryError(f"the setup command {setup[-1]!r:.200} exited with code {code}:\n{last}")
-        part = folder / "ready.part"
-        part.write_text(json.dumps({"unpacked": unpacked}), encoding="utf-8")
-        part.rename(folder / "ready.json")
-        return WorkingDirectory(workdir, unpacked)
+        return tuple(sorted(entry.name for entry in workdir.iterdir()))
+
+
+def _set_up(folder: Path, setup: tuple[str, ...], run_setup: RunSetup) -> None:
+    """Run the setup command. Raises WorkingDirectoryError with its last lines if it fails."""
+    log = folder / "setup.log"
+    log.touch(mode=0o600)
+    code = run_setup(setup, folder / "workdir", log)
+    if code != 0:
+        last = "\n".join(_read_last_lines(log)) or "it printed nothing"
+        raise WorkingDirectoryError(f"the setup command {setup[-1]!r:.200} exited with code {code}:\n{last}")
+
+
+def _write_ready(folder: Path, unpacked: tuple[str, ...]) -> WorkingDirectory:
+    part = folder / "ready.part"
+    part.write_text(json.dumps({"unpacked": unpacked}), encoding="utf-8")
+    part.rename(folder / "ready.json")
+    return WorkingDirectory(folder / "workdir", unpacked)
 
 
 def unpack_archive(archive: Path, target: Path, limits: UnpackLimits) -> None:

@@ -53,17 +53,17 @@ class ControlPlaneClient:
     Args:
         read_token: called for each connection.
         wake_fd: receives one byte with each reply.
-        timeout_s: longest wait for a reply. A report that is urgent interrupts the wait.
+        reply_wait_s: time that the control plane may wait before it replies. An urgent report interrupts the wait.
     """
 
     def __init__(
-        self, url: str, path: str, *, read_token: Callable[[], str], wake_fd: int, timeout_s: float = _TIMEOUT_S
+        self, url: str, path: str, *, read_token: Callable[[], str], wake_fd: int, reply_wait_s: float = 0.0
     ) -> None:
         self._url = url
         self._path = urllib.parse.urlsplit(url).path.rstrip("/") + path
         self._read_token = read_token
         self._wake_fd = wake_fd
-        self._timeout_s = timeout_s
+        self._reply_wait_s = reply_wait_s
         self._is_waiting = self._is_interrupted = False
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
@@ -163,11 +163,13 @@ class ControlPlaneClient:
     def _request(self, report: Report) -> Mapping[str, Any]:
         if self._connection is None:
             self._token = self._read_token()
-            self._connection = _open_connection(self._url, timeout_s=self._timeout_s)
+            self._connection = _open_connection(self._url, timeout_s=self._reply_wait_s + _TIMEOUT_S)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         self._connection.request("POST", self._path, json.dumps(report).encode(), headers)
         with self._changed:
-            self._is_waiting, self._is_interrupted = True, self._is_urgent
+            self._is_waiting, self._is_interrupted = True, False
+            if self._is_urgent:
+                self._interrupt()
         try:
             answer = self._connection.getresponse()
         finally:
@@ -185,7 +187,9 @@ class ControlPlaneClient:
 
     def _interrupt(self) -> None:
         """End the wait for a reply, so that a newer report can be sent. The caller holds the condition."""
-        if self._is_waiting and self._connection is not None and self._connection.sock is not None:
+        if not self._reply_wait_s or not self._is_waiting:
+            return
+        if self._connection is not None and self._connection.sock is not None:
             self._is_interrupted = True
             with contextlib.suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
