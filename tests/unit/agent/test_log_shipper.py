@@ -170,7 +170,7 @@ def test_output_arrives_as_it_is_printed_and_completely_at_the_end(site: Site) -
 def test_nothing_is_sent_again_once_a_run_is_complete(site: Site) -> None:
     site.start()
     site.follow(has_ended=True)
-    wait(site.is_complete)
+    wait(lambda: [log[-1] for log in site.record().values()] == [True, True])
     requests = len(site.service.sizes)
     site.follow(has_ended=True)
     site.start()
