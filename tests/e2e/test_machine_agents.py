@@ -25,6 +25,15 @@ def site(tmp_path: Path) -> Iterator[MachineSite]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineSite]:
+    """Two machines of two GPUs, for tests that leave them as they were."""
+    with open_site(tmp_path_factory.mktemp("site")) as opened:
+        opened.join("m1", gpus=2)
+        opened.join("m2", gpus=2, address="127.0.0.2")
+        yield opened
+
+
 def submit(site: MachineSite, name: str, *, gpus: int, seconds: float, **fields: Any) -> str:
     script = site.shared / RANK.name
     shutil.copy(RANK, script)
@@ -49,9 +58,8 @@ def list_lines(site: MachineSite, job_id: str, rank: int) -> list[str]:
     return [line["text"] for line in site.client.logs(job_id, rank=rank)]
 
 
-def test_job_runs_across_two_machines_to_its_end(site: MachineSite) -> None:
-    site.join("m1", gpus=2)
-    site.join("m2", gpus=2, address="127.0.0.2")
+def test_job_runs_across_two_machines_to_its_end(shared_site: MachineSite) -> None:
+    site = shared_site
     job_id = submit(site, "both", gpus=4, seconds=1.0)
     site.wait_for_success(job_id)
     ranks = read_ranks(site, job_id)
@@ -81,8 +89,8 @@ def test_ranks_outlive_restarts_of_agent_api_and_controller(site: MachineSite) -
     assert find_generations(site, job_id) == {1}
 
 
-def test_cancelled_job_leaves_no_process(site: MachineSite) -> None:
-    site.join("m1", gpus=1)
+def test_cancelled_job_leaves_no_process(shared_site: MachineSite) -> None:
+    site = shared_site
     marker = site.shared / "survivor"
     script = f"setsid env -i sh -c 'while true; do touch {marker}; sleep 0.05; done' & sleep 600"
     job_id = site.submit("detached", ["sh", "-c", script], gpus=1)
@@ -104,6 +112,7 @@ def test_resized_job_never_runs_twice(site: MachineSite) -> None:
     assert min(seen["started_s"] for seen in later.values()) > find_last_sign_of_life(site, job_id)
 
 
+@pytest.mark.full
 def test_jobs_started_together_have_stores_of_their_own(site: MachineSite) -> None:
     site.join("m1", gpus=4)
     site.join("m2", gpus=4, address="127.0.0.2")
@@ -130,8 +139,8 @@ def test_machine_without_contact_ends_its_ranks_before_the_job_restarts(site: Ma
     assert later["EBBTIDE_NODE"] == "m2"
 
 
-def test_uploaded_directory_is_set_up_and_runs_the_users_own_modules(site: MachineSite, tmp_path: Path) -> None:
-    site.join("m1", gpus=1)
+def test_uploaded_directory_is_set_up_and_runs_the_users_own_modules(shared_site: MachineSite, tmp_path: Path) -> None:
+    site = shared_site
     project = tmp_path / "project"
     (project / "scheduler").mkdir(parents=True)
     (project / "scheduler" / "__init__.py").write_text("NAME = 'mine'\n")

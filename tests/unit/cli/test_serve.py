@@ -153,6 +153,7 @@ pathlib.Path("found.json").write_text(json.dumps([own, ebbtides]))
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_modules_of_the_user_hide_none_of_ebbtides_and_are_hidden_by_none(run: Run, tmp_path: Path) -> None:
     for package in ("scheduler", "api", "cli", "baselines", "ebbtide"):
         (tmp_path / f"{package}.py").write_text(f"print('this is not Ebbtide: {package}')")
