@@ -95,16 +95,19 @@ def test_nothing_outside_of_the_jobs_folders_can_be_written(machine: TestMachine
     assert [path.read_text() for path in inside] == ["attack", "attack"]
 
 
-def test_daemons_of_a_job_die_when_it_is_killed(machine: TestMachine) -> None:
+@pytest.mark.parametrize("cancels", [1, pytest.param(1000, marks=pytest.mark.full)])
+def test_daemons_of_a_job_die_when_it_is_killed(machine: TestMachine, cancels: int) -> None:
     script = "import os, subprocess, time; subprocess.Popen(['setsid', 'env', '-i', 'sleep', '4321.5']); time.sleep(60)"
-    run = machine.begin(python_job(script))
-    deadline_s = time.monotonic() + 10
-    while not find_processes("4321.5") and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert find_processes("4321.5") != []
-    run.kill()
-    assert wait_for_end(run).has_ended
-    assert find_processes("4321.5") == []
+    for number in range(cancels):
+        run = machine.begin(python_job(script, job_id=f"job{number}"))
+        deadline_s = time.monotonic() + 10
+        while not find_processes("4321.5") and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert find_processes("4321.5") != []
+        run.kill()
+        assert wait_for_end(run).has_ended
+        assert find_processes("4321.5") == []
+        run.settle()
 
 
 def test_daemons_of_a_job_die_with_its_last_rank(machine: TestMachine) -> None:
