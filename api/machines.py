@@ -38,6 +38,7 @@ from scheduler.domain.commands import AddNode, RemoveNode
 from scheduler.domain.fleet import Node
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, EstimatedGpu, JoinToken, Machine, MachineInventory
 from scheduler.domain.suggestions import suggest
+from scheduler.executors.agent_executor import CONTACT_MARGIN_S
 from scheduler.runtime.estimated_gpus import load_estimated_gpus
 from scheduler.solver.profiles.catalog import is_estimated_gpu, load_gpu
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, name_estimate
@@ -189,6 +190,7 @@ def join_machine(
     principal = Principal(f"join token {token.id}", (Grant(Role.ADMIN),))
     context = load_request_context(service.state_reader, service.store, now_s, principal)
     _check_name(document, token, context)
+    _check_lease(document.name, service, now_s)
     inventory = _read_inventory(document)
     gpu = _choose_profile(document.name, inventory, service, now_s)
     digest, credential = generate_credential()
@@ -295,6 +297,20 @@ def _check_name(document: JoinDocument, token: JoinToken, context: RequestContex
     existing = context.store.machines.get_machine(document.name)
     if existing is not None and existing.is_live:
         _refuse_name(document.name)
+
+
+def _check_lease(name: str, service: Service, now_s: float) -> None:
+    """Refuse the name of a removed machine while ranks may still run on it: they end with the lease."""
+    removed = service.store.machines.get_machine(name)
+    if removed is None or removed.seen_at_s is None:
+        return
+    left_s = removed.seen_at_s + service.settings.disconnect_s + CONTACT_MARGIN_S - now_s
+    if left_s > 0:
+        field = InvalidField("name", name, "a name that no machine has")
+        detail = (
+            f"ranks may still run on the removed machine {name}. Join again in {left_s:.0f} s, or choose another name"
+        )
+        raise ProblemError(409, "machine-name-taken", detail, (field,))
 
 
 def _refuse_name(name: str) -> NoReturn:

@@ -19,6 +19,8 @@ from api.http.errors import TYPE_PREFIX, ProblemError
 from api.identity.machine_credentials import CREDENTIAL_CACHE_S
 from api.openapi import load_examples
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, Machine
+from scheduler.executors.agent_executor import CONTACT_MARGIN_S
+from scheduler.settings import Settings
 from scheduler.solver.profiles import catalog
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
@@ -186,6 +188,19 @@ def test_a_name_is_taken_until_its_machine_is_revoked(guarded: AuthenticatedServ
     with pytest.raises(ProblemError) as refused:
         require(guarded, first)
     assert (refused.value.status, refused.value.slug) == (401, "unauthenticated")
+
+
+def test_a_name_is_free_once_the_ranks_of_its_machine_have_ended(
+    guarded: AuthenticatedService, problem: Problem
+) -> None:
+    token = create_token(guarded, uses=2)
+    join(guarded, token)
+    guarded.store.machines.record_seen({"m0": NOW_S})
+    guarded.request("DELETE", "/v1/machines/m0", guarded.root)
+    assert refusal(join(guarded, token), problem, 409) == "machine-name-taken"
+    guarded.clock.move_to(NOW_S + Settings().disconnect_s + CONTACT_MARGIN_S)
+    document = {**join_document("m0"), "clock_s": guarded.clock.now_s()}
+    assert join(guarded, token, document).status_code == 201
 
 
 def test_a_revoked_credential_is_refused_within_seconds_everywhere(tmp_path: Path) -> None:
