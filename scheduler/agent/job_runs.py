@@ -115,12 +115,12 @@ class ActiveRun:
 class JobRuns:
     """The runs of one job on one node."""
 
-    def __init__(self, job_id: str, node: str, *, active: ActiveRun | None = None) -> None:
+    def __init__(self, job_id: str, node: str) -> None:
         self.job_id = job_id
         self.node = node
-        self.active = active
+        self.active: ActiveRun | None = None
         self.prepared: SupervisedRun | None = None
-        self._preparing: tuple[int, Future[SupervisedRun]] | None = None
+        self._preparing: Future[SupervisedRun] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -143,8 +143,12 @@ class JobRuns:
 
     def update(self) -> None:
         """Take up a finished preparation, and read what the ranks have written."""
-        if self._preparing is not None and self._preparing[1].done():
-            self.prepared, self._preparing = self._preparing[1].result(), None
+        if self._preparing is not None and self._preparing.done():
+            preparing, self._preparing = self._preparing, None
+            try:
+                self.prepared = preparing.result()
+            except OSError:
+                logger.exception("a generation of %s cannot be prepared; it is tried again", self.job_id)
         if self.active is not None:
             self.active.update()
 
@@ -158,17 +162,10 @@ class JobRuns:
                 self.active.run.settle()
                 self.active = None
         if order["document"] is not None and self.prepared is None and self._preparing is None:
-            document = RunDocument.from_document(order["document"])
-            self._preparing = document.generation, prepare(document)
+            self._preparing = prepare(RunDocument.from_document(order["document"]))
         if order["begin"] is not None and self.prepared is not None and self._may_begin:
-            self.prepared.start(MasterAddress(order["begin"]["host"], order["begin"]["port"]))
-            self.active, self.prepared = ActiveRun(self.prepared), None
-
-    def kill(self, reason: str) -> None:
-        """Kill all ranks, and discard what is prepared."""
-        self._discard_unless(0)
-        if self.active is not None and not self.active.has_ended:
-            self.active.kill(reason)
+            run, self.prepared = self.prepared, None
+            self.active = ActiveRun(_begin(run, MasterAddress(order["begin"]["host"], order["begin"]["port"])))
 
     def report(self) -> dict[str, Any]:
         """Return the entry of this job and node in the machine's report."""
@@ -191,3 +188,16 @@ class JobRuns:
             self.prepared.kill()
             self.prepared.settle()
             self.prepared = None
+
+
+def _begin(run: SupervisedRun, master: MasterAddress) -> SupervisedRun:
+    """Start the ranks of a prepared run. A run that could not be prepared, or cannot start, has ended as failed."""
+    if run.poll().has_ended:
+        return run
+    try:
+        run.start(master)
+    except (ValueError, OSError) as error:
+        logger.exception("cannot start %s", run)
+        run.kill()
+        return SupervisedRun.record_failure(run.document, run.folder, f"node {run.document.node}: {error}")
+    return run

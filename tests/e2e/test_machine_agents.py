@@ -154,3 +154,13 @@ def test_uploaded_directory_is_set_up_and_runs_the_users_own_modules(shared_site
     )
     site.wait_for_success(job_id)
     site.wait(lambda: list_lines(site, job_id, 0) == ["mine once []"])
+
+
+def test_failed_setup_fails_the_job_and_says_why(shared_site: MachineSite, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    job_id = shared_site.run_command(
+        *("submit", "--name", "broken", "--workdir", str(tmp_path / "project"), "--min", "1", "-q"),
+        *("--setup", "echo no compiler; exit 3", "--", "python3", "train.py"),
+    )
+    shared_site.wait(lambda: shared_site.state(job_id) == "failed")
+    assert "no compiler" in str(shared_site.client.job(job_id))
