@@ -58,7 +58,7 @@ class JobGpusView(GpuRangeView):
 
 
 class EstimatedProgressView(TypedDict):
-    """What the plan predicts of a job that has never reported progress. Nothing of it was measured."""
+    """Progress of a job that has never reported any, as its plan predicts it. No value is measured."""
 
     steps: Annotated[float, Field(description="Optimizer steps that the job would have done by now.")]
     fraction: Annotated[float | None, Field(description="`steps` divided by `steps_total`. Null: unknown length.")]

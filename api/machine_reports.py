@@ -91,7 +91,7 @@ class MasterView(TypedDict):
 
 
 class RunOrderView(TypedDict):
-    """What the agent has to do about the runs of one job on one node."""
+    """Orders to the agent for the runs of one job on one node."""
 
     job_id: Annotated[str, Field(description="Id of the job whose ranks the agent starts or ends.")]
     node: Annotated[str, Field(description="One of the machine's nodes, where these ranks run.")]
@@ -231,7 +231,7 @@ class OrderBuilder:
 
 
 def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:
-    """Return whether nobody needs to hear of the reported run any more."""
+    """Return whether the end of the reported run is recorded, or no longer matters."""
     if report.has_living_ranks:
         return False
     run = next((run for run in begun if run.generation == report.generation), None)

@@ -1,4 +1,4 @@
-"""What a training script needs to run under Ebbtide.
+"""Library for training scripts that run under Ebbtide.
 
     import ebbtide
 

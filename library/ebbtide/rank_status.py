@@ -1,4 +1,4 @@
-"""What one rank reports about itself: the records of the status file, shared by ranks and the control plane."""
+"""Records of a rank's status file, shared by ranks and the control plane."""
 
 from __future__ import annotations
 

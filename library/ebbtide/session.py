@@ -128,7 +128,7 @@ class Session:
 
     @property
     def status(self) -> RankStatus:
-        """What this rank has reported so far."""
+        """Status that this rank has reported so far."""
         return self._status_file.status
 
     @property

@@ -49,6 +49,8 @@ class AgentState:
             raise ValueError(
                 f"--state: {self.root} is in use by another agent. Stop that one first, or choose another folder."
             ) from None
+        epoch = self.root / "epoch"
+        self._highest_epoch = int(epoch.read_text(encoding="ascii")) if epoch.exists() else 0
         self._lease = os.open(self.lease_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     @property
@@ -76,13 +78,10 @@ class AgentState:
 
     def accept_epoch(self, epoch: int) -> bool:
         """Return whether no later leader was seen, and remember the epoch durably."""
-        path = self.root / "epoch"
-        highest = int(path.read_text()) if path.exists() else 0
-        if epoch > highest:
-            part = self.root / ".epoch.part"
-            part.write_text(f"{epoch}\n", encoding="ascii")
-            part.replace(path)
-        return epoch >= highest
+        if epoch > self._highest_epoch:
+            write_json(self.root / "epoch", epoch, durable=True)
+            self._highest_epoch = epoch
+        return epoch >= self._highest_epoch
 
 
 def boot_time_s() -> float:

@@ -117,7 +117,7 @@ class LevelName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainmentLevel:
-    """What a machine enforces. `missing` names what it does not, and why. The network is always shared."""
+    """Level of containment of a machine. `missing` names each gap and its cause. The network is always shared."""
 
     name: LevelName
     missing: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class ContainmentLevel:
 
 @dataclass(frozen=True, slots=True)
 class ContainerFolders:
-    """What one container shows besides the read-only file system of the machine.
+    """Folders and devices of one container, in addition to the read-only file system of the machine.
 
     Args:
         run: folder of the generation.

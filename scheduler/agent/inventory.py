@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class InventoryOverrides:
-    """What the operator states of the GPUs instead of the driver. 0 and the empty string leave a value as detected.
+    """Facts of the GPUs that the operator states. 0 and the empty string leave a value as the driver reports it.
 
     Args:
         gpus: number of GPUs; fewer than detected means the first ones.

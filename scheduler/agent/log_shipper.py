@@ -60,7 +60,7 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _RankLog:
-    """What was sent of one log.
+    """Progress of sending one log.
 
     `position` is the offset in the file. `sent` is the number of bytes that the service received, which differs from it
     once a part was dropped or the rank has truncated the file.

@@ -37,7 +37,7 @@ _DEVICE_VARIABLE = {
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What the ranks' environment takes from the machine.
+    """Facts of the machine that the ranks' environment contains.
 
     Args:
         cores: CPU cores of the machine.

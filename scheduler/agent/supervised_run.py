@@ -61,7 +61,7 @@ class SupervisedPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What an agent observes of a run.
+    """State of a run as its agent observes it.
 
     Args:
         port: the reserved MASTER_PORT on the machine of rank 0, else 0.
@@ -94,7 +94,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class RunSite:
-    """Where a run takes place on the machine.
+    """Folders, devices and facts of the machine for one run.
 
     Args:
         working_dir: working directory of the ranks.

@@ -33,7 +33,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -405,10 +405,11 @@ def _lock(folder: Path) -> int:
             return descriptor
 
 
-def _print_once(message: str, _printed: set[str] = set()) -> None:  # noqa: B006  # the default remembers
-    if message not in _printed:
-        _printed.add(message)
-        print(message, file=sys.stderr, flush=True)  # noqa: T201  # standard error is the supervisor's log
+@cache
+def _print_once(message: str) -> None:
+    """Write a message to standard error, which is the supervisor's log. A repeated one is not written again."""
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -92,7 +92,7 @@ class ShippedLogs:
                 os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
             except OSError as error:
                 with suppress(FileNotFoundError), _open_folder(part, parent) as folder:
-                    for file in os.listdir(folder):  # noqa: PTH208
+                    for file in os.listdir(folder):  # noqa: PTH208  # a descriptor, which Path cannot list
                         os.unlink(file, dir_fd=folder)
                     os.rmdir(part, dir_fd=parent)
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -1,5 +1,7 @@
 """Inventory of a machine: what NVML, rocm-smi and the operating system report, and what the operator states."""
 
+# FakeNvml has the names of the vendor's library.
+# ruff: noqa: N802
 from __future__ import annotations
 
 import json
@@ -39,27 +41,27 @@ class FakeNvml:
     def __init__(self, gpus: int = 3, *, is_old: bool = False) -> None:
         self._gpus, self._is_old = gpus, is_old
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:
         return self._gpus
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(total=80 * 2**30)
 
-    def nvmlDeviceGetP2PStatus(self, first: int, second: int, _: int) -> int:  # noqa: N802
+    def nvmlDeviceGetP2PStatus(self, first: int, second: int, _: int) -> int:
         return 0 if (first, second) == (0, 1) else 3
 
-    def nvmlDeviceGetTopologyCommonAncestor(self, first: int, second: int) -> int:  # noqa: N802
+    def nvmlDeviceGetTopologyCommonAncestor(self, first: int, second: int) -> int:
         return {(0, 2): 30, (1, 2): 10}[first, second]
 
-    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
         if link >= 12:
             raise NvmlError
         return 1
 
-    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int) -> int:  # noqa: N802
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int) -> int:
         return {1: 1410, 2: 1593}[kind]
 
     def __getattr__(self, name: str) -> Any:
