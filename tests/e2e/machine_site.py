@@ -26,9 +26,12 @@ _POLL_PERIOD_S = 0.05
 
 
 class MachineSite:
-    """One API, one controller and any number of machines. `shared` is a folder that ranks may write to."""
+    """One API, one controller and any number of machines. `shared` is a folder that ranks may write to.
 
-    def __init__(self, folder: Path, *, disconnect_s: float) -> None:
+    Without a `database_url`, the database is a file in `folder`.
+    """
+
+    def __init__(self, folder: Path, *, disconnect_s: float, database_url: str = "") -> None:
         self.folder = folder
         self.shared = folder / "shared"
         self.shared.mkdir()
@@ -37,8 +40,9 @@ class MachineSite:
         self.port = find_free_port()
         self.client = Client(f"http://127.0.0.1:{self.port}")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.database_url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
-        migrate(self.database_url)
+        self.database_url = database_url or f"sqlite:///{folder / 'ebbtide.sqlite'}"
+        if not database_url:
+            migrate(self.database_url)
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")} | {
             "EBBTIDE_DATABASE_URL": self.database_url,
             "EBBTIDE_AUTH": "off",
@@ -49,12 +53,12 @@ class MachineSite:
             "EBBTIDE_DISCONNECT_S": str(disconnect_s),
         }
 
-    def start(self, name: str, *arguments: str) -> None:
-        """Start a process: `ebbtide` with these arguments, under a name with which to stop it."""
+    def start(self, name: str, *arguments: str, **settings: str) -> None:
+        """Start a process: `ebbtide` with these arguments and settings, under a name with which to stop it."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cli", *arguments],
-                env=self._env,
+                env=self._env | settings,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -68,11 +72,14 @@ class MachineSite:
         self.wait(self.client.is_ready)
         self.client.create_pool({"name": "training", "kind": "training"})
 
-    def join(self, name: str, *, gpus: int, address: str = "127.0.0.1") -> None:
-        """Start the agent of a machine with simulated GPUs, and wait until its node is up."""
+    def join(self, name: str, *, gpus: int, address: str = "127.0.0.1", url: str = "") -> None:
+        """Start the agent of a machine with simulated GPUs, and wait until its node is up.
+
+        `url`: where the agent reaches the API, if not directly.
+        """
         token = self.folder / f"{name}.token"
         token.write_text(self.client.create_join_token("training")["secret"])
-        options = ("--join", f"http://127.0.0.1:{self.port}", "--token-file", str(token), "--name", name)
+        options = ("--join", url or f"http://127.0.0.1:{self.port}", "--token-file", str(token), "--name", name)
         hardware = ("--gpus", str(gpus), "--gpu", "cpu", "--gpu-memory", "1GiB", "--address", address)
         self.start(name, *self.agent_arguments(name), *options, *hardware)
         self.wait(lambda: any(node["name"] == name and node["state"] == "up" for node in self.client.nodes()))
