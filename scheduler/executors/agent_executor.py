@@ -28,7 +28,7 @@ from scheduler.executors.run_ledger import RunLedger
 logger = logging.getLogger(__name__)
 
 UNREACHABLE_S = 30.0
-"""A machine that has not reported for this long is down: nothing new is placed there."""
+"""A machine that has not reported for this long is down, unless ranks may still run there."""
 CONTACT_MARGIN_S = 12.0
 """Delay of recorded contacts behind real ones, and the time that the end of ranks takes."""
 
@@ -62,7 +62,8 @@ class AgentExecutor:
     def observe(self) -> Observation:
         """Observe runs and nodes. Also records ended runs and kill orders, where agents read them.
 
-        A node without a machine that reports is down.
+        A node without a machine that reports is down once no rank can be alive there. Before that, its jobs must not
+        move: after an outage of the API or the database, all machines seem to have been silent.
 
         Raises:
             FencedError: a newer leader has written.
@@ -73,8 +74,9 @@ class AgentExecutor:
             lambda begun: find_agents(machines, begun, now_s - self._lost_after_s), self._desired.jobs, now_s
         )
         reachable = {node for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
-        facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable)
         known = tuple(run for job_runs in runs.values() for run in job_runs)
+        occupied = {node for run in known for node in run.gpus}
+        facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable - occupied)
         return Observation(now_s, self._converged_generation, known, facts)
 
     def converge(self, desired: Snapshot) -> None:

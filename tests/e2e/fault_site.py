@@ -1,6 +1,6 @@
 """Two machines, two API processes, two controllers and PostgreSQL, with links between them that can fail.
 
-    machine m1, m2 --link--> load balancer --> api-1, api-2 --link--> PostgreSQL <--link-- controller-1, controller-2
+machine m1, m2 --link--> load balancer --> api-1, api-2 --link--> PostgreSQL <--link-- controller-1, controller-2
 """
 
 from __future__ import annotations
