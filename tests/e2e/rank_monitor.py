@@ -1,7 +1,7 @@
 """Observation of ranks by their processes alone: what runs where, and whether two runs ever share a GPU.
 
-Ranks are found in /proc by their environment, so nothing that Ebbtide records is believed. Simulated GPUs have no device,
-therefore the GPU of a rank is read from the document of its run.
+Ranks are found in /proc by their environment, so nothing that the control plane records is trusted. Simulated GPUs
+have no device, therefore the GPU of a rank is read from the document of its run.
 """
 
 from __future__ import annotations
