@@ -244,5 +244,5 @@ def make_private_folder(path: Path) -> None:
 
 
 def _join_last_lines(data: bytes) -> str:
-    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if any(map(str.isalnum, line))]
     return " | ".join(lines[-_TAIL_LINES:])

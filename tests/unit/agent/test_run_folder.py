@@ -84,6 +84,12 @@ def test_status_is_parsed_and_errors_name_the_file(folder: RunFolder) -> None:
             folder.read_status(0)
 
 
+def test_log_tail_leaves_out_lines_that_say_nothing(folder: RunFolder) -> None:
+    """torchrun ends its report of a failure with a rule."""
+    folder.path.joinpath("rank-0.log").write_text("ValueError: no data\n=====\n\n-- --\n")
+    assert folder.read_log_tail(0) == "ValueError: no data"
+
+
 def test_log_tail_has_the_last_lines(folder: RunFolder) -> None:
     assert folder.read_log_tail(0) == ""
     assert folder.open_log(0) is None
