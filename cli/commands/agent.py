@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.commands.identity import parse_duration
 from cli.inputs import InputError, input_errors_from
 
 _DEFAULT_STATE = Path("/var/lib/ebbtide-agent")
@@ -44,6 +45,20 @@ DefaultUserOption = Annotated[
 RequireOption = Annotated[
     bool, typer.Option("--require-containment", help="Refuse to start where ranks cannot be contained in full.")
 ]
+KeepRunsOption = Annotated[
+    int, typer.Option("--keep-runs", min=0, help="Ended runs of each job whose folders stay, the newest ones.")
+]
+KeepTimeOption = Annotated[
+    str, typer.Option("--keep-time", metavar="TIME", help="How long they stay at most, such as 12h or 7d.")
+]
+KeepCheckpointsOption = Annotated[
+    str,
+    typer.Option(
+        "--keep-checkpoints",
+        metavar="TIME",
+        help="How long checkpoints below --state stay after the job's last run was deleted. Default: forever.",
+    ),
+]
 
 
 def agent(
@@ -62,6 +77,9 @@ def agent(
     user: UserMapOption = None,
     default_user: DefaultUserOption = "",
     requires_containment: RequireOption = False,
+    keep_runs: KeepRunsOption = 2,
+    keep_time: KeepTimeOption = "7d",
+    keep_checkpoints: KeepCheckpointsOption = "",
 ) -> None:
     """Run ranks on this machine. The first start joins the machine to a pool; ranks outlive the agent."""
     import logging
@@ -70,6 +88,7 @@ def agent(
     from scheduler.agent.containment import ContainmentPolicy
     from scheduler.agent.daemon import AgentOptions, run_agent
     from scheduler.agent.inventory import InventoryOverrides
+    from scheduler.agent.run_retention import RetentionLimits
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
     policy = ContainmentPolicy(
@@ -90,6 +109,11 @@ def agent(
         policy=policy,
         hidden=tuple(hide or []),
         checkpoint_paths=tuple(checkpoint_path or []),
+        retention=RetentionLimits(
+            runs=keep_runs,
+            period_s=parse_duration(keep_time, option="--keep-time"),
+            checkpoints_s=parse_duration(keep_checkpoints, option="--keep-checkpoints") if keep_checkpoints else None,
+        ),
     )
     try:
         with input_errors_from(""):

@@ -290,13 +290,11 @@ def _open_store(url: str | None) -> Iterator[SqlStore]:
         store.close()
 
 
-def parse_duration(text: str) -> float:
-    """Return the seconds in the text of an `--expires` option."""
+def parse_duration(text: str, *, option: str = "--expires") -> float:
+    """Return the seconds in the text of an option."""
     match = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if match is None:
-        raise_input_error(
-            f"--expires: {text!r} is not a duration. Use a number and m, h or d, such as 30m, 12h or 90d."
-        )
+        raise_input_error(f"{option}: {text!r} is not a duration. Use a number and m, h or d, such as 30m, 12h or 90d.")
     return int(match[1]) * _DURATION_UNITS_S[match[2]]
 
 

@@ -15,8 +15,12 @@ from scheduler.agent.containment import Containment, ContainmentPolicy
 from scheduler.agent.inventory import InventoryOverrides, detect_inventory
 from scheduler.agent.joining import join
 from scheduler.agent.machine_agent import MachineAgent
+from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_launcher import RunLauncher
+from scheduler.agent.run_retention import RetentionLimits, RunRetention
+from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.machine import MachineInventory
+from scheduler.domain.run_document import RunDocument
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,7 @@ class AgentOptions:
         address: where ranks on other machines reach this one; empty for the address that reaches the control plane.
         hidden: folders that no rank may see, besides the state folder.
         preload: modules that supervisors load for jobs of the reference trainer.
+        retention: how long files of ended runs stay.
     """
 
     state: Path
@@ -50,6 +55,7 @@ class AgentOptions:
     hidden: Sequence[Path] = ()
     checkpoint_paths: Sequence[Path] = ()
     preload: Sequence[str] = _PRELOAD
+    retention: RetentionLimits = field(default_factory=lambda: RetentionLimits())
 
 
 def run_agent(options: AgentOptions) -> None:
@@ -69,10 +75,16 @@ def run_agent(options: AgentOptions) -> None:
     recovered = launcher.recover_runs()
     if recovered:
         state.extend_lease(max(state.read_lease_s(), boot_time_s() + _FIRST_LEASE_S))
-    else:
-        launcher.delete_unused_directories()
     logger.info("machine %s serves %s with %d earlier runs", identity.machine, identity.url, len(recovered))
-    MachineAgent(state, identity, launcher.prepare, recovered).serve()
+    retention = RunRetention(
+        AgentFolders(state.root), options.retention, delete_unused_directories=launcher.delete_unused_directories
+    )
+
+    def prepare(document: RunDocument) -> SupervisedRun:
+        with retention.hold(document.job_id):
+            return launcher.prepare(document)
+
+    MachineAgent(state, identity, prepare, recovered, retention).serve()
 
 
 def _join(options: AgentOptions, state: AgentState, level: str, inventory: MachineInventory) -> AgentIdentity:

@@ -158,6 +158,16 @@ class LogShipper:
                 log.due_s = 0.0
             self._changed.notify_all()
 
+    def has_sent(self, folder: RunFolder) -> bool:
+        """Return whether all output of an ended run was sent, or was refused for good."""
+        with self._changed:
+            if folder.path in self._complete or folder.path in self._runs:
+                return folder.path in self._complete
+        try:
+            return all(log.is_complete for log in _read_logs(folder, folder.read_document()))
+        except ValueError:  # written by another version, so that this agent cannot send it
+            return True
+
     def close(self, *, within_s: float) -> None:
         """Stop. The next agent sends what is left."""
         with self._changed:

@@ -24,6 +24,7 @@ from scheduler.agent.agent_state import AgentIdentity, AgentState
 from scheduler.agent.job_runs import ActiveRun, JobRuns
 from scheduler.agent.log_shipper import LogShipper
 from scheduler.agent.run_folder import AgentFolders
+from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.run_document import RunDocument
 from scheduler.worker.control_plane_client import ControlPlaneClient, Reply
@@ -50,7 +51,12 @@ class MachineAgent:
     """
 
     def __init__(
-        self, state: AgentState, identity: AgentIdentity, prepare: Prepare, recovered: list[SupervisedRun]
+        self,
+        state: AgentState,
+        identity: AgentIdentity,
+        prepare: Prepare,
+        recovered: list[SupervisedRun],
+        retention: RunRetention,
     ) -> None:
         self._state = state
         self._identity = identity
@@ -76,6 +82,8 @@ class MachineAgent:
             reply_wait_s=_WAIT_S,
         )
         self._shipper = LogShipper(identity, AgentFolders(state.root).list_folders())
+        self._retention = retention
+        self._retention.start(self._shipper.has_sent)
 
     def serve(self) -> None:
         """Run until SIGTERM. The ranks go on without the agent."""
@@ -85,6 +93,7 @@ class MachineAgent:
             self._wait()
             if reply := self._client.take_reply():
                 self._apply_reply(reply)
+        self._retention.close()
         self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
         self._shipper.close(within_s=_SHIPPER_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)

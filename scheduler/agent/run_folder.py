@@ -1,6 +1,7 @@
 """Folders of an agent: what it must know again after a restart, and what it exchanges with supervisors and ranks.
 
 <state>/jobs/<job>/checkpoints/               default checkpoint directory
+<state>/jobs/<job>/work-gen-<n>@<node>/       working directory of a generation, which its ranks may write to
 <state>/jobs/<job>/gen-<n>@<node>/run.json    the RunDocument; the folder appears complete
                       plan.json               the ParallelPlan
                       supervisor.lock         locked while the supervisor or its container exists
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
@@ -73,8 +75,31 @@ class RunFolder:
         return self.path / "supervisor.log"
 
     @property
+    def working_path(self) -> Path:
+        """The writable working directory of the generation, next to its folder."""
+        return self.path.with_name(f"work-{self.path.name}")
+
+    @property
+    def generation(self) -> int:
+        return int(self.path.name.partition("@")[0].removeprefix("gen-"))
+
+    @property
+    def settled_at_s(self) -> float | None:
+        """When the control plane knew the end of the generation, None before. A file of a rank does not count."""
+        try:
+            status = (self.path / "settled").lstat()
+        except FileNotFoundError:
+            return None
+        return status.st_mtime if status.st_uid == os.geteuid() else None
+
+    @property
     def is_settled(self) -> bool:
-        return (self.path / "settled").exists()
+        return self.settled_at_s is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the ranks were ordered to start."""
+        return (self.path / "start.json").exists()
 
     def log_path(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
@@ -192,9 +217,27 @@ class RunFolder:
         write_json(self.path / "notice.json", notice, mode=0o640, gid=gid)
 
     def settle(self) -> None:
-        """Record that the control plane knows the end of the generation, and delete its temporary files."""
-        (self.path / "settled").touch(mode=0o600)
-        shutil.rmtree(self.temporary_path, ignore_errors=True)
+        """Record that the control plane knows the end of the generation, and delete its temporary files.
+
+        They are deleted first, because they may have filled the disk.
+        """
+        with suppress(OSError):  # the rest is deleted with the folder
+            delete_folder(self.temporary_path)
+        settled = self.path / "settled"
+        if not self.is_settled:
+            delete_folder(settled)  # created by a rank
+        settled.touch(mode=0o600)
+
+    def delete(self) -> None:
+        """Delete the folder and the working directory. A deletion that was interrupted is continued by another one.
+
+        Raises:
+            OSError: something cannot be deleted.
+        """
+        delete_folder(self.working_path)
+        for name in ("start.json", "run.json"):  # without them, the folder is no generation any more
+            (self.path / name).unlink(missing_ok=True)
+        delete_folder(self.path)
 
     def _require(self, name: str) -> Any:
         record = self.read_record(name)
@@ -211,22 +254,28 @@ class AgentFolders:
 
     def folder(self, job_id: str, generation: int, node: str) -> RunFolder:
         """Return the folder of a generation on a node, which need not exist."""
-        return RunFolder(self._job_dir(job_id) / f"gen-{generation}@{_quote(node)}")
+        return RunFolder(self.job_folder(job_id) / f"gen-{generation}@{_quote(node)}")
 
     def checkpoint_dir(self, job_id: str) -> Path:
         """Return the checkpoint directory of jobs that set none."""
-        return self._job_dir(job_id) / "checkpoints"
+        return self.job_folder(job_id) / "checkpoints"
+
+    def list_job_folders(self) -> list[Path]:
+        """Return the folders of all jobs on this machine."""
+        return sorted(self.state.glob("jobs/*"))
 
     def list_folders(self) -> Iterator[RunFolder]:
         """Yield the folders of all generations on this machine, settled or not."""
         for path in sorted(self.state.glob("jobs/*/gen-*@*")):
-            yield RunFolder(path)
+            if (path / "run.json").exists():
+                yield RunFolder(path)
 
     def list_unsettled(self) -> Iterator[RunFolder]:
         """Yield folders of generations whose end the control plane does not know."""
         yield from (folder for folder in self.list_folders() if not folder.is_settled)
 
-    def _job_dir(self, job_id: str) -> Path:
+    def job_folder(self, job_id: str) -> Path:
+        """Return the folder of everything that a job has on this machine."""
         return self.state / "jobs" / _quote(job_id)
 
 

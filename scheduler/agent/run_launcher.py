@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState
 from scheduler.agent.containment import ContainerFolders, Containment, RankUser, list_gpu_devices
+from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import RunSite, SupervisedRun
@@ -63,7 +65,9 @@ class RunLauncher:
         try:
             user = self._containment.policy.find_user(document.owner)
             shared = self._prepare_directory(document, user)
-            working_dir = folder.path.with_name(f"work-{folder.path.name}")
+            working_dir = folder.working_path
+            if not folder.path.exists():
+                delete_folder(working_dir)  # left by an agent that ended before the run was prepared
             if shared is not None:
                 shared.copy_to(working_dir, _to_ids(user))
                 if document.venv and not document.venv.startswith("/"):
@@ -87,10 +91,19 @@ class RunLauncher:
         return runs
 
     def delete_unused_directories(self) -> None:
-        """Delete unpacked working directories that no run has asked for in a month. No run may be alive."""
-        deleted = self._directories.delete_unused(time.time() - _DIRECTORY_KEPT_S)
+        """Delete unpacked working directories that no run has asked for in a month and no live run uses."""
+        in_use = set(self._list_used_directories())
+        deleted = self._directories.delete_unused(time.time() - _DIRECTORY_KEPT_S, in_use=in_use)
         if deleted:
             logger.info("deleted %d working directories that were not used for a month", deleted)
+
+    def _list_used_directories(self) -> Iterator[Path]:
+        for folder in self._folders.list_unsettled():
+            with suppress(ValueError):  # written by another version
+                document = folder.read_document()
+                if document.archive:
+                    user = _to_ids(self._containment.policy.find_user(document.owner))
+                    yield self._directories.find(document.archive, document.setup, user)
 
     def _build_site(self, document: RunDocument, working_dir: Path, shared: WorkingDirectory | None) -> RunSite:
         gpus = [self._gpus[seat.gpu] for seat in document.ranks if seat.gpu in self._gpus]

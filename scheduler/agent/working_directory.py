@@ -24,6 +24,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
+from scheduler.agent.folder_removal import delete_folder
 from scheduler.domain.program import (
     ARCHIVE_BYTES_MAX,
     ARCHIVE_ENTRIES_MAX,
@@ -153,14 +154,19 @@ class WorkingDirectories:
         deleted = 0
         for lock in self._root.glob("*.lock"):
             folder = lock.with_suffix("")
+            ready = folder / "ready.json"
+            if folder / "workdir" in in_use or not _is_older(ready, before_s):
+                continue
             with _locked(folder):
-                ready = folder / "ready.json"
-                if folder / "workdir" in in_use or not ready.exists() or ready.stat().st_mtime >= before_s:
-                    continue
-                ready.unlink()
-                shutil.rmtree(folder, ignore_errors=True)
-                deleted += 1
+                if _is_older(ready, before_s):
+                    ready.unlink()
+                    delete_folder(folder)
+                    deleted += 1
         return deleted
+
+    def find(self, digest: str, setup: tuple[str, ...] = (), user: UserIds | None = None) -> Path:
+        """Return where the directory of an archive is, prepared or not."""
+        return self._root / _key(digest, setup, user) / "workdir"
 
     def _unpack(self, folder: Path, digest: str, fetch: Fetch, user: UserIds | None) -> tuple[str, ...]:
         """Fetch and unpack the archive, and return its top-level entries."""
@@ -276,6 +282,13 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _is_older(file: Path, before_s: float) -> bool:
+    try:
+        return file.stat().st_mtime < before_s
+    except FileNotFoundError:
+        return False
 
 
 def _read_ready(folder: Path) -> WorkingDirectory | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.trainer.checkpoint_manifest import find_latest_manifest, list_checkpoint_steps
 from tests.e2e.rank_launcher import RankLauncher, Training, make_plan
+from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.e2e
 
@@ -115,21 +114,6 @@ def check_continues(ranks: RankLauncher, training: Training) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@contextmanager
-def small_disk(folder: Path, *, size_kb: int) -> Iterator[Path]:
-    """Mount a small file system in memory. Needs root, and is not allowed in every container."""
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here, as user {os.getuid()}: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def remount(folder: Path, options: str) -> None:
