@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scheduler.domain.decisions import JobDecision, PreemptJob, ReasonCode, StartJob, decision_subject
@@ -61,6 +61,8 @@ def test_allotment_fits_and_explains_every_other_job(name: str, seed: int) -> No
 @pytest.mark.parametrize("name", ALLOTMENTS)
 @WORLDS
 @given(seed=SEEDS)
+@example(seed=544)  # a drained node's job outranks another one
+@example(seed=1144)  # a cordoned node goes back
 def test_no_job_changes_twice_at_once_or_is_preempted_for_nothing(name: str, seed: int) -> None:
     snapshot = updated_world(seed)
     first = decide(snapshot, load_policy_set(name))
@@ -72,7 +74,8 @@ def test_no_job_changes_twice_at_once_or_is_preempted_for_nothing(name: str, see
     codes = [reason.code for reason in first.waiting.values()]
     promised = ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS in codes
     leaving = [job for job in snapshot.jobs.values() if job.state is JobState.PREEMPTED]
-    assert not outranked or promised or leaving or load_policy_set(name).scales
+    moved = [d for d in first.decisions if isinstance(d, PreemptJob) and d not in outranked]  # they start again
+    assert not outranked or promised or leaving or moved or load_policy_set(name).scales
 
 
 class Watchdog:

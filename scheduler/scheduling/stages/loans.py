@@ -87,11 +87,19 @@ def _next_unused_recall_s(cycle: SchedulingCycle) -> float:
 
 
 def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
-    """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only."""
-    target = cycle.policies.lend(cycle.snapshot.original, pool, cycle.settings)
+    """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only.
+
+    A cordoned node that goes back is of no use to inference, so the pool can then lend less.
+    """
+    target = cycle.policies.lend(cycle.view, pool, cycle.settings)
     lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
     if lent > target.nodes:
-        _recall_nodes(cycle, pool, target, lent - target.nodes)
+        while lent > target.nodes:
+            _recall_nodes(cycle, pool, target, lent - target.nodes)
+            still_lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
+            if still_lent == lent:
+                return
+            lent, target = still_lent, cycle.policies.lend(cycle.view, pool, cycle.settings)
     elif target.allows_new_loans:
         _cancel_recalls(cycle, pool, target, target.nodes - lent)
         spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count

@@ -79,6 +79,23 @@ def test_drained_lent_node_is_returned_and_not_lent_again() -> None:
     assert node_decisions(replace(snapshot, nodes=drained, loans={"i0": recalled}, jobs={"held": held})) == []
 
 
+def test_recall_of_a_cordoned_node_is_counted_at_once() -> None:
+    snapshot = world(8.0, [a_loan("i0"), a_loan("i1"), a_loan("i2")], [])
+    cordoned = replace(snapshot.nodes["i0"], cordoned=True)
+    decisions = node_decisions(replace(snapshot, nodes={**snapshot.nodes, "i0": cordoned}))
+    assert [d.node for d in decisions if isinstance(d, RecallNode)] == ["i0", "i1"]
+
+
+def test_recall_of_a_drained_node_does_not_cancel_another_recall() -> None:
+    running = a_job("running", 8, state=JobState.RUNNING, on={"i1": EIGHT})
+    loans = [a_loan("i1"), recalled_world(NOW_S - 50)]
+    snapshot = world(16.0, loans, [LEAVING, running])
+    drained = replace(snapshot.nodes["i1"], cordoned=True, draining=True)
+    decisions = node_decisions(replace(snapshot, nodes={**snapshot.nodes, "i1": drained}))
+    assert [d.node for d in decisions if isinstance(d, RecallNode)] == ["i1"]
+    assert [d for d in decisions if isinstance(d, CancelRecall)] == []
+
+
 def an_offer(offered_at_s: float) -> Loan:
     return replace(a_loan("i0", LoanState.OFFERED), offered_at_s=offered_at_s, state_since_s=offered_at_s)
 
