@@ -125,8 +125,10 @@ class ControlPlaneClient:
     def _exchange(self, report: Report) -> float:
         """Send one report and return the seconds to wait before the next. Log the first failure and the recovery."""
         sent_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        # After a failure, the reply that shows the recovery must not wait: ranks live by what was answered.
+        is_prompt = bool(self._reply_wait_s and self._failures)
         try:
-            document = self._post(report)
+            document = self._post({**report, "wait_s": 0.0} if is_prompt else report)
             pause_s = min(max(0.0, float(document.get("poll_after_s", _MAX_POLL_PERIOD_S))), _MAX_POLL_PERIOD_S)
         except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
             self._disconnect()

@@ -1,4 +1,4 @@
-"""How the pod agent's client reacts to 429 Too Many Requests."""
+"""How an agent's client reacts to failures: 429 Too Many Requests, and the first report after an outage."""
 
 from __future__ import annotations
 
@@ -51,3 +51,31 @@ def test_client_waits_for_retry_after_even_with_an_urgent_report() -> None:
     assert reply is not None
     assert reply.report == {"generation": 2}
     assert requested_at_s[1] - requested_at_s[0] >= 1.0, "without Retry-After the backoff is at most 0.5 s"
+
+
+def test_first_report_after_a_failure_asks_for_a_reply_at_once() -> None:
+    """A reply extends the lease of the ranks: one that waits would lose it, if the next outage comes first."""
+    waits_s: list[float] = []
+
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            waits_s.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["wait_s"])
+            content = json.dumps({"poll_after_s": 0}).encode()
+            self.send_response(503 if len(waits_s) == 1 else 200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    wake_read_fd, wake_write_fd = os.pipe()
+    with LoopbackServer(Handler) as server:
+        client = ControlPlaneClient(
+            server.url, "/report", read_token=lambda: "t0ken", wake_fd=wake_write_fd, reply_wait_s=20.0
+        )
+        client.submit({"runs": [], "wait_s": 20.0}, urgent=True)
+        deadline_s = time.monotonic() + 60.0
+        while len(waits_s) < 3 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        client.close(within_s=0.0)
+    os.close(wake_read_fd)
+    os.close(wake_write_fd)
+    assert waits_s[:3] == [20.0, 0.0, 20.0]
