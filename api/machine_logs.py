@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from api.http.dependencies import JobIdPath, MachineNamePath, Service, ServiceDep, create_router, require_machine
 from api.http.errors import ProblemError, problem_responses, raise_not_found
 from api.identity.authorization import Caller, RouteRule, requires
+from scheduler.domain.observation import BegunRun
 from scheduler.executors.agent_executor import agent_id
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.log_files import LogLimits
@@ -27,6 +29,7 @@ OFFSET_HEADER = "Upload-Offset"
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _OFFSET = {OFFSET_HEADER: {"description": "Offset at which the stored output ends.", "schema": {"type": "integer"}}}
 
+logger = logging.getLogger(__name__)
 router = create_router("machines")
 
 GenerationPath = Annotated[int, Path(ge=1, lt=2**31, description="Run of the job that printed the output.")]
@@ -89,12 +92,26 @@ async def store_rank_output(
     return Response(status_code=204, headers={OFFSET_HEADER: str(end)})
 
 
+def claim_logs(service: Service, run: BegunRun) -> None:
+    """Reserve the logs of a run for its machines, before its ranks start.
+
+    If the disk refuses, the first output tries again, which fails once the run has ended.
+    """
+    folder = RunRoot(service.settings.run_dir).folder(run.job_id, run.generation)
+    logs = ShippedLogs(service.settings.run_dir, _limits(service))
+    try:
+        if read_run_machines(folder) is None:
+            logs.begin(run.job_id, run.generation, RunMachines.of(run))
+    except OSError as error:
+        logger.warning("the logs of generation %d of %s cannot be stored: %s", run.generation, run.job_id, error)
+
+
 def _authorize(
     service: Service, request: Request, machine: str, *, job_id: str, generation: int, rank: int
 ) -> RunMachines | None:
     """Check that the machine runs this rank. Return the machines of the run if their folder is still to be created.
 
-    Records of runs are deleted soon after their end. Then the folder, created with the first output, names its writers.
+    Records of runs are deleted soon after their end. Then the folder, created at their begin, names its writers.
 
     Raises:
         ProblemError: as of `require_machine`; 404 if the run does not exist, 403 if another machine has the rank.

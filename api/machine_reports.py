@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from api.agent_assignments import NoticeView, checkpoint_notice, find_kill_reason, find_startable_run, select_notice
 from api.http.dependencies import MachineNamePath, Service, ServiceDep, create_router, require_machine
 from api.identity.authorization import Caller, RouteRule, requires
+from api.machine_logs import claim_logs
 from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
 from scheduler.domain.job import Job
@@ -218,8 +219,9 @@ class OrderBuilder:
             order["notice"] = self._select_notice(job, report)
         run = find_startable_run(begun, report)
         if run is not None and report.generation < run.generation == report.prepared and run.master is not None:
+            claim_logs(self.service, run)
             order["begin"] = {"host": run.master.host, "port": run.master.port}
-        elif max(report.generation, report.prepared) < order["generation"]:
+        elif max(report.generation, report.prepared) < order["generation"] and not _has_ended(begun, order):
             document = build_run_document(job, self.snapshot, report.node, secret=self.service.token_secret)
             order["document"] = document.to_document()
         return order
@@ -228,6 +230,11 @@ class OrderBuilder:
         prepared = job.allocation.generation
         leaving = select_notice(job, report.generation, self.now_s, self.service.agent_state, prepared=prepared)
         return leaving or checkpoint_notice(job, report)
+
+
+def _has_ended(begun: Iterable[BegunRun], order: RunOrderView) -> bool:
+    """Return whether the wanted generation has ended already: the snapshot shows it until the next tick."""
+    return any(run.generation == order["generation"] and run.end is not None for run in begun)
 
 
 def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:
