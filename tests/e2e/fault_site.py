@@ -5,11 +5,10 @@ machine m1, m2 --link--> load balancer --> api-1, api-2 --link--> PostgreSQL <--
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
