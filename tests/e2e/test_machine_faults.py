@@ -177,10 +177,10 @@ def test_faults_neither_use_a_gpu_twice_nor_restart_ranks(
     random, figures = Random(seed), Figures()
     with open_fault_site(tmp_path, disposable_postgres, disconnect_s=90.0, lease_s=lease_s) as site:
         for name in random.sample(names, len(names)):
-            shortest = lease_s < TAKEOVER_S_MAX / 2
-            _run_fault(site, name, Random(f"{seed}-{name}"), figures, is_brief=shortest)
+            _run_fault(site, name, Random(f"{seed}-{name}"), figures, is_brief=names is FEW)
         monitor = site.monitor
         assert monitor.samples > 100
+        assert max(figures.takeovers_s.values()) < TAKEOVER_S_MAX, figures
         watched = f"{monitor.samples} looks, {monitor.longest_gap_s * 1000:.0f} ms apart at most"
     record_property("faults", f"{figures}; {watched}")
 
@@ -211,7 +211,6 @@ def _run_fault(site: FaultSite, name: str, random: Random, figures: Figures, *, 
         assert after == before, name
         for job_id in starting:
             assert len([rank for rank in monitor.seen if rank.job_id == job_id]) == 1, (name, job_id)
-    assert figures.takeovers_s[name] < TAKEOVER_S_MAX, name
 
 
 def _stop(site: FaultSite, name: str) -> Undo:
