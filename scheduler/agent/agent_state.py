@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from scheduler.agent.shared_files import write_json
+
+logger = logging.getLogger(__name__)
 
 _LEASE_FORMAT = "{:020.3f}\n"
 
@@ -77,9 +80,15 @@ class AgentState:
         return float(self.lease_path.read_text(encoding="ascii") or 0.0)
 
     def accept_epoch(self, epoch: int) -> bool:
-        """Return whether no later leader was seen, and remember the epoch durably."""
+        """Return whether no later leader was seen, and remember the epoch durably.
+
+        On a full or read-only disk, the epoch is remembered until the agent ends: ranks must not end with their lease.
+        """
         if epoch > self._highest_epoch:
-            write_json(self.root / "epoch", epoch, durable=True)
+            try:
+                write_json(self.root / "epoch", epoch, durable=True)
+            except OSError as error:
+                logger.warning("leader epoch %d cannot be recorded: %s", epoch, error)
             self._highest_epoch = epoch
         return epoch >= self._highest_epoch
 

@@ -144,11 +144,7 @@ class JobRuns:
     def update(self) -> None:
         """Take up a finished preparation, and read what the ranks have written."""
         if self._preparing is not None and self._preparing.done():
-            preparing, self._preparing = self._preparing, None
-            try:
-                self.prepared = preparing.result()
-            except OSError:
-                logger.exception("a generation of %s cannot be prepared; it is tried again", self.job_id)
+            self.prepared, self._preparing = self._preparing.result(), None
         if self.active is not None:
             self.active.update()
 

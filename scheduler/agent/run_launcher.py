@@ -56,11 +56,7 @@ class RunLauncher:
         self._cores = inventory.cpus or os.cpu_count() or 1
 
     def prepare(self, document: RunDocument) -> SupervisedRun:
-        """Start the supervisor of a generation. A run that cannot be prepared has ended, with the reason.
-
-        Raises:
-            OSError: not even the reason can be recorded.
-        """
+        """Start the supervisor of a generation. A run that cannot be prepared has ended, with the reason."""
         folder = self._folders.folder(document.job_id, document.generation, document.node)
         try:
             user = self._containment.policy.find_user(document.owner)
@@ -86,7 +82,7 @@ class RunLauncher:
         for folder in self._folders.list_unsettled():
             try:
                 runs.append(SupervisedRun.recover(folder))
-            except ValueError:
+            except (ValueError, OSError):
                 logger.exception("cannot recover the run in %s", folder.path)
         return runs
 

@@ -136,10 +136,13 @@ class _Record:
 class SupervisedRun:
     """One generation of a job on one node of this machine."""
 
-    def __init__(self, folder: RunFolder, document: RunDocument, record: _Record | None) -> None:
+    def __init__(
+        self, folder: RunFolder, document: RunDocument, record: _Record | None, *, unrecorded_failure: str = ""
+    ) -> None:
         self.folder = folder
         self.document = document
         self._record = record
+        self._unrecorded_failure = unrecorded_failure
         self._statuses: dict[int, RankStatus] = {}
         self._logged_errors: set[str] = set()
         self._process = ContainerProcess(folder)
@@ -220,13 +223,16 @@ class SupervisedRun:
     def record_failure(cls, document: RunDocument, folder: RunFolder, reason: str) -> SupervisedRun:
         """Return a run that has ended because it could not be prepared.
 
-        Raises:
-            OSError: the folder cannot be written.
+        If the disk is full or read-only, a restarted agent does not find the run again.
         """
-        if not folder.path.exists():
-            folder.create(document)
-        folder.write_record("failure.json", {"reason": reason})
-        folder.write_record("ended", {"at": time.time()})
+        try:
+            if not folder.path.exists():
+                folder.create(document)
+            folder.write_record("failure.json", {"reason": reason})
+            folder.write_record("ended", {"at": time.time()})
+        except OSError as error:
+            logger.warning("the failure of %s cannot be recorded: %s", folder.path, error)
+            return cls(folder, document, None, unrecorded_failure=reason)
         return cls.recover(folder)
 
     def __str__(self) -> str:
@@ -285,7 +291,8 @@ class SupervisedRun:
         is_alive = self._is_alive()
         codes = self.folder.read_exit_codes()
         self._refresh_statuses()
-        failure, loss = self._read_reason("failure.json"), self._read_reason("loss.json")
+        failure = self._unrecorded_failure or self._read_reason("failure.json")
+        loss = self._read_reason("loss.json")
         if not is_alive and not self._exists("ended") and not failure:
             failure, loss = self._explain_lost_supervisor(loss)
         return RunState(
@@ -317,7 +324,10 @@ class SupervisedRun:
         self._group().kill()
 
     def settle(self) -> None:
-        """Remove what only a live run needs, once the control plane knows the end. The records and logs stay."""
+        """Remove what only a live run needs, once the control plane knows the end. The records and logs stay.
+
+        If the disk is full or read-only, a restarted agent reports the end once more.
+        """
         deadline_s = time.monotonic() + _REMOVAL_TIMEOUT_S
         # A process gives up its lock a moment before it leaves its control groups.
         while not self._group().remove():
@@ -325,7 +335,10 @@ class SupervisedRun:
                 logger.warning("The control groups of %s cannot be removed: a process is left in them", self)
                 break
             time.sleep(_POLL_S)
-        self.folder.settle()
+        try:
+            self.folder.settle()
+        except OSError as error:
+            logger.warning("the end of %s cannot be recorded: %s", self, error)
 
     def _is_alive(self) -> bool:
         """Return whether a process of the run is left.
