@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import logging
+import math
 import os
 import random
 import socket
@@ -73,7 +74,7 @@ class ControlPlaneClient:
         self._is_closed = False
         self._delivered: Report | None = None
         self._reply: Reply | None = None
-        self._failures = 0
+        self._failures, self._answered_at_s = 0, -math.inf
         self._thread = threading.Thread(target=self._run, name="control-plane-client", daemon=True)
         self._thread.start()
 
@@ -125,10 +126,8 @@ class ControlPlaneClient:
     def _exchange(self, report: Report) -> float:
         """Send one report and return the seconds to wait before the next. Log the first failure and the recovery."""
         sent_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        # After a failure, the reply that shows the recovery must not wait: ranks live by what was answered.
-        is_prompt = bool(self._reply_wait_s and self._failures)
         try:
-            document = self._post({**report, "wait_s": 0.0} if is_prompt else report)
+            document = self._post({**report, "wait_s": 0.0} if self._is_overdue(sent_at_s) else report)
             pause_s = min(max(0.0, float(document.get("poll_after_s", _MAX_POLL_PERIOD_S))), _MAX_POLL_PERIOD_S)
         except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
             self._disconnect()
@@ -142,7 +141,7 @@ class ControlPlaneClient:
             return max(retry_after_s, backoff_s * random.uniform(0.5, 1.0))
         if self._failures:
             logger.info("The control plane at %s is reachable again.", self._url)
-        self._failures = 0
+        self._failures, self._answered_at_s = 0, sent_at_s
         with self._changed:
             self._delivered = report
             self._reply = Reply(report, document, sent_at_s)
@@ -150,6 +149,14 @@ class ControlPlaneClient:
         with contextlib.suppress(OSError):
             os.write(self._wake_fd, b"r")
         return pause_s
+
+    def _is_overdue(self, now_s: float) -> bool:
+        """Return whether the next reply must not wait, because the last contact was long ago: ranks live by replies.
+
+        That is so at the start, after a failure, and after this process was suspended.
+        """
+        is_late = now_s - self._answered_at_s > self._reply_wait_s + _TIMEOUT_S
+        return bool(self._reply_wait_s and (self._failures or is_late))
 
     def _post(self, report: Report) -> Mapping[str, Any]:
         """Send the report, reconnecting once if the server had closed an idle connection."""
