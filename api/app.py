@@ -19,6 +19,7 @@ from api import (
     jobs,
     loans,
     logs,
+    machine_facts,
     machine_logs,
     machine_reports,
     machines,
@@ -55,6 +56,7 @@ from scheduler.telemetry.fleet_gauges import get_package_version
 
 _ROUTERS = (
     machine_reports.router,
+    machine_facts.router,
     machine_logs.router,
     worker_reports.agent_router,  # first: agents send the most requests, and the first matching route wins
     events.stream_router,  # before the lists that share their paths

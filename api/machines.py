@@ -10,6 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import (
+    ContextDep,
     LimitParameter,
     MachineNamePath,
     PrincipalDep,
@@ -31,11 +32,13 @@ from scheduler.documents.machine import (
     InventoryDocument,
     JoinDocument,
     JoinTokenDocument,
+    MachineFactsDocument,
     to_inventory,
 )
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import AddNode, RemoveNode
 from scheduler.domain.fleet import Node
+from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, EstimatedGpu, JoinToken, Machine, MachineInventory
 from scheduler.domain.suggestions import suggest
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S
@@ -76,6 +79,9 @@ class MachineView(TypedDict):
     agent_version: Annotated[str, Field(description="Release that the agent runs.")]
     containment: Annotated[str, Field(description="Level of isolation of ranks that the agent states. Empty: unknown.")]
     joined_at_s: Annotated[float, Field(description="Time at which it joined, in seconds since 1970 (UTC).")]
+    problem: Annotated[
+        str, Field(description="How its GPUs differ from those of its node, and what to do. Empty: they do not.")
+    ]
     seen_at_s: Annotated[
         float | None, Field(description="Time of the latest report, in seconds since 1970 (UTC). Null: none yet.")
     ]
@@ -105,7 +111,8 @@ def join_token_view(token: JoinToken) -> JoinTokenView:
     return cast("JoinTokenView", view)
 
 
-def machine_view(machine: Machine) -> MachineView:
+def machine_view(machine: Machine, node: Node | None) -> MachineView:
+    """Return the view of a machine. `node` is its node as it was registered, None if it was deleted."""
     return {
         "name": machine.name,
         "nodes": list(machine.nodes),
@@ -117,12 +124,16 @@ def machine_view(machine: Machine) -> MachineView:
         "agent_version": machine.agent_version,
         "containment": machine.containment,
         "joined_at_s": machine.joined_at_s,
+        "problem": "" if node is None or not machine.is_live else describe_difference(machine, node),
         "seen_at_s": machine.seen_at_s,
         "revoked_at_s": machine.revoked_at_s,
     }
 
 
 router = create_router("machines")
+
+_MEMORY_TOLERANCE = 0.02
+"""Drivers of different versions reserve different parts of a GPU's memory."""
 
 JoinTokenIdPath = Annotated[str, Path(description="Public id from the response to its creation, not the secret.")]
 _TOKEN_HINT = "a machine joins with a token of `ebbtide machines token`: Authorization: Bearer ebj_..."
@@ -186,13 +197,13 @@ def join_machine(
     """
     now_s = service.clock.now_s()
     token = _require_join_token(service, request, now_s)
-    _check_agent(document, now_s)
+    check_agent(document, now_s)
     principal = Principal(f"join token {token.id}", (Grant(Role.ADMIN),))
     context = load_request_context(service.state_reader, service.store, now_s, principal)
     _check_name(document, token, context)
     _check_lease(document.name, service, now_s)
-    inventory = _read_inventory(document)
-    gpu = _choose_profile(document.name, inventory, service, now_s)
+    inventory = read_inventory(document)
+    gpu = choose_profile(document.name, inventory, service, now_s)
     digest, credential = generate_credential()
     machine = Machine(
         document.name,
@@ -209,25 +220,27 @@ def join_machine(
     _register(machine, token, context)
     response.headers["Location"] = f"/v1/machines/{machine.name}"
     response.headers["Cache-Control"] = "no-store"
-    return {"machine": machine_view(machine), "credential": credential}
+    return {"machine": machine_view(machine, None), "credential": credential}
 
 
 @router.get("/machines")
 @requires(VIEWER)
 def list_machines(
-    service: ServiceDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
+    service: ServiceDep, context: ContextDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[MachineView]:
     """List all machines by name, including revoked ones, without their inventories."""
-    machines = {machine.name: machine for machine in service.store.machines.list_machines()}
-    return page_by_name("machines", machines, machine_view, cursor=cursor, limit=limit)
+    machines, nodes = {each.name: each for each in service.store.machines.list_machines()}, context.snapshot.nodes
+    return page_by_name(
+        "machines", machines, lambda each: machine_view(each, nodes.get(each.name)), cursor=cursor, limit=limit
+    )
 
 
 @router.get("/machines/{name}")
 @requires(VIEWER)
-def get_machine(name: MachineNamePath, service: ServiceDep) -> MachineDetailsView:
+def get_machine(name: MachineNamePath, service: ServiceDep, context: ContextDep) -> MachineDetailsView:
     """Return a machine with its inventory."""
     found = service.store.machines.get_machine(name) or raise_not_found("machine", name)
-    return {**machine_view(found), "inventory": encode(found.inventory)}
+    return {**machine_view(found, context.snapshot.nodes.get(name)), "inventory": encode(found.inventory)}
 
 
 @router.delete("/machines/{name}")
@@ -243,7 +256,7 @@ def revoke_machine(name: MachineNamePath, service: ServiceDep, principal: Princi
     entry = _machine_audit_entry("RevokeMachine", found, principal, now_s)
     revoked = service.store.machines.revoke_machine(name, now_s, entry)
     service.machine_credentials.forget()
-    return machine_view(revoked or raise_not_found("machine", name))
+    return machine_view(revoked or raise_not_found("machine", name), None)
 
 
 def _require_join_token(service: Service, request: Request, now_s: float) -> JoinToken:
@@ -266,8 +279,12 @@ def _refuse_token(slug: str, detail: str) -> NoReturn:
     raise ProblemError(401, slug, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _check_agent(document: JoinDocument, now_s: float) -> None:
-    """Check the agent's version and clock."""
+def check_agent(document: MachineFactsDocument, now_s: float) -> None:
+    """Check the agent's version and clock.
+
+    Raises:
+        ProblemError: 409 if one differs too much from the service's.
+    """
     version = get_package_version()
     if _minor_version(document.version) != _minor_version(version):
         allowed = f"{_minor_version(version)}.x, as the service"
@@ -319,7 +336,7 @@ def _refuse_name(name: str) -> NoReturn:
     raise ProblemError(409, "machine-name-taken", detail, (field,))
 
 
-def _read_inventory(document: JoinDocument) -> MachineInventory:
+def read_inventory(document: MachineFactsDocument) -> MachineInventory:
     """Return the reported inventory, with the GPU model that the document names instead, if any."""
     if not document.gpu:
         return to_inventory(document.inventory)
@@ -327,7 +344,7 @@ def _read_inventory(document: JoinDocument) -> MachineInventory:
     return to_inventory(document.inventory.model_copy(update={"gpus": renamed}))
 
 
-def _choose_profile(machine: str, inventory: MachineInventory, service: Service, now_s: float) -> str:
+def choose_profile(machine: str, inventory: MachineInventory, service: Service, now_s: float) -> str:
     """Return the name of the GPUs' profile, after storing a new estimate if there is none.
 
     It is stored before the node is added: a plan that is requested without it would count as infeasible for good.
@@ -350,7 +367,7 @@ def _register(machine: Machine, token: JoinToken, context: RequestContext) -> No
 
     In this order a request that failed halfway can be repeated: the node is found, and the token still has its use.
     """
-    node, existing = _build_node(machine), context.snapshot.nodes.get(machine.name)
+    node, existing = build_node(machine), context.snapshot.nodes.get(machine.name)
     if existing is not None:
         refuse_other_shape(existing, node)
     with_node = context if existing is not None else context.send(AddNode(node))
@@ -366,7 +383,26 @@ def _register(machine: Machine, token: JoinToken, context: RequestContext) -> No
         _refuse_token("join-token-used", f"the join token {token.id} has no uses left. Create another one")
 
 
-def _build_node(machine: Machine) -> Node:
+def describe_difference(machine: Machine, node: Node) -> str:
+    """Return how the GPUs of a machine differ from those of its node, and what to do; empty if they do not."""
+    found, advice = build_node(machine), f"To use its GPUs, run `ebbtide machines remove {machine.name}`"
+    advice += f" and `ebbtide nodes delete {node.name}`, and join it with a new state folder"
+    has = f"{format_gpu_count(found.gpus)} {found.gpu}"
+    if lacks_gpus(found, node):
+        registered = f"{format_gpu_count(node.gpus)} {node.gpu}"
+        return f"the machine has {has}, but its node {registered}; the node is drained. {advice}"
+    if found.gpus > node.gpus:
+        return f"the machine has {has}, of which its node uses {node.gpus}. {advice}"
+    return ""
+
+
+def lacks_gpus(found: Node, registered: Node) -> bool:
+    """Return whether GPUs of the registered node are gone, are of another model or have less memory."""
+    least_bytes = (1.0 - _MEMORY_TOLERANCE) * registered.gpu_memory_bytes
+    return found.gpu != registered.gpu or found.gpus < registered.gpus or found.gpu_memory_bytes < least_bytes
+
+
+def build_node(machine: Machine) -> Node:
     """Return the node of the machine. Plans use no more memory than the profile has, and no more than is there."""
     gpus = machine.inventory.gpus
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]

@@ -103,7 +103,6 @@ def agent(
         url=join,
         token_file=token_file,
         name=name,
-        gpu=gpu,
         address=address,
         overrides=InventoryOverrides(gpus=gpus, gpu=gpu, gpu_memory_bytes=_parse_bytes(gpu_memory)),
         policy=policy,

@@ -131,7 +131,7 @@ def render_machines(machines: Iterable[MachineView], now_s: float) -> Renderable
             [
                 each["name"],
                 each["pool"],
-                _format_gpus(each),
+                _format_gpus(each) + (" (differs from its node)" if each["problem"] else ""),
                 each["address"],
                 each["agent_version"],
                 _format_seen(each, now_s),
@@ -176,6 +176,7 @@ def _list_facts(machine: MachineDetailsView) -> Mapping[str, str]:
         "address": machine["address"],
         "agent": machine["agent_version"],
         "containment": machine["containment"],
+        "problem": machine["problem"],
         "joined (UTC)": format_time(machine["joined_at_s"]),
         "last report": _format_seen(machine, time.time()),
     }

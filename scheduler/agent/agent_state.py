@@ -2,6 +2,7 @@
 
 <state>/agent.lock        held while an agent uses the folder
 <state>/identity.json     name of the machine, URL of the control plane, credential; readable by the agent alone
+<state>/stated.json       what the operator has stated of the machine, for later starts
 <state>/epoch             highest leader epoch that was seen
 <state>/lease             time on the boot clock until which ranks may run without contact to the control plane
 <state>/jobs/             run folders (see run_folder)
@@ -14,15 +15,30 @@ import fcntl
 import json
 import logging
 import os
-import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scheduler.agent.shared_files import write_json
 
 logger = logging.getLogger(__name__)
 
 _LEASE_FORMAT = "{:020.3f}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFacts:
+    """What the operator states of a machine instead of the driver and the network. Empty values are not stated.
+
+    Args:
+        gpu: profile or product.
+    """
+
+    gpus: int = 0
+    gpu: str = ""
+    gpu_memory_bytes: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +87,20 @@ class AgentState:
     def write_identity(self, identity: AgentIdentity) -> None:
         write_json(self.root / "identity.json", asdict(identity), durable=True)
 
+    def complete(self, stated: StatedFacts) -> StatedFacts:
+        """Return the stated facts, with those of earlier starts where nothing is stated now."""
+        path = self.root / "stated.json"
+        if not path.exists():
+            return stated
+        earlier: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return StatedFacts(**{name: value or earlier[name] for name, value in asdict(stated).items()})
+
+    def write_stated(self, stated: StatedFacts) -> None:
+        write_json(self.root / "stated.json", asdict(stated), durable=True)
+
     def extend_lease(self, until_s: float) -> None:
         """Allow ranks to run until `until_s` on the boot clock. Written in place: containers see the same file."""
         os.pwrite(self._lease, _LEASE_FORMAT.format(until_s).encode(), 0)
-
-    def read_lease_s(self) -> float:
-        """Return the time on the boot clock until which ranks may run; 0 if none was ever given."""
-        return float(self.lease_path.read_text(encoding="ascii") or 0.0)
 
     def accept_epoch(self, epoch: int) -> bool:
         """Return whether no later leader was seen, and remember the epoch durably.
@@ -91,8 +114,3 @@ class AgentState:
                 logger.warning("leader epoch %d cannot be recorded: %s", epoch, error)
             self._highest_epoch = epoch
         return epoch >= self._highest_epoch
-
-
-def boot_time_s() -> float:
-    """Return the seconds since the machine started. All processes of the machine share this clock."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

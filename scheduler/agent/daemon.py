@@ -5,28 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from scheduler.agent.agent_state import AgentIdentity, AgentState, boot_time_s
+from scheduler.agent.agent_state import AgentIdentity, AgentState, StatedFacts
 from scheduler.agent.containment import Containment, ContainmentPolicy
 from scheduler.agent.inventory import InventoryOverrides, detect_inventory
-from scheduler.agent.joining import join
+from scheduler.agent.joining import AgentFacts, join, send_facts
 from scheduler.agent.machine_agent import MachineAgent
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_launcher import RunLauncher
 from scheduler.agent.run_retention import RetentionLimits, RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
-from scheduler.domain.machine import MachineInventory
 from scheduler.domain.run_document import RunDocument
 
 logger = logging.getLogger(__name__)
 
 _PRELOAD = ("scheduler.trainer.preload",)
-_FIRST_LEASE_S = 30.0
-"""Ranks of an earlier agent may run at least this long, so that a late restart does not end them at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,6 @@ class AgentOptions:
     Args:
         url, token_file: control plane and join token; needed once, before the machine has joined.
         name: name of the machine; empty for its host name.
-        gpu: name of the GPU profile; empty to derive it from the inventory.
         address: where ranks on other machines reach this one; empty for the address that reaches the control plane.
         hidden: folders that no rank may see, besides the state folder.
         preload: modules that supervisors load for jobs of the reference trainer.
@@ -48,7 +43,6 @@ class AgentOptions:
     url: str = ""
     token_file: Path | None = None
     name: str = ""
-    gpu: str = ""
     address: str = ""
     overrides: InventoryOverrides = field(default_factory=lambda: InventoryOverrides())
     policy: ContainmentPolicy = field(default_factory=lambda: ContainmentPolicy())
@@ -59,22 +53,31 @@ class AgentOptions:
 
 
 def run_agent(options: AgentOptions) -> None:
-    """Join if the machine has not joined yet, and serve until SIGTERM. Ranks go on without the agent.
+    """Join if the machine has not joined yet, else state its facts again, and serve until SIGTERM.
+
+    Ranks go on without the agent. What the operator stated at an earlier start counts until it is stated anew.
 
     Raises:
-        ValueError: the machine cannot join, or cannot contain its ranks as required.
+        ValueError: the machine is refused, or cannot contain its ranks as required.
         OSError: the state folder cannot be written, or the control plane cannot be reached to join.
     """
     os.umask(0o077)
     state = AgentState(options.state)
     containment = Containment.detect(options.policy, hidden=(state.root, *options.hidden))
     logger.info("containment: %s", containment.level)
-    inventory = detect_inventory(options.overrides, checkpoint_paths=options.checkpoint_paths)
-    identity = state.read_identity() or _join(options, state, str(containment.level), inventory)
+    given = StatedFacts(**asdict(options.overrides), address=options.address)
+    identity = state.read_identity()
+    stated = given if identity is None else state.complete(given)
+    state.write_stated(stated)
+    overrides = InventoryOverrides(stated.gpus, stated.gpu, stated.gpu_memory_bytes)
+    inventory = detect_inventory(overrides, checkpoint_paths=options.checkpoint_paths)
+    facts = AgentFacts(stated.gpu, stated.address, options.version, str(containment.level), inventory)
+    if identity is None:
+        identity = _join(options, state, facts)
+    elif problem := send_facts(identity, facts):
+        logger.warning("%s", problem)
     launcher = RunLauncher(state, identity, containment, inventory, preload=options.preload)
     recovered = launcher.recover_runs()
-    if recovered:
-        state.extend_lease(max(state.read_lease_s(), boot_time_s() + _FIRST_LEASE_S))
     logger.info("machine %s serves %s with %d earlier runs", identity.machine, identity.url, len(recovered))
     retention = RunRetention(
         AgentFolders(state.root), options.retention, delete_unused_directories=launcher.delete_unused_directories
@@ -87,30 +90,12 @@ def run_agent(options: AgentOptions) -> None:
     MachineAgent(state, identity, prepare, recovered, retention).serve()
 
 
-def _join(options: AgentOptions, state: AgentState, level: str, inventory: MachineInventory) -> AgentIdentity:
+def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentIdentity:
     if not options.url or options.token_file is None:
         raise ValueError(
             f"--join: {state.root} holds no machine that has joined. Pass --join URL and --token-file FILE; "
             "`ebbtide machines token` creates a token."
         )
-    identity = join(
-        options.url,
-        options.token_file,
-        name=options.name or socket.gethostname(),
-        gpu=options.gpu,
-        address=options.address or _find_address(options.url),
-        version=options.version,
-        containment=level,
-        inventory=inventory,
-    )
+    identity = join(options.url, options.token_file, name=options.name or socket.gethostname(), facts=facts)
     state.write_identity(identity)
     return identity
-
-
-def _find_address(url: str) -> str:
-    """Return the address of this machine on the route to the control plane."""
-    parts = urllib.parse.urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname or "", parts.port or 80))
-        address: str = probe.getsockname()[0]
-    return address

@@ -108,10 +108,9 @@ class InventoryDocument(Document):
     )
 
 
-class JoinDocument(Document):
-    """A machine that asks to join. The token decides the pool."""
+class MachineFactsDocument(Document):
+    """What an agent states of its machine when it joins, and again when it starts."""
 
-    name: HostName = Field(description="Unique name of the machine and of the node that it hosts.")
     address: Annotated[ShortText, Field(min_length=1)] = Field(
         description="Host name or IP address at which ranks on other machines reach it."
     )
@@ -126,6 +125,12 @@ class JoinDocument(Document):
         default="", description="Profile or product to use instead of the reported product. Empty: the reported one."
     )
     inventory: InventoryDocument = Field(description="Detected hardware, with at least one GPU.")
+
+
+class JoinDocument(MachineFactsDocument):
+    """A machine that asks to join. The token decides the pool."""
+
+    name: HostName = Field(description="Unique name of the machine and of the node that it hosts.")
 
 
 def to_inventory(document: InventoryDocument) -> MachineInventory:

@@ -293,6 +293,64 @@ def test_stated_cpu_slots_need_no_memory(guarded: AuthenticatedService) -> None:
     assert (node["gpu"], node["gpus"], node["gpu_memory_bytes"]) == ("cpu", 2, 2 * 10**9)
 
 
+def state_facts(guarded: AuthenticatedService, credential: str, **changes: Any) -> httpx.Response:
+    document = {**join_document(), "clock_s": guarded.clock.now_s(), **changes}
+    del document["name"]
+    return guarded.request("PUT", "/v1/machines/m0/facts", credential, document)
+
+
+def test_an_upgraded_agent_states_its_facts_again(guarded: AuthenticatedService) -> None:
+    credential = join(guarded, create_token(guarded)).json()["credential"]
+    version = ".".join([*get_package_version().split(".")[:2], "99"])
+    inventory = {**join_document()["inventory"], "cpus": 7}
+    changes = {"version": version, "containment": "partial", "address": "10.9.9.9", "inventory": inventory}
+    answer = state_facts(guarded, credential, **changes)
+    assert (answer.status_code, answer.json()["problem"]) == (200, "")
+    machine = guarded.request("GET", "/v1/machines/m0", guarded.root).json()
+    assert (machine["agent_version"], machine["containment"], machine["address"]) == (version, "partial", "10.9.9.9")
+    assert (machine["inventory"]["cpus"], machine["joined_at_s"]) == (7, NOW_S)
+    assert require(guarded, credential).address == "10.9.9.9"
+    assert not guarded.request("GET", "/v1/nodes/m0", guarded.root).json()["cordoned"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "gpu", "gpus", "is_drained"),
+    [
+        ([{"name": "NVIDIA L4", "memory_bytes": 24 * 10**9}], "l4", 1, True),
+        ([{"name": "NVIDIA L40S", "memory_bytes": 48 * 10**9}] * 2, "l40s", 2, True),
+        ([{"name": "NVIDIA L4", "memory_bytes": 12 * 10**9}] * 2, "l4", 2, True),
+        ([{"name": "NVIDIA L4", "memory_bytes": 24 * 10**9}] * 4, "l4", 4, False),
+    ],
+)
+def test_a_node_whose_gpus_are_gone_is_drained(
+    guarded: AuthenticatedService, facts: list[dict[str, Any]], gpu: str, gpus: int, *, is_drained: bool
+) -> None:
+    credential = join(guarded, create_token(guarded)).json()["credential"]
+    inventory = {"gpus": [{**gpu_facts, "index": at} for at, gpu_facts in enumerate(facts)]}
+    for _ in range(2):  # as two starts
+        stated = state_facts(guarded, credential, inventory=inventory).json()
+        assert (stated["gpu"], stated["gpus"], bool(stated["problem"])) == (gpu, gpus, True)
+    node = guarded.request("GET", "/v1/nodes/m0", guarded.root).json()
+    assert (node["gpu"], node["gpus"], node["draining"]) == ("l4", 2, is_drained)
+    assert [bool(machine["problem"]) for machine in items(guarded, "/v1/machines")] == [True]
+    actions = [(entry["action"], entry["actor"]) for entry in items(guarded, "/v1/audit")]
+    assert actions.count(("CordonNode", "machine m0")) == is_drained
+
+
+def test_refused_facts_change_nothing(guarded: AuthenticatedService, problem: Problem) -> None:
+    token = create_token(guarded, uses=2)
+    credential = join(guarded, token).json()["credential"]
+    other = join(guarded, token, join_document("m1")).json()["credential"]
+    before = guarded.request("GET", "/v1/machines/m0", guarded.root).json()
+    assert refusal(state_facts(guarded, credential, version="0.9.1"), problem, 409) == "agent-incompatible"
+    assert refusal(state_facts(guarded, credential, clock_s=NOW_S + 3600.0), problem, 409) == "clock-skew"
+    assert refusal(state_facts(guarded, credential, inventory={}), problem, 422) == "invalid-input"
+    assert refusal(state_facts(guarded, other), problem, 403) == "forbidden"
+    assert guarded.request("GET", "/v1/machines/m0", guarded.root).json() == before
+    guarded.request("DELETE", "/v1/machines/m0", guarded.root)
+    assert refusal(state_facts(guarded, credential), problem, 401) == "machine-revoked"
+
+
 def test_machines_are_listed_without_their_inventories(guarded: AuthenticatedService) -> None:
     token = create_token(guarded, uses=3)
     for name in ("m2", "m0", "m1"):
