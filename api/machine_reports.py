@@ -222,7 +222,13 @@ class OrderBuilder:
             claim_logs(self.service, run)
             order["begin"] = {"host": run.master.host, "port": run.master.port}
         elif max(report.generation, report.prepared) < order["generation"] and not _has_ended(begun, order):
-            document = build_run_document(job, self.snapshot, report.node, secret=self.service.token_secret)
+            document = build_run_document(
+                job,
+                self.snapshot,
+                report.node,
+                secret=self.service.token_secret,
+                archive_bytes_max=self.service.settings.archive_bytes_max,
+            )
             order["document"] = document.to_document()
         return order
 
@@ -245,7 +251,9 @@ def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport
     return job is None or job.is_ended or run is None or run.end is not None
 
 
-def build_run_document(job: Job, snapshot: Snapshot, node: str, *, secret: bytes) -> RunDocument:
+def build_run_document(
+    job: Job, snapshot: Snapshot, node: str, *, secret: bytes, archive_bytes_max: int | None = None
+) -> RunDocument:
     """Return the job's current generation on `node`. The agent fills in the URL under which it reaches the API."""
     spec, allocation = job.spec, job.allocation
     slots = assign_rank_slots(snapshot.rank_placement(allocation))
@@ -263,6 +271,7 @@ def build_run_document(job: Job, snapshot: Snapshot, node: str, *, secret: bytes
         ranks=tuple(RankSeat(slot.rank, slot.local_rank, slot.gpu) for slot in slots if slot.node == node),
         launch=spec.program.launch,
         archive=spec.program.archive,
+        archive_bytes_max=archive_bytes_max,
         setup=spec.program.setup,
         venv=spec.program.venv,
         env=spec.env,

@@ -20,7 +20,13 @@ from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import RunSite, SupervisedRun
-from scheduler.agent.working_directory import UserIds, WorkingDirectories, WorkingDirectory, WorkingDirectoryError
+from scheduler.agent.working_directory import (
+    UnpackLimits,
+    UserIds,
+    WorkingDirectories,
+    WorkingDirectory,
+    WorkingDirectoryError,
+)
 from scheduler.domain.machine import MachineInventory
 from scheduler.domain.run_document import RunDocument
 
@@ -121,6 +127,7 @@ class RunLauncher:
             run_setup=partial(self._run_setup, user),
             setup=document.setup,
             user=_to_ids(user),
+            limits=UnpackLimits.for_archives(document.archive_bytes_max),
         )
 
     def _fetch(self, digest: str, target: Path) -> None:

@@ -63,6 +63,11 @@ class UnpackLimits:
     bytes_max: int = UNPACKED_RATIO_MAX * ARCHIVE_BYTES_MAX
     entries_max: int = ARCHIVE_ENTRIES_MAX
 
+    @classmethod
+    def for_archives(cls, bytes_max: int | None) -> UnpackLimits:
+        """Return the limits where archives may have `bytes_max` bytes. None: the default."""
+        return cls() if bytes_max is None else cls(bytes_max=UNPACKED_RATIO_MAX * bytes_max)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkingDirectory:
@@ -102,9 +107,8 @@ class WorkingDirectory:
 class WorkingDirectories:
     """The working directories below `root`, each prepared once. Several processes and threads may share `root`."""
 
-    def __init__(self, root: Path, *, limits: UnpackLimits | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root.absolute()
-        self._limits = limits or UnpackLimits()
 
     def prepare(
         self,
@@ -114,6 +118,7 @@ class WorkingDirectories:
         run_setup: RunSetup,
         setup: tuple[str, ...] = (),
         user: UserIds | None = None,
+        limits: UnpackLimits = UnpackLimits(),
     ) -> WorkingDirectory:
         """Return the directory of an archive after its setup command. Waits while another thread prepares it.
 
@@ -136,7 +141,8 @@ class WorkingDirectories:
                 return ready
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                unpacked = self._unpack(folder, digest, fetch, user)
+                unpacked = _unpack(folder, digest, fetch, limits)
+                _give_to(folder / "workdir", user)
                 if setup:
                     _set_up(folder, setup, run_setup)
                 return _write_ready(folder, unpacked)
@@ -168,17 +174,17 @@ class WorkingDirectories:
         """Return where the directory of an archive is, prepared or not."""
         return self._root / _key(digest, setup, user) / "workdir"
 
-    def _unpack(self, folder: Path, digest: str, fetch: Fetch, user: UserIds | None) -> tuple[str, ...]:
-        """Fetch and unpack the archive, and return its top-level entries."""
-        folder.mkdir(mode=0o711)
-        archive, workdir = folder / "archive", folder / "workdir"
-        fetch(archive)
-        _check_digest(archive, digest)
-        workdir.mkdir(mode=0o700)
-        unpack_archive(archive, workdir, self._limits)
-        archive.unlink()
-        _give_to(workdir, user)
-        return tuple(sorted(entry.name for entry in workdir.iterdir()))
+
+def _unpack(folder: Path, digest: str, fetch: Fetch, limits: UnpackLimits) -> tuple[str, ...]:
+    """Fetch and unpack the archive, and return its top-level entries."""
+    folder.mkdir(mode=0o711)
+    archive, workdir = folder / "archive", folder / "workdir"
+    fetch(archive)
+    _check_digest(archive, digest)
+    workdir.mkdir(mode=0o700)
+    unpack_archive(archive, workdir, limits)
+    archive.unlink()
+    return tuple(sorted(entry.name for entry in workdir.iterdir()))
 
 
 def _set_up(folder: Path, setup: tuple[str, ...], run_setup: RunSetup) -> None:

@@ -53,6 +53,7 @@ class RunDocument:
         ranks: the ranks on this node.
         plan: the parallel plan, or None for a job without one.
         archive: digest of the working directory's archive (`sha256:<hex>`), or empty.
+        archive_bytes_max: limit of uploaded archives, from which that of the unpacked files follows. None: the default.
         setup: command that runs once per machine in a new working directory, before any rank. Empty for none.
         venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
         checkpoint_dir: directory for checkpoints; empty lets the agent choose one.
@@ -73,6 +74,7 @@ class RunDocument:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     plan: ParallelPlan | None = None
     archive: str = ""
+    archive_bytes_max: int | None = None
     setup: tuple[str, ...] = ()
     venv: str = ""
     steps: int = 0
