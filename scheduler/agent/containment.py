@@ -244,18 +244,22 @@ class Containment:
         return (*words, "--", *command)
 
 
-def list_gpu_devices(vendor: GpuVendor, minors: Sequence[int], *, dev: Path = Path("/dev")) -> tuple[Path, ...]:
+def list_gpu_devices(
+    vendor: GpuVendor, minors: Sequence[int], *, capability_minors: Sequence[int] = (), dev: Path = Path("/dev")
+) -> tuple[Path, ...]:
     """Return the device nodes that a job needs for its GPUs, as far as the machine has them.
 
     Args:
         minors: numbers of the GPUs' own nodes: of `nvidia<n>`, `renderD<n>` or `davinci<n>`.
+        capability_minors: numbers of `nvidia-caps/nvidia-cap<n>`, for MIG instances.
     """
     shared, own = {
         GpuVendor.NVIDIA: (("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"), "nvidia{}"),
         GpuVendor.AMD: (("kfd",), "dri/renderD{}"),
         GpuVendor.ASCEND: (("davinci_manager", "devmm_svm", "hisi_hdc"), "davinci{}"),
     }[vendor]
-    names = [*shared, "infiniband", *(own.format(minor) for minor in minors)]
+    names = [*shared, "infiniband", *(own.format(minor) for minor in dict.fromkeys(minors))]
+    names += [f"nvidia-caps/nvidia-cap{minor}" for minor in capability_minors]
     return tuple(dev / name for name in names if (dev / name).exists())
 
 

@@ -35,7 +35,7 @@ from scheduler.domain.machine import (
 
 ROCM_COMMAND = (
     *("rocm-smi", "--json", "--showproductname", "--showuniqueid", "--showmaxpower", "--showtopo"),
-    *("--showmeminfo", "vram"),
+    *("--showmeminfo", "vram", "--showbus"),
 )
 _ROCM_TIMEOUT_S = 30.0
 _PATH_TIMEOUT_S = 5.0
@@ -123,15 +123,62 @@ def _detect_nvidia_gpus() -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ...]]:
         pynvml.nvmlShutdown()
 
 
-def read_nvml(nvml: ModuleType | Any) -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ...]]:
-    """Return the GPUs and their links that an initialized NVML reports. `nvml` has the interface of pynvml."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    gpus = tuple(_read_nvml_device(nvml, index, handle) for index, handle in enumerate(handles))
+def read_nvml(
+    nvml: ModuleType | Any, *, capabilities: Path = Path("/proc/driver/nvidia/capabilities")
+) -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ...]]:
+    """Return the GPUs and their links that an initialized NVML reports. MIG instances stand for their GPU.
+
+    Args:
+        nvml: has the interface of pynvml.
+        capabilities: folder in which the driver lists the device nodes of MIG instances.
+    """
+    found = list[tuple[GpuDevice, Any]]()
+    for number in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        gpu = _read_nvml_device(nvml, number, handle)
+        instances = _list_mig_instances(nvml, gpu, handle, capabilities)
+        found += [(instance, None) for instance in instances] or [(gpu, handle)]
     links = tuple(
-        GpuLink(first, second, _read_nvml_link(nvml, handles[first], handles[second]))
-        for first, second in combinations(range(len(handles)), 2)
+        GpuLink(first, second, _read_nvml_link(nvml, found[first][1], found[second][1]))
+        for first, second in combinations(range(len(found)), 2)
     )
-    return gpus, links
+    return tuple(replace(gpu, index=index) for index, (gpu, _) in enumerate(found)), links
+
+
+def _list_mig_instances(nvml: Any, gpu: GpuDevice, handle: Any, capabilities: Path) -> list[GpuDevice]:
+    """Return the MIG instances of a GPU, none if MIG is off. Its facts are shared in proportion to the memory."""
+    read = partial(_read_nvml_value, nvml)
+    if read((0, 0), nvml.nvmlDeviceGetMigMode, handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        return []
+    instances = []
+    for number in range(read(0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+        instance = read(None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        if instance is None:
+            continue
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(instance).total)
+        share = memory_bytes / gpu.memory_bytes
+        ids = (nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance))
+        scaled = replace(
+            gpu,
+            name=_to_text(nvml.nvmlDeviceGetName(instance)),
+            uuid=_to_text(nvml.nvmlDeviceGetUUID(instance)),
+            memory_bytes=memory_bytes,
+            cores=int(gpu.cores * share),
+            memory_bus_bits=int(gpu.memory_bus_bits * share),
+            power_watts=gpu.power_watts * share,
+            nvlinks=0,
+            capability_minors=_read_capability_minors(capabilities / f"gpu{gpu.minor}" / "mig", *ids),
+        )
+        instances.append(scaled)
+    return instances
+
+
+def _read_capability_minors(folder: Path, gpu_instance: int, compute_instance: int) -> tuple[int, ...]:
+    """Return the device nodes that permit the use of a MIG instance, as the driver lists them below /proc."""
+    instance = folder / f"gi{gpu_instance}"
+    files = (instance / "access", instance / f"ci{compute_instance}" / "access")
+    found = (re.search(r"DeviceFileMinor: (\d+)", _read_file(file)) for file in files)
+    return tuple(int(match[1]) for match in found if match)
 
 
 def _read_nvml_device(nvml: Any, index: int, handle: Any) -> GpuDevice:
@@ -154,10 +201,13 @@ def _read_nvml_device(nvml: Any, index: int, handle: Any) -> GpuDevice:
         ),
         pcie_generation=read(0, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_lanes=read(0, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        minor=read(None, nvml.nvmlDeviceGetMinorNumber, handle),
     )
 
 
 def _read_nvml_link(nvml: Any, first: Any, second: Any) -> LinkKind:
+    if first is None or second is None:  # MIG instances have no path to other GPUs
+        return LinkKind.SYSTEM
     nvlink = nvml.NVML_P2P_CAPS_INDEX_NVLINK
     if _read_nvml_value(nvml, -1, nvml.nvmlDeviceGetP2PStatus, first, second, nvlink) == nvml.NVML_P2P_STATUS_OK:
         return LinkKind.NVLINK
@@ -197,15 +247,20 @@ _CARD = re.compile(r"card(\d+)")
 _ROCM_LINK = re.compile(r"\(Topology\) Link type between DRM devices (\d+) and (\d+)")
 
 
-def parse_rocm_json(text: str) -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ...]]:
+def parse_rocm_json(
+    text: str, *, pci: Path = Path("/sys/bus/pci/devices")
+) -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ...]]:
     """Return the GPUs and links in the output of ROCM_COMMAND. Names of fields differ in case between releases.
+
+    Args:
+        pci: folder of the PCI devices, in which the kernel lists the render nodes of each.
 
     Raises:
         ValueError: the text has no JSON object with cards.
     """
     document = json.loads(text[text.find("{") :])  # warnings may precede the document
     cards = sorted((int(match[1]), name) for name in document if (match := _CARD.fullmatch(name)))
-    gpus = tuple(_parse_rocm_card(index, document[name]) for index, (_, name) in enumerate(cards))
+    gpus = tuple(_parse_rocm_card(index, document[name], pci) for index, (_, name) in enumerate(cards))
     links = []
     for name, value in document.get("system", {}).items():
         if match := _ROCM_LINK.fullmatch(name):
@@ -214,7 +269,7 @@ def parse_rocm_json(text: str) -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ..
     return gpus, tuple(links)
 
 
-def _parse_rocm_card(index: int, card: Mapping[str, Any]) -> GpuDevice:
+def _parse_rocm_card(index: int, card: Mapping[str, Any], pci: Path) -> GpuDevice:
     fields = {name.lower(): str(value).strip() for name, value in card.items()}
     name = fields.get("card series") or fields.get("device name") or fields.get("card model") or "AMD GPU"
     unique_id = fields.get("unique id", "").removeprefix("0x")
@@ -225,7 +280,14 @@ def _parse_rocm_card(index: int, card: Mapping[str, Any]) -> GpuDevice:
         int(fields.get("vram total memory (b)", "0")),
         architecture=fields.get("gfx version", ""),
         power_watts=float(fields.get("max graphics package power (w)", "0")),
+        minor=_find_render_minor(pci / fields.get("pci bus", "").lower() / "drm"),
     )
+
+
+def _find_render_minor(folder: Path) -> int | None:
+    """Return the number of the render node in a device's folder, None without one."""
+    found = (re.fullmatch(r"renderD(\d+)", path.name) for path in _list_folder(folder))
+    return next((int(match[1]) for match in found if match), None)
 
 
 def list_network_interfaces(classes: Path) -> tuple[NetworkInterface, ...]:

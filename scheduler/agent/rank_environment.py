@@ -41,7 +41,7 @@ class MachineFacts:
 
     Args:
         cores: CPU cores of the machine.
-        gpu_ids: identifier by GPU index, a UUID where the driver accepts one. Empty without real GPUs.
+        gpu_ids: identifier by GPU index: a UUID if the GPU has one, else its number. Empty without real GPUs.
     """
 
     cores: int
@@ -146,7 +146,10 @@ def _select_devices(document: RunDocument, machine: MachineFacts) -> dict[str, s
     if missing:
         present = ", ".join(map(str, sorted(machine.gpu_ids)))
         raise ValueError(f"ranks: gpu is {missing[0]}, but the GPUs of this machine are {present}.")
-    return {_DEVICE_VARIABLE[machine.vendor]: ",".join(machine.gpu_ids[gpu] for gpu in gpus)}
+    ids = [machine.gpu_ids[gpu] for gpu in gpus]
+    # Only this one of AMD's variables is documented to accept identifiers.
+    is_rocr = machine.vendor is GpuVendor.AMD and not all(each.isdecimal() for each in ids)
+    return {"ROCR_VISIBLE_DEVICES" if is_rocr else _DEVICE_VARIABLE[machine.vendor]: ",".join(ids)}
 
 
 def _build_rendezvous(document: RunDocument, seat: RankSeat, master: MasterAddress) -> dict[str, str]:

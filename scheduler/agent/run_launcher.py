@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState
-from scheduler.agent.containment import ContainerFolders, Containment, RankUser, list_gpu_devices
+from scheduler.agent.containment import ContainerFolders, Containment, RankUser
 from scheduler.agent.folder_removal import delete_folder
+from scheduler.agent.gpu_selection import MachineGpus
 from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import RunSite, SupervisedRun
@@ -58,7 +59,7 @@ class RunLauncher:
         self._directories = WorkingDirectories(state.root / "directories")
         self._containment = containment
         self._preload = tuple(preload)
-        self._gpus = {gpu.index: gpu for gpu in inventory.gpus if gpu.uuid}
+        self._gpus = MachineGpus(inventory.gpus)
         self._cores = inventory.cpus or os.cpu_count() or 1
 
     def prepare(self, document: RunDocument) -> SupervisedRun:
@@ -108,12 +109,11 @@ class RunLauncher:
                     yield self._directories.find(document.archive, document.setup, user)
 
     def _build_site(self, document: RunDocument, working_dir: Path, shared: WorkingDirectory | None) -> RunSite:
-        gpus = [self._gpus[seat.gpu] for seat in document.ranks if seat.gpu in self._gpus]
         return RunSite(
             working_dir=working_dir,
             default_checkpoint_dir=self._folders.checkpoint_dir(document.job_id),
-            machine=MachineFacts(self._cores, {gpu.index: gpu.uuid for gpu in gpus}, GpuVendor.NVIDIA),
-            devices=list_gpu_devices(GpuVendor.NVIDIA, [gpu.index for gpu in gpus]) if gpus else (),
+            machine=MachineFacts(self._cores, self._gpus.ids, self._gpus.vendor or GpuVendor.NVIDIA),
+            devices=self._gpus.list_devices({seat.gpu for seat in document.ranks}),
             readable=() if shared is None else (shared.path,),
             lease=self._state.lease_path,
         )

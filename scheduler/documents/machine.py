@@ -56,6 +56,12 @@ class GpuDeviceDocument(Document):
         default=0, description="Highest version that the slot runs."
     )
     pcie_lanes: Annotated[Count, Field(le=64)] = Field(default=0, description="Most lanes that the slot runs.")
+    minor: Count | None = Field(
+        default=None, description="Number in the name of its device node, such as 0 in `/dev/nvidia0`. Null: unknown."
+    )
+    capability_minors: Annotated[list[Count], Field(max_length=16)] = Field(
+        default=[], description="Device nodes below `/dev/nvidia-caps` that permit the use of a MIG instance."
+    )
 
 
 class GpuLinkDocument(Document):

@@ -37,6 +37,8 @@ class GpuDevice:
         power_watts: power limit.
         nvlinks: active links to other GPUs or switches.
         pcie_generation, pcie_lanes: of the slot, at most.
+        minor: number of its device node, such as 0 of `/dev/nvidia0` and 128 of `/dev/dri/renderD128`; None: unknown.
+        capability_minors: numbers of the device nodes that permit the use of a MIG instance.
     """
 
     index: int
@@ -52,6 +54,8 @@ class GpuDevice:
     nvlinks: int = 0
     pcie_generation: int = 0
     pcie_lanes: int = 0
+    minor: int | None = None
+    capability_minors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,11 @@ class FakeNvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
     NVML_FEATURE_ENABLED, NVML_NVLINK_MAX_LINKS = 1, 18
     NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+    NVML_DEVICE_MIG_ENABLE = 1
     NVML_TOPOLOGY_MULTIPLE, NVML_TOPOLOGY_HOSTBRIDGE, NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM = 20, 30, 40, 50
 
-    def __init__(self, gpus: int = 3, *, is_old: bool = False) -> None:
-        self._gpus, self._is_old = gpus, is_old
+    def __init__(self, gpus: int = 3, *, is_old: bool = False, partitioned: tuple[int, ...] = ()) -> None:
+        self._gpus, self._is_old, self._partitioned = gpus, is_old, partitioned
 
     def nvmlDeviceGetCount(self) -> int:
         return self._gpus
@@ -47,8 +48,35 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(total=80 * 2**30)
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> SimpleNamespace:
+        return SimpleNamespace(total=(20 if isinstance(handle, str) else 80) * 2**30)
+
+    def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
+        if self._is_old:
+            raise NvmlError
+        return handle + 4
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        if self._is_old:
+            raise NvmlError
+        return int(handle in self._partitioned), 0
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, number: int) -> str:
+        if number not in (0, 3):
+            raise NvmlError
+        return f"{handle}/{number}"
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> bytes | str:
+        return f"MIG-{handle}" if isinstance(handle, str) else b"GPU-6f0c"
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: str) -> int:
+        return int(handle[-1]) + 1
+
+    def nvmlDeviceGetComputeInstanceId(self, handle: str) -> int:
+        return 0
 
     def nvmlDeviceGetP2PStatus(self, first: int, second: int, _: int) -> int:
         return 0 if (first, second) == (0, 1) else 3
@@ -67,7 +95,6 @@ class FakeNvml:
     def __getattr__(self, name: str) -> Any:
         values = {
             "nvmlDeviceGetName": "NVIDIA A100-SXM4-80GB",
-            "nvmlDeviceGetUUID": b"GPU-6f0c",
             "nvmlDeviceGetCudaComputeCapability": (8, 0),
             "nvmlDeviceGetNumGpuCores": 6912,
             "nvmlDeviceGetMemoryBusWidth": 5120,
@@ -77,7 +104,7 @@ class FakeNvml:
         }
 
         def read(*_: object) -> Any:
-            if self._is_old and name not in ("nvmlDeviceGetName", "nvmlDeviceGetUUID"):
+            if self._is_old and name != "nvmlDeviceGetName":
                 raise NvmlError
             return values[name]
 
@@ -88,7 +115,7 @@ def test_nvml_reports_facts_and_topology() -> None:
     gpus, links = read_nvml(FakeNvml())
     assert gpus[2] == GpuDevice(
         2, "NVIDIA A100-SXM4-80GB", "GPU-6f0c", 80 * 2**30, "8.0", 6912, 1_410_000_000, 1_593_000_000, 5120, 400.0, 12,
-        4, 16,
+        4, 16, minor=6,
     )  # fmt: skip
     assert links == (
         GpuLink(0, 1, LinkKind.NVLINK),
@@ -100,13 +127,30 @@ def test_nvml_reports_facts_and_topology() -> None:
 def test_values_that_a_driver_does_not_report_are_unknown() -> None:
     [gpu], links = read_nvml(FakeNvml(1, is_old=True))
     assert (gpu.architecture, gpu.cores, gpu.memory_bus_bits, gpu.power_watts, links) == ("", 0, 0, 0.0, ())
+    assert gpu.minor is None
+
+
+def test_mig_instances_stand_for_their_gpu(tmp_path: Path) -> None:
+    for place, minor in (("gi1", 12), ("gi1/ci0", 13), ("gi4", 21)):
+        folder = tmp_path / "gpu5" / "mig" / place
+        folder.mkdir(parents=True)
+        (folder / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    gpus, links = read_nvml(FakeNvml(2, partitioned=(1,)), capabilities=tmp_path)
+    assert [(gpu.index, gpu.uuid, gpu.minor, gpu.capability_minors) for gpu in gpus] == [
+        (0, "GPU-6f0c", 4, ()), (1, "MIG-1/0", 5, (12, 13)), (2, "MIG-1/3", 5, (21,)),
+    ]  # fmt: skip
+    assert [(gpu.memory_bytes, gpu.cores, gpu.memory_bus_bits, gpu.nvlinks) for gpu in gpus[1:]] == [
+        (20 * 2**30, 1728, 1280, 0)
+    ] * 2
+    assert {link.kind for link in links} == {LinkKind.SYSTEM}
 
 
 ROCM_TEXT = """WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
 {"card1": {"Unique ID": "0x7f3a9c0d12e4b586", "Max Graphics Package Power (W)": "750.0",
 "VRAM Total Memory (B)": "206141652992", "VRAM Total Used Memory (B)": "297648128",
 "Card Series": "AMD Instinct MI300X", "Card Model": "0x74a1", "Card Vendor": "Advanced Micro Devices, Inc. [AMD/ATI]",
-"Card SKU": "M3000100", "Subsystem ID": "0x74a1", "Node ID": "2", "GUID": "28851", "GFX Version": "gfx942"},
+"Card SKU": "M3000100", "PCI Bus": "0000:C1:00.0", "Subsystem ID": "0x74a1", "Node ID": "2", "GUID": "28851",
+"GFX Version": "gfx942"},
 "card2": {"Unique ID": "N/A", "Max Graphics Package Power (W)": "750.0", "VRAM Total Memory (B)": "206141652992",
 "Card series": "AMD Instinct MI300X", "GFX Version": "gfx942"},
 "system": {"(Topology) Weight between DRM devices 0 and 1": "15", "(Topology) Hops between DRM devices 0 and 1": "1",
@@ -115,11 +159,14 @@ ROCM_TEXT = """WARNING: AMD GPU device(s) is/are in a low-power state. Check pow
 """In the form of rocm_smi_lib, python_smi_tools/rocm_smi.py: showAllConcise and showTopology with --json."""
 
 
-def test_rocm_smi_reports_cards_and_links() -> None:
-    gpus, links = parse_rocm_json(ROCM_TEXT)
+def test_rocm_smi_reports_cards_and_links(tmp_path: Path) -> None:
+    for name in ("card1", "renderD129"):
+        (tmp_path / "0000:c1:00.0" / "drm" / name).mkdir(parents=True)
+    gpus, links = parse_rocm_json(ROCM_TEXT, pci=tmp_path)
     assert gpus[0] == GpuDevice(
-        0, "AMD Instinct MI300X", "GPU-7f3a9c0d12e4b586", 206141652992, "gfx942", power_watts=750.0
+        0, "AMD Instinct MI300X", "GPU-7f3a9c0d12e4b586", 206141652992, "gfx942", power_watts=750.0, minor=129
     )
+    assert gpus[1].minor is None
     assert [(gpu.index, gpu.name, gpu.uuid) for gpu in gpus[1:]] == [(1, "AMD Instinct MI300X", "")]
     assert links == (GpuLink(0, 1, LinkKind.XGMI),)
 

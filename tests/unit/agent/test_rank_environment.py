@@ -90,13 +90,22 @@ def test_job_without_plan_and_interval_reads_back_as_such() -> None:
     ("vendor", "variable"),
     [
         (GpuVendor.NVIDIA, "CUDA_VISIBLE_DEVICES"),
-        (GpuVendor.AMD, "HIP_VISIBLE_DEVICES"),
+        (GpuVendor.AMD, "ROCR_VISIBLE_DEVICES"),
         (GpuVendor.ASCEND, "ASCEND_RT_VISIBLE_DEVICES"),
     ],
 )
 def test_devices_follow_the_local_ranks(vendor: GpuVendor, variable: str) -> None:
     variables = _build(JOB, machine=replace(MACHINE, vendor=vendor))
     assert {name: value for name, value in variables.items() if "VISIBLE" in name} == {variable: "GPU-6,GPU-1"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "variable"), [(GpuVendor.AMD, "HIP_VISIBLE_DEVICES"), (GpuVendor.ASCEND, "ASCEND_RT_VISIBLE_DEVICES")]
+)
+def test_gpus_without_identifiers_are_selected_by_number(vendor: GpuVendor, variable: str) -> None:
+    machine = MachineFacts(cores=64, gpu_ids={index: str(index) for index in range(8)}, vendor=vendor)
+    variables = _build(JOB, machine=machine)
+    assert {name: value for name, value in variables.items() if "VISIBLE" in name} == {variable: "6,1"}
 
 
 def test_machine_without_gpus_sets_no_devices() -> None:
