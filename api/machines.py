@@ -39,10 +39,10 @@ from scheduler.domain.codec import encode
 from scheduler.domain.commands import AddNode, RemoveNode
 from scheduler.domain.fleet import Node
 from scheduler.domain.gpu_sets import format_gpu_count
-from scheduler.domain.machine import CLOCK_SKEW_S_MAX, EstimatedGpu, JoinToken, Machine, MachineInventory
+from scheduler.domain.machine import CLOCK_SKEW_S_MAX, JoinToken, Machine, MachineInventory
 from scheduler.domain.suggestions import suggest
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S
-from scheduler.runtime.estimated_gpus import load_estimated_gpus
+from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.solver.profiles.catalog import is_estimated_gpu, load_gpu
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, name_estimate
 from scheduler.store.api_protocol import AuditEntry, JoinTokenSpentError, MachineNameTakenError
@@ -357,8 +357,8 @@ def choose_profile(machine: str, inventory: MachineInventory, service: Service, 
         allowed = "the memory of a GPU model without a profile. State it with --gpu-memory"
         raise_invalid_field("inventory.gpus.0.memory_bytes", 0, allowed)
     name = name_estimate(device)
-    service.store.machines.add_estimated_gpu(EstimatedGpu(name, estimate_profile(inventory), machine, now_s))
-    load_estimated_gpus(service.store.machines)
+    estimate = {name: estimate_profile(inventory)}
+    save_estimated_gpus(service.store.machines, estimate, origin=machine, now_s=now_s)
     return name
 
 

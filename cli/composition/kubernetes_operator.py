@@ -21,6 +21,7 @@ from scheduler.kubernetes.operator_loop import LoopIteration, Operator, Operator
 from scheduler.kubernetes.resource_writer import ActionPool, ResourceWriter
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
+from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.settings import Settings, load_token_secret
 from scheduler.store.sql_store import SqlStore
 from scheduler.telemetry.logs import configure_logging
@@ -37,6 +38,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         NoClusterError: no Kubernetes API server is configured.
     """
     kubeconfig, clock = settings.kubeconfig or "", RealClock(store.load().snapshot.now_s)
+    load_estimated_gpus(store.machines)
     identity = make_holder_id()
     votes = connect(kubeconfig, limits=ELECTION_LIMITS, on_request=_record_request)
     election = LeaderElector(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
@@ -78,6 +80,9 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         event_recorder=EventRecorder(store, reporting_instance=identity),
         actions=effects,
         job_namespace=settings.job_namespace,
+        save_estimates=lambda profiles: save_estimated_gpus(
+            store.machines, profiles, origin="labels", now_s=clock.now_s()
+        ),
         on_iteration=_record_round,
     )
     return operator

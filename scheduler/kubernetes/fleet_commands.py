@@ -34,13 +34,15 @@ class FleetCommands:
     """Commands and conditions for pools, queues and nodes.
 
     `bodies` are keyed by command name, `conditions` by resource uid. `pools` are valid Pools, oldest first.
-    `cordoned_nodes` are the nodes of Pools that the cluster cordons.
+    `cordoned_nodes` are the nodes of Pools that the cluster cordons. `estimated_gpus` are the profiles, as JSON text by
+    name, that must be stored before the nodes of these GPU models are added.
     """
 
     bodies: Mapping[str, CommandBody] = field(default_factory=dict)
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     pools: tuple[PoolResource, ...] = ()
     cordoned_nodes: frozenset[str] = frozenset()
+    estimated_gpus: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def compute_fleet_commands(
     waiting = [command.body for command in loaded.inbox]
     conditions = {**parsed.conditions, **_pool_conditions(parsed.pools, membership), **queue_conditions}
     new = {name: body for name, body in bodies.items() if body not in waiting}
-    return FleetCommands(new, conditions, parsed.pools, changes.cordoned_nodes)
+    return FleetCommands(new, conditions, parsed.pools, changes.cordoned_nodes, membership.estimates)
 
 
 def _parse_pools(resources: Iterable[Resource], snapshot: Snapshot) -> _ParsedPools:

@@ -97,7 +97,11 @@ class LoopIntervals:
 
 
 class Operator:
-    """The loop of one operator replica. All its state can be recovered from the cluster and the store."""
+    """The loop of one operator replica. All its state can be recovered from the cluster and the store.
+
+    Args:
+        save_estimates: stores estimated GPU profiles, as JSON text by name, and makes them known to this process.
+    """
 
     def __init__(
         self,
@@ -112,6 +116,7 @@ class Operator:
         event_recorder: EventRecorder,
         actions: ActionPool,
         job_namespace: str,
+        save_estimates: Callable[[Mapping[str, str]], None],
         on_iteration: Callable[[LoopIteration], None] = lambda iteration: None,
         intervals: LoopIntervals | None = None,
     ) -> None:
@@ -125,6 +130,7 @@ class Operator:
         self._event_recorder = event_recorder
         self._actions = actions
         self._job_namespace = job_namespace
+        self._save_estimates = save_estimates
         self._on_iteration = on_iteration
         self._intervals = intervals or LoopIntervals()
         self._outage = DatabaseOutage(time.monotonic)
@@ -236,6 +242,8 @@ class Operator:
         spec_commands = compute_spec_commands(
             self._cache.list_resources(), loaded, now_s, job_namespace=self._job_namespace
         )
+        if spec_commands.fleet.estimated_gpus:
+            self._save_estimates(spec_commands.fleet.estimated_gpus)
         spec_commands = with_demand(spec_commands, self._demand.read(spec_commands.fleet.pools, now_s), loaded.snapshot)
         pending_ids = {command.id for command in loaded.inbox}
         known_ids = [command.id for command in spec_commands.commands if not self._store.send(command)]

@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 
 from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
 from scheduler.domain.fleet import Node
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.gpu_labels import GpuModel, GpuSharing, NodeGpus, find_gpu_model
 from scheduler.kubernetes.node_view import find_untolerated_taints
-from scheduler.kubernetes.resources.fleet import ClusterNode, PoolResource, find_gpu_model, to_fleet_node
+from scheduler.kubernetes.resources.fleet import ClusterNode, PoolResource, to_fleet_node
 from scheduler.kubernetes.resources.meta import CONFLICT, MATCHED, NODES_USABLE, Condition
+from scheduler.solver.profiles.catalog import is_estimated_gpu
 
 LISTED_MAX = 10
+
+
+class NodeProblem(StrEnum):
+    """Why a node of a pool cannot run ranks, most important first. The values are reasons of the condition."""
+
+    UNKNOWN_GPU_MODEL = "UnknownGpuModel"
+    GPUS_NOT_WHOLE = "GpusNotWhole"
+    WITHOUT_GPUS = "NodesWithoutGpus"
+    TAINTS_NOT_TOLERATED = "TaintsNotTolerated"
+
+
+_MESSAGES: Mapping[NodeProblem, str] = MappingProxyType(
+    {
+        NodeProblem.UNKNOWN_GPU_MODEL: (
+            "nodes with unknown GPU models: {nodes}; set gpu or the label ebbtide.dev/gpu to a profile name, or the "
+            "labels nvidia.com/gpu.product and nvidia.com/gpu.memory, from which a profile is estimated"
+        ),
+        NodeProblem.GPUS_NOT_WHOLE: (
+            "nodes with partitioned or shared GPUs, which cannot run ranks: {nodes}; offer whole GPUs as nvidia.com/gpu"
+        ),
+        NodeProblem.WITHOUT_GPUS: "nodes without allocatable nvidia.com/gpu: {nodes}",
+        NodeProblem.TAINTS_NOT_TOLERATED: (
+            "nodes with taints that the pool does not tolerate: {nodes}; add them to tolerations"
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolMembership:
     """Which nodes belong to which pool, and why others do not.
 
-    `nodes` are the resulting fleet nodes. The others are keyed by pool: `match_counts` of the selector; `conflicts`,
-    nodes of an older pool (node to pool); `without_gpus`; `unknown_gpu_models` (node to label); `untolerated_taints`
-    (node to taints).
+    Args:
+        nodes: the resulting fleet nodes.
+        match_counts: number of nodes that the pool's selector matches, by pool.
+        conflicts: nodes that an older pool has, with its name, by pool.
+        problems: nodes that cannot be used, with the detail to show, by pool and problem.
+        estimates: GPU models without a profile, with the one that was estimated from labels, by name of the model.
     """
 
     nodes: Mapping[str, Node]
     match_counts: Mapping[str, int]
     conflicts: Mapping[str, Mapping[str, str]]
-    without_gpus: Mapping[str, Collection[str]]
-    unknown_gpu_models: Mapping[str, Mapping[str, str]]
-    untolerated_taints: Mapping[str, Mapping[str, str]]
+    problems: Mapping[str, Mapping[NodeProblem, Mapping[str, str]]]
+    estimates: Mapping[str, str]
+
+    def find_nodes_with(self, problem: NodeProblem) -> frozenset[str]:
+        return frozenset(name for problems in self.problems.values() for name in problems.get(problem, ()))
 
     def build_conditions(self, pool: PoolResource) -> Iterator[Condition]:
         name = pool.pool.name
-        conflicts, unusable = self.conflicts.get(name, {}), self._unusable_condition(name)
+        conflicts = self.conflicts.get(name, {})
         if conflicts:
             listed = _format_list(f"{node} (of Pool {other})" for node, other in sorted(conflicts.items()))
             yield Condition(
@@ -48,31 +84,28 @@ class PoolMembership:
             yield Condition(
                 MATCHED, False, "NoNodeMatches", f"nodeSelector matches no node: no node has the labels {labels}"
             )
-        yield unusable or Condition(NODES_USABLE, True, "GpusKnown")
+        yield self._unusable_condition(name) or self._usable_condition(name)
 
     def _unusable_condition(self, name: str) -> Condition | None:
-        without_gpus, unknown_gpu_models, untolerated = (
-            self.without_gpus.get(name, ()),
-            self.unknown_gpu_models.get(name, {}),
-            self.untolerated_taints.get(name, {}),
-        )
-        parts = []
-        if unknown_gpu_models:
-            listed = _format_list(f'{node} ("{product}")' for node, product in sorted(unknown_gpu_models.items()))
-            parts.append(
-                f"nodes with unknown GPU models: {listed}; set gpu or the label ebbtide.dev/gpu to a profile name"
-            )
-        if without_gpus:
-            parts.append(f"nodes without allocatable nvidia.com/gpu: {_format_list(sorted(without_gpus))}")
-        if untolerated:
-            listed = _format_list(f"{node} ({taints})" for node, taints in sorted(untolerated.items()))
-            parts.append(f"nodes with taints that the pool does not tolerate: {listed}; add them to tolerations")
-        if not parts:
+        problems = self.problems.get(name, {})
+        found = [problem for problem in NodeProblem if problem in problems]
+        if not found:
             return None
-        reason = (
-            "UnknownGpuModel" if unknown_gpu_models else "NodesWithoutGpus" if without_gpus else "TaintsNotTolerated"
+        parts = (_MESSAGES[problem].format(nodes=_format_nodes(problems[problem])) for problem in found)
+        return Condition(NODES_USABLE, False, found[0], "; ".join(parts))
+
+    def _usable_condition(self, name: str) -> Condition:
+        gpus = {node.gpu for node in self.nodes.values() if node.pool == name}
+        estimated = [gpu for gpu in gpus if gpu in self.estimates or is_estimated_gpu(gpu)]
+        if not estimated:
+            return Condition(NODES_USABLE, True, "GpusKnown")
+        listed = ", ".join(sorted(estimated))
+        return Condition(
+            NODES_USABLE,
+            True,
+            "GpusEstimated",
+            f"GPU models without a profile, whose speed is estimated: {listed}. Add profiles to replace the estimates",
         )
-        return Condition(NODES_USABLE, False, reason, "; ".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +123,9 @@ def assign_nodes(
 
     Nodes of `rejected` pools stay there.
     """
-    nodes, match_counts = dict[str, Node](), dict[str, int]()
-    conflicts, without_gpus, unknown_gpu_models = (
-        dict[str, dict[str, str]](),
-        dict[str, set[str]](),
-        dict[str, dict[str, str]](),
-    )
-    untolerated: dict[str, dict[str, str]] = {}
+    nodes, match_counts, conflicts = dict[str, Node](), Counter[str](), defaultdict[str, dict[str, str]](dict)
+    problems: dict[str, dict[NodeProblem, dict[str, str]]] = {}
+    models = _GpuModels()
     pools = tuple(pools)
     for cluster_node in machines:
         registered = snapshot.nodes.get(cluster_node.name)
@@ -105,22 +134,51 @@ def assign_nodes(
             if not pool.matches(cluster_node.labels):
                 continue
             name = pool.pool.name
-            match_counts[name] = match_counts.get(name, 0) + 1
+            match_counts[name] += 1
             if owner:
-                conflicts.setdefault(name, {})[cluster_node.name] = owner
+                conflicts[name][cluster_node.name] = owner
                 continue
             owner = name
-            node = to_fleet_node(cluster_node, pool)
-            taints = find_untolerated_taints(cluster_node.taints, pool.tolerations)
-            if taints:
-                untolerated.setdefault(name, {})[cluster_node.name] = ", ".join(map(str, taints))
-            if node is not None:
-                nodes[cluster_node.name] = node
-            elif cluster_node.gpus < 1:
-                without_gpus.setdefault(name, set()).add(cluster_node.name)
-            elif find_gpu_model(cluster_node, pool) is None:
-                unknown_gpu_models.setdefault(name, {})[cluster_node.name] = pool.gpu or cluster_node.product
-    return PoolMembership(nodes, match_counts, conflicts, without_gpus, unknown_gpu_models, untolerated)
+            for problem, detail in _find_problems(cluster_node, pool, models):
+                problems.setdefault(name, {}).setdefault(problem, {})[cluster_node.name] = detail
+            gpu = models.find(cluster_node, pool)
+            if gpu is not None and cluster_node.gpus > 0 and cluster_node.hardware.sharing is GpuSharing.WHOLE:
+                nodes[cluster_node.name] = to_fleet_node(cluster_node, pool, gpu)
+    used = {node.gpu for node in nodes.values()}
+    estimates = {name: text for name, text in models.estimates.items() if name in used}
+    return PoolMembership(nodes, match_counts, conflicts, problems, estimates)
+
+
+class _GpuModels:
+    """GPU models of one round. Nodes with the same labels are looked up once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[NodeGpus, str], GpuModel | None] = {}
+
+    def find(self, cluster_node: ClusterNode, pool: PoolResource) -> GpuModel | None:
+        key = (cluster_node.hardware, pool.gpu)
+        if key not in self._found:
+            self._found[key] = find_gpu_model(cluster_node.hardware, pool_gpu=pool.gpu)
+        return self._found[key]
+
+    @property
+    def estimates(self) -> dict[str, str]:
+        return {model.name: model.estimate for model in self._found.values() if model is not None and model.estimate}
+
+
+def _find_problems(
+    cluster_node: ClusterNode, pool: PoolResource, models: _GpuModels
+) -> Iterator[tuple[NodeProblem, str]]:
+    """Yield why the node cannot be used, each with the detail to show beside its name."""
+    hardware = cluster_node.hardware
+    if taints := find_untolerated_taints(cluster_node.taints, pool.tolerations):
+        yield NodeProblem.TAINTS_NOT_TOLERATED, f" ({', '.join(map(str, taints))})"
+    if cluster_node.gpus < 1:
+        yield NodeProblem.WITHOUT_GPUS, ""
+    elif hardware.sharing is not GpuSharing.WHOLE:
+        yield NodeProblem.GPUS_NOT_WHOLE, f" ({hardware.sharing})"
+    elif models.find(cluster_node, pool) is None:
+        yield NodeProblem.UNKNOWN_GPU_MODEL, f' ("{pool.gpu or hardware.label}")'
 
 
 def compute_node_commands(
@@ -137,7 +195,7 @@ def compute_node_commands(
     A node without GPUs, for example during a driver update, stays and is cordoned. Only nodes in `previously_cordoned`,
     which were cordoned because of the cluster, are uncordoned with it.
     """
-    without_gpus = {name for hosts in membership.without_gpus.values() for name in hosts}
+    without_gpus = membership.find_nodes_with(NodeProblem.WITHOUT_GPUS)
     bodies, cordoned = dict[str, CommandBody](), set[str]()
     for name, node in snapshot.nodes.items():
         if node.pool not in managed:
@@ -176,6 +234,10 @@ def _hardware_key(node: Node) -> tuple[str, str, int]:
     Memory is excluded: a new release may correct it, which is no reason to drain nodes.
     """
     return node.pool, node.gpu, node.gpus
+
+
+def _format_nodes(details: Mapping[str, str]) -> str:
+    return _format_list(f"{node}{detail}" for node, detail in sorted(details.items()))
 
 
 def _format_list(texts: Iterable[str]) -> str:

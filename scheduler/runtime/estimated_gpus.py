@@ -1,4 +1,4 @@
-"""Estimated GPU profiles of the database, made known to this process as soon as a node needs one."""
+"""Estimated GPU profiles in the database: storing them, and making them known to this process when a node needs one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from scheduler.domain.fleet import Node
+from scheduler.domain.machine import EstimatedGpu
 from scheduler.domain.snapshot import Snapshot
 from scheduler.solver.profiles.catalog import add_estimated_gpus, list_gpu_names
 from scheduler.store.api_protocol import ApiStore, MachineStore
@@ -40,3 +41,14 @@ class EstimatedGpuLoader:
 def load_estimated_gpus(machines: MachineStore) -> None:
     """Make all stored profiles known to this process."""
     add_estimated_gpus({each.name: each.profile_json for each in machines.list_estimated_gpus()})
+
+
+def save_estimated_gpus(machines: MachineStore, profiles: Mapping[str, str], *, origin: str, now_s: float) -> None:
+    """Store profiles, as JSON text by name, and make them known to this process. The first one of a name stays.
+
+    Args:
+        origin: the machine or the component that the facts come from.
+    """
+    for name, text in profiles.items():
+        machines.add_estimated_gpu(EstimatedGpu(name, text, origin, now_s))
+    load_estimated_gpus(machines)

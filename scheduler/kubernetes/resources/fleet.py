@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from scheduler.documents.custom_resource import (
@@ -16,12 +14,14 @@ from scheduler.documents.custom_resource import (
     TolerationSpec,
     pool_from_spec,
 )
-from scheduler.documents.document import InvalidDocumentError, parse_document
+from scheduler.documents.document import InvalidDocumentError, InvalidField, parse_document, to_printable
 from scheduler.documents.queue import queue_from_spec
 from scheduler.domain.fleet import Loan, Node, Pool
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot
-from scheduler.kubernetes.api_objects import GPU_LABEL, GPU_PRODUCT_LABEL, GPU_RESOURCE, LOAN
+from scheduler.domain.suggestions import suggest
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, LOAN
+from scheduler.kubernetes.gpu_labels import GpuModel, NodeGpus, parse_node_gpus
 from scheduler.kubernetes.node_view import Toleration, find_untolerated_taints
 from scheduler.kubernetes.resources.meta import (
     ACCEPTED,
@@ -120,6 +120,10 @@ def parse_pool(resource: Resource) -> PoolResource:
     """
     meta = parse_metadata(resource)
     spec = parse_document(PoolSpec, resource.get("spec"))
+    if spec.gpu and spec.gpu not in list_gpu_names():
+        names = list_gpu_names()
+        allowed = f"one of {', '.join(names)}{suggest(spec.gpu, names)}, or no gpu, so that labels decide"
+        raise InvalidDocumentError(InvalidField("gpu", to_printable(spec.gpu), allowed))
     return PoolResource(
         pool=pool_from_spec(meta.name, spec),
         uid=meta.uid,
@@ -180,40 +184,15 @@ def _to_demand_source(spec: DemandSpec | None) -> DemandSource:
     return DemandSource(DemandSourceKind(spec.source), spec.selector or {}, spec.query or "", stale_after_s)
 
 
-GPU_MODEL_BY_PRODUCT: Mapping[str, str] = MappingProxyType(
-    {
-        "Tesla-T4": "t4",
-        "Tesla-V100-SXM2-32GB": "v100-32g",
-        "Tesla-V100-SXM3-32GB": "v100-32g",
-        "Tesla-V100-PCIE-32GB": "v100-32g",
-        "NVIDIA-A100-SXM4-40GB": "a100-40g",
-        "NVIDIA-A100-PCIE-40GB": "a100-40g",
-        "NVIDIA-A100-SXM4-80GB": "a100-80g",
-        "NVIDIA-A100-80GB-PCIe": "a100-80g",
-        "NVIDIA-A800-SXM4-80GB": "a800-80g",
-        "NVIDIA-A800-80GB-PCIe": "a800-80g",
-        "NVIDIA-H100-80GB-HBM3": "h100-80g",
-        "NVIDIA-H100-PCIe": "h100-80g",
-        "NVIDIA-H200": "h200",
-        "NVIDIA-H200-NVL": "h200",
-        "NVIDIA-L40S": "l40s",
-        "NVIDIA-L4": "l4",
-    }
-)
-"""GPU profile by the label nvidia.com/gpu.product, which is the driver's product name. Shared and partitioned GPUs have
-a suffix there and do not match.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node of the cluster. `product` is its GPU model by label, empty without one; `taints` are complete."""
+    """A node of the cluster. `gpus` are allocatable, `hardware` is what labels say of them; `taints` are complete."""
 
     name: str
     labels: Mapping[str, str]
     gpus: int
     is_cordoned: bool
-    product: str
+    hardware: NodeGpus
     taints: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -225,30 +204,16 @@ def parse_cluster_node(node: Resource) -> ClusterNode:
         labels=labels,
         gpus=_count_allocatable_gpus(node),
         is_cordoned=get_mapping(node, "spec").get("unschedulable") is True or meta.is_deleting,
-        product=labels.get(GPU_LABEL) or labels.get(GPU_PRODUCT_LABEL, ""),
+        hardware=parse_node_gpus(labels),
         taints=tuple(get_mapping(node, "spec").get("taints") or ()),
     )
 
 
-def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource) -> Node | None:
-    """Return the node as a fleet node, cordoned if nothing may start there. None without GPUs or a known model."""
-    gpu = find_gpu_model(cluster_node, pool)
-    if cluster_node.gpus < 1 or gpu is None:
-        return None
-    memory_bytes = pool.gpu_memory_bytes or load_gpu(gpu).memory_bytes
+def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) -> Node:
+    """Return the node as a fleet node, cordoned if nothing may start there."""
+    memory_bytes = pool.gpu_memory_bytes or gpu.memory_bytes or load_gpu(gpu.name).memory_bytes
     is_cordoned = cluster_node.is_cordoned or bool(find_untolerated_taints(cluster_node.taints, pool.tolerations))
-    return Node(cluster_node.name, pool.pool.name, gpu, cluster_node.gpus, memory_bytes, cordoned=is_cordoned)
-
-
-def find_gpu_model(cluster_node: ClusterNode, pool: PoolResource) -> str | None:
-    """Return the GPU model from the pool, else from the labels. None without a profile."""
-    name = pool.gpu or GPU_MODEL_BY_PRODUCT.get(cluster_node.product, cluster_node.product)
-    return name if name in _known_gpu_models() else None
-
-
-@cache
-def _known_gpu_models() -> frozenset[str]:
-    return frozenset(list_gpu_names())
+    return Node(cluster_node.name, pool.pool.name, gpu.name, cluster_node.gpus, memory_bytes, cordoned=is_cordoned)
 
 
 def _count_allocatable_gpus(node: Resource) -> int:

@@ -2,7 +2,8 @@
 
 An estimate scales the most similar known GPU by reported ratios: peak by cores, clock and architecture; bandwidth by
 bus width and memory clock; links by NVLinks, PCIe and network speed. Shares of the peak that kernels reach are reported
-by nobody and stay those of the known GPU. `data/reported_gpus.json` holds what drivers report of the shipped models.
+by nobody and stay those of the known GPU. `data/reported_gpus.json` holds what drivers report of the shipped models,
+and of common products without a profile, for nodes of which only a label is known.
 """
 
 from __future__ import annotations
@@ -57,11 +58,19 @@ def list_reported_gpus() -> tuple[ReportedGpu, ...]:
 
 
 def find_profile(device: GpuDevice) -> str | None:
-    """Return the name of the profile of a reported GPU: that of its product, or of its name in the catalog, or None."""
+    """Return the name of the profile of a reported GPU: that of its product, or of its name in the catalog, or None.
+
+    Labels of Kubernetes have hyphens where drivers report spaces. Both forms are found.
+    """
     known = list_gpu_names()
-    product = next((each.profile for each in list_reported_gpus() if device.name in each.names), "")
+    product = _profile_by_product().get(_to_product_key(device.name), "")
     names = (product, device.name.lower(), name_estimate(device))
     return next((name for name in names if name in known), None)
+
+
+def find_known_product(name: str) -> GpuDevice | None:
+    """Return what drivers report of a product without a shipped profile, by its name or label, or None."""
+    return _unprofiled_products().get(_to_product_key(name))
 
 
 def name_estimate(device: GpuDevice) -> str:
@@ -155,10 +164,10 @@ def _distance(device: GpuDevice, known: GpuDevice) -> tuple[float, float]:
     """Return how unlike two GPUs are; memory decides between equals, and alone if no other fact is known."""
     by_memory = abs(log(max(1, device.memory_bytes) / known.memory_bytes))
     peak, other = _peak_flops_per_s(device), _peak_flops_per_s(known)
-    if not peak or not other:
+    if not device.architecture and not peak:
         return 0.0, by_memory
     distance = 0.0
-    if device.power_watts:
+    if device.power_watts and peak:
         distance += abs(log(device.power_watts / peak * other / known.power_watts))
     if device.memory_bus_bits:
         is_hbm = device.memory_bus_bits >= _HBM_BUS_BITS_MIN
@@ -197,6 +206,20 @@ def _architecture_key(architecture: str) -> tuple[float, float]:
     if len(parts) == 2 and all(part.isdecimal() for part in parts):
         return float(parts[0]), float(parts[1])
     return (-inf, 0.0) if architecture else (0.0, 0.0)
+
+
+@cache
+def _profile_by_product() -> Mapping[str, str]:
+    return {_to_product_key(name): each.profile for each in list_reported_gpus() for name in each.names}
+
+
+@cache
+def _unprofiled_products() -> Mapping[str, GpuDevice]:
+    return {_to_product_key(name): _to_device(each) for each in _read_data()["products"] for name in each["names"]}
+
+
+def _to_product_key(name: str) -> str:
+    return name.strip().replace(" ", "-").lower()
 
 
 def _to_device(document: Mapping[str, Any]) -> GpuDevice:

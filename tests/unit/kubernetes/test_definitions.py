@@ -12,8 +12,6 @@ from scheduler.documents.document import Document
 from scheduler.documents.job import JobDocument
 from scheduler.documents.queue import QueueSpec
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
-from scheduler.kubernetes.resources.fleet import GPU_MODEL_BY_PRODUCT
-from scheduler.solver.profiles.catalog import list_gpu_names
 from tests.kubernetes.custom_resources import definitions
 
 EVERY = definitions()
@@ -65,7 +63,3 @@ def test_pools_and_queues_have_the_fields_of_their_documents() -> None:
     tolerations = schema("Pool")["spec"]["properties"]["tolerations"]
     assert set(tolerations["items"]["properties"]) == fields(TolerationSpec)
     assert set(schema("Queue")["spec"]["properties"]) == fields(QueueSpec)
-
-
-def test_every_product_label_maps_to_a_gpu_profile() -> None:
-    assert set(GPU_MODEL_BY_PRODUCT.values()) <= set(list_gpu_names())

@@ -105,13 +105,34 @@ def test_selector_without_match_sets_the_condition() -> None:
 def test_unusable_nodes_are_reported_and_not_registered() -> None:
     rig = build_fleet()
     rig.add_node("bare", TRAIN, gpus=0)
-    rig.add_node("odd", TRAIN, product="NVIDIA-A100-SXM4-80GB-SHARED")
+    rig.add_node("odd", TRAIN, product="NVIDIA-Z900")
+    rig.add_node("sliced", TRAIN, product="NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", gpus=56)
     rig.run_until_stable()
-    assert {"bare", "odd"}.isdisjoint(rig.snapshot.nodes)
+    assert {"bare", "odd", "sliced"}.isdisjoint(rig.snapshot.nodes)
     holds, reason, message = condition(rig, "training", "NodesUsable")
     assert (holds, reason) == ("False", "UnknownGpuModel")
-    assert 'odd ("NVIDIA-A100-SXM4-80GB-SHARED")' in message
+    assert 'odd ("NVIDIA-Z900")' in message
+    assert "sliced (mig)" in message
     assert "nodes without allocatable nvidia.com/gpu: bare" in message
+
+
+def test_a_product_without_a_profile_joins_with_an_estimated_one() -> None:
+    rig = build_fleet()
+    rig.add_node("new", TRAIN, product="NVIDIA-A10G")
+    fleet = rig.compute_commands().fleet
+    assert set(fleet.estimated_gpus) == {"a10g"}
+    rig.run_until_stable()
+    assert (rig.snapshot.nodes["new"].gpu, rig.snapshot.nodes["new"].gpu_memory_bytes) == ("a10g", 23028 * 2**20)
+    assert condition(rig, "training", "NodesUsable")[:2] == ("True", "GpusEstimated")
+
+
+def test_a_pool_with_an_unknown_gpu_is_not_accepted() -> None:
+    rig = OperatorRig()
+    rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": TRAIN, "gpu": "h100-80gb"})
+    rig.run_until_stable()
+    holds, reason, message = condition(rig, "training", "Accepted")
+    assert (holds, reason) == ("False", "Refused")
+    assert "h100-80g" in message
 
 
 def test_gpu_model_comes_from_the_pool_or_the_label() -> None:
