@@ -17,6 +17,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
 from scheduler.kubernetes.pod_changes import plan_pod_changes
 from tests.builders import a_job
+from tools.pod_template_schema import TARGET, build_schema
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"team": "harbour"}},
@@ -62,11 +63,29 @@ def test_command_and_image_of_the_job_take_precedence() -> None:
             r"spec.containers\[0\].volumeMounts: got \"/etc/ebbtide\"",
         ),
         ({"spec": {"containers": [{}], "volumes": [{"name": "ebbtide-run", "emptyDir": {}}]}}, "spec.volumes"),
+        (
+            {"spec": {"containers": [{"imagePulPolicy": "Always"}]}},
+            r"spec.containers\[0\].imagePulPolicy.*imagePullPolicy",
+        ),
+        ({"spec": {"containers": [{}], "nodeSelecter": {"zone": "a"}}}, "spec.nodeSelecter.*nodeSelector"),
+        ({"spec": {"containers": [{"stdin": "yes"}]}}, r"spec.containers\[0\].stdin: got \"yes\""),
+        ({"spec": {"containers": [{}], "terminationGracePeriodSeconds": "30"}}, "spec.terminationGracePeriodSeconds"),
+        ({"spec": {"containers": [{}], "nodeSelector": {"zone": 3}}}, r"spec.nodeSelector\[zone\]: got 3"),
     ],
 )
 def test_missing_or_reserved_field_is_named(template: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidDocumentError, match=f"template.{field}"):
         parse_job(job(template))
+
+
+def test_quantities_and_ports_may_be_numbers() -> None:
+    container = {"resources": {"limits": {"cpu": 4, "memory": "8Gi"}}, "livenessProbe": {"httpGet": {"port": 80}}}
+    volumes = [{"name": "scratch", "emptyDir": {"sizeLimit": 2**30}}]
+    assert parse_job(job({"spec": {"containers": [container], "volumes": volumes}}, command=["python"])).command
+
+
+def test_the_known_fields_are_those_of_the_installed_kubernetes_client() -> None:
+    assert TARGET.read_text(encoding="utf-8") == build_schema()
 
 
 def test_null_fields_count_as_absent_when_render() -> None:
