@@ -317,6 +317,18 @@ class Settings(BaseSettings):
         default=None,
         description="Kubeconfig file of the operator. Default: KUBECONFIG, else the pod's service account.",
     )
+    kubernetes_qps: float = Field(
+        default=100.0,
+        gt=0,
+        le=10_000,
+        description="Requests per second of the operator to the API server on average, above 0 and at most 10000.",
+    )
+    kubernetes_burst: int = Field(
+        default=200,
+        ge=1,
+        le=20_000,
+        description="Requests to the API server that the operator may send at once, 1 to 20000.",
+    )
     probe_port: int = Field(
         default=0,
         ge=0,

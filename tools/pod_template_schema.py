@@ -1,7 +1,7 @@
 """Fields of a Kubernetes pod template, taken from the Kubernetes client.
 
-`python -m tools.pod_template_schema` writes the file that `scheduler.documents.pod_fields` reads. Run it after each update
-of the client.
+`python -m tools.pod_template_schema` writes the file that `scheduler.documents.pod_fields` reads. Run it after an
+update of the client.
 """
 
 from __future__ import annotations

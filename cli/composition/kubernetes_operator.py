@@ -13,7 +13,7 @@ from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources
 from scheduler.kubernetes.event_recorder import EventRecorder
 from scheduler.kubernetes.executor import KubernetesExecutor
-from scheduler.kubernetes.flow_control import RequestRecord
+from scheduler.kubernetes.flow_control import ClientLimits, RequestRecord
 from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.leader_election import ELECTION_LIMITS, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
@@ -42,7 +42,8 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     identity = make_holder_id()
     votes = connect(kubeconfig, limits=ELECTION_LIMITS, on_request=_record_request)
     election = LeaderElector(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
-    cluster = connect(kubeconfig, on_request=_record_request, may_write=lambda: election.is_leading)
+    limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
+    cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     effects, secret = ActionPool(), load_token_secret(settings.token_secret_path)
     mirrors = ClusterCache(cluster)
     executor = KubernetesExecutor(
