@@ -45,6 +45,14 @@ DefaultUserOption = Annotated[
 RequireOption = Annotated[
     bool, typer.Option("--require-containment", help="Refuse to start where ranks cannot be contained in full.")
 ]
+LeaveWithinOption = Annotated[
+    str,
+    typer.Option(
+        "--leave-within",
+        metavar="TIME",
+        help="On SIGTERM, let ranks save and exit within this time. Default: they go on without the agent.",
+    ),
+]
 KeepRunsOption = Annotated[
     int, typer.Option("--keep-runs", min=0, help="Ended runs of each job whose folders stay, the newest ones.")
 ]
@@ -77,6 +85,7 @@ def agent(
     user: UserMapOption = None,
     default_user: DefaultUserOption = "",
     requires_containment: RequireOption = False,
+    leave_within: LeaveWithinOption = "",
     keep_runs: KeepRunsOption = 2,
     keep_time: KeepTimeOption = "7d",
     keep_checkpoints: KeepCheckpointsOption = "",
@@ -108,6 +117,7 @@ def agent(
         policy=policy,
         hidden=tuple(hide or []),
         checkpoint_paths=tuple(checkpoint_path or []),
+        leave_within_s=parse_duration(leave_within, option="--leave-within") if leave_within else None,
         retention=RetentionLimits(
             runs=keep_runs,
             period_s=parse_duration(keep_time, option="--keep-time"),

@@ -155,7 +155,7 @@ ExpiresOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token, for scripts.")]
 TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN", help="Token ID, as listed by `ebbtide token list`.")]
-_DURATION_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 @tokens_app.callback(invoke_without_command=True)
@@ -292,9 +292,11 @@ def _open_store(url: str | None) -> Iterator[SqlStore]:
 
 def parse_duration(text: str, *, option: str = "--expires") -> float:
     """Return the seconds in the text of an option."""
-    match = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
-        raise_input_error(f"{option}: {text!r} is not a duration. Use a number and m, h or d, such as 30m, 12h or 90d.")
+        raise_input_error(
+            f"{option}: {text!r} is not a duration. Use a number and s, m, h or d, such as 30m, 12h or 90d."
+        )
     return int(match[1]) * _DURATION_UNITS_S[match[2]]
 
 

@@ -36,6 +36,7 @@ class AgentOptions:
         hidden: folders that no rank may see, besides the state folder.
         preload: modules that supervisors load for jobs of the reference trainer.
         retention: how long files of ended runs stay.
+        leave_within_s: time that ranks have to save and exit once the agent is asked to stop. None: they go on.
     """
 
     state: Path
@@ -50,12 +51,13 @@ class AgentOptions:
     checkpoint_paths: Sequence[Path] = ()
     preload: Sequence[str] = _PRELOAD
     retention: RetentionLimits = field(default_factory=lambda: RetentionLimits())
+    leave_within_s: float | None = None
 
 
 def run_agent(options: AgentOptions) -> None:
     """Join if the machine has not joined yet, else state its facts again, and serve until SIGTERM.
 
-    Ranks go on without the agent. What the operator stated at an earlier start counts until it is stated anew.
+    What the operator stated at an earlier start counts until it is stated anew.
 
     Raises:
         ValueError: the machine is refused, or cannot contain its ranks as required.
@@ -87,7 +89,8 @@ def run_agent(options: AgentOptions) -> None:
         with retention.hold(document.job_id):
             return launcher.prepare(document)
 
-    MachineAgent(state, identity, prepare, recovered, retention).serve()
+    agent = MachineAgent(state, identity, prepare, recovered, retention, leave_within_s=options.leave_within_s)
+    agent.serve()
 
 
 def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentIdentity:

@@ -68,6 +68,11 @@ class ActiveRun:
         elif notice is not None:
             self._request_exit(notice)
 
+    def leave(self, within_s: float) -> None:
+        """Ask the ranks to save and exit. A deadline that they already have is never extended."""
+        if not self.has_ended:
+            self._request_exit({"action": "leave", "seconds_left": within_s})
+
     def kill(self, reason: str, *, is_own_decision: bool = True) -> None:
         logger.warning("%s: killing its ranks: %s", self.run, reason)
         if is_own_decision:
@@ -121,10 +126,16 @@ class JobRuns:
         self.active: ActiveRun | None = None
         self.prepared: SupervisedRun | None = None
         self._preparing: Future[SupervisedRun] | None = None
+        self._is_leaving = False
 
     @property
     def is_empty(self) -> bool:
         return self.active is None and self.prepared is None and self._preparing is None
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a rank is alive, or a run is still being prepared."""
+        return self._preparing is not None or (self.active is not None and not self.active.has_ended)
 
     @property
     def generations(self) -> tuple[int, int]:
@@ -145,8 +156,17 @@ class JobRuns:
         """Take up a finished preparation, and read what the ranks have written."""
         if self._preparing is not None and self._preparing.done():
             self.prepared, self._preparing = self._preparing.result(), None
+            if self._is_leaving:
+                self._discard_unless(0)
         if self.active is not None:
             self.active.update()
+
+    def leave(self, within_s: float) -> None:
+        """Ask the ranks to save and exit within this time. From now on, no run is prepared or begun."""
+        self._is_leaving = True
+        self._discard_unless(0)
+        if self.active is not None:
+            self.active.leave(within_s)
 
     def apply_order(self, order: Mapping[str, Any], prepare: Callable[[RunDocument], Future[SupervisedRun]]) -> None:
         """Do what the control plane asks. `order` is one entry of the reply to a machine's report."""
@@ -157,6 +177,8 @@ class JobRuns:
             if self.active.has_ended and order["is_recorded"]:
                 self.active.run.settle()
                 self.active = None
+        if self._is_leaving:
+            return
         if order["document"] is not None and self.prepared is None and self._preparing is None:
             self._preparing = prepare(RunDocument.from_document(order["document"]))
         if order["begin"] is not None and self.prepared is not None and self._may_begin:

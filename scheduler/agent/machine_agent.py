@@ -48,6 +48,7 @@ class MachineAgent:
 
     Args:
         recovered: runs of an earlier agent with this state folder.
+        leave_within_s: time that ranks have to save and exit once the agent is asked to stop. None: they go on.
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class MachineAgent:
         prepare: Prepare,
         recovered: list[SupervisedRun],
         retention: RunRetention,
+        *,
+        leave_within_s: float | None = None,
     ) -> None:
         self._state = state
+        self._leave_within_s = leave_within_s
         self._identity = identity
         self._prepare = prepare
         self._jobs: dict[tuple[str, str], JobRuns] = {}
@@ -86,17 +90,31 @@ class MachineAgent:
         self._retention.start(self._shipper.has_sent)
 
     def serve(self) -> None:
-        """Run until SIGTERM. The ranks go on without the agent."""
+        """Run until SIGTERM, and until the ranks have left if they have to."""
         while not self._is_stopping:
-            self._update()
-            self._send_report()
-            self._wait()
-            if reply := self._client.take_reply():
-                self._apply_reply(reply)
+            self._step()
+        if self._leave_within_s is not None:
+            self._leave(self._leave_within_s)
         self._retention.close()
         self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
         self._shipper.close(within_s=_SHIPPER_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _step(self) -> None:
+        self._update()
+        self._send_report()
+        self._wait()
+        if reply := self._client.take_reply():
+            self._apply_reply(reply)
+
+    def _leave(self, within_s: float) -> None:
+        """Ask all ranks to save and exit, and serve until none is left. Nothing is prepared or begun meanwhile."""
+        for runs in self._jobs.values():
+            runs.leave(within_s)
+        while any(runs.has_ranks for runs in self._jobs.values()):
+            self._step()
+        self._update()
+        self._send_report()
 
     def _wait(self) -> None:
         """Wait for a reply, a signal, or the next look at the files of runs."""
@@ -134,7 +152,7 @@ class MachineAgent:
         key = (str(order["job_id"]), str(order["node"]))
         runs = self._jobs.get(key)
         if runs is None:
-            if order["document"] is None:
+            if order["document"] is None or self._is_stopping:
                 return
             runs = self._jobs[key] = JobRuns(*key)
         elif _find_report(reply, key) != runs.generations:

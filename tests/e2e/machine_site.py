@@ -72,16 +72,18 @@ class MachineSite:
         self.wait(self.client.is_ready)
         self.client.create_pool({"name": "training", "kind": "training"})
 
-    def join(self, name: str, *, gpus: int, address: str = "127.0.0.1", url: str = "") -> None:
+    def join(self, name: str, *arguments: str, gpus: int, address: str = "127.0.0.1", url: str = "") -> None:
         """Start the agent of a machine with simulated GPUs, and wait until its node is up.
 
-        `url`: where the agent reaches the API, if not directly.
+        Args:
+            arguments: further options of the agent.
+            url: where the agent reaches the API, if not directly.
         """
         token = self.folder / f"{name}.token"
         token.write_text(self.client.create_join_token("training")["secret"])
         options = ("--join", url or f"http://127.0.0.1:{self.port}", "--token-file", str(token), "--name", name)
         hardware = ("--gpus", str(gpus), "--gpu", "cpu", "--gpu-memory", "1GiB", "--address", address)
-        self.start(name, *self.agent_arguments(name), *options, *hardware)
+        self.start(name, *self.agent_arguments(name), *options, *hardware, *arguments)
         self.wait(lambda: any(node["name"] == name and node["state"] == "up" for node in self.client.nodes()))
 
     def agent_arguments(self, name: str) -> Sequence[str]:

@@ -109,6 +109,17 @@ def test_cancelled_job_leaves_no_process(shared_site: MachineSite) -> None:
 
 
 @pytest.mark.full
+def test_agent_that_stops_can_let_its_ranks_save_and_leave(site: MachineSite) -> None:
+    site.join("m1", "--leave-within", "20s", gpus=1)
+    script = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(600)"
+    job_id = site.submit("leaving", ["python3", "-c", script], gpus=1)
+    site.wait(lambda: site.state(job_id) == "running")
+    site.stop("m1", signal.SIGTERM)
+    (record,) = site.folder.glob(f"m1/jobs/{job_id}/gen-1@m1/exit-0.json")
+    assert json.loads(record.read_text())["code"] == 0
+
+
+@pytest.mark.full
 def test_resized_job_never_runs_twice(site: MachineSite) -> None:
     site.join("m1", gpus=2)
     site.join("m2", gpus=2, address="127.0.0.2")
