@@ -19,7 +19,7 @@ from tests.agent.runs import python_job
 class IdleAgent:
     """Takes the place of MachineAgent and serves nothing."""
 
-    def __init__(self, *_arguments: object) -> None:
+    def __init__(self, *_arguments: object, **_options: object) -> None:
         pass
 
     def serve(self) -> None:
