@@ -127,14 +127,6 @@ def build_rank_environment(spec: LaunchSpec, placement: RankSlot, *, inherited: 
     return {**_ONE_THREAD, **filter_inherited(inherited), **spec.env, **contract}
 
 
-def build_node_environment(
-    env: Mapping[str, str], *, inherited: Mapping[str, str], overrides: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables of one rank on its node: `env` from the API over the agent's own, with the agent's paths."""
-    threads = {name: inherited[name] for name in _ONE_THREAD if name in inherited}
-    return {**filter_inherited(inherited), **env, **threads, **overrides}
-
-
 def filter_inherited(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that child processes inherit."""
     return {
