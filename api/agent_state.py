@@ -1,6 +1,6 @@
 """Shared state for the requests of node agents, so that a thousand agents do not overload the store.
 
-Agents poll every 2 s, and most polls change nothing. Reads are cached for CACHE_TTL_S. A changed report is
+Most reports and looks at what agents have to do change nothing. Reads are cached for CACHE_TTL_S. A changed report is
 written at once. Otherwise one heartbeat per agent is written every HEARTBEAT_INTERVAL_S, in batches.
 """
 
@@ -51,9 +51,9 @@ class AgentStateCache:
                 self._drop_ended_jobs(self._snapshot)
             return self._snapshot
 
-    def cached_generation(self, now_s: float) -> int | None:
-        """Return the generation of the snapshot if it need not be read again, without waiting."""
-        return self._snapshot.generation if _is_fresh(self._read_at_s, now_s) else None
+    def cached_snapshot(self, now_s: float) -> Snapshot | None:
+        """Return the snapshot if it need not be read again, without waiting."""
+        return self._snapshot if _is_fresh(self._read_at_s, now_s) else None
 
     def job(self, job_id: str, now_s: float) -> Job | None:
         """Return a live or ended job."""
@@ -69,8 +69,8 @@ class AgentStateCache:
                 self._begun[job_id] = now_s, runs
         return runs
 
-    def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float, *, prepared: int = 0) -> bool:
-        """Return whether agents have reported recently from all these nodes, and have prepared a generation.
+    def have_all_prepared(self, job_id: str, nodes: Collection[str], now_s: float, generation: int) -> bool:
+        """Return whether agents on all these nodes have prepared the generation, and have reported recently.
 
         Cached, because every agent asks.
         """
@@ -81,7 +81,7 @@ class AgentStateCache:
             reports = [self._run_log.get_report(job_id, node) for node in nodes]
             cached_result = all(
                 report is not None
-                and report.prepared >= prepared
+                and report.prepared >= generation
                 and _is_fresh(report.at_s, now_s, max_age_s=AGENT_TIMEOUT_S)
                 for report in reports
             )
