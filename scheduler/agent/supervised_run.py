@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _REMOVAL_TIMEOUT_S = 1.0
 _POLL_S = 0.005
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Variables of the supervisor. It can fork ranks only if the modules that it loads start no threads."""
 
 
 class SupervisedPhase(StrEnum):
@@ -198,7 +200,7 @@ class SupervisedRun:
         command = _build_supervisor_command(document, folder, site.lease, preload if is_trainer else ())
         run._process.launch(
             containment.build_command(folders, command, user=user, options=options),
-            env=select_inherited(os.environ),
+            env={**select_inherited(os.environ), **_ONE_THREAD},
             procs_files=group.procs_files,
             is_contained=is_contained,
         )

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.machine import Machine
+from scheduler.domain.machine import Machine, host_declared_nodes
 from scheduler.domain.observation import AgentReport, BegunRun, Observation
 from scheduler.domain.run_document import MasterAddress
 from scheduler.domain.snapshot import Snapshot
@@ -68,7 +68,7 @@ class AgentExecutor:
         Raises:
             FencedError: a newer leader has written.
         """
-        now_s, machines = self._now(), self._machines.list_machines()
+        now_s, machines = self._now(), self._list_hosts()
         self._observed_at_s = now_s
         runs = self._ledger.update_runs(
             lambda begun: find_agents(machines, begun, now_s - self._lost_after_s), self._desired.jobs, now_s
@@ -108,11 +108,14 @@ class AgentExecutor:
     def close(self) -> None:
         """Do nothing: agents keep their ranks, so that training continues without a leader."""
 
+    def _list_hosts(self) -> tuple[Machine, ...]:
+        return host_declared_nodes(self._machines.list_machines(), self._desired.nodes)
+
     def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
         waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
         if not waiting:
             return
-        now_s, machines, reports = self._now(), self._machines.list_machines(), self._ledger.list_reports()
+        now_s, machines, reports = self._now(), self._list_hosts(), self._ledger.list_reports()
         by_node = {node: machine for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
         for job in waiting:
             agents = {(job.id, node): agent_id(by_node[node]) for node in job.allocation.target if node in by_node}
