@@ -35,11 +35,11 @@ class Forker:
                     return None
                 *lines, pending = (pending + part).split(b"\n")
                 for line in lines:
-                    order: dict[str, Any] = json.loads(line)
-                    if "signal" in order:
-                        self._signal(order["signal"])
-                    elif self._start(order["start"]):
-                        return order["start"]
+                    ((kind, order),) = json.loads(line).items()
+                    if kind == "signal":
+                        self._signal(order)
+                    elif self._start(order):
+                        return dict(order)
             self._reap()
 
     def report(self, document: dict[str, Any]) -> None:
