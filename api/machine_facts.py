@@ -40,10 +40,10 @@ def update_machine_facts(
     """
     stored, now_s = require_machine(service, request, name), service.clock.now_s()
     check_agent(document, now_s)
-    inventory = read_inventory(document)
+    inventory = read_inventory(document, may_lack_gpus=stored.is_service)
     machine = replace(
         stored,
-        gpu=choose_profile(name, inventory, service, now_s),
+        gpu="" if stored.is_service else choose_profile(name, inventory, service, now_s),
         address=document.address,
         agent_version=document.version,
         containment=document.containment,
@@ -51,7 +51,8 @@ def update_machine_facts(
     )
     service.store.machines.update_machine(machine)
     service.machine_credentials.forget()
-    return machine_view(machine, _drain_incomplete_node(machine, service, now_s))
+    node = None if machine.is_service else _drain_incomplete_node(machine, service, now_s)
+    return machine_view(machine, node)
 
 
 def _drain_incomplete_node(machine: Machine, service: Service, now_s: float) -> Node | None:

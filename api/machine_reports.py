@@ -25,8 +25,9 @@ from api.identity.authorization import Caller, RouteRule, requires
 from api.machine_logs import claim_logs
 from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
+from scheduler.domain.fleet import PROCESSOR_SLOTS
 from scheduler.domain.job import Job
-from scheduler.domain.machine import Machine
+from scheduler.domain.machine import Machine, host_declared_nodes
 from scheduler.domain.observation import AgentReport, BegunRun
 from scheduler.domain.run_document import RankSeat, RunDocument
 from scheduler.domain.snapshot import Snapshot
@@ -203,6 +204,7 @@ def _build_reply(
     """Return the reply, and the snapshot that it follows from."""
     now_s, agent = service.clock.now_s(), agent_id(machine)
     snapshot = service.agent_state.snapshot(now_s)
+    machine = _with_nodes(service, machine, snapshot)
     wanted = {
         (job_id, node): AgentReport(job_id, node, agent, now_s, since_s=now_s)
         for node in machine.nodes
@@ -224,6 +226,14 @@ def build_reply(service: Service, orders: list[RunOrderView], *, poll_after_s: f
         "poll_after_s": poll_after_s,
         "runs": orders,
     }
+
+
+def _with_nodes(service: Service, machine: Machine, snapshot: Snapshot) -> Machine:
+    """Return the machine with the nodes that it hosts now."""
+    if not machine.is_service:
+        return machine
+    hosts = host_declared_nodes(service.store.machines.list_machines(), snapshot.nodes)
+    return next((each for each in hosts if each.digest == machine.digest), machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +333,7 @@ def build_run_document(
         world_size=len(slots),
         ranks=tuple(RankSeat(slot.rank, slot.local_rank, slot.gpu) for slot in slots if slot.node == node),
         launch=spec.program.launch,
+        has_devices=node not in snapshot.nodes or snapshot.nodes[node].gpu != PROCESSOR_SLOTS,
         archive=spec.program.archive,
         archive_bytes_max=archive_bytes_max,
         setup=spec.program.setup,

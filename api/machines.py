@@ -336,10 +336,10 @@ def _refuse_name(name: str) -> NoReturn:
     raise ProblemError(409, "machine-name-taken", detail, (field,))
 
 
-def read_inventory(document: MachineFactsDocument) -> MachineInventory:
+def read_inventory(document: MachineFactsDocument, *, may_lack_gpus: bool = False) -> MachineInventory:
     """Return the reported inventory, with the GPU model that the document names instead, if any."""
     if not document.gpu:
-        return to_inventory(document.inventory)
+        return to_inventory(document.inventory, may_lack_gpus=may_lack_gpus)
     renamed = [gpu.model_copy(update={"name": document.gpu}) for gpu in document.inventory.gpus]
     return to_inventory(document.inventory.model_copy(update={"gpus": renamed}))
 

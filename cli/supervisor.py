@@ -1,4 +1,4 @@
-"""Supervisor: runs child processes together and stops all of them when one of them exits.
+"""Supervisor: runs child processes together, restarts those that end, and stops all of them on request.
 
 Each child leads its own session, so that Ctrl-C in a terminal reaches it once, through the supervisor. The child's
 standard input is a pipe that the supervisor holds open and never writes to. When the supervisor dies, even by SIGKILL,
@@ -7,6 +7,7 @@ the pipe closes and the child exits (`exit_with_parent`), so that no child is or
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import stat
@@ -21,29 +22,76 @@ from types import FrameType
 from cli.inputs import EXIT_FAILED, EXIT_OK
 from scheduler.executors.run_outcome import signal_name
 
+logger = logging.getLogger(__name__)
+
 POLL_INTERVAL_S = 0.1
 STOP_GRACE_S = 90.0
+SHORT_LIFE_S = 20.0
+"""A child that ends sooner after its start has probably failed to start."""
+SHORT_LIVES_MAX = 3
+_BACKOFF_S = 0.5
 
-Children = Mapping[str, subprocess.Popen[bytes]]
+
+class Child:
+    """A supervised process. It is started again whenever it ends."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self.short_lives = 0
+        self._command = command
+        self._restart_at_s: float | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._started_at_s = time.monotonic()
+        self._restart_at_s = None
+        self.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended soon after its start several times in a row."""
+        return self.short_lives >= SHORT_LIVES_MAX
+
+    def check(self) -> None:
+        """Notice the end of the process, and start it again after a pause that grows with each short life."""
+        if self._restart_at_s is not None:
+            if time.monotonic() >= self._restart_at_s:
+                self.start()
+            return
+        if self.process.poll() is None:
+            return
+        now_s = time.monotonic()
+        self.short_lives = self.short_lives + 1 if now_s - self._started_at_s < SHORT_LIFE_S else 0
+        self._restart_at_s = now_s + _BACKOFF_S * 2.0**self.short_lives
+        _close_stdin(self.process)
+        if not self.has_failed:
+            logger.warning("the %s process exited (%s) and is started again", self.name, describe_exit(self.process))
 
 
 def supervise(commands: Mapping[str, Sequence[str]], *, grace_s: float = STOP_GRACE_S) -> tuple[int, str]:
-    """Run the commands until SIGTERM, SIGINT or the exit of one of them, then stop the others.
+    """Run the commands until SIGTERM or SIGINT, or until one of them repeatedly fails to start. Then stop all.
 
-    `grace_s` is the time in seconds between SIGTERM and SIGKILL. Returns the exit code and the reason why it stopped.
-    The code is 0 only if a signal requested the stop and every child exited cleanly.
+    They are stopped one after the other, the last one first. The last one gets the signal that was received, so that
+    it can tell Ctrl-C from a stop by the system; the others get SIGTERM.
+
+    Args:
+        grace_s: time in seconds between the signal and SIGKILL.
+
+    Returns:
+        The exit code and the reason why it stopped. The code is 0 only if a signal requested the stop and every child
+        exited cleanly.
     """
-    children: dict[str, subprocess.Popen[bytes]] = {}
+    children: list[Child] = []
     with _stop_requests() as signals:
         try:
-            for name, command in commands.items():
-                children[name] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            while not signals and not _find_exited(children):
+            children += [Child(name, command) for name, command in commands.items()]
+            while not signals and not any(child.has_failed for child in children):
                 time.sleep(POLL_INTERVAL_S)
-            first = _find_exited(children)
+                for child in children:
+                    child.check()
         finally:
-            killed = _stop_children(children, grace_s)
-    return _describe_outcome(children, first, killed, stop_requested=bool(signals))
+            killed = _stop_children(children, signals, grace_s)
+    return _describe_outcome(children, killed, stop_requested=bool(signals))
 
 
 def exit_with_parent() -> None:
@@ -62,6 +110,11 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
+def describe_exit(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return signal_name(-code) if code < 0 else f"exit code {code}"
+
+
 @contextmanager
 def _stop_requests() -> Iterator[list[int]]:
     """Collect the SIGTERM and SIGINT signals that arrive during the block instead of acting on them."""
@@ -78,44 +131,53 @@ def _stop_requests() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _find_exited(children: Children) -> str:
-    """Return the name of a child that has exited, or an empty string."""
-    return next((name for name, child in children.items() if child.poll() is not None), "")
-
-
-def _stop_children(children: Children, grace_s: float) -> tuple[str, ...]:
-    """Stop every child: SIGTERM, then SIGKILL after `grace_s` seconds. Returns the names of the killed children."""
-    for child in children.values():
-        if child.poll() is None:
-            child.terminate()
+def _stop_children(children: Sequence[Child], signals: Sequence[int], grace_s: float) -> tuple[str, ...]:
+    """Stop the last child and then the others. Returns the names of those that had to be killed."""
     deadline_s = time.monotonic() + grace_s
-    killed = []
-    for name, child in children.items():
-        try:
-            child.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            killed.append(name)
-        if child.stdin is not None:
-            child.stdin.close()
-    return tuple(killed)
+    for child in children[-1:]:
+        _forward_signals(child.process, signals, deadline_s)
+    for child in children:
+        if child.process.poll() is None:
+            child.process.terminate()
+    return tuple(child.name for child in children if not _has_ended(child.process, deadline_s))
 
 
-def _describe_outcome(
-    children: Children, first_exited: str, killed: tuple[str, ...], *, stop_requested: bool
-) -> tuple[int, str]:
+def _forward_signals(process: subprocess.Popen[bytes], signals: Sequence[int], deadline_s: float) -> None:
+    """Send the received signals, and those that still arrive, until the process ends."""
+    sent = 0
+    while process.poll() is None and time.monotonic() < deadline_s:
+        for number in (signals or [signal.SIGTERM])[sent:]:
+            process.send_signal(number)
+            sent += 1
+        time.sleep(POLL_INTERVAL_S / 5)
+
+
+def _has_ended(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
+    """Wait for the end of the process until the deadline, then kill it and return False."""
+    try:
+        process.wait(max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    finally:
+        _close_stdin(process)
+    return True
+
+
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _describe_outcome(children: Sequence[Child], killed: tuple[str, ...], *, stop_requested: bool) -> tuple[int, str]:
     if killed:
         return EXIT_FAILED, f"{' and '.join(killed)} did not exit in time and had to be killed"
-    if first_exited and not stop_requested:
-        exited = _describe_exit(children[first_exited])
-        return EXIT_FAILED, f"the {first_exited} process exited unexpectedly ({exited}); the others were stopped"
-    failed = [name for name, child in children.items() if child.returncode not in (0, -signal.SIGTERM)]
+    if not stop_requested:
+        first = next(child for child in children if child.has_failed)
+        reason = f"the {first.name} process exited {SHORT_LIVES_MAX} times soon after its start"
+        return EXIT_FAILED, f"{reason} ({describe_exit(first.process)}); the others were stopped"
+    failed = [child for child in children if child.process.returncode not in (0, -signal.SIGTERM)]
     if failed:
-        return EXIT_FAILED, f"the {failed[0]} process failed ({_describe_exit(children[failed[0]])})"
+        return EXIT_FAILED, f"the {failed[0].name} process failed ({describe_exit(failed[0].process)})"
     return EXIT_OK, "stopped"
-
-
-def _describe_exit(child: subprocess.Popen[bytes]) -> str:
-    code = child.returncode
-    return signal_name(-code) if code < 0 else f"exit code {code}"

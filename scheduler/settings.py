@@ -89,11 +89,6 @@ class Settings(BaseSettings):
         ge=1024,
         description="Largest uploaded working directory, compressed, in bytes, 1024 or more.",
     )
-    executor: Literal["local", "agents"] = Field(
-        default="local",
-        description="Where jobs run: `local` on this machine, or `agents` on the machines that joined with "
-        "`ebbtide agent`. A node without an agent is then down.",
-    )
     disconnect_s: Seconds = Field(
         default=120.0,
         description="Time without contact to the API after which an agent ends its ranks, in seconds. Jobs on machines "

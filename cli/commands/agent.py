@@ -11,6 +11,8 @@ from cli.commands.identity import parse_duration
 from cli.inputs import InputError, input_errors_from
 
 _DEFAULT_STATE = Path("/var/lib/ebbtide-agent")
+_VARIABLES = "EBBTIDE_AGENT_"
+"""Prefix of the variables that set options, for the agent that `ebbtide serve` starts."""
 
 StateOption = Annotated[
     Path, typer.Option("--state", help="Folder for credential, runs, logs and checkpoints. One agent uses it.")
@@ -32,27 +34,46 @@ CheckpointOption = Annotated[
     list[Path] | None, typer.Option("--checkpoint-path", help="Folder whose reachability is reported. Repeatable.")
 ]
 WritableOption = Annotated[
-    list[Path] | None, typer.Option("--writable", help="Folder that all jobs may write to. Repeatable.")
+    list[Path] | None,
+    typer.Option("--writable", envvar=f"{_VARIABLES}WRITABLE", help="Folder that all jobs may write to. Repeatable."),
 ]
 HiddenOption = Annotated[list[Path] | None, typer.Option("--hide", help="Folder that no rank may see. Repeatable.")]
 UserMapOption = Annotated[
     list[str] | None,
-    typer.Option("--user", metavar="OWNER=USER", help="User of this machine that runs an owner's jobs. Repeatable."),
+    typer.Option(
+        "--user",
+        metavar="OWNER=USER",
+        envvar=f"{_VARIABLES}USER",
+        help="User of this machine that runs an owner's jobs. Repeatable.",
+    ),
 ]
 DefaultUserOption = Annotated[
-    str, typer.Option("--default-user", help="User of all other jobs. Default: `ebbtide` if it exists, else `nobody`.")
+    str,
+    typer.Option(
+        "--default-user",
+        envvar=f"{_VARIABLES}DEFAULT_USER",
+        help="User of all other jobs. Default: `ebbtide` if it exists, else `nobody`.",
+    ),
 ]
 RequireOption = Annotated[
-    bool, typer.Option("--require-containment", help="Refuse to start where ranks cannot be contained in full.")
+    bool,
+    typer.Option(
+        "--require-containment",
+        envvar=f"{_VARIABLES}REQUIRE_CONTAINMENT",
+        help="Refuse to start where ranks cannot be contained in full.",
+    ),
 ]
 LeaveWithinOption = Annotated[
     str,
     typer.Option(
         "--leave-within",
         metavar="TIME",
-        help="On SIGTERM, let ranks save and exit within this time. Default: they go on without the agent.",
+        envvar=f"{_VARIABLES}LEAVE_WITHIN",
+        help="On SIGTERM, let ranks save and exit within this time. Default: they go on without the agent. "
+        "Ctrl-C always lets them save and exit.",
     ),
 ]
+WithParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 KeepRunsOption = Annotated[
     int, typer.Option("--keep-runs", min=0, help="Ended runs of each job whose folders stay, the newest ones.")
 ]
@@ -86,19 +107,23 @@ def agent(
     default_user: DefaultUserOption = "",
     requires_containment: RequireOption = False,
     leave_within: LeaveWithinOption = "",
+    ends_with_parent: WithParentOption = False,
     keep_runs: KeepRunsOption = 2,
     keep_time: KeepTimeOption = "7d",
     keep_checkpoints: KeepCheckpointsOption = "",
 ) -> None:
-    """Run ranks on this machine. The first start joins the machine to a pool; ranks outlive the agent."""
+    """Run ranks on this machine. The first start joins the machine to a pool. After SIGTERM, ranks go on."""
     import logging
     from importlib.metadata import version
 
+    from cli.supervisor import exit_with_parent
     from scheduler.agent.containment import ContainmentPolicy
     from scheduler.agent.daemon import AgentOptions, run_agent
     from scheduler.agent.inventory import InventoryOverrides
     from scheduler.agent.run_retention import RetentionLimits
 
+    if ends_with_parent:
+        exit_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
     policy = ContainmentPolicy(
         users=_parse_users(user or []),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from scheduler.settings import Settings
 
 
+_UMASK = 0o077
+"""Database, logs and archives are for the user of the service alone."""
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on. Overrides EBBTIDE_HOST.")]
 PortOption = Annotated[
     int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on. Overrides EBBTIDE_PORT.")
@@ -26,15 +28,28 @@ DatabaseOption = Annotated[
     str | None, typer.Option("--database-url", help="SQLAlchemy URL of the database. Overrides EBBTIDE_DATABASE_URL.")
 ]
 
+WithoutAgentOption = Annotated[
+    bool, typer.Option("--no-agent", help="Run no jobs on this machine: do not start its node agent.")
+]
 RestoredOption = Annotated[
     bool, typer.Option("--restored", help="The database was restored from a backup: fence controllers that led later.")
 ]
 
 
-def serve(host: HostOption = None, port: PortOption = None, database_url: DatabaseOption = None) -> None:
-    """Run the API and the controller on this machine. They are separate processes that share one database."""
+def serve(
+    host: HostOption = None,
+    port: PortOption = None,
+    database_url: DatabaseOption = None,
+    has_no_agent: WithoutAgentOption = False,
+) -> None:
+    """Run the API, the controller and a node agent on this machine, as separate processes.
+
+    The agent hosts the nodes that are declared with `ebbtide nodes add`. Ctrl-C lets jobs save and exit. After SIGTERM
+    they go on until the service runs again, at most for EBBTIDE_DISCONNECT_S.
+    """
     from cli.supervisor import supervise
 
+    os.umask(_UMASK)
     overrides = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
     os.environ.update({name: str(value) for name, value in overrides.items() if value is not None})
     settings = read_settings()
@@ -60,7 +75,10 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         names = ["API"] if settings.api_processes == 1 else [f"API {at + 1}" for at in range(settings.api_processes)]
         apis = {name: [*child, "api"] for name in names}
-        exit_code, reason = supervise({"controller": [*child, "controller"], **apis})
+        commands = {"controller": [*child, "controller"], **apis}
+        if not has_no_agent:
+            commands["agent"] = _prepare_agent(settings, child)
+        exit_code, reason = supervise(commands)
     if exit_code:
         raise CommandError(reason)
     print_message(f"Ebbtide {reason}.")
@@ -70,6 +88,7 @@ def migrate(
     database_url: DatabaseOption = None, is_restored: RestoredOption = False, output: OutputOption = OutputFormat.TABLE
 ) -> None:
     """Upgrade the database schema. Does nothing if the schema is current."""
+    os.umask(_UMASK)
     if database_url is not None:
         os.environ["EBBTIDE_DATABASE_URL"] = database_url
     settings = read_settings()
@@ -83,6 +102,7 @@ def controller() -> None:
     from cli.composition.service import run_controller
     from cli.supervisor import exit_with_parent
 
+    os.umask(_UMASK)
     exit_with_parent()
     _start_tracing("ebbtide-controller")
     run_controller(read_settings())
@@ -93,6 +113,7 @@ def api() -> None:
     from cli.composition.service import run_api
     from cli.supervisor import exit_with_parent
 
+    os.umask(_UMASK)
     settings = read_settings()
     _check_auth(settings)
     exit_with_parent()
@@ -127,6 +148,15 @@ def read_settings() -> Settings:
         first = error.errors()[0]
         name = "EBBTIDE_" + "_".join(str(part) for part in first["loc"]).upper()
         raise InputError(f"{name}: {first['input']!r} is invalid: {first['msg']}") from error
+
+
+def _prepare_agent(settings: Settings, command: list[str]) -> list[str]:
+    """Register this machine, and return the command line of its agent."""
+    from cli.composition.service_machine import build_agent_command, register_service_machine
+
+    with input_errors_from("EBBTIDE_RUN_DIR"):
+        register_service_machine(settings)
+    return build_agent_command(settings, command)
 
 
 def _choose_port(settings: Settings) -> int:

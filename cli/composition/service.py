@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.executor import Executor
-from scheduler.executors.local_executor import LocalExecutor
 from scheduler.executors.local_records import RunRoot
-from scheduler.executors.local_run import RunTimeouts
-from scheduler.executors.log_files import LogLimits
 from scheduler.executors.run_ledger import RunLedger
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.runtime.clock import Clock, RealClock
@@ -55,41 +52,19 @@ def build_policies(settings: Settings) -> PolicySet:
     return load_policy_set(settings.policy, PolicySettings(**values))
 
 
-def build_local_controller(
+def build_controller(
     settings: Settings, store: SqlStore, *, clock: Clock | None = None, at: StageHook = ignore_stage
 ) -> Controller:
-    """Build a controller with a local executor, without starting it. Uses the real clock unless `clock` is given."""
+    """Build a controller whose jobs run on machines with node agents, without starting it.
+
+    Args:
+        clock: the real clock by default.
+    """
     clock = clock or RealClock(store.load().snapshot.now_s)
-    secret = load_token_secret(settings.token_secret_path)
-    patience = RunTimeouts(close_s=settings.leave_grace_s)
-    executor = LocalExecutor(
-        settings.run_dir,
-        now=clock.now_s,
-        url=settings.worker_url,
-        secret=secret,
-        timeouts=patience,
-        logs=LogLimits(settings.log_bytes, settings.log_generations),
-        on_crash_point=at,
-    )
-    return assemble_controller(
-        settings,
-        store,
-        executor,
-        clock,
-        holder=make_holder_id(),
-        has_news=executor.has_pending_changes,
-        may_lead=executor.may_lead,
-        at=at,
-    )
-
-
-def build_agent_controller(settings: Settings, store: SqlStore) -> Controller:
-    """Build a controller whose jobs run on machines with node agents, without starting it."""
-    clock = RealClock(store.load().snapshot.now_s)
     ledger = RunLedger(store.run_log, epoch=lambda: controller.epoch)
     executor = AgentExecutor(ledger, store.machines, now=clock.now_s, disconnect_s=settings.disconnect_s)
     controller = assemble_controller(
-        settings, store, executor, clock, holder=make_holder_id(), has_news=executor.has_pending_changes
+        settings, store, executor, clock, holder=make_holder_id(), has_news=executor.has_pending_changes, at=at
     )
     return controller
 
@@ -181,12 +156,11 @@ def install_stop_signal() -> threading.Event:
 
 
 def run_controller(settings: Settings) -> None:
-    """Run the controller until SIGTERM or SIGINT. All local workers have exited when it returns."""
+    """Run the controller until SIGTERM or SIGINT. Ranks go on."""
     configure_logging(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
     try:
-        build = build_local_controller if settings.executor == "local" else build_agent_controller
-        controller, stop = build(settings, store), install_stop_signal()
+        controller, stop = build_controller(settings, store), install_stop_signal()
         root = RunRoot(settings.run_dir)
         with build_retention(settings, store, epoch=lambda: controller.epoch, root=root).run_in_background(stop):
             controller.run(stop)

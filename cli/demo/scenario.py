@@ -231,7 +231,7 @@ def _submit_job(client: Client, service: DemoService, name: str, job: Mapping[st
         "globalBatch": GLOBAL_BATCH,
         "steps": job["steps"],
         "onResize": "checkpoint",
-        "command": ["python", *_build_trainer_arguments(name, job, service.folder / "ledger" / name)],
+        "command": ["python", *_build_trainer_arguments(name, job, service.ledgers / name)],
     }
     return str(client.submit(document)["id"])
 
@@ -278,7 +278,7 @@ def _run_reference(service: DemoService, name: str) -> TrainingRun:
         done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         raise DemoError(f"the uninterrupted run of {name} failed; see {log.name}")
-    return TrainingRun(name, job["steps"], GLOBAL_BATCH, service.folder / "ledger" / name, folder)
+    return TrainingRun(name, job["steps"], GLOBAL_BATCH, service.ledgers / name, folder)
 
 
 def _keep_service(console: Console, service: DemoService) -> None:

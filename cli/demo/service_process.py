@@ -23,10 +23,13 @@ class DemoError(Exception):
 
 
 class DemoService:
-    """The service process. All its descendants have the demo's folder in EBBTIDE_DEMO, so that leftovers are found."""
+    """The service process. Its jobs may write to `ledgers`."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
+        self.ledgers = folder / "ledger"
+        self.ledgers.mkdir()
+        self.ledgers.chmod(0o1777)  # jobs run as another user
         self.url = f"http://127.0.0.1:{_find_free_port()}"
         self._log = (folder / "service.log").open("wb")
         self._process = subprocess.Popen(
@@ -37,19 +40,16 @@ class DemoService:
             start_new_session=True,
         )
 
-    @property
-    def run_dir(self) -> Path:
-        return self.folder / "run"
-
     def _build_environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         port = self.url.rpartition(":")[2]
         own = {
             "EBBTIDE_DATABASE_URL": f"sqlite:///{self.folder / 'ebbtide.sqlite'}",
-            "EBBTIDE_RUN_DIR": str(self.run_dir),
+            "EBBTIDE_RUN_DIR": str(self.folder / "run"),
             "EBBTIDE_PORT": port,
             "EBBTIDE_HOST": "127.0.0.1",
             "EBBTIDE_AUTH": "off",
-            "EBBTIDE_DEMO": str(self.folder),
+            "EBBTIDE_AGENT_WRITABLE": str(self.ledgers),
+            "EBBTIDE_AGENT_LEAVE_WITHIN": "20s",
         }
         return {**own, **settings}
 
@@ -65,7 +65,7 @@ class DemoService:
         return client
 
     def stop(self) -> None:
-        """Stop the service and wait for it. It stops its workers."""
+        """Stop the service and wait for it. Its agent ends the jobs."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -76,12 +76,12 @@ class DemoService:
         self._log.close()
 
     def find_leftover_processes(self) -> list[int]:
-        """Return the IDs of processes that still have the demo's folder in their environment."""
-        return [process.pid for process in psutil.process_iter() if self._is_marked(process)]
+        """Return the IDs of processes whose command line or environment names the demo's folder."""
+        return [process.pid for process in psutil.process_iter() if self._is_ours(process)]
 
-    def _is_marked(self, process: psutil.Process) -> bool:
+    def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get("EBBTIDE_DEMO") == str(self.folder)
+            return any(str(self.folder) in text for text in (*process.cmdline(), *process.environ().values()))
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             return False
 

@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ from scheduler.agent.shared_files import write_json
 
 logger = logging.getLogger(__name__)
 
+_LOCK_TIMEOUT_S = 8.0
+"""Time that an earlier agent has to end, which may still send its last report."""
+_LOCK_POLL_S = 0.05
 _LEASE_FORMAT = "{:020.3f}\n"
 
 
@@ -67,6 +71,19 @@ class AgentIdentity:
         return {}
 
 
+def read_identity(folder: Path) -> AgentIdentity | None:
+    """Return the identity in a state folder, or None before the machine has joined."""
+    path = folder / "identity.json"
+    if not path.exists():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return AgentIdentity(**document | {"nodes": tuple(document["nodes"])})
+
+
+def write_identity(folder: Path, identity: AgentIdentity) -> None:
+    write_json(folder / "identity.json", asdict(identity), durable=True)
+
+
 class AgentState:
     """The state folder of one agent.
 
@@ -78,12 +95,10 @@ class AgentState:
         self.root = root.resolve()
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self.root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _lock(self._lock, within_s=_LOCK_TIMEOUT_S):
             raise ValueError(
                 f"--state: {self.root} is in use by another agent. Stop that one first, or choose another folder."
-            ) from None
+            )
         epoch = self.root / "epoch"
         self._highest_epoch = int(epoch.read_text(encoding="ascii")) if epoch.exists() else 0
         self._lease = os.open(self.lease_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -94,14 +109,10 @@ class AgentState:
 
     def read_identity(self) -> AgentIdentity | None:
         """Return the identity, or None before the machine has joined."""
-        path = self.root / "identity.json"
-        if not path.exists():
-            return None
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return AgentIdentity(**document | {"nodes": tuple(document["nodes"])})
+        return read_identity(self.root)
 
     def write_identity(self, identity: AgentIdentity) -> None:
-        write_json(self.root / "identity.json", asdict(identity), durable=True)
+        write_identity(self.root, identity)
 
     def complete(self, stated: StatedFacts) -> StatedFacts:
         """Return the stated facts, with those of earlier starts where nothing is stated now."""
@@ -130,3 +141,17 @@ class AgentState:
                 logger.warning("leader epoch %d cannot be recorded: %s", epoch, error)
             self._highest_epoch = epoch
         return epoch >= self._highest_epoch
+
+
+def _lock(descriptor: int, *, within_s: float) -> bool:
+    """Return whether the file could be locked within this time."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return True

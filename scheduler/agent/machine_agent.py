@@ -37,6 +37,7 @@ _BUSY_PERIOD_S, _IDLE_PERIOD_S = 0.05, 0.5
 _WAIT_S = 20.0
 """Time that a reply may wait until there is something to do."""
 _PREPARATIONS_MAX = 4
+_INTERRUPT_LEAVE_S = 60.0
 _FINAL_REPORT_TIMEOUT_S = 5.0
 _OUTPUT_TIMEOUT_S = 1.0
 
@@ -57,7 +58,8 @@ class MachineAgent:
     Args:
         recovered: runs of an earlier agent with this state folder.
         output: takes the output of ranks.
-        leave_within_s: time that ranks have to save and exit once the agent is asked to stop. None: they go on.
+        leave_within_s: time that ranks have to save and exit once the agent gets SIGTERM. None: they go on. After
+            SIGINT they always have to exit, and a second SIGINT ends the agent without them.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class MachineAgent:
         for descriptor in (self._wake_read_fd, wake_write_fd):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
-        self._is_stopping = False
+        self._is_stopping = self._is_interrupted = self._is_abandoning = False
         self._job_end: JobEnd | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
@@ -104,14 +106,14 @@ class MachineAgent:
         self._is_stopping = True
 
     def serve(self) -> JobEnd | None:
-        """Run until SIGTERM, and until the ranks have left if they have to.
+        """Run until SIGTERM or SIGINT, and until the ranks have left if they have to.
 
-        The agent of a pod also runs only until its job has ended. Return how, None after SIGTERM.
+        The agent of a pod also runs only until its job has ended. Return how, None after a signal.
         """
         while not self._is_stopping and not self._is_done:
             self._step()
-        if self._leave_within_s is not None:
-            self._leave(self._leave_within_s)
+        if self._leave_within_s is not None or self._is_interrupted:
+            self._leave(_INTERRUPT_LEAVE_S if self._leave_within_s is None else self._leave_within_s)
         self._retention.close()
         self._send_final_report()
         self._output.close(within_s=_OUTPUT_TIMEOUT_S)
@@ -133,7 +135,7 @@ class MachineAgent:
         """Ask all ranks to save and exit, and serve until none is left. Nothing is prepared or begun meanwhile."""
         for runs in self._jobs.values():
             runs.leave(within_s)
-        while any(runs.has_ranks for runs in self._jobs.values()):
+        while any(runs.has_ranks for runs in self._jobs.values()) and not self._is_abandoning:
             self._step()
 
     def _wait(self) -> None:
@@ -205,8 +207,10 @@ class MachineAgent:
         else:
             runs.prepared = run
 
-    def _request_stop(self, _number: int, _frame: object) -> None:
-        self.stop()
+    def _request_stop(self, number: int, _frame: object) -> None:
+        self._is_abandoning = self._is_interrupted and number == signal.SIGINT
+        self._is_interrupted |= number == signal.SIGINT
+        self._is_stopping = True
 
 
 def _find_report(reply: Reply, key: tuple[str, str]) -> tuple[int, int]:

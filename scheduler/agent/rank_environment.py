@@ -154,7 +154,7 @@ def _count_threads(document: RunDocument, machine: MachineFacts) -> int:
 
 def _select_devices(document: RunDocument, machine: MachineFacts) -> dict[str, str]:
     """Return the variable that makes the job's GPUs visible, in the order of local ranks: LOCAL_RANK indexes them."""
-    if not machine.gpu_ids:
+    if not machine.gpu_ids or not document.has_devices:
         return {}
     gpus = [seat.gpu for seat in sorted(document.ranks, key=lambda seat: seat.local_rank)]
     missing = [gpu for gpu in gpus if gpu not in machine.gpu_ids]
@@ -198,6 +198,7 @@ def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
     interval_s = math.inf if document.checkpoint_interval_s is None else document.checkpoint_interval_s
     return {
         "EBBTIDE_NODE": document.node,
+        "EBBTIDE_GPUS": ",".join(str(seat.gpu) for seat in sorted(document.ranks, key=lambda seat: seat.local_rank)),
         "EBBTIDE_JOB_ID": document.job_id,
         "EBBTIDE_GENERATION": str(document.generation),
         "EBBTIDE_URL": document.url,

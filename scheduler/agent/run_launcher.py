@@ -123,7 +123,7 @@ class RunLauncher:
             working_dir=working_dir,
             default_checkpoint_dir=self._folders.checkpoint_dir(document.job_id),
             machine=MachineFacts(self._cores, self._gpus.ids, self._gpus.vendor or GpuVendor.NVIDIA),
-            devices=self._gpus.list_devices({seat.gpu for seat in document.ranks}),
+            devices=self._gpus.list_devices({seat.gpu for seat in document.ranks}) if document.has_devices else (),
             readable=() if shared is None else (shared.path,),
             lease=self._state.lease_path,
         )

@@ -49,10 +49,10 @@ from scheduler.executors.run_outcome import read_oom_kills
 
 logger = logging.getLogger(__name__)
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Numeric libraries start threads when they are loaded, and a supervisor with threads cannot fork ranks."""
 _REMOVAL_TIMEOUT_S = 1.0
 _POLL_S = 0.005
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Variables of the supervisor. It can fork ranks only if the modules that it loads start no threads."""
 
 
 class SupervisedPhase(StrEnum):
@@ -205,7 +205,7 @@ class SupervisedRun:
         command = _build_supervisor_command(document, folder, site.lease, preload if is_trainer else ())
         run._process.launch(
             containment.build_command(folders, command, user=user, options=options),
-            env=_ONE_THREAD | _select_inherited(containment.level.name) | {RUN_DIR_VARIABLE: str(folder.path)},
+            env=_select_inherited(containment.level.name) | _ONE_THREAD | {RUN_DIR_VARIABLE: str(folder.path)},
             procs_files=group.procs_files,
             is_contained=is_contained,
         )

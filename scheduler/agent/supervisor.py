@@ -148,7 +148,7 @@ class Supervisor:
         except (OSError, RankStartError) as error:
             self._record("failure.json", {"reason": str(error)})
             self._signal_ranks(signal.SIGKILL)
-        self._record("started.json", {"pids": pids, "at": time.time()})
+        self._record("started.json", {"pids": pids, "at": time.time(), "is_forked": is_forked})
         return None
 
     def _spawn(self, process: Process, order: Mapping[str, Any], *, is_forked: bool) -> int:

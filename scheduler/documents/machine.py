@@ -139,14 +139,14 @@ class JoinDocument(MachineFactsDocument):
     name: HostName = Field(description="Unique name of the machine and of the node that it hosts.")
 
 
-def to_inventory(document: InventoryDocument) -> MachineInventory:
+def to_inventory(document: InventoryDocument, *, may_lack_gpus: bool = False) -> MachineInventory:
     """Convert an inventory.
 
     Raises:
         InvalidDocumentError: there is no GPU, there are GPUs of several models, or the indices have gaps.
     """
     names = {gpu.name for gpu in document.gpus}
-    if len(names) != 1:
+    if len(names) != 1 and (names or not may_lack_gpus):
         given = f"{len(names)} GPU models" if names else "no GPU"
         allowed = "one or more GPUs of one model. State them with --gpus, --gpu and --gpu-memory if none is detected"
         raise InvalidDocumentError(InvalidField("inventory.gpus", given, allowed))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 DAY_S = 86_400.0
+PROCESSOR_SLOTS = "cpu"
+"""GPU profile of nodes whose GPUs are slots for processes that share the processors of a machine."""
 
 
 class PoolKind(StrEnum):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MACHINE_CREDENTIAL_PREFIX = "ebm_"
@@ -108,12 +109,14 @@ class Machine:
     """A machine that joined a pool, with its agent. Times are Unix seconds.
 
     Args:
-        name: unique; also the name of the node that it hosts.
+        name: unique; also the name of the node that it hosts, unless it is the service's own machine.
         gpu: name of the profile of its GPUs.
         address: where ranks on other machines reach it.
         containment: the level of isolation that the agent states, in its own words.
         digest: SHA-256 of the credential in hexadecimal.
         seen_at_s: time of the last recorded report; None before the first.
+        is_service: whether the machine belongs to the service itself. It hosts all nodes that were declared by hand
+            (`host_declared_nodes`), and has joined no pool.
     """
 
     name: str
@@ -128,10 +131,24 @@ class Machine:
     digest: str = field(default="", repr=False)
     seen_at_s: float | None = None
     revoked_at_s: float | None = None
+    is_service: bool = False
 
     @property
     def is_live(self) -> bool:
         return self.revoked_at_s is None
+
+
+def host_declared_nodes(machines: Sequence[Machine], nodes: Iterable[str]) -> tuple[Machine, ...]:
+    """Return the machines, with all nodes that no other machine hosts on the service's own machine.
+
+    If several services share the database, these nodes are on the machine of the first.
+    """
+    own = min((each for each in machines if each.is_service), key=lambda each: each.joined_at_s, default=None)
+    if own is None:
+        return tuple(machines)
+    hosted = {node for each in machines for node in each.nodes}
+    declared = tuple(sorted(node for node in nodes if node not in hosted))
+    return tuple(replace(each, nodes=declared) if each is own else each for each in machines)
 
 
 @dataclass(frozen=True, slots=True)

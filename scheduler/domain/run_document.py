@@ -51,6 +51,7 @@ class RunDocument:
         owner: principal that submitted the job. The agent maps it to a user of its machine.
         node_rank: number of this node among the `nodes` of the generation, in the order of their first ranks.
         ranks: the ranks on this node.
+        has_devices: whether the GPUs of the ranks are devices. False: they are slots that share the processors.
         plan: the parallel plan, or None for a job without one.
         archive: digest of the working directory's archive (`sha256:<hex>`), or empty.
         archive_bytes_max: limit of uploaded archives, from which that of the unpacked files follows. None: the default.
@@ -71,6 +72,7 @@ class RunDocument:
     world_size: int
     ranks: tuple[RankSeat, ...]
     launch: LaunchMode = LaunchMode.RANK
+    has_devices: bool = True
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     plan: ParallelPlan | None = None
     archive: str = ""

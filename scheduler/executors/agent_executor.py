@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.domain.job import Job
-from scheduler.domain.machine import Machine
+from scheduler.domain.machine import Machine, host_declared_nodes
 from scheduler.domain.observation import BegunRun, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import place_inference
@@ -65,7 +65,7 @@ class AgentExecutor:
         Raises:
             FencedError: a newer leader has written.
         """
-        now_s, machines = self._now(), self._machines.list_machines()
+        now_s, machines = self._now(), self._list_hosts()
         self._observed_at_s = now_s
         runs = self._ledger.update_runs(
             lambda begun: find_agents(machines, begun, now_s - self._lost_after_s), self._desired.jobs, now_s
@@ -105,11 +105,14 @@ class AgentExecutor:
     def close(self) -> None:
         """Do nothing: agents keep their ranks, so that training continues without a leader."""
 
+    def _list_hosts(self) -> tuple[Machine, ...]:
+        return host_declared_nodes(self._machines.list_machines(), self._desired.nodes)
+
     def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
         now_s = self._now()
 
         def find_reachable(jobs: Iterable[Job]) -> Mapping[AgentKey, str]:
-            machines = [machine for machine in self._machines.list_machines() if is_reachable(machine, now_s)]
+            machines = [machine for machine in self._list_hosts() if is_reachable(machine, now_s)]
             by_node = {node: agent_id(machine) for machine in machines for node in machine.nodes}
             return {(job.id, node): by_node[node] for job in jobs for node in job.allocation.target if node in by_node}
 

@@ -1,34 +1,10 @@
-"""Disk writes that survive full disks and concurrent readers."""
+"""Disk writes that concurrent readers see whole."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-logger = logging.getLogger(__name__)
-
-
-class DeferredDiskWrites:
-    """Log of failed disk writes that are retried later. Each failure is logged once."""
-
-    def __init__(self) -> None:
-        self._last_errors: dict[str, str] = {}
-
-    @contextmanager
-    def defer_on_error(self, description: str) -> Iterator[None]:
-        """Suppress an OSError in the block and log it. The caller retries `description` on its next pass."""
-        try:
-            yield
-        except OSError as error:
-            if self._last_errors.get(description) != str(error):
-                logger.error("%s failed and will be retried: %s", description, error)
-            self._last_errors[description] = str(error)
-        else:
-            self._last_errors.pop(description, None)
 
 
 def write_json_atomically(path: Path, document: object, *, durable: bool = False) -> None:

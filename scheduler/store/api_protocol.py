@@ -247,6 +247,9 @@ class MachineStore(Protocol):
         The machine replaces a revoked one of its name. Raises JoinTokenSpentError or MachineNameTakenError.
         """
 
+    def register_service(self, machine: Machine) -> None:
+        """Store the service's own machine. Raises MachineNameTakenError if another live machine has its name."""
+
     def get_machine(self, name: str) -> Machine | None: ...
 
     def find_machine(self, digest: str) -> Machine | None:

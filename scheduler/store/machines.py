@@ -127,6 +127,14 @@ class SqlMachines:
         except IntegrityError:  # of the name: digests are random
             raise MachineNameTakenError(machine.name) from None
 
+    def register_service(self, machine: Machine) -> None:
+        with transaction(self._engine) as connection:
+            row = connection.execute(select(MACHINES).where(MACHINES.c.name == machine.name)).one_or_none()
+            if row is not None and row.revoked_at_s is None and not decode(Machine, row.body).is_service:
+                raise MachineNameTakenError(machine.name)
+            connection.execute(delete(MACHINES).where(MACHINES.c.name == machine.name))
+            connection.execute(insert(MACHINES), _encode_machine(machine) | {"revision": 0})
+
     def get_machine(self, name: str) -> Machine | None:
         return next(iter(self._fetch_machines(_SELECT_STATES.where(MACHINES.c.name == name))), None)
 

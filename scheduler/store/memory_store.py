@@ -142,6 +142,13 @@ class MemoryMachineStore:
             self._machines[machine.name] = machine
             self._audit_log.append(audit)
 
+    def register_service(self, machine: Machine) -> None:
+        with self._lock:
+            existing = self._machines.get(machine.name)
+            if existing is not None and existing.is_live and not existing.is_service:
+                raise MachineNameTakenError(machine.name)
+            self._machines[machine.name] = machine
+
     def get_machine(self, name: str) -> Machine | None:
         with self._lock:
             return self._machines.get(name)

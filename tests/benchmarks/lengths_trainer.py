@@ -26,7 +26,7 @@ from scheduler.solver.lengths.uniform_search import search_uniform_plan
 from scheduler.trainer.model import Gpt, GptSize, build_gpt
 from scheduler.trainer.sequence_groups import SequenceGroups, list_degrees, run_micro_batches, sum_gradients
 from scheduler.trainer.sequence_timing import measure_sequence_costs
-from tests.e2e.rank_launcher import launch_agent
+from tests.e2e.rank_launcher import launch_ranks
 from tests.e2e.rank_programs import run_on_ranks
 
 Row = tuple[str, str, str]
@@ -39,7 +39,7 @@ RANK_TOKENS = (512, 256)
 
 def rows() -> list[Row]:
     """Return (name, target, value)."""
-    with tempfile.TemporaryDirectory() as folder, launch_agent(Path(folder) / "agent") as launcher:
+    with tempfile.TemporaryDirectory() as folder, launch_ranks(Path(folder) / "agent") as launcher:
         found: list[dict[str, dict[str, float]]] = run_on_ranks(
             launcher, "tests.benchmarks.lengths_trainer", Path(folder) / "ranks", ranks=RANKS
         )

@@ -1,12 +1,12 @@
 """Planned re-plans of a real training: time from the last step of the old plan to the first step of the new one.
 
-Setup: a controller process, two nodes with two slots, and the reference trainer with 20 million parameters. The job is
-scaled up and down. Each time is measured between the ledger entries of the last step of the old generation and the
+Setup: a service, a node agent, two nodes with two slots, and the reference trainer with 20 million parameters. The job
+is scaled up and down. Each time is measured between the ledger entries of the last step of the old generation and the
 first step of the new one. `cold` uses a command that only a new interpreter can run. Targets: 3 s warm and 25 s cold,
 for 4 processes on 2 cores.
 
 One row per phase follows, reported by the slowest rank (`ebbtide_replan_phase_seconds`). `between` is time outside all
-phases: observed exits, the tick, orders to the agents. During `notice` the ranks still make the step up to the
+phases: observed exits, the tick, orders to the agent. During `notice` the ranks still make the step up to the
 boundary, so a re-plan takes `notice` plus the time without a step. The last rows are the bytes that the ranks read
 (`replan_bytes`) and the time for which a background checkpoint blocks training.
 """
@@ -15,19 +15,14 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from cli.composition.service import build_local_controller
-from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.commands import AddNode, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_records import SHUTDOWN_PHASES, STARTUP_PHASES, LoadTraffic, ReplanPhase
@@ -36,11 +31,10 @@ from scheduler.domain.observation import RankStatus
 from scheduler.executors.rank_status import read_rank_status
 from scheduler.executors.run_outcome import find_longest_phases_s
 from scheduler.resharding.placement import Placement
-from scheduler.settings import Settings
-from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.benchmarks import replan_bytes
 from tests.builders import a_node
+from tests.e2e.service_harness import ServiceHarness, run_service
 
 MODEL = "wide-gpt"
 WIDTHS = {"warm": (3, 4, 2, 4, 1, 4, 3, 2, 4, 2, 4, 3), "cold": (3, 4, 2, 4)}
@@ -92,56 +86,47 @@ def _phase_rows(kind: str, found: Sequence[Mapping[str, float]]) -> Iterator[Row
 
 def measure(folder: Path, kind: str) -> tuple[list[dict[str, float]], list[LoadTraffic], list[Placement]]:
     """Return the seconds of each re-plan in total and by phase, the bytes read, and the rank placements."""
-    settings = _settings(folder)
-    migrate(settings.database_url)
-    store = SqlStore(settings.database_url)
-    with (folder / "controller.log").open("wb") as log:
-        command = [sys.executable, "-m", "tests.benchmarks.replan", str(folder)]
-        controller = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with run_service(folder) as site:
         placements: list[Placement] = []
-        spans = list(_replans(folder, store, kind, placements))
-        return spans, replan_bytes.loads(store), placements
-    finally:
-        controller.send_signal(signal.SIGTERM)
-        controller.wait(60)
-        store.close()
+        spans = list(_replans(site, kind, placements))
+        return spans, replan_bytes.loads(site.store), placements
 
 
-def _replans(folder: Path, store: SqlStore, kind: str, placements: list[Placement]) -> Iterator[dict[str, float]]:
-    _send(store, CreatePool(Pool("training", PoolKind.TRAINING)))
+def _replans(site: ServiceHarness, kind: str, placements: list[Placement]) -> Iterator[dict[str, float]]:
+    folder, store = site.shared, site.store
+    site.send(CreatePool(Pool("training", PoolKind.TRAINING)))
     for name in ("t0", "t1"):
-        _send(store, AddNode(a_node(name, gpus=2, gpu="cpu")))
+        site.send(AddNode(a_node(name, gpus=2, gpu="cpu")))
     saving = ("--checkpoint-every", str(SAVE_EVERY))
     trainer = ("-m", "scheduler.trainer.train", "--model", MODEL, *saving, "--ledger", str(folder / "ledger"))
     spec = JobSpec(
         name="job", min_gpus=4, max_gpus=4, model=MODEL, global_batch=12, steps=100_000,
         command=(*INTERPRETERS[kind], *trainer),
     )  # fmt: skip
-    _send(store, SubmitJob("job", spec))
+    site.send(SubmitJob("job", spec))
     generation, since = _first_step(folder, after=0)
     placements.append(replan_bytes.placement(store))
     for number, width in enumerate(WIDTHS[kind], 1):
         _wait(partial(_has_reached, folder, generation, since + STEPS_BETWEEN))
         _wait(partial(_is_running, store))
-        _send(store, ScaleJob("job", width, width))
+        site.send(ScaleJob("job", width, width))
         old = generation
         generation, since = _first_step(folder, after=old)
-        yield _spans(folder, old, generation)
+        yield _spans(site, old, generation)
         placements.append(replan_bytes.placement(store))
         _wait(partial(_has_reported, store, number))
-    _send(store, ScaleJob("job", 1, 1))
+    site.send(ScaleJob("job", 1, 1))
 
 
-def _spans(folder: Path, old: int, new: int) -> dict[str, float]:
+def _spans(site: ServiceHarness, old: int, new: int) -> dict[str, float]:
     """Return the seconds of one re-plan: of each phase, between them, and without a step."""
-    ledger, runs = folder / "ledger", folder / "run/jobs/job"
+    ledger = site.shared / "ledger"
     pause_s = _time(ledger / f"losses-g{new}.jsonl") - _time(ledger / f"losses-g{old}.jsonl")
     # A rank writes down what its first step took a moment after the step stands in the ledger.
-    _wait(lambda: all(ReplanPhase.FIRST_STEP in status.phases_s for status in _statuses(runs / f"gen-{new}")))
+    _wait(lambda: all(ReplanPhase.FIRST_STEP in status.phases_s for status in _statuses(site, new)))
     left, came = (
-        find_longest_phases_s(_statuses(runs / f"gen-{old}")),
-        find_longest_phases_s(_statuses(runs / f"gen-{new}")),
+        find_longest_phases_s(_statuses(site, old)),
+        find_longest_phases_s(_statuses(site, new)),
     )
     told = {str(phase): left[phase] for phase in SHUTDOWN_PHASES} | {
         str(phase): came[phase] for phase in STARTUP_PHASES
@@ -149,14 +134,15 @@ def _spans(folder: Path, old: int, new: int) -> dict[str, float]:
     return {**told, BETWEEN: pause_s - sum(told.values()) + told[ReplanPhase.NOTICE], PAUSE: pause_s}
 
 
-def _statuses(run_dir: Path) -> list[RankStatus]:
-    found = (read_rank_status(path) for path in run_dir.glob("status-*.json"))
+def _statuses(site: ServiceHarness, generation: int) -> list[RankStatus]:
+    paths = (path for folder in site.run_dirs("job", generation) for path in folder.glob("status-*.json"))
+    found = (read_rank_status(path) for path in paths)
     return [status for status in found if status is not None]
 
 
 def _checkpoint_stall_s(folder: Path) -> list[float]:
     """Return a value of rank 0 from its logs."""
-    logs = (path.read_text() for path in (folder / "run/jobs/job").glob("gen-*/rank-0.log"))
+    logs = (path.read_text() for path in (folder / "run/agent/jobs/job").glob("gen-*/rank-0.log"))
     return [float(found) for log in logs for found in re.findall(r"held the training up for ([0-9.]+) s", log)]
 
 
@@ -201,31 +187,3 @@ def _wait(reached: Callable[[], bool]) -> None:
         if time.monotonic() > limit_s:
             raise TimeoutError(f"not reached within {PATIENCE_S:g} s")
         time.sleep(LOOK_S)
-
-
-def _send(store: SqlStore, body: CommandBody) -> None:
-    store.send(Command(f"bench-{time.time_ns()}", time.time(), body))
-
-
-def _settings(folder: Path) -> Settings:
-    """Return the service's settings without the pause between two resizes."""
-    return Settings(
-        database_url=f"sqlite:///{folder / 'ebbtide.sqlite'}",
-        run_dir=folder / "run",
-        full_pass_period_s=1.0,
-        reconfiguration_s=0.01,
-        resize_pause_s=0.1,
-    )
-
-
-def _control(folder: Path) -> None:
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    settings = _settings(folder)
-    store = SqlStore(settings.database_url)
-    build_local_controller(settings, store).run(stop)
-    store.close()
-
-
-if __name__ == "__main__":
-    _control(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Launches generations of real ranks from a real node agent: the ranks' side of a replan, without a controller."""
+"""Launches generations of real ranks: the ranks' side of a re-plan, without a controller and an agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage, plan_to_json
-from scheduler.executors.rank_launch import build_agent_environment
+from tests.loopback import find_free_port
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
@@ -71,11 +71,11 @@ class Training:
 
 
 class RankLauncher:
-    """A node agent with torch loaded, and the rendezvous store of its ranks on port `port`."""
+    """A process with torch loaded that forks ranks. `port` is that of the newest generation's store."""
 
-    def __init__(self, agent: subprocess.Popen[bytes], port: int) -> None:
-        self.port = port
-        self._agent = agent
+    def __init__(self, forker: subprocess.Popen[bytes]) -> None:
+        self.port = 0
+        self._forker = forker
         self._generation = 0
         self._living = set[tuple[int, int]]()
 
@@ -85,6 +85,7 @@ class RankLauncher:
 
     def new_generation(self) -> int:
         self._generation += 1
+        self.port = find_free_port()
         return self._generation
 
     def run(self, training: Training, plan: ParallelPlan, *, until: int = 0) -> list[Status]:
@@ -135,7 +136,7 @@ class RankLauncher:
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
         identity = {"generation": generation, "rank": rank}
         self._living.add((generation, rank))
-        self._send({"start": {**identity, "argv": argv, "env": {**inherited, **env}, "log": str(log), "warm": True}})
+        self._send({"start": {**identity, "argv": argv, "env": {**inherited, **env}, "log": str(log)}})
 
     def signal(self, generation: int, rank: int, number: int) -> None:
         """Signal a rank. Ignored if it has ended."""
@@ -170,7 +171,6 @@ class RankLauncher:
             "LOCAL_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "EBBTIDE_JOB_ID": training.root.name,
             "EBBTIDE_GENERATION": str(self._generation),
             "EBBTIDE_PLAN": str(run_dir / "plan.json"),
@@ -182,50 +182,43 @@ class RankLauncher:
         self.start(self._generation, rank, training.argv(), env, run_dir / f"rank-{rank}.log")
 
     def _send(self, order: dict[str, Any]) -> None:
-        assert self._agent.stdin is not None
-        self._agent.stdin.write(json.dumps(order).encode() + b"\n")
-        self._agent.stdin.flush()
+        assert self._forker.stdin is not None
+        self._forker.stdin.write(json.dumps(order).encode() + b"\n")
+        self._forker.stdin.flush()
 
     def _read_report(self, *, within_s: float | None = None) -> bool:
-        """Process one report of the agent. Return whether one arrived in time."""
-        assert self._agent.stdout is not None
-        if within_s is not None and not select.select([self._agent.stdout], [], [], within_s)[0]:
+        """Process one report. Return whether one arrived in time."""
+        assert self._forker.stdout is not None
+        if within_s is not None and not select.select([self._forker.stdout], [], [], within_s)[0]:
             return False
-        report: dict[str, Any] = json.loads(self._agent.stdout.readline())
-        assert "failed" not in report, report
-        if ended := report.get("ended"):
-            self._living.discard((ended["generation"], ended["rank"]))
+        report: dict[str, Any] = json.loads(self._forker.stdout.readline())
+        self._living.discard((report["generation"], report["rank"]))
         return True
 
 
 @contextmanager
-def launch_agent(folder: Path) -> Iterator[RankLauncher]:
+def launch_ranks(folder: Path) -> Iterator[RankLauncher]:
+    """Start the process that forks ranks. Its log is in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    port_file = folder / "port"
-    env = build_agent_environment({}, run_root=str(folder), inherited=os.environ)
-    common: dict[str, Any] = {"cwd": REPOSITORY, "env": env, "stdin": subprocess.PIPE}
     with (folder / "log").open("ab") as log:
-        store = subprocess.Popen([*_module("rendezvous"), "--port-file", str(port_file)], stderr=log, **common)
-        preload = ["--preload", "scheduler.trainer.preload"]
         # Unbuffered, because `select` asks the pipe whether there is a report.
-        agent = subprocess.Popen(
-            [*_module("node_agent"), *preload], stdout=subprocess.PIPE, stderr=log, bufsize=0, **common
+        forker = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.rank_forker"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            bufsize=0,
         )
+    assert forker.stdin is not None
+    assert forker.stdout is not None
     try:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not port_file.exists():
-            assert time.monotonic() < deadline_s, (folder / "log").read_text()
-            time.sleep(0.02)
-        assert agent.stdout is not None
-        assert "ready" in json.loads(agent.stdout.readline())
-        yield RankLauncher(agent, int(port_file.read_text()))
+        assert forker.stdout.readline(), (folder / "log").read_text()
+        yield RankLauncher(forker)
     finally:
-        for process in (agent, store):
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(timeout=30)
-            if process.stdout is not None:
-                process.stdout.close()
+        forker.stdin.close()
+        forker.wait(timeout=30)
+        forker.stdout.close()
 
 
 def make_plan(
@@ -244,10 +237,6 @@ def make_plan(
 
 def _generation(ledger_file: Path) -> int:
     return int(ledger_file.stem.partition("-g")[2].partition("-")[0])
-
-
-def _module(name: str) -> list[str]:
-    return [sys.executable, "-m", f"scheduler.worker.{name}"]
 
 
 def _logs(run_dir: Path) -> str:

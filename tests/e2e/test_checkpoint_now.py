@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ def test_running_training_saves_on_request_and_continues(tmp_path: Path) -> None
         document = {"name": "train", "gpus": {"min": 2, "max": 2}, "steps": 100_000, "command": trainer}
         job = str(service.client.submit({**document, "checkpoint": {"interval": "10h"}})["id"])
         service.wait(lambda: _steps(service, job) >= 3)
-        folder = tmp_path / f"run/jobs/{job}/checkpoints"
+        folder = service.folders.checkpoint_dir(job)
         assert not list(list_checkpoint_steps(folder))
 
         first = _saved(service, job)
@@ -51,5 +50,4 @@ def _saved(service: ServiceHarness, job: str) -> int:
 
 def _steps(service: ServiceHarness, job: str) -> int:
     """Return the step in the status of rank 0."""
-    status = service.run_dir(job, 1) / "status-0.json"
-    return int(json.loads(status.read_text())["step"]) if status.exists() else 0
+    return int(service.status(job, 1)["step"])

@@ -4,7 +4,6 @@ run.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,14 +25,14 @@ STEPS_AFTER = 3
 def test_training_that_freezes_layers_is_replanned_and_keeps_its_losses(tmp_path: Path) -> None:
     with run_service(tmp_path) as service:
         service.open(nodes=2, gpus=1)
-        job = str(service.client.submit(_document(tmp_path / "ledger"))["id"])
+        job = str(service.client.submit(_document(service.shared / "ledger"))["id"])
         service.wait(lambda: service.client.job(job)["state"] == "running")
         before = service.client.job_plan(job)
         first = int(service.client.job(job)["generation"])
         service.wait(lambda: bool(service.events(job, "JobRearranged")))
         after = service.client.job_plan(job)
         second = int(service.client.job(job)["generation"])
-        service.wait(lambda: _steps(tmp_path / "ledger", second) >= STEPS_AFTER)
+        service.wait(lambda: _steps(service.shared / "ledger", second) >= STEPS_AFTER)
 
         assert (len(before["stages"]) > 1, len(after["stages"])) == (True, 1)
         assert [strategy["dp"] for strategy in after["stages"][0]["strategies"]] == [2]
@@ -45,14 +44,14 @@ def test_training_that_freezes_layers_is_replanned_and_keeps_its_losses(tmp_path
         (rearranged,) = service.events(job, "JobRearranged")
         assert "3 layers" in rearranged["message"]
         assert rearranged["numbers"]["saved_s"] > 0.0
-        status = json.loads((service.run_dir(job, second) / "status-0.json").read_text())
+        status = service.status(job, second)
         assert status["frozen_layers"] is None, "EBBTIDE_FROZEN_LAYERS is not reported back"
 
         service.client.cancel(job)
         service.wait(lambda: service.client.job(job)["state"] == "cancelled")
         assert service.client.job(job)["account"]["failures"] == 0
         service.end()
-    seen = losses(tmp_path / "ledger")
+    seen = losses(service.shared / "ledger")
     command = ["-m", "scheduler.trainer.train", *MODEL, *FREEZE, "--steps", str(max(seen))]
     alone = [sys.executable, *command, "--ledger", str(tmp_path / "alone")]
     subprocess.run(alone, check=True, capture_output=True)

@@ -21,6 +21,7 @@ import pytest
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage, plan_to_json
 from tests.e2e.rank_launcher import RankLauncher
 from tests.http_server import LoopbackServer, QuietHandler
+from tests.loopback import find_free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -42,6 +43,7 @@ class Generation:
         self._url: str = options.get("url", "")
         self._step_delay_s: float = options.get("step_delay_s", 0.0)
         self._frozen_layers: int = options.get("frozen_layers", 0)
+        self._port = find_free_port()
         self._words: tuple[str, ...] = options.get("words", ())
 
     def __enter__(self) -> "Generation":
@@ -88,8 +90,7 @@ class Generation:
             "WORLD_SIZE": str(self._world_size),
             "LOCAL_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._ranks.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "MASTER_PORT": str(self._port),
             "EBBTIDE_JOB_ID": f"{self._root.parent.name}-{self._root.name}",
             "EBBTIDE_GENERATION": str(self._number),
             "EBBTIDE_URL": self._url,

@@ -28,7 +28,7 @@ def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
 def test_script_under_torchrun_trains_saves_and_leaves_on_request(harness: TrainingHarness) -> None:
     """torchrun is the process of the rank and the script its child. torchrun manages its own store and membership."""
     torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
-    hold = harness.folder / "hold"
+    hold = harness.site.shared / "hold"
     hold_at(hold, 10)
     trainer = ("-m", "tests.e2e.paused_trainer", str(hold), "--model", "nano-gpt", "--global-batch", "12")
     command = (*torchrun, *trainer, "--steps", str(STEPS), "--ledger", str(harness.ledger))

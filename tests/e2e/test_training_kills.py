@@ -1,4 +1,4 @@
-"""A training whose ranks, node agents and controller are killed with SIGKILL continues as if nothing had happened.
+"""A training whose ranks, supervisors, agent and service are killed with SIGKILL continues as if nothing had happened.
 
 It is killed during a step, a save, a load or a replan, each time as soon as it reaches the next of these moments.
 Files tell which moment it is, polled every millisecond. A seed chooses the order, the victim and the time within the
@@ -33,8 +33,9 @@ STEP_DELAY_S = 0.05
 class Victim(StrEnum):
     RANK = "a rank that is not 0"
     RANK_0 = "rank 0"
-    AGENT = "an agent"
-    CONTROLLER = "the controller"
+    SUPERVISOR = "a supervisor"
+    AGENT = "the agent"
+    SERVICE = "API and controller"
 
 
 class Moment(StrEnum):
@@ -57,9 +58,10 @@ CELLS: list[Cell] = list(itertools.product(Victim, Moment))
 
 
 def sample(seed: int, cells: int) -> list[Cell]:
-    """Return `cells` different cells. Four or more cover every victim and every moment."""
+    """Return `cells` different cells. Five or more cover every victim and every moment."""
     chance = random.Random(seed)
-    square = list(zip(Victim, chance.sample(list(Moment), len(Moment)), strict=True))
+    moments = chance.sample([*Moment, chance.choice(list(Moment))], len(Victim))
+    square = list(zip(Victim, moments, strict=True))
     others = [cell for cell in CELLS if cell not in square]
     chosen = square + chance.sample(others, cells - len(square))
     return chance.sample(chosen, len(chosen))
@@ -120,10 +122,12 @@ class Killer:
                 return self._harness.kill_rank(1 + int(luck * (ranks - 1)))
             case Victim.RANK_0:
                 return self._harness.kill_rank(0)
+            case Victim.SUPERVISOR:
+                return self._harness.kill_supervisor(nodes[int(luck * len(nodes))])
             case Victim.AGENT:
-                return self._harness.kill_agent(nodes[int(luck * len(nodes))])
-            case Victim.CONTROLLER:
-                return self._harness.kill_controller()
+                return self._harness.kill_agent()
+            case Victim.SERVICE:
+                return self._harness.kill_service()
 
     def _resize_if_settled(self) -> None:
         """Resize from 3 GPUs to 2 or back, once the previous resize is done and steps are made."""
@@ -145,8 +149,8 @@ def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
 @pytest.mark.parametrize(
     ("seed", "cells"),
     [
-        pytest.param(31, 4, id="sample", marks=pytest.mark.full),
-        *(pytest.param(seed, 16, id=f"all-{seed}", marks=pytest.mark.full) for seed in (2, 3)),
+        pytest.param(31, 5, id="sample", marks=pytest.mark.full),
+        *(pytest.param(seed, 20, id=f"all-{seed}", marks=pytest.mark.full) for seed in (2, 3)),
     ],
 )
 def test_repeatedly_killed_training_has_the_losses_of_an_uninterrupted_one(
@@ -189,7 +193,7 @@ def _check_account(harness: TrainingHarness, kills: list[Cell], steps: int) -> N
     assert steps_run > steps, "some steps must have run twice"
     assert account.lost_gpu_s > 0.0
     killed_ranks = sum(victim in (Victim.RANK, Victim.RANK_0) for victim, _ in kills)
-    assert account.failures <= killed_ranks, "killed agents and controllers must not count as failures of the job"
+    assert account.failures <= killed_ranks, "other kills must not count as failures of the job"
 
 
 def _spec(ledger: Path, steps: int, *, rank_kills: int) -> JobSpec:

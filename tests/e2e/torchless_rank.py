@@ -33,10 +33,9 @@ def say(phase: str, **more: Any) -> None:
 
 
 def hold_slot(folder: Path) -> Any:
-    """Lock this rank's slot. Ranks are placed on nodes by name here, because the fleet has training nodes only."""
-    gpus = json.loads((RUN_DIR / "started.json").read_text())["gpus"]
-    slots = [f"{node}-{index}" for node in sorted(gpus) for index in gpus[node]]
-    slot = (folder / f"slot-{slots[RANK]}").open("a")
+    """Lock this rank's slot."""
+    gpu = os.environ["EBBTIDE_GPUS"].split(",")[int(os.environ["LOCAL_RANK"])]
+    slot = (folder / f"slot-{os.environ['EBBTIDE_NODE']}-{gpu}").open("a")
     try:
         fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A training under a real controller whose processes can be killed. Tests observe it through its files."""
+"""A training on a service whose processes can be killed. Tests observe it through its files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +13,9 @@ from typing import Any
 
 import psutil
 
-from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.commands import AddNode, CommandBody, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
-from scheduler.executors.local_run import find_marked_processes
-from scheduler.store.schema_migration import migrate
-from scheduler.store.sql_store import SqlStore
 from scheduler.trainer.checkpoint_manifest import (
     MANIFEST_NAME,
     checkpoint_path,
@@ -28,10 +23,9 @@ from scheduler.trainer.checkpoint_manifest import (
     list_checkpoint_steps,
 )
 from tests.builders import a_node
-from tests.e2e.killable_controller import settings
+from tests.e2e.service_harness import TIMEOUT_S, ServiceHarness
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 240.0
+JOB = "train"
 _POLL_PERIOD_S = 0.001
 _CHECK_PERIOD_S = 0.1
 
@@ -44,31 +38,27 @@ class TrainingHarness:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ledger = folder / "ledger"
-        self.checkpoints = folder / "run/jobs/train/checkpoints"
+        self.site = ServiceHarness(folder)
+        self.store = self.site.store
+        self.ledger = self.site.shared / "ledger"
+        self.checkpoints = self.site.folders.checkpoint_dir(JOB)
         self.resumed_from: dict[int, int] = {}
-        self._born: dict[int, psutil.Process] = {}
-        url = settings(folder).database_url
-        migrate(url)
-        self.store = SqlStore(url)
-        self.start_controller()
 
     def open(self, spec: JobSpec) -> None:
         self.send(CreatePool(Pool("training", PoolKind.TRAINING)))
         self.send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
         self.send(AddNode(a_node("t1", gpus=1, gpu="cpu")))
-        self.send(SubmitJob("train", spec))
-        self.wait(lambda: self._job() is not None)
+        self.send(SubmitJob(JOB, spec))
+        self.wait(lambda: self.site.job(JOB) is not None)
 
     def send(self, body: CommandBody) -> None:
-        self.store.send(Command(f"test-{time.time_ns()}", time.time(), body))
+        self.site.send(body)
 
     def resize(self, gpus: int) -> None:
-        self.send(ScaleJob("train", gpus, gpus))
+        self.send(ScaleJob(JOB, gpus, gpus))
 
     def job(self) -> Job:
-        job = self._job()
+        job = self.site.job(JOB)
         assert job is not None, "call open() first"
         return job
 
@@ -79,50 +69,44 @@ class TrainingHarness:
         while not reached():
             self._note_generation()
             if time.monotonic() >= check_at_s:
-                self._check(deadline_s)
+                self.site.check(deadline_s)
                 nudge()
                 check_at_s = time.monotonic() + _CHECK_PERIOD_S
             time.sleep(_POLL_PERIOD_S)
 
     def generation(self) -> int:
-        """Return the newest generation; 0 before the first."""
-        return max(self._generations(), default=0)
+        """Return the newest generation that has begun; 0 before the first."""
+        return max(self.site.generations(JOB), default=0)
 
     def generation_before(self, generation: int) -> int:
         """Return the previous generation; 0 if there is none."""
-        return max((one for one in self._generations() if one < generation), default=0)
-
-    def run_dir(self, generation: int) -> Path:
-        return self.folder / f"run/jobs/train/gen-{generation}"
+        return max((one for one in self.site.generations(JOB) if one < generation), default=0)
 
     def gpus(self, generation: int) -> dict[str, list[int]]:
         """Return the slots of a generation by node."""
-        gpus: dict[str, list[int]] = json.loads((self.run_dir(generation) / "started.json").read_text())["gpus"]
-        return gpus
+        documents = (json.loads((path / "run.json").read_text()) for path in self.site.run_dirs(JOB, generation))
+        return {document["node"]: [seat["gpu"] for seat in document["ranks"]] for document in documents}
 
     def status(self, generation: int, rank: int = 0) -> dict[str, Any]:
         """Return the status of a rank. Its phase is empty if it has written none."""
-        path = self.run_dir(generation) / f"status-{rank}.json"
-        status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"phase": ""}
-        return status
+        return self.site.status(JOB, generation, rank)
 
     def steps_made(self, generation: int) -> int:
         path = self.ledger / f"losses-g{generation}.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def is_noticed(self, generation: int) -> bool:
-        return (self.run_dir(generation) / "notice.json").exists()
+        return any((path / "notice.json").exists() for path in self.site.run_dirs(JOB, generation))
 
     def is_loading(self, generation: int) -> bool:
         """Return whether a checkpoint exists and a rank has checked that the directory is writable, which it does
         before loading.
         """
-        begun_ns = (self.run_dir(generation) / "started.json").stat().st_mtime_ns
-        touched = self.checkpoints.stat().st_mtime_ns > begun_ns
+        touched = self.checkpoints.stat().st_mtime_ns > self._started_file(generation).stat().st_mtime_ns
         return touched and self.status(generation)["phase"] == "starting" and bool(self.resumed_from.get(generation))
 
     def is_saving(self, generation: int) -> bool:
-        return has_unfinished_checkpoint(self.checkpoints, newer_than=self.run_dir(generation) / "started.json")
+        return has_unfinished_checkpoint(self.checkpoints, newer_than=self._started_file(generation))
 
     def losses(self) -> dict[int, float]:
         """Return the loss of each step. For a repeated step, the later generation counts."""
@@ -138,67 +122,57 @@ class TrainingHarness:
 
     def kill_rank(self, rank: int) -> bool:
         """Kill a rank of the newest generation. Return whether it existed."""
-        pid = self.status(self.generation(), rank).get("pid")
-        if pid is None:
-            return False
-        self._remember()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            return True
+        generation = self.generation()
+        for folder in self.site.run_dirs(JOB, generation):
+            ranks = [seat["rank"] for seat in json.loads((folder / "run.json").read_text())["ranks"]]
+            if rank in ranks:
+                return _kill_child(self._supervisors(generation).get(folder), ranks.index(rank))
         return False
 
-    def kill_agent(self, node: str) -> bool:
-        """Kill the agent of a node. Return whether it existed."""
-        self._remember()
-        for process in psutil.Process(self.controller.pid).children():
-            with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                if Path(f"/proc/{process.pid}/fd/2").readlink().name == f"agent-{node}.log":
-                    process.kill()
-                    return True
+    def kill_supervisor(self, node: str) -> bool:
+        """Kill the supervisor of the newest generation on a node. Return whether it existed."""
+        for folder, supervisor in self._supervisors(self.generation()).items():
+            if folder.name.endswith(f"@{node}"):
+                supervisor.kill()
+                return True
         return False
 
-    def kill_controller(self) -> bool:
-        """Kill the controller and start the next one."""
-        self._remember()
-        self.controller.kill()
-        self.controller.wait()
-        self.start_controller()
+    def kill_agent(self) -> bool:
+        """Kill the node agent and start the next one."""
+        self.site.agent.kill()
+        self.site.agent.wait()
+        self.site.start_agent()
         return True
 
-    def start_controller(self) -> None:
-        command = [sys.executable, "-m", "tests.e2e.killable_controller", str(self.folder), "never", "1", "60"]
-        with (self.folder / "controller.log").open("ab") as log:
-            self.controller = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    def kill_service(self) -> bool:
+        """Kill API and controller and start the next ones."""
+        self.site.service.kill()
+        self.site.service.wait()
+        self.site.start_service()
+        return True
 
     def end(self) -> None:
-        """Stop the controller and check that no process that descended from any controller is left."""
-        self._remember()
-        self.controller.send_signal(signal.SIGTERM)
-        assert self.controller.wait(TIMEOUT_S) == 0
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while left := [process for process in self._born.values() if _lives(process)]:
-            assert time.monotonic() < deadline_s, left
-            time.sleep(_CHECK_PERIOD_S)
-        assert not find_marked_processes(self.folder / "run")
+        self.site.end()
 
     def close(self) -> None:
-        self._remember()
-        self.controller.kill()
-        self.controller.wait()
-        for left in (*self._born.values(), *find_marked_processes(self.folder / "run")):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
-        self.store.close()
+        self.site.close()
 
-    def _generations(self) -> list[int]:
-        return [int(path.name.removeprefix("gen-")) for path in self.folder.glob("run/jobs/train/gen-*")]
+    def _started_file(self, generation: int) -> Path:
+        return max(path / "start.json" for path in self.site.run_dirs(JOB, generation))
 
-    def _job(self) -> Job | None:
-        return self.store.load().snapshot.jobs.get("train") or self.store.get_ended_job("train")
-
-    def _check(self, deadline_s: float) -> None:
-        assert self.controller.poll() is None, self._log()
-        assert time.monotonic() < deadline_s, self._log()
+    def _supervisors(self, generation: int) -> dict[Path, psutil.Process]:
+        """Return the supervisors by folder: the processes that are PID 1 of their container and run its module."""
+        found = dict[Path, psutil.Process]()
+        folders = self.site.run_dirs(JOB, generation)
+        for process in self.site.list_processes():
+            with contextlib.suppress(psutil.Error, IndexError):
+                words = process.cmdline()
+                parent = process.parent()
+                is_first = parent is not None and "bwrap" in parent.name()
+                folder = Path(words[words.index("scheduler.agent.supervisor") + 1])
+                if is_first and folder in folders:
+                    found[folder] = process
+        return found
 
     def _note_generation(self) -> None:
         """Record the checkpoint that a new generation starts from.
@@ -210,13 +184,16 @@ class TrainingHarness:
             manifest = find_latest_manifest(self.checkpoints)
             self.resumed_from[generation] = manifest.position.step if manifest else 0
 
-    def _remember(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self.controller.pid).children(recursive=True):
-                self._born.setdefault(process.pid, process)
 
-    def _log(self) -> str:
-        return (self.folder / "controller.log").read_text()[-5000:]
+def _kill_child(supervisor: psutil.Process | None, number: int) -> bool:
+    """Kill a rank by its position among the supervisor's children, which start in the order of ranks."""
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
+        if supervisor is not None:
+            children = sorted(supervisor.children(), key=lambda each: each.pid)
+            if number < len(children):
+                os.kill(children[number].pid, signal.SIGKILL)
+                return True
+    return False
 
 
 def has_unfinished_checkpoint(root: Path, *, newer_than: Path) -> bool:
@@ -240,11 +217,3 @@ def lines(ledger: Path, pattern: str) -> Iterator[tuple[int, dict[str, Any]]]:
 def losses(ledger: Path) -> dict[int, float]:
     """Return the loss of each step. For a repeated step, the later generation counts."""
     return {int(line["step"]): float(line["loss"]) for _, line in lines(ledger, "losses-g*.jsonl")}
-
-
-def _lives(process: psutil.Process) -> bool:
-    """Return whether the process runs. A zombie counts as ended."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
