@@ -92,7 +92,8 @@ class Settings(BaseSettings):
     disconnect_s: Seconds = Field(
         default=120.0,
         description="Time without contact to the API after which an agent ends its ranks, in seconds. Jobs on machines "
-        "restart elsewhere shortly afterwards. The Helm chart sets 600: jobs in pods restart only once a pod is gone.",
+        "restart elsewhere shortly afterwards. The Helm chart sets 600: a job in pods restarts once its agent has "
+        "reported the end, or its pod is gone.",
     )
     tick_s_max: Seconds = Field(
         default=1.0, description="Longest time between two ticks of the control loop, in seconds."
