@@ -55,6 +55,7 @@ class Desk:
         self.ending: dict[str, bool] = {"done": False, "failed": False}
         self.is_reachable = True
         self.malformed: dict[str, Any] | None = None
+        self.archive = b""
         self.reports: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str | None]] = []
         self.connections = 0
@@ -66,6 +67,13 @@ class Desk:
             def setup(self) -> None:
                 desk.connections += 1
                 super().setup()
+
+            def do_GET(self) -> None:
+                desk.requests.append((self.path, self.headers["Authorization"]))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(desk.archive)))
+                self.end_headers()
+                self.wfile.write(desk.archive)
 
             def do_POST(self) -> None:
                 report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import psutil
@@ -211,6 +214,20 @@ def test_one_process_per_node_gets_the_place_where_ranks_meet(pod: Pod) -> None:
     nodes, ranks, host, port = json.loads((pod.folder / "words").read_text())
     assert (nodes, ranks, host) == ("1", "2", "127.0.0.1")
     assert int(port) > 1024
+
+
+def test_archive_of_the_job_is_fetched_with_the_token_of_its_agents(pod: Pod) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("train.py")
+        entry.size = len(code := b"print('from the archive')")
+        archive.addfile(entry, io.BytesIO(code))
+    pod.desk.archive = buffer.getvalue()
+    digest = f"sha256:{sha256(pod.desk.archive).hexdigest()}"
+    pod.order("", ranks=1, archive=digest, setup=("sh", "-c", "echo made > made"), command=("python", "train.py"))
+    pod.wait(lambda: pod.codes() == [0])
+    assert (f"/base/v1/archives/{digest}?job=a%2Fb", "Bearer eba_secret") in pod.desk.requests
+    pod.wait(lambda: "rank 0 | from the archive" in pod.log())
 
 
 def test_sigterm_keeps_the_deadline_of_a_later_notice(pod: Pod) -> None:
