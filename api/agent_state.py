@@ -35,7 +35,7 @@ class AgentStateCache:
         self._run_log = run_log
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._snapshot = Snapshot()
+        self._snapshot, self._epoch = Snapshot(), 0
         self._read_at_s = float("-inf")
         self._begun: dict[str, tuple[float, tuple[BegunRun, ...]]] = {}
         self._reported: dict[str, tuple[float, frozenset[str], bool]] = {}
@@ -45,11 +45,20 @@ class AgentStateCache:
 
     def snapshot(self, now_s: float) -> Snapshot:
         """Return the newest committed snapshot, at most CACHE_TTL_S old."""
+        return self.decisions(now_s)[0]
+
+    def decisions(self, now_s: float) -> tuple[Snapshot, int]:
+        """Return the newest committed snapshot, at most CACHE_TTL_S old, and the epoch of its leader, 0 without one.
+
+        The epoch is read first, so that no decision of an earlier leader gets the epoch of a later one.
+        """
         with self._lock:
             if not _is_fresh(self._read_at_s, now_s):
+                lease = self._store.get_lease()
                 self._snapshot, self._read_at_s = self._store.load().snapshot, now_s
+                self._epoch = 0 if lease is None else lease.epoch
                 self._drop_ended_jobs(self._snapshot)
-            return self._snapshot
+            return self._snapshot, self._epoch
 
     def cached_snapshot(self, now_s: float) -> Snapshot | None:
         """Return the snapshot if it need not be read again, without waiting."""

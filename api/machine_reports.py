@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
@@ -42,7 +42,7 @@ POLL_S = 0.1
 """Pause of the agent between a reply and its next report. The reply itself waits until there is something to do."""
 STEADY_RECHECK_S, CHANGING_RECHECK_S = 1.0, 0.2
 """Pause between two looks at what a machine with runs has to do: while they go on, and while one starts or ends."""
-_WATCH_PERIOD_S = 0.2
+WATCH_PERIOD_S = 0.2
 WAIT_S_MAX = 60.0
 ReplyT = TypeVar("ReplyT", bound="AgentReplyView")
 RUNS_MAX = 512
@@ -141,14 +141,18 @@ async def report_machine(
         recheck_after_s = math.inf
     else:
         recheck_after_s = CHANGING_RECHECK_S if document.is_changing else STEADY_RECHECK_S
+    reports = await run_in_threadpool(
+        read_reports, document, agent_id(reporter), service.clock.now_s(), address=reporter.address
+    )
     # A JSONResponse skips validation, which costs more than everything else.
     return JSONResponse(
         await wait_for_orders(
             service,
-            lambda: _build_reply(service, reporter, document),
+            lambda: _build_reply(service, reporter, reports),
             has_orders,
             lambda snapshot: snapshot.generation,
             wait_s=document.wait_s,
+            watch_period_s=WATCH_PERIOD_S,
             recheck_after_s=recheck_after_s,
         )
     )
@@ -161,6 +165,7 @@ async def wait_for_orders(
     find_version: Callable[[Snapshot], object],
     *,
     wait_s: float,
+    watch_period_s: float,
     recheck_after_s: float,
 ) -> ReplyT:
     """Return a reply as soon as it is due, or after `wait_s`.
@@ -169,6 +174,7 @@ async def wait_for_orders(
         build_reply: returns the reply and the snapshot that it follows from.
         is_due: whether a reply must not wait.
         find_version: returns what the orders follow from. A reply is built again when it changes.
+        watch_period_s: time between two looks at the version.
         recheck_after_s: time after which a reply is built again in any case: runs can be ended without a decision.
     """
     deadline_s = time.monotonic() + min(wait_s, service.settings.disconnect_s / 4)
@@ -180,7 +186,7 @@ async def wait_for_orders(
         while find_version(snapshot) == version:
             if time.monotonic() >= recheck_s:
                 break
-            await asyncio.sleep(_WATCH_PERIOD_S)
+            await asyncio.sleep(watch_period_s)
             now_s = service.clock.now_s()
             cached = service.agent_state.cached_snapshot(now_s)
             if cached is None:
@@ -198,30 +204,24 @@ def has_orders(reply: AgentReplyView) -> bool:
     )
 
 
-def _build_reply(
-    service: Service, machine: Machine, document: MachineReportDocument
-) -> tuple[Snapshot, AgentReplyView]:
+def _build_reply(service: Service, machine: Machine, reports: Sequence[AgentReport]) -> tuple[Snapshot, AgentReplyView]:
     """Return the reply, and the snapshot that it follows from."""
     now_s, agent = service.clock.now_s(), agent_id(machine)
-    snapshot = service.agent_state.snapshot(now_s)
+    snapshot, epoch = service.agent_state.decisions(now_s)
     machine = _with_nodes(service, machine, snapshot)
     wanted = {
         (job_id, node): AgentReport(job_id, node, agent, now_s, since_s=now_s)
         for node in machine.nodes
         for job_id in set(snapshot.index.holders.get(node, {}).values())
     }
-    reported = {
-        (run.job_id, run.node): to_agent_report(run, agent, now_s, address=machine.address) for run in document.runs
-    }
-    orders = OrderBuilder(service, snapshot, now_s).build_orders(wanted, reported)
-    return snapshot, build_reply(service, orders, poll_after_s=POLL_S)
+    orders = OrderBuilder(service, snapshot, now_s).build_orders(wanted, reports)
+    return snapshot, build_reply(service, epoch, orders, poll_after_s=POLL_S)
 
 
-def build_reply(service: Service, orders: list[RunOrderView], *, poll_after_s: float) -> AgentReplyView:
-    """Return a reply with these orders."""
-    lease = service.lease()
+def build_reply(service: Service, epoch: int, orders: list[RunOrderView], *, poll_after_s: float) -> AgentReplyView:
+    """Return a reply with these orders of the leader with this epoch."""
     return {
-        "epoch": 0 if lease is None else lease.epoch,
+        "epoch": epoch,
         "disconnect_s": service.settings.disconnect_s,
         "poll_after_s": poll_after_s,
         "runs": orders,
@@ -245,7 +245,7 @@ class OrderBuilder:
     now_s: float
 
     def build_orders(
-        self, wanted: Mapping[AgentKey, AgentReport], reported: Mapping[AgentKey, AgentReport]
+        self, wanted: Mapping[AgentKey, AgentReport], reports: Iterable[AgentReport]
     ) -> list[RunOrderView]:
         """Record the reports of live jobs, and return the orders for all runs that are reported or wanted.
 
@@ -253,8 +253,9 @@ class OrderBuilder:
             wanted: an empty report for each job that has GPUs of the agent, by job and node.
         """
         agent_state, now_s = self.service.agent_state, self.now_s
+        reported = {(report.job_id, report.node): replace(report, at_s=now_s) for report in reports}
         orders = []
-        for (job_id, node), report in (dict(wanted) | dict(reported)).items():
+        for (job_id, node), report in (dict(wanted) | reported).items():
             job = agent_state.job(job_id, now_s)
             if job is not None and not job.is_ended and (job_id, node) in reported:
                 agent_state.record_report(report)
@@ -350,8 +351,12 @@ def build_run_document(
     )
 
 
-def to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, address: str) -> AgentReport:
-    """Return the report of an agent about one job and node. `address` is where other nodes reach the node."""
+def read_reports(document: RunsReportDocument, agent: str, now_s: float, *, address: str) -> tuple[AgentReport, ...]:
+    """Return what an agent reports about each job and node. `address` is where other nodes reach its nodes."""
+    return tuple(_to_agent_report(run, agent, now_s, address=address) for run in document.runs)
+
+
+def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, address: str) -> AgentReport:
     return AgentReport(
         job_id=run.job_id,
         node=run.node,

@@ -7,6 +7,7 @@ ended, so that the pod can end.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Request
@@ -22,7 +23,7 @@ from api.machine_reports import (
     RunsReportDocument,
     build_reply,
     has_orders,
-    to_agent_report,
+    read_reports,
     wait_for_orders,
 )
 from scheduler.domain.job import Job
@@ -34,6 +35,8 @@ router = create_router("jobs")
 
 POLL_S = 1.0
 """Pause of the agent between a reply and its next report, unless that has news. A thousand pods may report at once."""
+WATCH_PERIOD_S = 0.5
+"""Pause between two looks at the decisions about the job."""
 STEADY_RECHECK_S, CHANGING_RECHECK_S = 2.0, 0.5
 """Pause between two looks at what a pod with runs has to do: while they go on, and while one starts or ends."""
 
@@ -70,21 +73,23 @@ async def report_agent(
         if (run.job_id, run.node) != (job_id, node):
             raise_invalid_field(f"runs.{number}", f"{run.job_id} on {run.node}", f"a run of {job_id} on {node}")
     recheck_after_s = CHANGING_RECHECK_S if document.is_changing else STEADY_RECHECK_S
+    reports = read_reports(document, document.pod, service.clock.now_s(), address=document.address)
     # A JSONResponse skips validation, which costs more than everything else.
     return JSONResponse(
         await wait_for_orders(
             service,
-            lambda: _build_reply(service, job_id, node, document),
+            lambda: _build_reply(service, job_id, node, document.pod, reports),
             lambda reply: reply["done"] or has_orders(reply),
             lambda snapshot: _find_version(snapshot.jobs.get(job_id)),
             wait_s=document.wait_s,
+            watch_period_s=WATCH_PERIOD_S,
             recheck_after_s=recheck_after_s if document.runs else math.inf,
         )
     )
 
 
 def _build_reply(
-    service: Service, job_id: str, node: str, document: PodReportDocument
+    service: Service, job_id: str, node: str, pod: str, reports: Sequence[AgentReport]
 ) -> tuple[Snapshot, PodReplyView]:
     """Return the reply, and the snapshot that it follows from.
 
@@ -92,21 +97,17 @@ def _build_reply(
         ProblemError: 404 without the job, or without the node while the job goes on.
     """
     now_s = service.clock.now_s()
-    snapshot = service.agent_state.snapshot(now_s)
+    snapshot, epoch = service.agent_state.decisions(now_s)
     job = service.agent_state.job(job_id, now_s)
     if job is None:
         raise_not_found("job", job_id)
     if not job.is_ended and node not in snapshot.nodes:
         raise_not_found("node", node)
-    reported = {
-        (run.job_id, run.node): to_agent_report(run, document.pod, now_s, address=document.address)
-        for run in document.runs
-    }
     is_wanted = not job.is_ended and node in job.allocation.target
-    empty = AgentReport(job_id, node, document.pod, now_s, since_s=now_s)
+    empty = AgentReport(job_id, node, pod, now_s, since_s=now_s)
     wanted = {(job_id, node): empty} if is_wanted else {}
-    orders = OrderBuilder(service, snapshot, now_s).build_orders(wanted, reported)
-    reply = build_reply(service, orders, poll_after_s=POLL_S)
+    orders = OrderBuilder(service, snapshot, now_s).build_orders(wanted, reports)
+    reply = build_reply(service, epoch, orders, poll_after_s=POLL_S)
     return snapshot, {**reply, "done": job.is_ended, "failed": job.state is JobState.FAILED}
 
 

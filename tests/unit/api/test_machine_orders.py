@@ -21,6 +21,6 @@ def test_run_document_states_the_limit_of_archives() -> None:
     settings = Settings(archive_bytes_max=12_345)
     service = cast("Service", SimpleNamespace(agent_state=state, settings=settings, token_secret=b"s" * 32))
     wanted = {("job", "t0"): AgentReport("job", "t0", "agent", 0.0)}
-    [order] = OrderBuilder(service, snapshot, 0.0).build_orders(wanted, {})
+    [order] = OrderBuilder(service, snapshot, 0.0).build_orders(wanted, ())
     assert order["document"] is not None
     assert RunDocument.from_document(order["document"]).archive_bytes_max == 12_345
