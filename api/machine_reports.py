@@ -20,14 +20,21 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from api.agent_assignments import NoticeView, checkpoint_notice, find_kill_reason, find_startable_run, select_notice
-from api.http.dependencies import MachineNamePath, Service, ServiceDep, create_router, require_machine
+from api.http.dependencies import (
+    MachineNamePath,
+    Service,
+    ServiceDep,
+    create_router,
+    require_machine,
+    with_hosted_nodes,
+)
 from api.identity.authorization import Caller, RouteRule, requires
 from api.machine_logs import claim_logs
 from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
 from scheduler.domain.fleet import PROCESSOR_SLOTS
 from scheduler.domain.job import Job
-from scheduler.domain.machine import Machine, host_declared_nodes
+from scheduler.domain.machine import Machine
 from scheduler.domain.observation import AgentReport, BegunRun
 from scheduler.domain.run_document import RankSeat, RunDocument
 from scheduler.domain.snapshot import Snapshot
@@ -170,16 +177,10 @@ def _build_reply(service: Service, machine: Machine, document: MachineReportDocu
         "epoch": 0 if lease is None else lease.epoch,
         "disconnect_s": service.settings.disconnect_s,
         "poll_after_s": POLL_S,
-        "runs": OrderBuilder(service, snapshot, _with_nodes(service, machine, snapshot), now_s).build_orders(reported),
+        "runs": OrderBuilder(service, snapshot, with_hosted_nodes(service, machine, snapshot), now_s).build_orders(
+            reported
+        ),
     }
-
-
-def _with_nodes(service: Service, machine: Machine, snapshot: Snapshot) -> Machine:
-    """Return the machine with the nodes that it hosts now."""
-    if not machine.is_service:
-        return machine
-    hosts = host_declared_nodes(service.store.machines.list_machines(), snapshot.nodes)
-    return next((each for each in hosts if each.digest == machine.digest), machine)
 
 
 @dataclass(frozen=True, slots=True)
