@@ -19,6 +19,7 @@ from api.http.dependencies import (
     create_router,
     identify_machine,
     require_agent,
+    with_hosted_nodes,
 )
 from api.http.errors import ProblemError, raise_invalid_field, raise_not_found
 from api.identity.authorization import SUBMITTER, Caller, RouteRule, requires
@@ -115,7 +116,8 @@ def authorize_download(service: Service, request: Request, principal: Principal,
         jobs = [service.agent_state.job(job_id, now_s)]
     else:
         snapshot = service.agent_state.snapshot(now_s)
-        holders = [snapshot.index.holders.get(node, {}) for node in identify_machine(service, request).nodes]
+        machine = with_hosted_nodes(service, identify_machine(service, request), snapshot)
+        holders = [snapshot.index.holders.get(node, {}) for node in machine.nodes]
         jobs = [snapshot.jobs.get(held_by) for gpus in holders for held_by in gpus.values()]
     if not any(job is not None and job.spec.program.archive == digest for job in jobs):
         raise ProblemError(403, "forbidden", f"no job of this machine or agent uses archive {digest}")

@@ -20,14 +20,21 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from api.agent_assignments import NoticeView, checkpoint_notice, find_kill_reason, find_startable_run, select_notice
-from api.http.dependencies import MachineNamePath, Service, ServiceDep, create_router, require_machine
+from api.http.dependencies import (
+    MachineNamePath,
+    Service,
+    ServiceDep,
+    create_router,
+    require_machine,
+    with_hosted_nodes,
+)
 from api.identity.authorization import Caller, RouteRule, requires
 from api.machine_logs import claim_logs
 from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
 from scheduler.domain.fleet import PROCESSOR_SLOTS
 from scheduler.domain.job import Job
-from scheduler.domain.machine import Machine, host_declared_nodes
+from scheduler.domain.machine import Machine
 from scheduler.domain.observation import AgentReport, BegunRun
 from scheduler.domain.run_document import RankSeat, RunDocument
 from scheduler.domain.snapshot import Snapshot
@@ -208,7 +215,7 @@ def _build_reply(service: Service, machine: Machine, reports: Sequence[AgentRepo
     """Return the reply, and the snapshot that it follows from."""
     now_s, agent = service.clock.now_s(), agent_id(machine)
     snapshot, epoch = service.agent_state.decisions(now_s)
-    machine = _with_nodes(service, machine, snapshot)
+    machine = with_hosted_nodes(service, machine, snapshot)
     wanted = {
         (job_id, node): AgentReport(job_id, node, agent, now_s, since_s=now_s)
         for node in machine.nodes
@@ -226,14 +233,6 @@ def build_reply(service: Service, epoch: int, orders: list[RunOrderView], *, pol
         "poll_after_s": poll_after_s,
         "runs": orders,
     }
-
-
-def _with_nodes(service: Service, machine: Machine, snapshot: Snapshot) -> Machine:
-    """Return the machine with the nodes that it hosts now."""
-    if not machine.is_service:
-        return machine
-    hosts = host_declared_nodes(service.store.machines.list_machines(), snapshot.nodes)
-    return next((each for each in hosts if each.digest == machine.digest), machine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from api.http.dependencies import (
     Service,
     ServiceDep,
     create_router,
+    with_hosted_nodes,
 )
 from api.http.errors import ProblemError, problem_responses, raise_invalid_field, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_name
@@ -39,7 +40,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.commands import AddNode, RemoveNode
 from scheduler.domain.fleet import Node
 from scheduler.domain.gpu_sets import format_gpu_count
-from scheduler.domain.machine import CLOCK_SKEW_S_MAX, JoinToken, Machine, MachineInventory
+from scheduler.domain.machine import CLOCK_SKEW_S_MAX, JoinToken, Machine, MachineInventory, host_declared_nodes
 from scheduler.domain.suggestions import suggest
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
@@ -69,7 +70,10 @@ class MachineView(TypedDict):
 
     name: Annotated[str, Field(description="Unique name, which the node that it hosts has as well.")]
     nodes: Annotated[list[str], Field(description="Names of the nodes that it hosts.")]
-    pool: Annotated[str, Field(description="Pool that owns its nodes, as the join token named it.")]
+    pool: Annotated[
+        str,
+        Field(description="Pool that owns its nodes, as the join token named it. Empty: the service's own machine."),
+    ]
     gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
     gpus: Annotated[int, Field(description="Number of GPUs that it reported.")]
     estimated: Annotated[
@@ -124,7 +128,9 @@ def machine_view(machine: Machine, node: Node | None) -> MachineView:
         "agent_version": machine.agent_version,
         "containment": machine.containment,
         "joined_at_s": machine.joined_at_s,
-        "problem": "" if node is None or not machine.is_live else describe_difference(machine, node),
+        "problem": ""
+        if node is None or machine.is_service or not machine.is_live
+        else describe_difference(machine, node),
         "seen_at_s": machine.seen_at_s,
         "revoked_at_s": machine.revoked_at_s,
     }
@@ -229,7 +235,8 @@ def list_machines(
     service: ServiceDep, context: ContextDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[MachineView]:
     """List all machines by name, including revoked ones, without their inventories."""
-    machines, nodes = {each.name: each for each in service.store.machines.list_machines()}, context.snapshot.nodes
+    nodes = context.snapshot.nodes
+    machines = {each.name: each for each in host_declared_nodes(service.store.machines.list_machines(), nodes)}
     return page_by_name(
         "machines", machines, lambda each: machine_view(each, nodes.get(each.name)), cursor=cursor, limit=limit
     )
@@ -240,6 +247,7 @@ def list_machines(
 def get_machine(name: MachineNamePath, service: ServiceDep, context: ContextDep) -> MachineDetailsView:
     """Return a machine with its inventory."""
     found = service.store.machines.get_machine(name) or raise_not_found("machine", name)
+    found = with_hosted_nodes(service, found, context.snapshot)
     return {**machine_view(found, context.snapshot.nodes.get(name)), "inventory": encode(found.inventory)}
 
 

@@ -16,7 +16,8 @@ from scheduler.documents import fleet
 from scheduler.documents.document import InvalidField
 from scheduler.documents.fleet import NodeDocument
 from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
-from scheduler.domain.fleet import Node
+from scheduler.domain.fleet import PROCESSOR_SLOTS, Node
+from scheduler.domain.machine import host_declared_nodes
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.preconditions import node_etag
 
@@ -43,6 +44,7 @@ def add_node(document: NodeDocument, context: ContextDep, response: Response) ->
         refuse_other_shape(existing, node)
         response.status_code = 200
         return _node_response(context, existing, response)
+    _check_devices(node, context)
     response.headers["Location"] = f"/v1/nodes/{node.name}"
     return _send_command(context, node.name, AddNode(node), response)
 
@@ -107,6 +109,21 @@ def uncordon_node(
     """Allow scheduling on the node again."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, UncordonNode(name), response, basis=basis)
+
+
+def _check_devices(node: Node, context: RequestContext) -> None:
+    """Refuse a declared node whose GPUs the service's own machine does not have, or has given to another node."""
+    machines, nodes = context.store.machines.list_machines(), context.snapshot.nodes
+    own = next((each for each in host_declared_nodes(machines, nodes) if each.is_service and each.inventory.gpus), None)
+    if own is None or node.gpu == PROCESSOR_SLOTS:
+        return
+    if others := [name for name in own.nodes if nodes[name].gpu != PROCESSOR_SLOTS]:
+        raise_conflict(
+            f"node {node.name}: the GPUs of machine {own.name} belong to node {others[0]}. Other machines join with "
+            "`ebbtide agent`"
+        )
+    if node.gpus > (count := len(own.inventory.gpus)):
+        raise_invalid_field("gpus", node.gpus, f"at most {count}, the GPUs of machine {own.name}")
 
 
 def _send_command(

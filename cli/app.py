@@ -90,7 +90,12 @@ SUBCOMMANDS = (
     Subcommand("demo", "cli.commands.about:demo", LOCAL_PANEL, "Run a three-minute demo with real training processes."),
     Subcommand("version", "cli.commands.about:version", LOCAL_PANEL, "Print the version of Ebbtide and of Python."),
     Subcommand("completion", "cli.completion:completion", LOCAL_PANEL, "Print a shell completion script."),
-    Subcommand("serve", "cli.commands.service:serve", SERVICE_PANEL, "Run the API and the controller on this machine."),
+    Subcommand(
+        "serve",
+        "cli.commands.service:serve",
+        SERVICE_PANEL,
+        "Run the API, the controller and a node agent on this machine.",
+    ),
     Subcommand("agent", "cli.commands.agent:agent", SERVICE_PANEL, "Run ranks on this machine."),
     Subcommand("operator", "cli.commands.service:operator", SERVICE_PANEL, "Run the Kubernetes operator."),
     Subcommand("migrate", "cli.commands.service:migrate", SERVICE_PANEL, "Upgrade the database schema."),

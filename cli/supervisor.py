@@ -30,6 +30,7 @@ SHORT_LIFE_S = 20.0
 """A child that ends sooner after its start has probably failed to start."""
 SHORT_LIVES_MAX = 3
 _BACKOFF_S = 0.5
+_CLEAN_EXITS = (0, -signal.SIGTERM, -signal.SIGINT)
 
 
 class Child:
@@ -84,7 +85,8 @@ def supervise(commands: Mapping[str, Sequence[str]], *, grace_s: float = STOP_GR
     children: list[Child] = []
     with _stop_requests() as signals:
         try:
-            children += [Child(name, command) for name, command in commands.items()]
+            for name, command in commands.items():
+                children.append(Child(name, command))  # one that cannot start must not hide the others
             while not signals and not any(child.has_failed for child in children):
                 time.sleep(POLL_INTERVAL_S)
                 for child in children:
@@ -133,13 +135,16 @@ def _stop_requests() -> Iterator[list[int]]:
 
 def _stop_children(children: Sequence[Child], signals: Sequence[int], grace_s: float) -> tuple[str, ...]:
     """Stop the last child and then the others. Returns the names of those that had to be killed."""
+    last, others = children[-1:], children[:-1]
     deadline_s = time.monotonic() + grace_s
-    for child in children[-1:]:
+    for child in last:
         _forward_signals(child.process, signals, deadline_s)
-    for child in children:
+    killed = [child.name for child in last if not _has_ended(child.process, deadline_s)]
+    for child in others:
         if child.process.poll() is None:
             child.process.terminate()
-    return tuple(child.name for child in children if not _has_ended(child.process, deadline_s))
+    deadline_s = time.monotonic() + grace_s
+    return (*killed, *(child.name for child in others if not _has_ended(child.process, deadline_s)))
 
 
 def _forward_signals(process: subprocess.Popen[bytes], signals: Sequence[int], deadline_s: float) -> None:
@@ -177,7 +182,7 @@ def _describe_outcome(children: Sequence[Child], killed: tuple[str, ...], *, sto
         first = next(child for child in children if child.has_failed)
         reason = f"the {first.name} process exited {SHORT_LIVES_MAX} times soon after its start"
         return EXIT_FAILED, f"{reason} ({describe_exit(first.process)}); the others were stopped"
-    failed = [child for child in children if child.process.returncode not in (0, -signal.SIGTERM)]
+    failed = [child for child in children if child.process.returncode not in _CLEAN_EXITS]
     if failed:
         return EXIT_FAILED, f"the {failed[0].name} process failed ({describe_exit(failed[0].process)})"
     return EXIT_OK, "stopped"

@@ -27,7 +27,8 @@ from api.identity.authorization import find_rule
 from api.identity.machine_credentials import MachineCredentials
 from api.identity.principals import Principal
 from api.state import RequestContext, StateReader, load_request_context
-from scheduler.domain.machine import Machine
+from scheduler.domain.machine import Machine, host_declared_nodes
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import verify_agent_token, verify_worker_token
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.policy_sets import PolicySet
@@ -220,3 +221,11 @@ def require_agent(service: Service, request: Request, *, job_id: str) -> None:
     token = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
     if not verify_agent_token(service.token_secret, token, job_id):
         raise ProblemError(403, "forbidden", f"the token is not valid for the agents of job {job_id}")
+
+
+def with_hosted_nodes(service: Service, machine: Machine, snapshot: Snapshot) -> Machine:
+    """Return the machine with the nodes that it hosts now: those of the service's own machine change."""
+    if not machine.is_service:
+        return machine
+    hosts = host_declared_nodes(service.store.machines.list_machines(), snapshot.nodes)
+    return next((each for each in hosts if each.digest == machine.digest), machine)

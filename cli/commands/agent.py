@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.commands.identity import parse_duration
 from cli.inputs import InputError, input_errors_from
+
+if TYPE_CHECKING:
+    from scheduler.agent.run_retention import RetentionLimits
 
 _DEFAULT_STATE = Path("/var/lib/ebbtide-agent")
 _VARIABLES = "EBBTIDE_AGENT_"
@@ -120,7 +123,6 @@ def agent(
     from scheduler.agent.containment import ContainmentPolicy
     from scheduler.agent.daemon import AgentOptions, run_agent
     from scheduler.agent.inventory import InventoryOverrides
-    from scheduler.agent.run_retention import RetentionLimits
 
     if ends_with_parent:
         exit_with_parent()
@@ -143,17 +145,23 @@ def agent(
         hidden=tuple(hide or []),
         checkpoint_paths=tuple(checkpoint_path or []),
         leave_within_s=parse_duration(leave_within, option="--leave-within") if leave_within else None,
-        retention=RetentionLimits(
-            runs=keep_runs,
-            period_s=parse_duration(keep_time, option="--keep-time"),
-            checkpoints_s=parse_duration(keep_checkpoints, option="--keep-checkpoints") if keep_checkpoints else None,
-        ),
+        retention=_build_retention(keep_runs, keep_time, keep_checkpoints),
     )
     try:
         with input_errors_from(""):
             run_agent(options)
     except OSError as error:
         raise InputError(f"--state: {state} cannot be used: {error}") from error
+
+
+def _build_retention(keep_runs: int, keep_time: str, keep_checkpoints: str) -> RetentionLimits:
+    from scheduler.agent.run_retention import RetentionLimits
+
+    return RetentionLimits(
+        runs=keep_runs,
+        period_s=parse_duration(keep_time, option="--keep-time"),
+        checkpoints_s=parse_duration(keep_checkpoints, option="--keep-checkpoints") if keep_checkpoints else None,
+    )
 
 
 def _parse_bytes(text: str) -> int:

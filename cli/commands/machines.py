@@ -130,7 +130,7 @@ def render_machines(machines: Iterable[MachineView], now_s: float) -> Renderable
         (
             [
                 each["name"],
-                each["pool"],
+                each["pool"] or "of its nodes",
                 _format_gpus(each) + (" (differs from its node)" if each["problem"] else ""),
                 each["address"],
                 each["agent_version"],

@@ -42,10 +42,11 @@ def serve(
     database_url: DatabaseOption = None,
     has_no_agent: WithoutAgentOption = False,
 ) -> None:
-    """Run the API, the controller and a node agent on this machine, as separate processes.
+    """Run the API, the controller and a node agent on this machine.
 
-    The agent hosts the nodes that are declared with `ebbtide nodes add`. Ctrl-C lets jobs save and exit. After SIGTERM
-    they go on until the service runs again, at most for EBBTIDE_DISCONNECT_S.
+    They are separate processes, and each is started again if it ends. The agent hosts the nodes that are declared with
+    `ebbtide nodes add`. Ctrl-C lets jobs save and exit. After SIGTERM they go on until the service runs again, at most
+    for EBBTIDE_DISCONNECT_S.
     """
     from cli.supervisor import supervise
 

@@ -17,8 +17,9 @@ from fastapi import Request
 from api.http.dependencies import Service, require_machine
 from api.http.errors import TYPE_PREFIX, ProblemError
 from api.identity.machine_credentials import CREDENTIAL_CACHE_S
+from api.identity.principals import token_digest
 from api.openapi import load_examples
-from scheduler.domain.machine import CLOCK_SKEW_S_MAX, Machine
+from scheduler.domain.machine import CLOCK_SKEW_S_MAX, GpuDevice, Machine, MachineInventory
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S
 from scheduler.settings import Settings
 from scheduler.solver.profiles import catalog
@@ -361,3 +362,51 @@ def test_machines_are_listed_without_their_inventories(guarded: AuthenticatedSer
     assert not any("inventory" in each for each in found)
     page = guarded.request("GET", "/v1/machines?limit=2", guarded.root).json()
     assert page["next"]
+
+
+def register_service(guarded: AuthenticatedService, **facts: Any) -> None:
+    inventory = MachineInventory(gpus=tuple(GpuDevice(at, "NVIDIA L4", f"GPU-{at}", 24 * 10**9) for at in range(2)))
+    facts = {"inventory": inventory, "digest": token_digest("ebm_own"), **facts}
+    guarded.store.machines.register_service(
+        Machine("vm", (), "", "", "127.0.0.1", "0.1.0", NOW_S, is_service=True, **facts)
+    )
+
+
+def test_machine_of_the_service_hosts_declared_nodes(guarded: AuthenticatedService) -> None:
+    register_service(guarded)
+    listed = guarded.request("GET", "/v1/machines", guarded.root).json()["items"]
+    assert [(each["name"], each["pool"], each["nodes"], each["problem"]) for each in listed] == [("vm", "", ["t0"], "")]
+    assert guarded.request("GET", "/v1/machines/vm", guarded.root).json()["nodes"] == ["t0"]
+
+
+def test_machine_of_the_service_may_have_no_gpu(guarded: AuthenticatedService) -> None:
+    register_service(guarded)
+    facts = join_document(inventory=join_document()["inventory"] | {"gpus": [], "links": []})
+    del facts["name"]
+    answer = guarded.request("PUT", "/v1/machines/vm/facts", "ebm_own", facts)
+    assert (answer.status_code, answer.json()["gpus"], answer.json()["gpu"]) == (200, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "status"), [("l4", 2, 201), ("l4", 3, 422), ("cpu", 8, 201)], ids=["fits", "too many", "slots"]
+)
+def test_declared_node_has_gpus_of_the_services_machine(
+    guarded: AuthenticatedService, gpu: str, gpus: int, status: int
+) -> None:
+    register_service(guarded)
+    node = {"name": "n0", "pool": "training", "gpu": gpu, "gpus": gpus}
+    assert guarded.request("POST", "/v1/nodes", guarded.root, node).status_code == status
+
+
+def test_two_declared_nodes_never_share_gpus(guarded: AuthenticatedService) -> None:
+    register_service(guarded)
+    node = {"name": "n0", "pool": "training", "gpu": "l4", "gpus": 1}
+    assert guarded.request("POST", "/v1/nodes", guarded.root, node).status_code == 201
+    assert guarded.request("POST", "/v1/nodes", guarded.root, node | {"name": "n1"}).status_code == 409
+
+
+def test_declared_nodes_are_free_where_the_machine_has_no_gpu(guarded: AuthenticatedService) -> None:
+    register_service(guarded, inventory=MachineInventory())
+    for name in ("n0", "n1"):
+        node = {"name": name, "pool": "training", "gpu": "l4", "gpus": 8}
+        assert guarded.request("POST", "/v1/nodes", guarded.root, node).status_code == 201

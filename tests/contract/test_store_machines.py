@@ -127,3 +127,14 @@ def test_the_first_estimate_of_a_name_stays(store: ApiStore) -> None:
     for estimate in (first, replace(first, profile_json="[]", machine="m1")):
         store.machines.add_estimated_gpu(estimate)
     assert store.machines.list_estimated_gpus() == (first,)
+
+
+def test_machine_of_the_service_is_registered_again_but_never_replaces_another(store: ApiStore) -> None:
+    service = Machine("vm", (), "", "", "127.0.0.1", "0.1.0", NOW_S, digest="d-first", is_service=True)
+    store.machines.register_service(service)
+    store.machines.register_service(replace(service, digest="d-second"))
+    assert (store.machines.find_machine("d-first"), store.machines.list_machines()[0].digest) == (None, "d-second")
+    store.machines.add_token(TOKEN, ENTRY)
+    store.machines.join(MACHINE, TOKEN.id, ENTRY, now_s=NOW_S)
+    with pytest.raises(MachineNameTakenError):
+        store.machines.register_service(replace(service, name="m0"))

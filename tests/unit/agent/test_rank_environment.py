@@ -116,6 +116,12 @@ def test_machine_without_gpus_sets_no_devices() -> None:
     assert [name for name in _build(JOB, machine=MachineFacts(cores=2)) if "VISIBLE" in name] == []
 
 
+def test_slots_of_processors_see_no_gpu_of_the_machine() -> None:
+    variables = _build(replace(JOB, has_devices=False))
+    assert [name for name in variables if "VISIBLE" in name] == []
+    assert variables["EBBTIDE_GPUS"] == "6,1"
+
+
 def test_gpu_that_the_machine_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gpu is 6.* are 0, 1\."):
         _build(JOB, machine=MachineFacts(cores=2, gpu_ids={0: "GPU-0", 1: "GPU-1"}))

@@ -146,9 +146,9 @@ def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: 
 _TRAIN = """
 import json, pathlib, sys
 import api, scheduler
-own = [module.__file__ for module in (api, scheduler)]
+own = [pathlib.Path(module.__file__).name for module in (api, scheduler)]
 ebbtides = [name for name in sys.modules if name.startswith(("scheduler.", "api.", "cli", "ebbtide"))]
-pathlib.Path("found.json").write_text(json.dumps([own, ebbtides]))
+print(json.dumps([own, ebbtides, pathlib.Path(api.__file__).parent == pathlib.Path.cwd()]))
 """
 
 
@@ -156,21 +156,47 @@ pathlib.Path("found.json").write_text(json.dumps([own, ebbtides]))
 @pytest.mark.full
 def test_modules_of_the_user_hide_none_of_ebbtides_and_are_hidden_by_none(run: Run, tmp_path: Path) -> None:
     for package in ("scheduler", "api", "cli", "baselines", "ebbtide"):
-        (tmp_path / f"{package}.py").write_text(f"print('this is not Ebbtide: {package}')")
+        (tmp_path / f"{package}.py").write_text(f"IS_EBBTIDE = False  # {package}")
     (tmp_path / "train.py").write_text(_TRAIN)
+    (tmp_path / ".ebbtideignore").write_text("run\nebbtide.sqlite*\n")
     with _served(tmp_path, apis=1) as served:
         url = _when_ready(served)
         words = ["--pool", "training", "--gpu", "cpu", "--gpus", "1", "--url", url]
         assert run("pools", "create", "training", "--kind", "training", "--url", url).exit_code == 0
         assert run("nodes", "add", "n0", *words).exit_code == 0
-        words = ["--name", "own", "--min", "1", "--max", "1", "--command", "python train.py", "--url", url]
+        words = ["--name", "own", "--min", "1", "--workdir", str(tmp_path), "--url", url, "--", "python3", "train.py"]
         result = run("submit", "-q", *words)
         assert result.exit_code == 0, result.output
         give_up_at = time.monotonic() + TIMEOUT_S
-        while not (found := tmp_path / "found.json").exists() or not found.read_text():
-            assert time.monotonic() < give_up_at, run("logs", result.stdout.strip(), "--url", url).output
+        while not (lines := run("logs", result.stdout.strip(), "--url", url).stdout.splitlines()):
+            assert time.monotonic() < give_up_at
             time.sleep(0.1)
-    assert json.loads(found.read_text()) == [[str(tmp_path / "api.py"), str(tmp_path / "scheduler.py")], []]
+    assert json.loads(lines[-1]) == [["api.py", "scheduler.py"], [], True]
+
+
+@pytest.mark.e2e
+def test_ranks_outlive_every_process_of_the_service(run: Run, tmp_path: Path) -> None:
+    with _served(tmp_path, apis=1) as served:
+        url = _when_ready(served)
+        assert run("pools", "create", "training", "--kind", "training", "--url", url).exit_code == 0
+        words = ["--pool", "training", "--gpu", "cpu", "--gpus", "1", "--url", url]
+        assert run("nodes", "add", "n0", *words).exit_code == 0
+        script = "import os, time; print(os.environ['EBBTIDE_GENERATION'], flush=True); time.sleep(9); print('done')"
+        job = run("submit", "-q", "--name", "steady", "--min", "1", "--url", url, "--", "python3", "-c", script)
+        _wait_for_lines(run, job.stdout.strip(), url, ["1"])
+        for child in psutil.Process(served.pid).children():
+            child.kill()
+        _wait_for_lines(run, job.stdout.strip(), url, ["1", "done"])
+        served.send_signal(signal.SIGINT)
+        served.communicate(timeout=TIMEOUT_S)
+        assert served.returncode == 0
+
+
+def _wait_for_lines(run: Run, job: str, url: str, expected: list[str]) -> None:
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while (result := run("logs", job, "--url", url)).stdout.splitlines() != expected:
+        assert time.monotonic() < give_up_at, result.output
+        time.sleep(0.2)
 
 
 def _when_ready(served: subprocess.Popen[str]) -> str:

@@ -1,4 +1,4 @@
-"""Supervisor: all child processes stop when one exits, on signals, and when the supervisor dies."""
+"""Supervisor: child processes are started again when they end, and stop on signals and when the supervisor dies."""
 
 from __future__ import annotations
 
@@ -68,17 +68,29 @@ def test_signal_stops_every_child_and_succeeds(tmp_path: Path, number: int) -> N
     assert all(is_gone(pid) for pid in pids)
 
 
+def test_killed_child_is_started_again_alone(tmp_path: Path) -> None:
+    supervisor = supervisor_of(tmp_path, {"one": WAITING_CHILD, "two": WAITING_CHILD})
+    first, other = (pid_of(tmp_path / name) for name in ("one", "two"))
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: pid_of(tmp_path / "one") != first, "the second start")
+    supervisor.terminate()
+    output, _ = supervisor.communicate(timeout=TIMEOUT_S)
+    assert (supervisor.returncode, output) == (0, "stopped\n")
+    assert pid_of(tmp_path / "two") == other
+    assert is_gone(pid_of(tmp_path / "one"))
+
+
 @pytest.mark.parametrize(("script", "ending"), [("raise SystemExit(3)", "exit code 3"), ("", "exit code 0")])
-def test_exit_of_one_child_stops_the_others_and_fails(tmp_path: Path, script: str, ending: str) -> None:
-    supervisor = supervisor_of(tmp_path, {"one": WAITING_CHILD, "two": f"import time; time.sleep(0.3); {script}"})
+def test_child_that_cannot_start_stops_the_others_and_fails(tmp_path: Path, script: str, ending: str) -> None:
+    supervisor = supervisor_of(tmp_path, {"one": WAITING_CHILD, "two": script})
     output, _ = supervisor.communicate(timeout=TIMEOUT_S)
     assert supervisor.returncode == 1
-    assert output.startswith(f"the two process exited unexpectedly ({ending})")
+    assert output.startswith(f"the two process exited 3 times soon after its start ({ending})")
     assert is_gone(pid_of(tmp_path / "one"))
 
 
 def test_child_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
-    supervisor = supervisor_of(tmp_path, {"one": WAITING_CHILD, "two": DEAF_CHILD}, grace_s=0.3)
+    supervisor = supervisor_of(tmp_path, {"one": WAITING_CHILD, "two": DEAF_CHILD}, grace_s=0.6)
     pids = [pid_of(tmp_path / name) for name in ("one", "two")]
     assert supervisor.stdout is not None
     assert supervisor.stdout.readline() == "deaf\n"
