@@ -115,7 +115,7 @@ def _require_available(job: Job, service: Service, generation: int | None) -> No
         ProblemError: 501 if the logs are in the cluster, 404 if they were deleted.
     """
     runs = service.agent_state.begun_runs(job.id, service.clock.now_s())
-    if any(run.master is None for run in runs):  # ranks on machines meet at a master
+    if any(run.in_pods or run.master is None for run in runs):  # None: begun by an older version
         namespace = job.spec.namespace or service.settings.job_namespace
         command = f"kubectl logs --namespace {namespace} --selector ebbtide.dev/job={job.id} --prefix --tail=-1"
         raise ProblemError(501, "logs-elsewhere", f"job {job.id} runs in pods; the cluster has their logs: {command}")

@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,29 +102,6 @@ class GenerationFolder:
 
     def settle(self) -> None:
         (self.path / "settled").touch()
-
-
-class RankStatuses:
-    """The last known status of each rank of a generation."""
-
-    def __init__(self, folder: GenerationFolder, ranks: Iterable[int]) -> None:
-        self.by_rank: dict[int, RankStatus] = {}
-        self._folder = folder
-        self._ranks = tuple(ranks)
-        self._logged_errors: set[str] = set()
-
-    def refresh(self) -> None:
-        """Read the files again. An invalid file is logged once, and the last valid status stays."""
-        for rank in self._ranks:
-            try:
-                status = self._folder.read_status(rank)
-            except ValueError as error:
-                if str(error) not in self._logged_errors:
-                    self._logged_errors.add(str(error))
-                    logger.warning("invalid rank status: %s", error)
-                continue
-            if status is not None:
-                self.by_rank[rank] = status
 
 
 class RunRoot:

@@ -128,7 +128,7 @@ def test_logs_of_pods_are_a_501_with_the_kubectl_command(fleet: ApiService, root
     job = fleet.submit()
     fleet.tick()
     live = fleet.store.load().snapshot.jobs[job]
-    fleet.run_log.begin_run(build_begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0), epoch=1)
+    fleet.run_log.begin_run(build_begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0, in_pods=True), epoch=1)
     body = problem(fleet.http.get(f"/v1/jobs/{job}/logs"), 501)
     assert body["type"] == "urn:ebbtide:problem:logs-elsewhere"
     assert f"kubectl logs --namespace default --selector ebbtide.dev/job={job}" in body["detail"]
