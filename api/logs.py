@@ -15,7 +15,7 @@ from api.state import RequestContext
 from api.streams.server_sent_events import EventStreamResponse
 from api.streams.sources import JobLogReader, LogPageView, LogPosition, follow_logs, parse_position
 from scheduler.domain.job import Job
-from scheduler.executors.local_records import RunRoot
+from scheduler.executors.stored_logs import LogRoot
 
 router = create_router("jobs")
 
@@ -101,7 +101,7 @@ def _log_reader(
     context: RequestContext, service: Service, job_id: str, rank: int, generation: int | None
 ) -> JobLogReader:
     job = context.job(job_id)
-    root = RunRoot(service.settings.run_dir)
+    root = LogRoot(service.settings.run_dir)
     logs = JobLogReader(root, job_id, rank, generation=generation, now=service.clock.now_s)
     if not logs.generations():
         _require_available(job, service, generation)

@@ -40,7 +40,7 @@ from scheduler.domain.run_document import RankSeat, RunDocument
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_worker_token
 from scheduler.executors.agent_executor import agent_id
-from scheduler.executors.rank_launch import assign_rank_slots
+from scheduler.executors.rank_slots import assign_rank_slots
 from scheduler.executors.reported_runs import AgentKey
 
 router = create_router("machines")

@@ -34,7 +34,7 @@ from scheduler.domain.observation import (
 )
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
-from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
+from scheduler.executors.rank_slots import RankSlot, assign_rank_slots
 from scheduler.executors.run_outcome import RankView, RunOutcome
 
 FIRST_STATUS_TIMEOUT_S = 10.0

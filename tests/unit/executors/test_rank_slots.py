@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
+from scheduler.executors.rank_slots import RankSlot, assign_rank_slots
 
 
 def test_rank_slots() -> None:
