@@ -300,4 +300,4 @@ def _check_usage(site: Site) -> None:
     assert booked.keys() == held.keys() == set(QUEUES)
     for queue, sums in booked.items():
         assert sums == pytest.approx(held[queue], abs=1e-3), queue
-        assert min(sums) > CLIENTS, "both owned and lent nodes must have been used"
+        assert min(sums) > CLIENTS / 3, "both owned and lent nodes must have been used"
