@@ -133,7 +133,7 @@ class OomKillCounter:
     def for_this_process(
         cls, *, cgroup_file: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
     ) -> OomKillCounter | None:
-        """Return the counter of this process's control group (v2 preferred over v1), or None if the system has none."""
+        """Return the counter of this process's control group (v2 preferred over v1), or None without a readable one."""
         try:
             lines = cgroup_file.read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -144,7 +144,8 @@ class OomKillCounter:
             candidates += [cgroup_root / groups[""] / name for name in ("memory.events.local", "memory.events")]
         if "memory" in groups:
             candidates.append(cgroup_root / "memory" / groups["memory"] / "memory.oom_control")
-        return next((cls(path) for path in candidates if path.is_file()), None)
+        # The group may be closed to the user of the rank.
+        return next((cls(path) for path in candidates if os.access(path, os.R_OK)), None)
 
     def read(self) -> int | None:
         """Return the number of OOM kills so far, or None if the file does not state it."""
