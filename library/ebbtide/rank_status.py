@@ -32,6 +32,7 @@ class FailureCause(str, Enum):
     """Proven cause of a failed run."""
 
     OUT_OF_MEMORY = "out-of-memory"
+    HANG = "hang"
 
     __str__ = str.__str__
 

@@ -27,6 +27,7 @@ from ebbtide.notice import (
 )
 from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
 from ebbtide.rendezvous import connect_store
+from ebbtide.stack_dump import register_stack_dump
 from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Session:
             self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(error))
             raise
         self._termination_signal = TerminationSignal() if environment.run_dir is not None else None
+        if environment.run_dir is not None:
+            register_stack_dump()
         self._progress_reporter = _start_reporter(environment)
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
@@ -179,6 +182,13 @@ class Session:
             self._phase_timer.end_phase(ReplanPhase.FIRST_STEP)
         self._update_status(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
         self._report_progress()
+
+    def heartbeat(self) -> None:
+        """Report that this rank makes progress. Call it during work that takes longer than the job's `hangTimeout`.
+
+        `report` and `saving` imply it. An evaluation of some minutes needs it in its loop.
+        """
+        self._update_status()
 
     def set_frozen_layers(self, layers: int) -> None:
         """Report that the first `layers` layers are no longer trained. The job may be replanned for it.
