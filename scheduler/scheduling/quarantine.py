@@ -2,7 +2,8 @@
 
 Only faults of the machine count. The limits keep one cause from emptying a fleet: an outage that hits several nodes at
 once counts for none of them, a job that hangs on several nodes for none of them either, one owner's jobs can
-quarantine one node at a time, and a pool loses at most a quarter of its nodes.
+quarantine one node at a time, and a pool loses at most a quarter of its nodes,
+but never its only one.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def _is_allowed(snapshot: MutableSnapshot, node: Node, incidents: Iterable[NodeI
     owners = {incident.owner for incident in incidents}
     pool = [other for other in snapshot.nodes.values() if other.pool == node.pool]
     quarantined = [other for other in pool if other.quarantine]
-    if len(quarantined) + 1 > max(1, int(POOL_SHARE_MAX * len(pool))):
+    allowed = max(1, int(POOL_SHARE_MAX * len(pool))) if len(pool) > 1 else 0
+    if len(quarantined) >= allowed:
         return False
     by_owner = [{incident.owner for incident in other.incidents} for other in quarantined]
     return len(owners) > 1 or all(other != owners for other in by_owner)
