@@ -27,6 +27,7 @@ from ebbtide.notice import (
 )
 from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
 from ebbtide.rendezvous import connect_store
+from ebbtide.speed_probe import SpeedProbe
 from ebbtide.stack_dump import register_stack_dump
 from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
@@ -57,6 +58,7 @@ class Session:
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
+        self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
 
     @classmethod
@@ -214,7 +216,10 @@ class Session:
         step = self.status.step
         local = agreed = self._notice_monitor.next_due(step)
         if self.world_size > 1:
-            agreed = agree_on_notice(local, device=self.device)
+            is_probe_due = self.rank == 0 and self._speed_probe.is_due
+            agreed, has_to_probe = agree_on_notice(local, device=self.device, wants_probe=is_probe_due)
+            if has_to_probe:
+                self._speed_probe.run(self.device)
         if agreed is None:
             return None
         logger.info("Notice after step %d: %s", step, agreed.action)
@@ -296,7 +301,10 @@ class Session:
 
     def _update_status(self, **changes: Any) -> None:
         self._status_file.update(
-            peak_bytes=measure_peak_bytes(), phases_s=self._phase_timer.seconds_by_phase, **changes
+            peak_bytes=measure_peak_bytes(),
+            phases_s=self._phase_timer.seconds_by_phase,
+            probe_s=self._speed_probe.median_s,
+            **changes,
         )
 
     def _report_progress(self) -> None:

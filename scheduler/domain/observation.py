@@ -31,6 +31,20 @@ class RunPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """The slowest rank of a run, with the time of a fixed computation on its device and the median of the others."""
+
+    rank: int
+    node: str
+    probe_s: float
+    others_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.probe_s / self.others_s
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One generation of one job, as observed.
 
@@ -40,7 +54,7 @@ class Run:
     `phases_s` are seconds by `ReplanPhase`, the longest of all ranks. `frozen_layers` is None if not reported.
     `traffic` is the checkpoint load of all ranks together, or None. `permanent_fault` is why a retry of a failed run
     cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `suspects` are nodes whose machine may have
-    ended the run.
+    ended the run, and `straggler` is a rank that is persistently slower than the others.
     """
 
     job_id: str
@@ -60,6 +74,7 @@ class Run:
     permanent_fault: PermanentFault | None = None
     ran_s: float | None = None
     suspects: tuple[str, ...] = ()
+    straggler: Straggler | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,17 @@ from scheduler.domain.observation import (
     KillOrder,
     RankPhase,
     RankReport,
+    RankStatus,
     Run,
     RunPhase,
+    Straggler,
 )
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
 from scheduler.executors.hang_diagnosis import PlacedRank, diagnose_hang
 from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
 from scheduler.executors.run_outcome import RankView, RunOutcome
+from scheduler.executors.stragglers import find_straggler
 
 FIRST_STATUS_TIMEOUT_S = 10.0
 """Time after all ranks are reported until a job without any status counts as one that never writes a status."""
@@ -208,7 +211,8 @@ def _evaluate_run(
     if any(view.exit_code is None for view in rank_views):
         outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
         gpus = _find_occupied_gpus(ranks)
-        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus), kill_order)
+        live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus)
+        return ReportedRun(run, replace(live, straggler=_find_straggler(run, statuses)), kill_order)
     order = kill_order or KillOrder(now_s)
     outcome = run_outcome.classify_outcome(
         rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated
@@ -226,6 +230,14 @@ def _evaluate_run(
         ran_s=_find_run_time_s(reports.values()),
     )
     return ReportedRun(run, ended, kill_order)
+
+
+def _find_straggler(run: BegunRun, statuses: Mapping[int, RankStatus]) -> Straggler | None:
+    """Return the straggler of a run, None on GPUs of several models: their speeds differ by nature."""
+    if len({stage.gpu for stage in run.plan.stages}) > 1:
+        return None
+    probes = {rank: status.probe_s for rank, status in statuses.items() if status.probe_s is not None}
+    return find_straggler(probes, [node for node, _ in run.seats])
 
 
 def _find_run_time_s(reports: Collection[AgentReport]) -> float | None:

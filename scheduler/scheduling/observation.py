@@ -29,7 +29,7 @@ from scheduler.domain.observation import FailureCause, NodeFacts, Observation, R
 from scheduler.scheduling.desired_state import release_gpus
 from scheduler.scheduling.job_progress import record_frozen_layers, with_measured_steps
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.quarantine import record_incidents
+from scheduler.scheduling.quarantine import record_incidents, record_straggler
 
 _ENDED_PHASES = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
 FAILED_AT_ONCE_S = 2.0
@@ -160,6 +160,7 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
         case RunPhase.RUNNING:
             if job.state is not JobState.RUNNING:
                 job = snapshot.transition_job(job, JobState.RUNNING)
+            record_straggler(snapshot, job, run)
             job = _record_first_step(snapshot, job, run) if run.phases_s else job
             job = record_frozen_layers(snapshot, _record_measurements(snapshot, job, run), run.frozen_layers)
             return _set_checkpoint_target(snapshot, job, run)

@@ -35,6 +35,28 @@ def record_incidents(snapshot: MutableSnapshot, job: Job, run: Run) -> None:
             add_incident(snapshot, job, kind, name, detail=run.reason, steps=run.steps or 0.0)
 
 
+def record_straggler(snapshot: MutableSnapshot, job: Job, run: Run) -> None:
+    """Record the straggler of a live run once per generation and node, with an event that holds the evidence."""
+    straggler = run.straggler
+    node = None if straggler is None else snapshot.nodes.get(straggler.node)
+    if straggler is None or node is None or find_straggler_incident(node, job) is not None:
+        return
+    detail = (
+        f"rank {straggler.rank} on node {node.name} takes {straggler.ratio:.1f} times as long as the other ranks for "
+        f"the same computation ({straggler.probe_s * 1e3:.1f} ms, others {straggler.others_s * 1e3:.1f} ms)"
+    )
+    add_incident(snapshot, job, IncidentKind.STRAGGLER, node.name, detail=detail, steps=run.steps or 0.0)
+    numbers = {"rank": float(straggler.rank), "probe_s": straggler.probe_s, "others_s": straggler.others_s}
+    snapshot.record_event(EventCode.JOB_STRAGGLER, job.id, detail, numbers)
+
+
+def find_straggler_incident(node: Node, job: Job) -> NodeIncident | None:
+    """Return the incident that flags the node as slow for the job's current generation, or None."""
+    wanted = (IncidentKind.STRAGGLER, job.id, job.allocation.generation)
+    found = (each for each in node.incidents if (each.kind, each.job_id, each.generation) == wanted)
+    return next(found, None)
+
+
 def add_incident(
     snapshot: MutableSnapshot, job: Job, kind: IncidentKind, name: str, *, detail: str, steps: float
 ) -> None:
