@@ -250,6 +250,17 @@ class SupervisedRun:
         """Whether the ranks were ordered to start."""
         return (self.folder.path / "start.json").exists()
 
+    @property
+    def supervisor_pid(self) -> int:
+        """Id of the supervisor's process on the machine, 0 while it is unknown."""
+        return self._process.pid
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        """Identifiers of the run's GPUs; empty without real GPUs."""
+        ids = {} if self._record is None else self._record.gpu_ids
+        return tuple(ids[seat.gpu] for seat in self.document.ranks if seat.gpu in ids)
+
     def start(self, master: MasterAddress) -> None:
         """Order the supervisor to start the ranks, once.
 

@@ -59,6 +59,7 @@ class RunDocument:
         venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
         checkpoint_dir: directory for checkpoints; empty lets the agent choose one.
         checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
+        hang_timeout_s: time without progress after which the run counts as hung. None: never.
         url, token: the API for the ranks' progress reports, and the token of this generation.
     """
 
@@ -88,6 +89,7 @@ class RunDocument:
     url: str = ""
     token: str = field(default="", repr=False)
     limits: ResourceLimits = ResourceLimits()
+    hang_timeout_s: float | None = None
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())
