@@ -133,7 +133,7 @@ class IncidentView(TypedDict):
             "computed more slowly than the other nodes of the job."
         ),
     ]
-    job_id: Annotated[str, Field(description="Id of the job.")]
+    job_id: Annotated[str, Field(description="Job whose run on the node failed or was slow.")]
     at_s: Annotated[float, Field(description="Time of the incident, in seconds since 1970 (UTC).")]
     confirmed: Annotated[
         bool, Field(description="Whether it counts toward a quarantine. A hang does once the job goes on elsewhere.")

@@ -42,6 +42,14 @@ class ResourceLimits:
     processes: int | None = None
     cpus: float | None = None
 
+    def with_defaults(self, defaults: ResourceLimits) -> ResourceLimits:
+        """Return these limits, with the defaults where there is none."""
+        return ResourceLimits(
+            memory_bytes=defaults.memory_bytes if self.memory_bytes is None else self.memory_bytes,
+            processes=defaults.processes if self.processes is None else self.processes,
+            cpus=defaults.cpus if self.cpus is None else self.cpus,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
