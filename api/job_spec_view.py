@@ -73,6 +73,10 @@ class JobSpecView(TypedDict):
         ]
     ]
     retries: Annotated[int, Field(description="Failed runs that are retried. Runs lost with their node do not count.")]
+    hangTimeout: Annotated[
+        float | Literal["never"],
+        Field(description="Seconds without progress after which a run is restarted, or `never`."),
+    ]
     command: Annotated[list[str], Field(description="Command of each rank, with its arguments.")]
     launch: NotRequired[
         Annotated[Literal["node"], Field(description="The command starts once per node. Absent: once per GPU.")]

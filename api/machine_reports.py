@@ -70,6 +70,9 @@ class RunReportDocument(Document):
     )
     failure: ReportText = Field(default="", description="Why the ranks could not be started. Empty: they could.")
     killed: ReportText = Field(default="", description="Why the agent killed the ranks on its own. Empty: it did not.")
+    machine_fault: bool = Field(
+        default=False, description="Whether `killed` is a fault of the machine, such as the loss of a supervisor."
+    )
     terminated: bool = Field(default=False, description="Whether the agent sent SIGTERM to the ranks.")
     prepared: StepNumber = Field(default=0, description="Newer run that can begin at once. 0: none.")
     master_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
@@ -347,6 +350,7 @@ def build_run_document(
         checkpoint_interval_s=checkpoint.interval_s,
         checkpoint_keep=checkpoint.keep,
         token=issue_worker_token(secret, job.id, allocation.generation),
+        hang_timeout_s=spec.hang_timeout_s,
     )
 
 
@@ -365,6 +369,7 @@ def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, addres
         ranks=tuple(to_rank_report(number, rank) for number, rank in enumerate(run.ranks)),
         failure=run.failure,
         killed=run.killed,
+        machine_fault=run.machine_fault,
         terminated=run.terminated,
         since_s=now_s,
         prepared=run.prepared,

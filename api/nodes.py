@@ -106,7 +106,7 @@ def drain_node(name: NodeNamePath, context: ContextDep, response: Response, if_m
 def uncordon_node(
     name: NodeNamePath, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> NodeView:
-    """Allow scheduling on the node again."""
+    """Allow scheduling on the node again. A quarantined node is released, and its incidents are forgotten."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, UncordonNode(name), response, basis=basis)
 

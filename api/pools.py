@@ -22,7 +22,17 @@ from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import LendingDocument, PoolDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
-from scheduler.domain.fleet import DAY_S, DemandReading, Forecast, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import (
+    DAY_S,
+    DemandReading,
+    Forecast,
+    IncidentKind,
+    Node,
+    NodeIncident,
+    NodeState,
+    Pool,
+    PoolKind,
+)
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
@@ -113,6 +123,24 @@ class PoolView(TypedDict):
     ]
 
 
+class IncidentView(TypedDict):
+    """A job that a node has failed or slowed."""
+
+    kind: Annotated[
+        IncidentKind,
+        Field(
+            description="`hang`: a rank made no progress. `loss`: its agent or a supervisor was lost. `straggler`: it "
+            "computed more slowly than the other nodes of the job."
+        ),
+    ]
+    job_id: Annotated[str, Field(description="Job whose run on the node failed or was slow.")]
+    at_s: Annotated[float, Field(description="Time of the incident, in seconds since 1970 (UTC).")]
+    confirmed: Annotated[
+        bool, Field(description="Whether it counts toward a quarantine. A hang does once the job goes on elsewhere.")
+    ]
+    detail: Annotated[str, Field(description="Evidence, such as the rank and its last step.")]
+
+
 class NodeView(TypedDict):
     """A host with GPUs of one model."""
 
@@ -125,6 +153,12 @@ class NodeView(TypedDict):
     state: Annotated[NodeState, Field(description="`up`, or `down` if the executor no longer sees it.")]
     cordoned: Annotated[bool, Field(description="Whether nothing new is scheduled on it. Running jobs stay.")]
     draining: Annotated[bool, Field(description="Whether its jobs are moved away, too.")]
+    quarantine: Annotated[
+        str, Field(description="Why it is drained until `:uncordon` releases it. Empty: not quarantined.")
+    ]
+    incidents: Annotated[
+        list[IncidentView], Field(description="Jobs that it has failed or slowed in the last day, oldest first.")
+    ]
     inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
     other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]
     serves_training: Annotated[bool, Field(description="Whether jobs can start on it now.")]
@@ -166,6 +200,16 @@ def forecast_view(forecast: Forecast) -> ForecastView:
     return view
 
 
+def incident_view(incident: NodeIncident) -> IncidentView:
+    return {
+        "kind": incident.kind,
+        "job_id": incident.job_id,
+        "at_s": incident.at_s,
+        "confirmed": incident.is_confirmed,
+        "detail": incident.detail,
+    }
+
+
 def node_view(node: Node, snapshot: Snapshot) -> NodeView:
     loan = snapshot.loans.get(node.name)
     held = {job.id: job.allocation.held.get(node.name) for job in snapshot.jobs.values()}
@@ -179,6 +223,8 @@ def node_view(node: Node, snapshot: Snapshot) -> NodeView:
         "state": node.state,
         "cordoned": node.cordoned,
         "draining": node.draining,
+        "quarantine": node.quarantine,
+        "incidents": [incident_view(incident) for incident in node.incidents],
         "inference_gpus": node.inference_gpus,
         "other_gpus": node.other_gpus,
         "serves_training": snapshot.serves_training(node),

@@ -26,7 +26,7 @@ from api.state import load_request_context, new_command
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
 from scheduler.domain.commands import ReportProgress
-from scheduler.domain.observation import RankReport
+from scheduler.domain.observation import RankLiveness, RankReport
 from scheduler.executors.rank_status import parse_rank_status
 from scheduler.scheduling.job_progress import frozen_layers_error
 
@@ -129,6 +129,16 @@ class RankReportDocument(Document):
             "Out-of-memory kills that the kernel counted in its control group, read after its end. Null: unknown."
         ),
     )
+    liveness: RankLiveness | None = Field(
+        default=None,
+        description="`stepping`, `working`, `stalled`, `busy` or `idle`, as its agent observes it. Null: not observed.",
+    )
+    inactive_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0, description="Seconds without progress of a stalled or idle process."
+    )
+    stack: ReportText = Field(
+        default="", description="Innermost frames of the main thread of a stalled or idle process. Empty: unknown."
+    )
 
 
 def to_rank_report(number: int, document: RankReportDocument) -> RankReport:
@@ -136,4 +146,13 @@ def to_rank_report(number: int, document: RankReportDocument) -> RankReport:
         status = None if document.status is None else parse_rank_status(document.status, document.written_at_ns)
     except ValueError as error:
         raise_invalid_field(f"ranks.{number}.status", document.status, f"a valid rank status file: {error}")
-    return RankReport(document.rank, document.exit_code, status, document.tail, document.oom_kills)
+    return RankReport(
+        rank=document.rank,
+        exit_code=document.exit_code,
+        status=status,
+        tail=document.tail,
+        oom_kills=document.oom_kills,
+        liveness=document.liveness,
+        inactive_s=document.inactive_s,
+        stack=document.stack,
+    )

@@ -165,7 +165,7 @@ def drain(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption
 
 
 def uncordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Mark a node as schedulable."""
+    """Mark a node as schedulable. Releases a quarantined node, too."""
     with service_client(url) as client:
         response = client.uncordon(node)
     print_document(response, output, lambda: render_facts({"node": f"{node} uncordoned"}))
@@ -316,7 +316,9 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
 def format_node_state(node: FleetJson) -> str:
     """Format a node's state: `up`, `up, cordoned`, `up, loan recalled`."""
     words = [node["state"]]
-    if node["draining"]:
+    if node["quarantine"]:
+        words.append("quarantined")
+    elif node["draining"]:
         words.append("draining")
     elif node["cordoned"]:
         words.append("cordoned")

@@ -130,6 +130,14 @@ OnResizeOption = Annotated[
         "declares checkpoints or reports its progress.",
     ),
 ]
+HangTimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hang-timeout",
+        metavar="DURATION|never",
+        help="Restart a run that makes no progress for this long, such as 5m. Default: 30s.",
+    ),
+]
 EnvFileOption = Annotated[
     str | None,
     typer.Option("--env-file", metavar="FILE", help="File with NAME=VALUE lines for --env, which overrides it."),
@@ -164,6 +172,7 @@ def submit(
     venv: VenvOption = None,
     launch: LaunchOption = None,
     on_resize: OnResizeOption = None,
+    hang_timeout: HangTimeoutOption = None,
     env: EnvOption = None,
     env_file: EnvFileOption = None,
     dry_run: DryRunOption = False,
@@ -190,6 +199,7 @@ def submit(
         "venv": venv,
         "launch": launch.value if launch else None,
         "onResize": on_resize.value if on_resize else None,
+        "hangTimeout": hang_timeout,
         "env": _read_environment(env_file, env),
     }
     with _packed_directory(workdir) as packed:

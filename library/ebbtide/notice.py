@@ -201,10 +201,10 @@ def _remaining_s(notice: Notice) -> float:
     return float("inf") if notice.seconds_left is None else notice.seconds_left
 
 
-def agree_on_notice(notice: Notice | None, *, device: str) -> Notice | None:
-    """Return the most urgent action that any rank knows, with the least time left. Collective: every rank must call it.
+def agree_on_notice(notice: Notice | None, *, device: str, wants_probe: bool) -> tuple[Notice | None, bool]:
+    """Return the most urgent action that any rank knows, with the least time left, and whether any rank wants a probe.
 
-    One all-reduce (MAX) of two integers per rank gives the same result on every rank.
+    Collective: every rank must call it. One all-reduce (MAX) of three integers gives the same result on every rank.
 
     Raises:
         ValueError: there is no process group yet.
@@ -217,12 +217,13 @@ def agree_on_notice(notice: Notice | None, *, device: str) -> Notice | None:
     actions = list(NoticeAction)
     # A rank without a notice contributes 0. The time is negated, so that the maximum is the shortest time.
     urgency = 0 if notice is None else 1 + actions.index(notice.action)
-    values = torch.tensor([urgency, _encode_deadline_ms(notice)], dtype=torch.int64, device=device)
+    values = torch.tensor([urgency, _encode_deadline_ms(notice), int(wants_probe)], dtype=torch.int64, device=device)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    urgency, negative_ms = (int(value) for value in values.tolist())
+    urgency, negative_ms, probes = (int(value) for value in values.tolist())
     if urgency == 0:
-        return None
-    return Notice(actions[urgency - 1], seconds_left=None if negative_ms == _NO_DEADLINE_MS else -negative_ms / 1000)
+        return None, bool(probes)
+    seconds_left = None if negative_ms == _NO_DEADLINE_MS else -negative_ms / 1000
+    return Notice(actions[urgency - 1], seconds_left=seconds_left), bool(probes)
 
 
 def _encode_deadline_ms(notice: Notice | None) -> int:

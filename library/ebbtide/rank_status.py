@@ -32,6 +32,7 @@ class FailureCause(str, Enum):
     """Proven cause of a failed run."""
 
     OUT_OF_MEMORY = "out-of-memory"
+    HANG = "hang"
 
     __str__ = str.__str__
 
@@ -82,7 +83,7 @@ class RankStatus:
     largest memory use so far. `phases_s` are seconds by `ReplanPhase`. `written_at_ns` is the modification time of the
     status file, which orders the reports of ranks. `memory_events` is the kernel file that counts out-of-memory kills
     in the rank's control group, and `oom_kills` its count at the last report. `frozen_layers` and `traffic` are None if
-    not reported.
+    not reported. `probe_s` is how long a fixed computation takes on the rank's device, None if unknown.
     """
 
     phase: RankPhase
@@ -99,6 +100,7 @@ class RankStatus:
     oom_kills: int | None = None
     frozen_layers: int | None = None
     traffic: LoadTraffic | None = None
+    probe_s: float | None = None
 
     @property
     def is_clean_exit(self) -> bool:

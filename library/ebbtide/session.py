@@ -27,6 +27,8 @@ from ebbtide.notice import (
 )
 from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
 from ebbtide.rendezvous import connect_store
+from ebbtide.speed_probe import SpeedProbe
+from ebbtide.stack_dump import register_stack_dump
 from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
 if TYPE_CHECKING:
@@ -50,10 +52,13 @@ class Session:
             self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(error))
             raise
         self._termination_signal = TerminationSignal() if environment.run_dir is not None else None
+        if environment.run_dir is not None:
+            register_stack_dump()
         self._progress_reporter = _start_reporter(environment)
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
+        self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
 
     @classmethod
@@ -180,6 +185,13 @@ class Session:
         self._update_status(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
         self._report_progress()
 
+    def heartbeat(self) -> None:
+        """Report that this rank makes progress. Call it during work that takes longer than the job's `hangTimeout`.
+
+        `report` and `saving` imply it. An evaluation of some minutes needs it in its loop.
+        """
+        self._update_status()
+
     def set_frozen_layers(self, layers: int) -> None:
         """Report that the first `layers` layers are no longer trained. The job may be replanned for it.
 
@@ -204,7 +216,10 @@ class Session:
         step = self.status.step
         local = agreed = self._notice_monitor.next_due(step)
         if self.world_size > 1:
-            agreed = agree_on_notice(local, device=self.device)
+            is_probe_due = self.rank == 0 and self._speed_probe.is_due
+            agreed, has_to_probe = agree_on_notice(local, device=self.device, wants_probe=is_probe_due)
+            if has_to_probe:
+                self._speed_probe.run(self.device)
         if agreed is None:
             return None
         logger.info("Notice after step %d: %s", step, agreed.action)
@@ -286,7 +301,10 @@ class Session:
 
     def _update_status(self, **changes: Any) -> None:
         self._status_file.update(
-            peak_bytes=measure_peak_bytes(), phases_s=self._phase_timer.seconds_by_phase, **changes
+            peak_bytes=measure_peak_bytes(),
+            phases_s=self._phase_timer.seconds_by_phase,
+            probe_s=self._speed_probe.median_s,
+            **changes,
         )
 
     def _report_progress(self) -> None:

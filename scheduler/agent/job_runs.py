@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from scheduler.agent.hang_watch import DUMP_TIME_S, HangWatch
 from scheduler.agent.supervised_run import RunState, SupervisedRun
 from scheduler.domain.codec import encode
 from scheduler.domain.run_document import LaunchMode, MasterAddress, RunDocument
@@ -32,6 +33,8 @@ class ActiveRun:
         self._leave_by_s = math.inf
         self._action = self._checkpoint_request = ""
         self._began_at_s = time.monotonic()
+        self._hang_watch = HangWatch.create(run)
+        self._aborted_at_s: float | None = None
 
     @property
     def generation(self) -> int:
@@ -50,6 +53,7 @@ class ActiveRun:
         self.state = self.run.poll()
         if self.has_ended:
             return
+        self._watch_for_hang()
         if time.monotonic() >= self._leave_by_s:
             self.kill("the deadline to leave has passed")
         is_silent = not self.state.statuses and time.monotonic() >= self._began_at_s + _STATUS_TIMEOUT_S
@@ -62,7 +66,7 @@ class ActiveRun:
         if self.has_ended:
             return
         if kill:
-            self.kill(kill, is_own_decision=False)
+            self._obey_kill(kill)
         elif notice is not None and notice["action"] == "checkpoint":
             self._request_checkpoint(notice)
         elif notice is not None:
@@ -89,12 +93,29 @@ class ActiveRun:
         self._is_kill_ordered |= not is_own_decision
         self.run.kill()
 
+    def _watch_for_hang(self) -> None:
+        """Observe whether the ranks make progress, unless they leave. Kill aborted ranks that are still there."""
+        if self._aborted_at_s is not None and time.monotonic() >= self._aborted_at_s + DUMP_TIME_S:
+            self.run.kill()
+        elif self._hang_watch is not None and not self.is_leaving:
+            self._hang_watch.look(self.state.statuses)
+
+    def _obey_kill(self, reason: str) -> None:
+        """Kill the ranks as the control plane orders. Hung ranks without known stacks abort first, to write them."""
+        if self._aborted_at_s is not None:
+            return
+        if self._hang_watch is not None and self._hang_watch.abort():
+            self._aborted_at_s = time.monotonic()
+        else:
+            self.kill(reason, is_own_decision=False)
+
     def report(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],
             "killed": (self._kill_reason or ("" if self._is_kill_ordered else self.state.loss))[:_TEXT_LENGTH_MAX],
+            "machine_fault": bool(self.state.loss) and not (self._kill_reason or self._is_kill_ordered),
             "terminated": self._is_terminated,
         }
 
@@ -105,6 +126,7 @@ class ActiveRun:
         code = self.state.exit_codes.get(process)
         if code is None and self.has_ended:
             code = _START_FAILED_CODE if self.state.failure else _KILLED_CODE
+        liveness = {} if self._hang_watch is None else self._hang_watch.describe(rank)
         return {
             "rank": rank,
             "exit_code": code,
@@ -112,6 +134,7 @@ class ActiveRun:
             "written_at_ns": 0 if status is None else status.written_at_ns,
             "tail": self.state.tails.get(process, "")[-_TEXT_LENGTH_MAX:],
             "oom_kills": self.state.oom_kills,
+            **liveness,
         }
 
     def _request_checkpoint(self, notice: Mapping[str, Any]) -> None:

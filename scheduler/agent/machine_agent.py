@@ -228,6 +228,7 @@ def _essence(report: Mapping[str, Any]) -> object:
             rank["rank"],
             rank["exit_code"],
             status and (status["phase"], status["checkpoint_step"], status["frozen_layers"]),
+            rank.get("liveness"),
         )
         for rank in report["ranks"]
         for status in [rank["status"]]

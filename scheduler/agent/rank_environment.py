@@ -106,6 +106,7 @@ def build_environment(
     variables = {
         "OMP_NUM_THREADS": str(_count_threads(document, machine)),
         "HOME": str(paths.home),
+        "PYTHONFAULTHANDLER": "1",  # stacks of crashes, and of hung ranks as they are aborted
         **inherited,
         **document.env,
     }

@@ -44,7 +44,7 @@ from scheduler.agent.run_folder import RunFolder
 from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.observation import RankStatus
-from scheduler.domain.run_document import MasterAddress, ResourceLimits, RunDocument
+from scheduler.domain.run_document import MasterAddress, RunDocument
 from scheduler.executors.run_outcome import read_oom_kills
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class SupervisedRun:
         if user is not None and not is_contained:
             folder.open_parents()
         group = containment.groups.create(str(folder.path))
-        group.limit(_fill_limits(document.limits, containment.policy.limits))
+        group.limit(document.limits.with_defaults(containment.policy.limits))
         run = cls(folder, document, _build_record(containment, site, user, checkpoint_dir, group))
         folder.write_record("supervisor.json", encode(run._record))
         folders = ContainerFolders(
@@ -249,6 +249,17 @@ class SupervisedRun:
     def has_begun(self) -> bool:
         """Whether the ranks were ordered to start."""
         return (self.folder.path / "start.json").exists()
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Id of the supervisor's process on the machine, 0 while it is unknown."""
+        return self._process.pid
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        """Identifiers of the run's GPUs; empty without real GPUs."""
+        ids = {} if self._record is None else self._record.gpu_ids
+        return tuple(ids[seat.gpu] for seat in self.document.ranks if seat.gpu in ids)
 
     def start(self, master: MasterAddress) -> None:
         """Order the supervisor to start the ranks, once.
@@ -451,15 +462,6 @@ def _find_venv_folders(venv: Path, containment: Containment, site: RunSite) -> l
         path if any(folder in (path, *path.parents) for folder in own) else containment.check_visible(path, name="venv")
         for path in find_interpreter_folders(venv)
     ]
-
-
-def _fill_limits(limits: ResourceLimits, defaults: ResourceLimits) -> ResourceLimits:
-    """Return the job's limits, with those of the machine where the job has none."""
-    return ResourceLimits(
-        memory_bytes=defaults.memory_bytes if limits.memory_bytes is None else limits.memory_bytes,
-        processes=defaults.processes if limits.processes is None else limits.processes,
-        cpus=defaults.cpus if limits.cpus is None else limits.cpus,
-    )
 
 
 def _build_record(

@@ -33,9 +33,9 @@ from scheduler.documents.pod_template import (
     template_command,
     template_image,
 )
-from scheduler.documents.units import PositiveDuration
+from scheduler.documents.units import HangTimeout, PositiveDuration
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec, CheckpointVolume
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
 from scheduler.domain.run_document import LaunchMode
@@ -278,6 +278,11 @@ class JobDocument(Document):
     retries: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
         default=3, description="Number of failed runs that are retried. Runs lost with their node do not count."
     )
+    hang_timeout: HangTimeout = Field(
+        default=HANG_TIMEOUT_S,
+        description="Time without progress after which a run is restarted, in seconds or as text such as 5m, or "
+        "`never`. Default: 30 s.",
+    )
     command: Annotated[list[Text], Field(max_length=1000)] = Field(
         default_factory=list,
         description="Command of each rank, with its arguments. Required to run, unless `image` or `template` has one.",
@@ -397,6 +402,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             deadline_s=document.deadline,
             run_time_s_max=document.max_run_time,
             retries=document.retries,
+            hang_timeout_s=document.hang_timeout,
             command=command,
             image=image,
             env=dict(document.env),
@@ -474,6 +480,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "deadline": spec.deadline_s,
         "maxRunTime": spec.run_time_s_max,
         "retries": spec.retries,
+        "hangTimeout": "never" if spec.hang_timeout_s is None else spec.hang_timeout_s,
         "command": list(spec.command),
         "launch": spec.program.launch.value if spec.program.launch is not LaunchMode.RANK else None,
         "workdir": {"archive": spec.program.archive} if spec.program.archive else None,

@@ -89,6 +89,10 @@ def _validate_positive_duration(value: Any) -> float:
     return seconds
 
 
+def _validate_hang_timeout(value: Any) -> float | None:
+    return None if value == "never" else _validate_positive_duration(value)
+
+
 def _validate_size(value: Any) -> int:
     try:
         return parse_bytes(value)
@@ -102,4 +106,6 @@ def _json_schema(number: str, example: str) -> WithJsonSchema:
 
 Duration = Annotated[float, BeforeValidator(_validate_duration), _json_schema("number", "5m")]
 PositiveDuration = Annotated[float, BeforeValidator(_validate_positive_duration), _json_schema("number", "5m")]
+HangTimeout = Annotated[float | None, BeforeValidator(_validate_hang_timeout), _json_schema("number", "30s")]
+"""A duration above 0, or None for `never`."""
 Size = Annotated[int, BeforeValidator(_validate_size), _json_schema("integer", "80GiB")]

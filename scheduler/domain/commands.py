@@ -133,6 +133,8 @@ class CordonNode:
 
 @dataclass(frozen=True, slots=True)
 class UncordonNode:
+    """Allow scheduling on a node again. A quarantined node is released, and its incidents are forgotten."""
+
     name: str
 
 

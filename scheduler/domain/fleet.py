@@ -81,13 +81,44 @@ class Pool:
     lending: LendingPolicy = field(default_factory=LendingPolicy)
 
 
+class IncidentKind(StrEnum):
+    """What a machine did to a job.
+
+    HANG: a rank on it made no progress. LOSS: its agent or a supervisor on it was lost. STRAGGLER: it computed more
+    slowly than the other nodes of the job.
+    """
+
+    HANG = "hang"
+    LOSS = "loss"
+    STRAGGLER = "straggler"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIncident:
+    """A job that a node has failed or slowed.
+
+    A hang can also be the program's fault. It is confirmed once the job has done more than `steps` steps in a later
+    generation without the node.
+    """
+
+    kind: IncidentKind
+    job_id: str
+    owner: str
+    at_s: float
+    generation: int
+    steps: float = 0.0
+    detail: str = ""
+    is_confirmed: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A host with `gpus` GPUs of one model. `pool` is the pool that owns it, lent or not.
 
     `inference_gpus` are the GPUs that inference uses, as last observed. `other_gpus` are used by others, for example by
     pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
-    draining node is cordoned and its jobs are moved away.
+    draining node is cordoned and its jobs are moved away. A quarantined node is draining because of its `incidents`,
+    and `quarantine` says so; it is empty on other nodes.
     """
 
     name: str
@@ -100,6 +131,8 @@ class Node:
     draining: bool = False
     inference_gpus: int = 0
     other_gpus: int = 0
+    quarantine: str = ""
+    incidents: tuple[NodeIncident, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

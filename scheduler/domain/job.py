@@ -39,6 +39,8 @@ from scheduler.domain.scaling_curve import (
 CORRECTIONS_MAX = 6
 SPEED_MEASUREMENT_S_MIN = 60.0
 """Run time after which the measured speed on the current GPUs is recorded."""
+HANG_TIMEOUT_S = 30.0
+"""Time without progress after which a run counts as hung, unless its job sets another one."""
 OVERRUN_SHARE = 0.25
 """Expected remaining steps of a job beyond its declared length, as a fraction of the steps done.
 
@@ -61,7 +63,8 @@ class JobSpec:
     A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
     lengths of samples, only for jobs with a model; empty if all samples have the same length. Without `on_resize`,
-    `Job.resize_mode` follows from what the job does. `program` is the user's code besides `command`.
+    `Job.resize_mode` follows from what the job does. `program` is the user's code besides `command`. With
+    `hang_timeout_s` None, a run never counts as hung.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
@@ -82,6 +85,7 @@ class JobSpec:
     deadline_s: float | None = None
     run_time_s_max: float | None = None
     retries: int = 3
+    hang_timeout_s: float | None = HANG_TIMEOUT_S
     command: tuple[str, ...] = ()
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +122,7 @@ class JobSpec:
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("duration_estimate_s", "deadline_s", "run_time_s_max"):
+        for name in ("duration_estimate_s", "deadline_s", "run_time_s_max", "hang_timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of seconds above 0, got {value}")

@@ -31,6 +31,20 @@ class RunPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """The slowest rank of a run, with the time of a fixed computation on its device and the median of the others."""
+
+    rank: int
+    node: str
+    probe_s: float
+    others_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.probe_s / self.others_s
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One generation of one job, as observed.
 
@@ -39,7 +53,8 @@ class Run:
     `checkpoint_steps` is the last complete checkpoint, or None. `peak_bytes` is the largest memory use of any rank.
     `phases_s` are seconds by `ReplanPhase`, the longest of all ranks. `frozen_layers` is None if not reported.
     `traffic` is the checkpoint load of all ranks together, or None. `permanent_fault` is why a retry of a failed run
-    cannot succeed. `ran_s` is how long the ranks ran, or None if unknown.
+    cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `suspects` are nodes whose machine may have
+    ended the run, and `straggler` is a rank that is persistently slower than the others.
     """
 
     job_id: str
@@ -58,6 +73,8 @@ class Run:
     traffic: LoadTraffic | None = None
     permanent_fault: PermanentFault | None = None
     ran_s: float | None = None
+    suspects: tuple[str, ...] = ()
+    straggler: Straggler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +106,8 @@ class KillOrder:
 
     `fault` is the reason of a failed run, `loss` the reason of a lost run. Both are empty if rank 0 has ended and other
     ranks remain. `is_hearsay` means that a rank reported the fault itself, perhaps because other ranks had died.
-    `permanent_fault` is why a retry of a failed run cannot succeed.
+    `permanent_fault` is why a retry of a failed run cannot succeed. `cause` is the proven cause of a fault, and
+    `suspects` are the nodes whose machine may have caused it.
     """
 
     by_s: float
@@ -97,6 +115,8 @@ class KillOrder:
     loss: str = ""
     is_hearsay: bool = False
     permanent_fault: PermanentFault | None = None
+    cause: FailureCause | None = None
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +153,33 @@ class BegunRun:
         return math.inf if self.doom is None else self.doom.by_s
 
 
+class RankLiveness(StrEnum):
+    """What a node agent knows of a rank's progress.
+
+    STEPPING: it reports steps in time. WORKING: it reports none, but saves a checkpoint, reads files or writes to its
+    log. STALLED: it has reported steps, and none for too long. A rank that never reported a step is BUSY, or IDLE once
+    all processes of its run on the node use neither CPU nor GPU and write no log for too long.
+    """
+
+    STEPPING = "stepping"
+    WORKING = "working"
+    STALLED = "stalled"
+    BUSY = "busy"
+    IDLE = "idle"
+
+    @property
+    def is_inactive(self) -> bool:
+        return self in (RankLiveness.STALLED, RankLiveness.IDLE)
+
+
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """Report about one rank by its agent.
 
     `exit_code` is minus the signal number if a signal ended the rank, and None while it lives. `tail` is the end of its
     log after a failure. `oom_kills` is the kernel's count of out-of-memory kills in the rank's control group, read
-    after its end.
+    after its end. `liveness` is None if the agent does not observe it. `inactive_s` is how long a rank that is stalled
+    or idle has made no progress, and `stack` the innermost frames of its main thread, if they are known.
     """
 
     rank: int
@@ -147,6 +187,9 @@ class RankReport:
     status: RankStatus | None = None
     tail: str = ""
     oom_kills: int | None = None
+    liveness: RankLiveness | None = None
+    inactive_s: float = 0.0
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +198,10 @@ class AgentReport:
 
     `ranks` are the ranks of `generation` on the node; generation 0 without ranks before the first start. `since_s` is
     when the agent first reported this generation. `failure` is why it could not start ranks. `killed` is why it killed
-    ranks without a kill order. `terminated` means that it sent SIGTERM because no rank had reported. `prepared` is a
-    newer generation that can start at once, 0 for none, and `master_port` the port that is reserved for it if the node
-    holds rank 0. `address` is where ranks on other nodes reach the node.
+    ranks without a kill order, and `machine_fault` whether its machine was the reason. `terminated` means that it sent
+    SIGTERM because no rank had reported. `prepared` is a newer generation that can start at once, 0 for none, and
+    `master_port` the port that is reserved for it if the node holds rank 0. `address` is where ranks on other nodes
+    reach the node.
     """
 
     job_id: str
@@ -173,6 +217,7 @@ class AgentReport:
     prepared: int = 0
     master_port: int = 0
     address: str = ""
+    machine_fault: bool = False
 
     @property
     def has_living_ranks(self) -> bool:

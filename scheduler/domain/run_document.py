@@ -42,6 +42,14 @@ class ResourceLimits:
     processes: int | None = None
     cpus: float | None = None
 
+    def with_defaults(self, defaults: ResourceLimits) -> ResourceLimits:
+        """Return these limits, with the defaults where there is none."""
+        return ResourceLimits(
+            memory_bytes=defaults.memory_bytes if self.memory_bytes is None else self.memory_bytes,
+            processes=defaults.processes if self.processes is None else self.processes,
+            cpus=defaults.cpus if self.cpus is None else self.cpus,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
@@ -59,6 +67,7 @@ class RunDocument:
         venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
         checkpoint_dir: directory for checkpoints; empty lets the agent choose one.
         checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
+        hang_timeout_s: time without progress after which the run counts as hung. None: never.
         url, token: the API for the ranks' progress reports, and the token of this generation.
     """
 
@@ -88,6 +97,7 @@ class RunDocument:
     url: str = ""
     token: str = field(default="", repr=False)
     limits: ResourceLimits = ResourceLimits()
+    hang_timeout_s: float | None = None
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())

@@ -26,7 +26,7 @@ GpuKind = tuple[str, bool]
 GpuHolders = dict[str, Mapping[int, str]]
 """Job id by node and GPU index. GPUs that are being released count as held."""
 
-_NODE_SETS = ("down", "cordoned", "draining", "must_vacate", "held_without_loan")
+_NODE_SETS = ("down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents")
 _LOAN_SETS = ("offered", "recalled")
 _JOB_SETS = (
     "waiting", "running", "unsettled", "intent_candidates", "releasing", "out_of_range", "elastic", "above_minimum",
@@ -47,6 +47,7 @@ class SnapshotIndex:
     Nodes, by name:
         down, cordoned, draining: as in `Node`
         must_vacate: held by jobs that must leave
+        with_incidents: have failed or slowed jobs
         held_without_loan: held by jobs although the node belongs to an inference pool and is not lent
     Loans, by node name:
         offered, recalled: in this state
@@ -89,6 +90,7 @@ class SnapshotIndex:
         self.draining: set[str] = set()
         self.must_vacate: set[str] = set()
         self.held_without_loan: set[str] = set()
+        self.with_incidents: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
         self.waiting: set[str] = set()
@@ -252,6 +254,7 @@ class SnapshotIndex:
         _set_membership(self.down, name, node is not None and node.state is NodeState.DOWN)
         _set_membership(self.cordoned, name, node is not None and node.cordoned)
         _set_membership(self.draining, name, node is not None and node.draining)
+        _set_membership(self.with_incidents, name, node is not None and bool(node.incidents))
         self._refresh_node(name)
 
     def _count_gpus(self, node: Node, loan: Loan | None, sign: int) -> None:

@@ -67,6 +67,7 @@ def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankSt
         oom_kills=_parse_count(document, "oom_kills", minimum=-_COUNT_MAX),  # only compared with a later value
         frozen_layers=_parse_count(document, "frozen_layers"),
         traffic=_parse_traffic(document),
+        probe_s=_parse_number(document, "probe_s"),
     )
 
 

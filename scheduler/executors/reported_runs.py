@@ -29,13 +29,17 @@ from scheduler.domain.observation import (
     KillOrder,
     RankPhase,
     RankReport,
+    RankStatus,
     Run,
     RunPhase,
+    Straggler,
 )
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
+from scheduler.executors.hang_diagnosis import PlacedRank, diagnose_hang
 from scheduler.executors.rank_slots import RankSlot, assign_rank_slots
 from scheduler.executors.run_outcome import RankView, RunOutcome
+from scheduler.executors.stragglers import find_straggler
 
 FIRST_STATUS_TIMEOUT_S = 10.0
 """Time after all ranks are reported until a job without any status counts as one that never writes a status."""
@@ -216,31 +220,43 @@ def _evaluate_run(
     rank_views = [rank.view for rank in ranks]
     terminated = any(report.terminated for report in reports.values())
     agent_end = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
+    lost_nodes = {rank.placement.node for rank in ranks if rank.is_lost} if run.master is not None else set()
     kill_order = _merge_kill_orders(
         run.doom,
-        _compute_kill_order(ranks, reports, agent_end, now_s),
+        _compute_kill_order(ranks, reports, agent_end, now_s, lost_nodes=lost_nodes),
         deadline_order=_deadline_kill_order(leave_by_s, now_s),
     )
     statuses = {view.rank: view.status for view in rank_views if view.status is not None}
     if any(view.exit_code is None for view in rank_views):
         outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
         gpus = _find_occupied_gpus(ranks)
-        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus), kill_order)
+        live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus)
+        return ReportedRun(run, replace(live, straggler=_find_straggler(run, statuses)), kill_order)
     order = kill_order or KillOrder(now_s)
     outcome = run_outcome.classify_outcome(
         rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated
     )
     if outcome.phase is not RunPhase.FAILED:
-        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses), kill_order)
+        suspects = order.suspects if outcome.phase is RunPhase.LOST else ()
+        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, suspects=suspects), kill_order)
     ended = run_outcome.build_run(
         *_key(run),
         outcome,
         statuses,
-        cause=_find_cause(ranks, agent_end),
+        cause=order.cause or _find_cause(ranks, agent_end),
+        suspects=order.suspects,
         permanent_fault=order.permanent_fault,
         ran_s=_find_run_time_s(reports.values()),
     )
     return ReportedRun(run, ended, kill_order)
+
+
+def _find_straggler(run: BegunRun, statuses: Mapping[int, RankStatus]) -> Straggler | None:
+    """Return the straggler of a run, None on GPUs of several models: their speeds differ by nature."""
+    if len({stage.gpu for stage in run.plan.stages}) > 1:
+        return None
+    probes = {rank: status.probe_s for rank, status in statuses.items() if status.probe_s is not None}
+    return find_straggler(probes, [node for node, _ in run.seats])
 
 
 def _find_run_time_s(reports: Collection[AgentReport]) -> float | None:
@@ -251,16 +267,25 @@ def _find_run_time_s(reports: Collection[AgentReport]) -> float | None:
 
 
 def _compute_kill_order(
-    ranks: list[_RankState], reports: Mapping[str, AgentReport], agent_end: AgentEnd | None, now_s: float
+    ranks: list[_RankState],
+    reports: Mapping[str, AgentReport],
+    agent_end: AgentEnd | None,
+    now_s: float,
+    *,
+    lost_nodes: Collection[str],
 ) -> KillOrder | None:
-    """Return the kill order that follows from reports and ends alone, or None."""
+    """Return the kill order that follows from reports and ends alone, or None.
+
+    Args:
+        lost_nodes: nodes of machines that were lost with their ranks. Pods end for many other reasons.
+    """
     rank_views = [rank.view for rank in ranks]
+    if agent_end is not None and agent_end.is_fault:
+        return KillOrder(now_s, fault=agent_end.reason)
     if agent_end is not None:
-        return (
-            KillOrder(now_s, fault=agent_end.reason) if agent_end.is_fault else KillOrder(now_s, loss=agent_end.reason)
-        )
-    if kill_reason := next((report.killed for report in reports.values() if report.killed), ""):
-        return KillOrder(now_s, loss=kill_reason)
+        return KillOrder(now_s, loss=agent_end.reason, suspects=tuple(sorted(lost_nodes)))
+    if killed := next((report for report in reports.values() if report.killed), None):
+        return KillOrder(now_s, loss=killed.killed, suspects=(killed.node,) if killed.machine_fault else ())
     if failure := next((report.failure for report in reports.values() if report.failure), ""):
         return KillOrder(now_s, fault=failure)
     terminated = any(report.terminated for report in reports.values())
@@ -275,7 +300,18 @@ def _compute_kill_order(
             run_outcome.find_permanent_fault(culprit, log_tail),
         )
         return KillOrder(kill_at_s, fault=fault, is_hearsay=_is_hearsay(culprit), permanent_fault=permanent_fault)
-    return KillOrder(now_s + TEARDOWN_TIMEOUT_S) if run_outcome.find_final_phase(rank_views) else None
+    if run_outcome.find_final_phase(rank_views):
+        return KillOrder(now_s + TEARDOWN_TIMEOUT_S)
+    return _hang_kill_order(ranks, now_s)
+
+
+def _hang_kill_order(ranks: list[_RankState], now_s: float) -> KillOrder | None:
+    """Return the order to kill a hung run. A hang is a fault, which counts as a retry: most are in the program."""
+    living = [rank for rank in ranks if rank.view.exit_code is None]
+    hang = diagnose_hang(PlacedRank(rank.placement.rank, rank.placement.node, rank.report) for rank in living)
+    if hang is None:
+        return None
+    return KillOrder(now_s, fault=hang.reason, cause=FailureCause.HANG, suspects=hang.suspects)
 
 
 def _is_hearsay(culprit: RankView) -> bool:

@@ -144,6 +144,7 @@ def build_run(
     cause: FailureCause | None = None,
     permanent_fault: PermanentFault | None = None,
     ran_s: float | None = None,
+    suspects: tuple[str, ...] = (),
 ) -> Run:
     """Return the run. Progress is rank 0's; memory and durations are the maximum over ranks."""
     first = statuses.get(0)
@@ -165,6 +166,7 @@ def build_run(
         traffic=sum_traffic(statuses.values()),
         permanent_fault=permanent_fault,
         ran_s=ran_s,
+        suspects=suspects,
     )
 
 

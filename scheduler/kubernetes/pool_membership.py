@@ -209,7 +209,7 @@ def compute_node_commands(
             cordoned.add(name)
             if not node.cordoned:
                 bodies[f"cordon-{name}"] = CordonNode(name)
-        elif node.cordoned and name in previously_cordoned:
+        elif node.cordoned and not node.quarantine and name in previously_cordoned:
             bodies[f"uncordon-{name}"] = UncordonNode(name)
     for name, member in membership.nodes.items():
         if name not in snapshot.nodes:

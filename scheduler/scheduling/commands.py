@@ -247,8 +247,9 @@ def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | Cordo
             snapshot.nodes[name] = replace(node, cordoned=True, draining=node.draining or drain)
             snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {'draining' if drain else 'cordoned'}")
         case UncordonNode():
-            snapshot.nodes[name] = replace(node, cordoned=False, draining=False)
-            snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was uncordoned")
+            snapshot.nodes[name] = replace(node, cordoned=False, draining=False, quarantine="", incidents=())
+            done = "released from quarantine" if node.quarantine else "uncordoned"
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was {done}")
 
 
 def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float) -> None:

@@ -15,6 +15,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.policies.speed import describe_speeds, gpu_model, node_sizes, packed
+from scheduler.scheduling.quarantine import find_straggler_incident
 
 _QUOTA_CODES = (
     ReasonCode.WAITING_FOR_QUOTA,
@@ -79,6 +80,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         + _describe_scaling_limit(snapshot, job)
         + _describe_unlike_nodes(snapshot, job)
         + _describe_gpu_speeds(snapshot, job)
+        + _describe_stragglers(snapshot, job)
         + _suggest_queue(snapshot, job),
         reason=reason,
         position=_position(reason),
@@ -173,6 +175,12 @@ def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
 def _describe_gpu_speeds(snapshot: Snapshot, job: Job) -> str:
     speeds = describe_speeds(snapshot, job)
     return f"; relative speed of a GPU: {speeds}" if speeds else ""
+
+
+def _describe_stragglers(snapshot: Snapshot, job: Job) -> str:
+    nodes = [node for name in job.allocation.target if (node := snapshot.nodes.get(name)) is not None]
+    slow = [incident.detail for node in nodes if (incident := find_straggler_incident(node, job)) is not None]
+    return "".join(f"; {detail}" for detail in slow)
 
 
 def _describe_unlike_nodes(snapshot: Snapshot, job: Job) -> str:

@@ -29,6 +29,7 @@ from scheduler.domain.observation import FailureCause, NodeFacts, Observation, R
 from scheduler.scheduling.desired_state import release_gpus
 from scheduler.scheduling.job_progress import record_frozen_layers, with_measured_steps
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+from scheduler.scheduling.quarantine import record_incidents, record_straggler
 
 _ENDED_PHASES = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
 FAILED_AT_ONCE_S = 2.0
@@ -154,10 +155,12 @@ def _mirror_old_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
 def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     if job.state not in PLACED_STATES:
         return job
+    record_incidents(snapshot, job, run)
     match run.phase:
         case RunPhase.RUNNING:
             if job.state is not JobState.RUNNING:
                 job = snapshot.transition_job(job, JobState.RUNNING)
+            record_straggler(snapshot, job, run)
             job = _record_first_step(snapshot, job, run) if run.phases_s else job
             job = record_frozen_layers(snapshot, _record_measurements(snapshot, job, run), run.frozen_layers)
             return _set_checkpoint_target(snapshot, job, run)
@@ -197,7 +200,10 @@ def _retry_or_fail(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     if fault is None and _repeats_last_failure(job, run, reason):
         fault = PermanentFault.REPEATED_FAILURE
     message = reason if fault is None else f"not retried ({fault}): {reason}"
-    failed = _with_failure(snapshot, job, run, reason, code="" if fault is None else fault.value)
+    cause = fault or run.cause
+    failed = _with_failure(snapshot, job, run, reason, code="" if cause is None else cause.value)
+    if run.cause is FailureCause.HANG:
+        snapshot.record_event(EventCode.JOB_HUNG, job.id, reason)
     return requeue(snapshot, failed, message, counts_as_retry=True, may_retry=fault is None)
 
 

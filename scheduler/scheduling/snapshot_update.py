@@ -18,6 +18,7 @@ from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.job_progress import switch_curves
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.observation import mirror_nodes, mirror_runs, requeue
+from scheduler.scheduling.quarantine import quarantine_nodes
 
 START_TIMEOUT_S = 900.0
 """Workers that neither run nor fail within this time are given up. Loading a large checkpoint takes minutes."""
@@ -49,6 +50,7 @@ def update_snapshot(
     mirror_runs(updated, observation)
     for command in commands:
         apply_command(updated, command)
+    quarantine_nodes(updated)
     switch_curves(updated)
     for job in _list_transitional_jobs(updated):
         _advance_job(updated, job, outage_s)

@@ -80,7 +80,7 @@ class FleetGauges:
         )
         yield _build_labelled_gauge(
             "ebbtide_nodes",
-            "Number of hosts by home pool: up, cordoned, draining, down, or the state of their loan.",
+            "Number of hosts by home pool: up, cordoned, draining, quarantined, down, or the state of their loan.",
             ("pool", "state"),
             nodes,
         )
@@ -88,6 +88,8 @@ class FleetGauges:
     def _get_node_state(self, node: Node) -> str:
         if node.state is NodeState.DOWN:
             return "down"
+        if node.quarantine:
+            return "quarantined"
         if node.cordoned:
             return "draining" if node.draining else "cordoned"
         loan = self._snapshot.loans.get(node.name)

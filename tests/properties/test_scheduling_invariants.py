@@ -9,13 +9,13 @@ from typing import TypeVar
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.commands import Command, FreezeResizes
 from scheduler.domain.decisions import Decision, JobDecision, RecallNode, ResizeJob, StartJob, decision_subject
-from scheduler.domain.fleet import LoanState
+from scheduler.domain.fleet import IncidentKind, LoanState, NodeIncident
 from scheduler.domain.job_state import JOB_TRANSITIONS, JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
@@ -107,6 +107,27 @@ def test_new_workers_start_on_training_nodes_only(seed: int) -> None:
         for name, indices in job.allocation.target.items():
             had = updated.jobs[job_id].allocation.target.get(name, ())
             assert set(indices) <= set(had) or after.serves_training(after.nodes[name])
+
+
+@pytest.mark.parametrize("policy", list_policy_sets())
+@FOR_EACH_POLICY_SET
+@given(seed=SEEDS)
+def test_quarantined_nodes_get_no_new_workers_and_are_left(policy: str, seed: int) -> None:
+    """Jobs leave at once, or wait for GPUs that others are giving up."""
+    world = a_world(seed)
+    incidents = tuple(NodeIncident(IncidentKind.STRAGGLER, job, job, world.snapshot.now_s, 1) for job in "xyz")
+    nodes = {**world.snapshot.nodes, "t0": replace(world.snapshot.nodes["t0"], incidents=incidents)}
+    updated = update_snapshot(replace(world.snapshot, nodes=nodes), world.observation, ()).snapshot
+    assume("t1" in nodes)  # the only node of a pool is never quarantined
+    assert updated.nodes["t0"].quarantine
+    result = decide(updated, load_policy_set(policy))
+    assert violations(updated, result.decisions) == []
+    after = apply_decisions(updated, result.decisions)
+    for job_id, job in after.jobs.items():
+        had = updated.jobs[job_id].allocation.target.get("t0", ())
+        assert set(job.allocation.target.get("t0", ())) <= set(had)
+        if had and job.state is JobState.RUNNING and "t0" in job.allocation.target:
+            assert "t0" in after.index.must_vacate
 
 
 @WORLDS

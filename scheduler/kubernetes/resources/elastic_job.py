@@ -19,7 +19,7 @@ from scheduler.solver.profiles.job_model import find_lengths_problem
 
 NAME_MAX_LENGTH = 52
 """Leaves room for the job id (a dash and up to ten characters more), which must be a label and a pod name prefix."""
-_DURATION_FIELDS = ("durationEstimate", "deadline", "maxRunTime")
+_DURATION_FIELDS = ("durationEstimate", "deadline", "maxRunTime", "hangTimeout")
 _MUTABLE_FIELDS = ("gpus", "suspend")
 
 
@@ -99,7 +99,7 @@ def build_elastic_job_spec(job: Job) -> dict[str, Any]:
     document = to_job_document(job.spec)
     document.pop("namespace", None)
     for holder, name in (
-        *((document, name) for name in _DURATION_FIELDS if name in document),
+        *((document, name) for name in _DURATION_FIELDS if isinstance(document.get(name), float)),
         (document["checkpoint"], "interval"),
     ):
         holder[name] = _format_duration(holder[name])

@@ -44,6 +44,7 @@ def test_status_file_holds_all_fields_from_the_start(tmp_path: Path) -> None:
         "oom_kills": counter.read() if counter else None,
         "frozen_layers": None,
         "traffic": None,
+        "probe_s": None,
     }
 
 

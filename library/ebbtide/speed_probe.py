@@ -1,0 +1,62 @@
+"""A fixed computation on the device of a rank, timed now and then: its speed apart from the training.
+
+Ranks that train together finish each step together, so their step times do not show which of them is slow. The probe
+runs between two steps on all ranks at once and waits for no other rank. A device that is throttled, shared or broken
+is slow in it; a program that gives its ranks unequal work is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections import deque
+from statistics import median
+
+PERIOD_S = 10.0
+WINDOW = 6
+_BUFFER_BYTES = 8 << 20
+_MATRIX_SIZE, _PRODUCTS = 2048, 8
+
+
+class SpeedProbe:
+    """The probes of one rank."""
+
+    def __init__(self) -> None:
+        self._due_at_s = time.monotonic() + PERIOD_S
+        self._recent_s: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due_at_s
+
+    @property
+    def median_s(self) -> float | None:
+        """Median of the last probes, None before there are WINDOW of them."""
+        return median(self._recent_s) if len(self._recent_s) == WINDOW else None
+
+    def run(self, device: str) -> None:
+        """Time the computation on `cpu` or on a GPU such as `cuda:0`. It takes some milliseconds."""
+        self._due_at_s = time.monotonic() + PERIOD_S
+        self._recent_s.append(_time_on_cpu() if device == "cpu" else _time_on_gpu(device))
+
+
+def _time_on_cpu() -> float:
+    started_s = time.monotonic()
+    hashlib.sha256(bytes(_BUFFER_BYTES)).digest()
+    return time.monotonic() - started_s
+
+
+def _time_on_gpu(device: str) -> float:
+    """Return the time that the GPU itself measures, without the kernels before it and the delay of the launch."""
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        matrix = torch.zeros((_MATRIX_SIZE, _MATRIX_SIZE), dtype=torch.float16, device=device)
+        product = torch.mm(matrix, matrix)  # loads the kernel
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(_PRODUCTS):
+            torch.mm(matrix, matrix, out=product)
+        end.record()
+        end.synchronize()
+    return float(start.elapsed_time(end)) / 1000.0
