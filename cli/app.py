@@ -69,12 +69,7 @@ SUBCOMMANDS = (
     Subcommand("loans", "cli.commands.fleet:loans", FLEET_PANEL, "List lent inference nodes and their deadlines."),
     Subcommand("cordon", "cli.commands.fleet:cordon", FLEET_PANEL, "Mark a node as unschedulable."),
     Subcommand("drain", "cli.commands.fleet:drain", FLEET_PANEL, "Cordon a node and move its jobs to other nodes."),
-    Subcommand(
-        "uncordon",
-        "cli.commands.fleet:uncordon",
-        FLEET_PANEL,
-        "Mark a node as schedulable; releases a quarantined one.",
-    ),
+    Subcommand("uncordon", "cli.commands.fleet:uncordon", FLEET_PANEL, "Mark a node as schedulable."),
     Subcommand("snapshot", "cli.commands.events:snapshot", FLEET_PANEL, "Download the scheduler's latest snapshot."),
     Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
     Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add or delete nodes."),

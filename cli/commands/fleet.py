@@ -165,7 +165,7 @@ def drain(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption
 
 
 def uncordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Mark a node as schedulable. Releases a quarantined node, too."""
+    """Mark a node as schedulable. This also releases a quarantined node."""
     with service_client(url) as client:
         response = client.uncordon(node)
     print_document(response, output, lambda: render_facts({"node": f"{node} uncordoned"}))
