@@ -29,6 +29,7 @@ from api.http.dependencies import (
     with_hosted_nodes,
 )
 from api.identity.authorization import Caller, RouteRule, requires
+from api.machine_departure import drain_leaving_nodes
 from api.machine_logs import claim_logs
 from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
@@ -83,6 +84,9 @@ class MachineReportDocument(Document):
     )
     wait_s: Annotated[float, Field(ge=0, le=WAIT_S_MAX)] = Field(
         default=0.0, description="Seconds that the reply may wait until there is something to do. 0: reply at once."
+    )
+    leaving: ReportText = Field(
+        default="", description="Why the machine leaves for good. Its node is drained. Empty: it stays."
     )
 
     @property
@@ -141,6 +145,8 @@ async def report_machine(
     """
     reporter = await run_in_threadpool(require_machine, service, request, machine)
     await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
+    if document.leaving:
+        await run_in_threadpool(drain_leaving_nodes, service, reporter)
     deadline_s = time.monotonic() + min(document.wait_s, service.settings.disconnect_s / 4)
     while True:
         generation, reply = await run_in_threadpool(_build_reply, service, reporter, document)

@@ -94,6 +94,11 @@ class Settings(BaseSettings):
         description="Time without contact to the API after which ranks on a machine are ended, in seconds. Their job "
         "restarts elsewhere shortly afterwards.",
     )
+    temporary_machine_s: Seconds = Field(
+        default=900.0,
+        description="Time without contact to the API after which a machine of a Slurm allocation is removed together "
+        "with its node, in seconds.",
+    )
     tick_s_max: Seconds = Field(
         default=1.0, description="Longest time between two ticks of the control loop, in seconds."
     )

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState, StatedFacts
 from scheduler.agent.containment import Containment, ContainmentPolicy
+from scheduler.agent.departure import Departure
 from scheduler.agent.inventory import InventoryOverrides, detect_inventory
-from scheduler.agent.joining import AgentFacts, join, send_facts
+from scheduler.agent.joining import AgentFacts, join, leave, send_facts
 from scheduler.agent.machine_agent import MachineAgent
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_launcher import RunLauncher
@@ -37,6 +38,8 @@ class AgentOptions:
         preload: modules that supervisors load for jobs of the reference trainer.
         retention: how long files of ended runs stay.
         leave_within_s: time that ranks have to save and exit once the agent is asked to stop. None: they go on.
+        departure: says when the machine leaves for good. None: it stays.
+        granted_gpus: driver indices of the GPUs that the agent may offer. None: all.
     """
 
     state: Path
@@ -52,6 +55,8 @@ class AgentOptions:
     preload: Sequence[str] = _PRELOAD
     retention: RetentionLimits = field(default_factory=lambda: RetentionLimits())
     leave_within_s: float | None = None
+    departure: Departure | None = None
+    granted_gpus: tuple[int, ...] | None = None
 
 
 def run_agent(options: AgentOptions) -> None:
@@ -72,7 +77,9 @@ def run_agent(options: AgentOptions) -> None:
     stated = given if identity is None else state.complete(given)
     state.write_stated(stated)
     overrides = InventoryOverrides(stated.gpus, stated.gpu, stated.gpu_memory_bytes)
-    inventory = detect_inventory(overrides, checkpoint_paths=options.checkpoint_paths)
+    inventory = detect_inventory(
+        overrides, checkpoint_paths=options.checkpoint_paths, granted_gpus=options.granted_gpus
+    )
     facts = AgentFacts(stated.gpu, stated.address, options.version, str(containment.level), inventory)
     if identity is None:
         identity = _join(options, state, facts)
@@ -89,8 +96,18 @@ def run_agent(options: AgentOptions) -> None:
         with retention.hold(document.job_id):
             return launcher.prepare(document)
 
-    agent = MachineAgent(state, identity, prepare, recovered, retention, leave_within_s=options.leave_within_s)
+    agent = MachineAgent(
+        state,
+        identity,
+        prepare,
+        recovered,
+        retention,
+        leave_within_s=options.leave_within_s,
+        departure=options.departure,
+    )
     agent.serve()
+    if options.departure is not None and (problem := leave(identity)):
+        logger.warning("the machine could not say that it has left, and is removed later: %s", problem)
 
 
 def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentIdentity:
@@ -99,6 +116,12 @@ def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentI
             f"--join: {state.root} holds no machine that has joined. Pass --join URL and --token-file FILE; "
             "`ebbtide machines token` creates a token."
         )
-    identity = join(options.url, options.token_file, name=options.name or socket.gethostname(), facts=facts)
+    identity = join(
+        options.url,
+        options.token_file,
+        name=options.name or socket.gethostname(),
+        facts=facts,
+        is_temporary=options.departure is not None,
+    )
     state.write_identity(identity)
     return identity

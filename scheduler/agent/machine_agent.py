@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState
+from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
 from scheduler.agent.log_shipper import LogShipper
 from scheduler.agent.run_folder import AgentFolders
@@ -39,6 +40,8 @@ _PREPARATIONS_MAX = 4
 _INTERRUPT_LEAVE_S = 60.0
 _FINAL_REPORT_TIMEOUT_S = 5.0
 _SHIPPER_TIMEOUT_S = 1.0
+_DEPARTURE_SHIPPER_TIMEOUT_S = 10.0
+"""A machine that leaves for good has no later time to send the output of its ranks."""
 
 Prepare = Callable[[RunDocument], SupervisedRun]
 """Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
@@ -51,6 +54,7 @@ class MachineAgent:
         recovered: runs of an earlier agent with this state folder.
         leave_within_s: time that ranks have to save and exit once the agent gets SIGTERM. None: they go on. After
             SIGINT they always have to exit, and a second SIGINT ends the agent without them.
+        departure: says when the machine leaves for good. It does so at every stop of the agent then.
     """
 
     def __init__(
@@ -62,8 +66,11 @@ class MachineAgent:
         retention: RunRetention,
         *,
         leave_within_s: float | None = None,
+        departure: Departure | None = None,
     ) -> None:
         self._state = state
+        self._departure = departure
+        self._leaving = ""
         self._leave_within_s = leave_within_s
         self._identity = identity
         self._prepare = prepare
@@ -95,11 +102,14 @@ class MachineAgent:
         """Run until SIGTERM or SIGINT, and until the ranks have left if they have to."""
         while not self._is_stopping:
             self._step()
+            self._check_departure()
+        if self._departure is not None:
+            self._leaving = self._leaving or "its agent was asked to stop"
         if self._leave_within_s is not None or self._is_interrupted:
             self._leave(_INTERRUPT_LEAVE_S if self._leave_within_s is None else self._leave_within_s)
         self._retention.close()
         self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
-        self._shipper.close(within_s=_SHIPPER_TIMEOUT_S)
+        self._shipper.close(within_s=_SHIPPER_TIMEOUT_S if self._departure is None else _DEPARTURE_SHIPPER_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _step(self) -> None:
@@ -108,6 +118,15 @@ class MachineAgent:
         self._wait()
         if reply := self._client.take_reply():
             self._apply_reply(reply)
+
+    def _check_departure(self) -> None:
+        """Begin to leave for good when that is requested."""
+        if self._departure is None:
+            return
+        notice = self._departure.find_notice(has_ranks=any(runs.has_ranks for runs in self._jobs.values()))
+        if notice is not None and not self._is_stopping:
+            logger.info("leaving for good within %.0f s: %s", notice.within_s, notice.reason)
+            self._leaving, self._leave_within_s, self._is_stopping = notice.reason, notice.within_s, True
 
     def _leave(self, within_s: float) -> None:
         """Ask all ranks to save and exit, and serve until none is left. Nothing is prepared or begun meanwhile."""
@@ -133,9 +152,10 @@ class MachineAgent:
     def _send_report(self) -> None:
         """Submit the state of all runs, at once if more than the progress of ranks has changed."""
         reports = [runs.report() for _, runs in sorted(self._jobs.items())]
-        essence = [_essence(report) for report in reports]
+        essence = [self._leaving, *map(_essence, reports)]
         is_urgent, self._reported = essence != self._reported, essence
-        self._client.submit({"runs": reports, "wait_s": _WAIT_S}, urgent=is_urgent)
+        leaving = {"leaving": self._leaving} if self._leaving else {}
+        self._client.submit({"runs": reports, "wait_s": _WAIT_S, **leaving}, urgent=is_urgent)
 
     def _apply_reply(self, reply: Reply) -> None:
         """Act on a reply. One of an earlier leader, or a malformed one, changes nothing."""
