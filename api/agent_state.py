@@ -1,6 +1,6 @@
 """Shared state for the requests of node agents, so that a thousand agents do not overload the store.
 
-Agents poll every 2 s, and most polls change nothing. Reads are cached for CACHE_TTL_S. A changed report is
+Most reports and looks at what agents have to do change nothing. Reads are cached for CACHE_TTL_S. A changed report is
 written at once. Otherwise one heartbeat per agent is written every HEARTBEAT_INTERVAL_S, in batches.
 """
 
@@ -35,7 +35,7 @@ class AgentStateCache:
         self._run_log = run_log
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._snapshot = Snapshot()
+        self._snapshot, self._epoch = Snapshot(), 0
         self._read_at_s = float("-inf")
         self._begun: dict[str, tuple[float, tuple[BegunRun, ...]]] = {}
         self._reported: dict[str, tuple[float, frozenset[str], bool]] = {}
@@ -45,15 +45,24 @@ class AgentStateCache:
 
     def snapshot(self, now_s: float) -> Snapshot:
         """Return the newest committed snapshot, at most CACHE_TTL_S old."""
+        return self.decisions(now_s)[0]
+
+    def decisions(self, now_s: float) -> tuple[Snapshot, int]:
+        """Return the newest committed snapshot, at most CACHE_TTL_S old, and the epoch of its leader, 0 without one.
+
+        The epoch is read first, so that no decision of an earlier leader gets the epoch of a later one.
+        """
         with self._lock:
             if not _is_fresh(self._read_at_s, now_s):
+                lease = self._store.get_lease()
                 self._snapshot, self._read_at_s = self._store.load().snapshot, now_s
+                self._epoch = 0 if lease is None else lease.epoch
                 self._drop_ended_jobs(self._snapshot)
-            return self._snapshot
+            return self._snapshot, self._epoch
 
-    def cached_generation(self, now_s: float) -> int | None:
-        """Return the generation of the snapshot if it need not be read again, without waiting."""
-        return self._snapshot.generation if _is_fresh(self._read_at_s, now_s) else None
+    def cached_snapshot(self, now_s: float) -> Snapshot | None:
+        """Return the snapshot if it need not be read again, without waiting."""
+        return self._snapshot if _is_fresh(self._read_at_s, now_s) else None
 
     def job(self, job_id: str, now_s: float) -> Job | None:
         """Return a live or ended job."""
@@ -69,8 +78,8 @@ class AgentStateCache:
                 self._begun[job_id] = now_s, runs
         return runs
 
-    def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float, *, prepared: int = 0) -> bool:
-        """Return whether agents have reported recently from all these nodes, and have prepared a generation.
+    def have_all_prepared(self, job_id: str, nodes: Collection[str], now_s: float, generation: int) -> bool:
+        """Return whether agents on all these nodes have prepared the generation, and have reported recently.
 
         Cached, because every agent asks.
         """
@@ -81,7 +90,7 @@ class AgentStateCache:
             reports = [self._run_log.get_report(job_id, node) for node in nodes]
             cached_result = all(
                 report is not None
-                and report.prepared >= prepared
+                and report.prepared >= generation
                 and _is_fresh(report.at_s, now_s, max_age_s=AGENT_TIMEOUT_S)
                 for report in reports
             )

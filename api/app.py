@@ -27,6 +27,7 @@ from api import (
     nodes,
     overview,
     plans,
+    pod_reports,
     pools,
     queues,
     simulations,
@@ -60,7 +61,7 @@ _ROUTERS = (
     machine_departure.router,
     machine_facts.router,
     machine_logs.router,
-    worker_reports.agent_router,  # first: agents send the most requests, and the first matching route wins
+    pod_reports.router,  # first: agents send the most requests, and the first matching route wins
     events.stream_router,  # before the lists that share their paths
     *(
         jobs.router,

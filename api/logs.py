@@ -15,7 +15,7 @@ from api.state import RequestContext
 from api.streams.server_sent_events import EventStreamResponse
 from api.streams.sources import JobLogReader, LogPageView, LogPosition, follow_logs, parse_position
 from scheduler.domain.job import Job
-from scheduler.executors.local_records import RunRoot
+from scheduler.executors.stored_logs import LogRoot
 
 router = create_router("jobs")
 
@@ -101,7 +101,7 @@ def _log_reader(
     context: RequestContext, service: Service, job_id: str, rank: int, generation: int | None
 ) -> JobLogReader:
     job = context.job(job_id)
-    root = RunRoot(service.settings.run_dir)
+    root = LogRoot(service.settings.run_dir)
     logs = JobLogReader(root, job_id, rank, generation=generation, now=service.clock.now_s)
     if not logs.generations():
         _require_available(job, service, generation)
@@ -115,7 +115,7 @@ def _require_available(job: Job, service: Service, generation: int | None) -> No
         ProblemError: 501 if the logs are in the cluster, 404 if they were deleted.
     """
     runs = service.agent_state.begun_runs(job.id, service.clock.now_s())
-    if any(run.master is None for run in runs):  # ranks on machines meet at a master
+    if any(run.in_pods or run.master is None for run in runs):  # None: begun by an older version
         namespace = job.spec.namespace or service.settings.job_namespace
         command = f"kubectl logs --namespace {namespace} --selector ebbtide.dev/job={job.id} --prefix --tail=-1"
         raise ProblemError(501, "logs-elsewhere", f"job {job.id} runs in pods; the cluster has their logs: {command}")

@@ -14,7 +14,6 @@ from api.http.errors import ProblemError, problem_responses, raise_not_found
 from api.identity.authorization import Caller, RouteRule, requires
 from scheduler.domain.observation import BegunRun
 from scheduler.executors.agent_executor import agent_id
-from scheduler.executors.local_records import RunRoot
 from scheduler.executors.log_files import LogLimits
 from scheduler.executors.shipped_logs import (
     LogGapError,
@@ -23,6 +22,7 @@ from scheduler.executors.shipped_logs import (
     ShippedLogs,
     read_run_machines,
 )
+from scheduler.executors.stored_logs import LogRoot
 
 CHUNK_BYTES_MAX = 262_144
 OFFSET_HEADER = "Upload-Offset"
@@ -97,7 +97,7 @@ def claim_logs(service: Service, run: BegunRun) -> None:
 
     If the disk refuses, the first output tries again, which fails once the run has ended.
     """
-    folder = RunRoot(service.settings.run_dir).folder(run.job_id, run.generation)
+    folder = LogRoot(service.settings.run_dir).folder(run.job_id, run.generation)
     logs = ShippedLogs(service.settings.run_dir, _limits(service))
     try:
         if read_run_machines(folder) is None:
@@ -119,7 +119,7 @@ def _authorize(
     agent, now_s = agent_id(require_machine(service, request, machine)), service.clock.now_s()
     if service.agent_state.job(job_id, now_s) is None:
         raise_not_found("job", job_id)
-    stored = read_run_machines(RunRoot(service.settings.run_dir).folder(job_id, generation))
+    stored = read_run_machines(LogRoot(service.settings.run_dir).folder(job_id, generation))
     begun = (run for run in service.agent_state.begun_runs(job_id, now_s) if run.generation == generation)
     machines = stored or next((RunMachines.of(run) for run in begun), None)
     if machines is None:

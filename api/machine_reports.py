@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -41,7 +41,8 @@ from scheduler.domain.run_document import RankSeat, RunDocument
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_worker_token
 from scheduler.executors.agent_executor import agent_id
-from scheduler.executors.rank_launch import assign_rank_slots
+from scheduler.executors.rank_slots import assign_rank_slots
+from scheduler.executors.reported_runs import AgentKey
 
 router = create_router("machines")
 
@@ -49,8 +50,9 @@ POLL_S = 0.1
 """Pause of the agent between a reply and its next report. The reply itself waits until there is something to do."""
 STEADY_RECHECK_S, CHANGING_RECHECK_S = 1.0, 0.2
 """Pause between two looks at what a machine with runs has to do: while they go on, and while one starts or ends."""
-_WATCH_PERIOD_S = 0.2
+WATCH_PERIOD_S = 0.2
 WAIT_S_MAX = 60.0
+ReplyT = TypeVar("ReplyT", bound="AgentReplyView")
 RUNS_MAX = 512
 
 
@@ -76,8 +78,8 @@ class RunReportDocument(Document):
     )
 
 
-class MachineReportDocument(Document):
-    """The state of all runs on a machine."""
+class RunsReportDocument(Document):
+    """The state of all runs of an agent."""
 
     runs: Annotated[list[RunReportDocument], Field(max_length=RUNS_MAX)] = Field(
         default=[], description="One entry per job and node with a run that is prepared, alive or not yet recorded."
@@ -85,17 +87,19 @@ class MachineReportDocument(Document):
     wait_s: Annotated[float, Field(ge=0, le=WAIT_S_MAX)] = Field(
         default=0.0, description="Seconds that the reply may wait until there is something to do. 0: reply at once."
     )
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a run waits for its begin, or has ended."""
+        return any(run.prepared or all(rank.exit_code is not None for rank in run.ranks) for run in self.runs)
+
+
+class MachineReportDocument(RunsReportDocument):
+    """The state of all runs on a machine."""
+
     leaving: ReportText = Field(
         default="", description="Why the machine leaves for good. Its node is drained. Empty: it stays."
     )
-
-    @property
-    def recheck_after_s(self) -> float:
-        """Seconds until the orders have to be computed again although no decision was made: a run can be ended."""
-        if not self.runs:
-            return math.inf
-        is_changing = any(run.prepared or all(rank.exit_code is not None for rank in run.ranks) for run in self.runs)
-        return CHANGING_RECHECK_S if is_changing else STEADY_RECHECK_S
 
 
 class MasterView(TypedDict):
@@ -123,8 +127,8 @@ class RunOrderView(TypedDict):
     ]
 
 
-class MachineReplyView(TypedDict):
-    """The reply to a machine's report."""
+class AgentReplyView(TypedDict):
+    """The reply to an agent's report."""
 
     epoch: Annotated[int, Field(description="Epoch of the leader whose decisions these are.")]
     disconnect_s: Annotated[
@@ -134,7 +138,7 @@ class MachineReplyView(TypedDict):
     runs: Annotated[list[RunOrderView], Field(description="One entry per job and node that the agent has to know of.")]
 
 
-@router.post("/machines/{machine}/report", response_model=MachineReplyView)
+@router.post("/machines/{machine}/report", response_model=AgentReplyView)
 @requires(RouteRule(Caller.MACHINES))
 async def report_machine(
     machine: MachineNamePath, document: MachineReportDocument, request: Request, service: ServiceDep
@@ -147,67 +151,117 @@ async def report_machine(
     await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
     if document.leaving:
         await run_in_threadpool(drain_leaving_nodes, service, reporter)
-    deadline_s = time.monotonic() + min(document.wait_s, service.settings.disconnect_s / 4)
+    if not document.runs:
+        recheck_after_s = math.inf
+    else:
+        recheck_after_s = CHANGING_RECHECK_S if document.is_changing else STEADY_RECHECK_S
+    reports = await run_in_threadpool(
+        read_reports, document, agent_id(reporter), service.clock.now_s(), address=reporter.address
+    )
+    # A JSONResponse skips validation, which costs more than everything else.
+    return JSONResponse(
+        await wait_for_orders(
+            service,
+            lambda: _build_reply(service, reporter, reports),
+            has_orders,
+            lambda snapshot: snapshot.generation,
+            wait_s=document.wait_s,
+            watch_period_s=WATCH_PERIOD_S,
+            recheck_after_s=recheck_after_s,
+        )
+    )
+
+
+async def wait_for_orders(
+    service: Service,
+    build_reply: Callable[[], tuple[Snapshot, ReplyT]],
+    is_due: Callable[[ReplyT], bool],
+    find_version: Callable[[Snapshot], object],
+    *,
+    wait_s: float,
+    watch_period_s: float,
+    recheck_after_s: float,
+) -> ReplyT:
+    """Return a reply as soon as it is due, or after `wait_s`.
+
+    Args:
+        build_reply: returns the reply and the snapshot that it follows from.
+        is_due: whether a reply must not wait.
+        find_version: returns what the orders follow from. A reply is built again when it changes.
+        watch_period_s: time between two looks at the version.
+        recheck_after_s: time after which a reply is built again in any case: runs can be ended without a decision.
+    """
+    deadline_s = time.monotonic() + min(wait_s, service.settings.disconnect_s / 4)
     while True:
-        generation, reply = await run_in_threadpool(_build_reply, service, reporter, document)
-        if any(map(_needs_action, reply["runs"])) or not await _wait_for_change(
-            service, generation, deadline_s, document.recheck_after_s
-        ):
-            return JSONResponse(reply)  # skips validation, as for the agents of pods
+        snapshot, reply = await run_in_threadpool(build_reply)
+        if is_due(reply):
+            return reply
+        version, recheck_s = find_version(snapshot), min(deadline_s, time.monotonic() + recheck_after_s)
+        while find_version(snapshot) == version:
+            if time.monotonic() >= recheck_s:
+                break
+            await asyncio.sleep(watch_period_s)
+            now_s = service.clock.now_s()
+            cached = service.agent_state.cached_snapshot(now_s)
+            if cached is None:
+                cached = await run_in_threadpool(service.agent_state.snapshot, now_s)
+            snapshot = cached
+        if time.monotonic() >= deadline_s:
+            return reply
 
 
-async def _wait_for_change(service: Service, generation: int, deadline_s: float, recheck_after_s: float) -> bool:
-    """Wait for a newer snapshot, and return False at the deadline. Runs can be ordered to end without a new one."""
-    recheck_s = min(deadline_s, time.monotonic() + recheck_after_s)
-    while time.monotonic() < recheck_s:
-        await asyncio.sleep(_WATCH_PERIOD_S)
-        now_s = service.clock.now_s()
-        newest = service.agent_state.cached_generation(now_s)
-        if newest is None:
-            newest = (await run_in_threadpool(service.agent_state.snapshot, now_s)).generation
-        if newest != generation:
-            return True
-    return time.monotonic() < deadline_s
+def has_orders(reply: AgentReplyView) -> bool:
+    """Return whether the agent has something to do now."""
+    return any(
+        order["document"] or order["begin"] or order["notice"] or order["kill"] or order["is_recorded"]
+        for order in reply["runs"]
+    )
 
 
-def _needs_action(order: RunOrderView) -> bool:
-    return bool(order["document"] or order["begin"] or order["notice"] or order["kill"] or order["is_recorded"])
+def _build_reply(service: Service, machine: Machine, reports: Sequence[AgentReport]) -> tuple[Snapshot, AgentReplyView]:
+    """Return the reply, and the snapshot that it follows from."""
+    now_s, agent = service.clock.now_s(), agent_id(machine)
+    snapshot, epoch = service.agent_state.decisions(now_s)
+    machine = with_hosted_nodes(service, machine, snapshot)
+    wanted = {
+        (job_id, node): AgentReport(job_id, node, agent, now_s, since_s=now_s)
+        for node in machine.nodes
+        for job_id in set(snapshot.index.holders.get(node, {}).values())
+    }
+    orders = OrderBuilder(service, snapshot, now_s).build_orders(wanted, reports)
+    return snapshot, build_reply(service, epoch, orders, poll_after_s=POLL_S)
 
 
-def _build_reply(service: Service, machine: Machine, document: MachineReportDocument) -> tuple[int, MachineReplyView]:
-    """Return the generation of the snapshot that the reply follows from, and the reply."""
-    now_s, lease = service.clock.now_s(), service.lease()
-    reported = {(run.job_id, run.node): to_agent_report(machine, run, now_s) for run in document.runs}
-    snapshot = service.agent_state.snapshot(now_s)
-    return snapshot.generation, {
-        "epoch": 0 if lease is None else lease.epoch,
+def build_reply(service: Service, epoch: int, orders: list[RunOrderView], *, poll_after_s: float) -> AgentReplyView:
+    """Return a reply with these orders of the leader with this epoch."""
+    return {
+        "epoch": epoch,
         "disconnect_s": service.settings.disconnect_s,
-        "poll_after_s": POLL_S,
-        "runs": OrderBuilder(service, snapshot, with_hosted_nodes(service, machine, snapshot), now_s).build_orders(
-            reported
-        ),
+        "poll_after_s": poll_after_s,
+        "runs": orders,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class OrderBuilder:
-    """Builder of the orders for one machine at one time."""
+    """Builder of the orders for one agent at one time."""
 
     service: Service
     snapshot: Snapshot
-    machine: Machine
     now_s: float
 
-    def build_orders(self, reported: Mapping[tuple[str, str], AgentReport]) -> list[RunOrderView]:
-        """Record the reports of live jobs, and return the orders for all runs that are reported or wanted."""
+    def build_orders(
+        self, wanted: Mapping[AgentKey, AgentReport], reports: Iterable[AgentReport]
+    ) -> list[RunOrderView]:
+        """Record the reports of live jobs, and return the orders for all runs that are reported or wanted.
+
+        Args:
+            wanted: an empty report for each job that has GPUs of the agent, by job and node.
+        """
         agent_state, now_s = self.service.agent_state, self.now_s
-        wanted = {
-            (job_id, node): AgentReport(job_id, node, agent_id(self.machine), now_s, since_s=now_s)
-            for node in self.machine.nodes
-            for job_id in set(self.snapshot.index.holders.get(node, {}).values())
-        }
+        reported = {(report.job_id, report.node): replace(report, at_s=now_s) for report in reports}
         orders = []
-        for (job_id, node), report in (wanted | dict(reported)).items():
+        for (job_id, node), report in (dict(wanted) | reported).items():
             job = agent_state.job(job_id, now_s)
             if job is not None and not job.is_ended and (job_id, node) in reported:
                 agent_state.record_report(report)
@@ -235,7 +289,8 @@ class OrderBuilder:
             order["notice"] = self._select_notice(job, report)
         run = find_startable_run(begun, report)
         if run is not None and report.generation < run.generation == report.prepared and run.master is not None:
-            claim_logs(self.service, run)
+            if not run.in_pods:
+                claim_logs(self.service, run)
             order["begin"] = {"host": run.master.host, "port": run.master.port}
         elif max(report.generation, report.prepared) < order["generation"] and not _has_ended(begun, order):
             document = build_run_document(
@@ -249,8 +304,7 @@ class OrderBuilder:
         return order
 
     def _select_notice(self, job: Job, report: AgentReport) -> NoticeView | None:
-        prepared = job.allocation.generation
-        leaving = select_notice(job, report.generation, self.now_s, self.service.agent_state, prepared=prepared)
+        leaving = select_notice(job, report.generation, self.now_s, self.service.agent_state)
         return leaving or checkpoint_notice(job, report)
 
 
@@ -261,7 +315,7 @@ def _has_ended(begun: Iterable[BegunRun], order: RunOrderView) -> bool:
 
 def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:
     """Return whether the end of the reported run is recorded, or no longer matters."""
-    if report.has_living_ranks:
+    if report.generation == 0 or report.has_living_ranks:
         return False
     run = next((run for run in begun if run.generation == report.generation), None)
     return job is None or job.is_ended or run is None or run.end is not None
@@ -303,11 +357,16 @@ def build_run_document(
     )
 
 
-def to_agent_report(machine: Machine, run: RunReportDocument, now_s: float) -> AgentReport:
+def read_reports(document: RunsReportDocument, agent: str, now_s: float, *, address: str) -> tuple[AgentReport, ...]:
+    """Return what an agent reports about each job and node. `address` is where other nodes reach its nodes."""
+    return tuple(_to_agent_report(run, agent, now_s, address=address) for run in document.runs)
+
+
+def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, address: str) -> AgentReport:
     return AgentReport(
         job_id=run.job_id,
         node=run.node,
-        pod=agent_id(machine),
+        pod=agent,
         at_s=now_s,
         generation=run.generation,
         ranks=tuple(to_rank_report(number, rank) for number, rank in enumerate(run.ranks)),
@@ -317,4 +376,5 @@ def to_agent_report(machine: Machine, run: RunReportDocument, now_s: float) -> A
         since_s=now_s,
         prepared=run.prepared,
         master_port=run.master_port,
+        address=address,
     )

@@ -1,6 +1,6 @@
-"""Endpoints for reports of workers and node agents.
+"""Progress of jobs: the endpoints, and what agents report about a rank.
 
-Workers report progress, and agents the state of their ranks. The replies contain instructions for them.
+Rank 0 reports progress. The reply contains the notice to act on.
 """
 
 from __future__ import annotations
@@ -8,28 +8,25 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from api.agent_assignments import AssignmentView, ProgressReplyView, build_assignment, checkpoint_notice, select_notice
+from api.agent_assignments import ProgressReplyView, select_notice
 from api.http.dependencies import (
     ContextDep,
     JobIdPath,
-    NodeNamePath,
     PrincipalDep,
     ServiceDep,
     create_router,
-    require_agent,
     require_worker,
 )
-from api.http.errors import raise_invalid_field, raise_not_found
+from api.http.errors import raise_invalid_field
 from api.identity.authorization import VIEWER, Caller, RouteRule, requires
 from api.jobs import ProgressView, progress_view
 from api.state import load_request_context, new_command
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
 from scheduler.domain.commands import ReportProgress
-from scheduler.domain.observation import AgentReport, RankReport
+from scheduler.domain.observation import RankReport
 from scheduler.executors.rank_status import parse_rank_status
 from scheduler.scheduling.job_progress import frozen_layers_error
 
@@ -106,8 +103,6 @@ def _to_float(step: int | None) -> float | None:
     return None if step is None else float(step)
 
 
-agent_router = create_router("jobs")
-
 RANKS_MAX = 256
 TEXT_LENGTH_MAX = 8192
 ExitCode = Annotated[int, Field(strict=True, ge=-255, le=255)]
@@ -133,62 +128,6 @@ class RankReportDocument(Document):
         description=(
             "Out-of-memory kills that the kernel counted in its control group, read after its end. Null: unknown."
         ),
-    )
-
-
-class AgentReportDocument(Document):
-    """The state of all ranks of a job on one node."""
-
-    pod: Annotated[str, Field(min_length=1, max_length=200)] = Field(
-        description="Name that tells this agent from earlier and later ones on the node."
-    )
-    generation: StepNumber = Field(description="Run of the job that the ranks belong to. 0: there are none.")
-    ranks: Annotated[list[RankReportDocument], Field(max_length=RANKS_MAX)] = Field(
-        default=[], description="One entry per process on this node. Empty: nothing started."
-    )  # pydantic copies it
-    failure: ReportText = Field(default="", description="Why the ranks could not be started. Empty: they could.")
-    killed: ReportText = Field(default="", description="Why the agent killed the ranks on its own. Empty: it did not.")
-    terminated: bool = Field(default=False, description="Whether the agent sent SIGTERM to the ranks.")
-
-
-@agent_router.post("/jobs/{job_id}/agents/{node}", response_model=AssignmentView)
-@requires(RouteRule(Caller.AGENTS))
-def report_agent(
-    job_id: JobIdPath, node: NodeNamePath, document: AgentReportDocument, request: Request, service: ServiceDep
-) -> JSONResponse:
-    """Report the state of an agent's ranks. Needs the token of the job's agents. The reply is the agent's assignment;
-    it reports again after `poll_after_s`."""
-    require_agent(service, request, job_id=job_id)
-    now_s = service.clock.now_s()
-    job = service.agent_state.job(job_id, now_s)
-    if job is None:
-        raise_not_found("job", job_id)
-    report = _to_agent_report(job_id, node, document, now_s)
-    if not job.is_ended:
-        if node not in service.agent_state.snapshot(now_s).nodes:
-            raise_not_found("node", node)
-        service.agent_state.record_report(report)
-    begun = service.agent_state.begun_runs(job_id, now_s)
-    notice = select_notice(job, report.generation, now_s, service.agent_state) if report.has_living_ranks else None
-    if notice is None and report.has_living_ranks:
-        notice = checkpoint_notice(job, report)
-    reply = build_assignment(job, begun, report, notice=notice, settings=service.settings, secret=service.token_secret)
-    return JSONResponse(reply)  # skips validation, which costs more than everything above
-
-
-def _to_agent_report(job_id: str, node: NodeNamePath, document: AgentReportDocument, now_s: float) -> AgentReport:
-    ranks = tuple(to_rank_report(number, rank) for number, rank in enumerate(document.ranks))
-    return AgentReport(
-        job_id=job_id,
-        node=node,
-        pod=document.pod,
-        at_s=now_s,
-        generation=document.generation,
-        ranks=ranks,
-        failure=document.failure,
-        killed=document.killed,
-        terminated=document.terminated,
-        since_s=now_s,
     )
 
 

@@ -1,6 +1,6 @@
 # Default image of agent pods: the node agent, the reference trainer, and torch with CUDA. Build it from the repository root:
 #     docker build -f deploy/worker.Dockerfile -t ebbtide/worker:0.1.0 .
-# Your own image must contain these two packages besides your code: agent pods run `python -m scheduler.worker.pod_agent`.
+# Your own image must contain these two packages besides your code: agent pods run `python -P -m scheduler.agent.pod`.
 FROM python:3.11-slim
 RUN python -m venv /opt/ebbtide
 ENV PATH=/opt/ebbtide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=ebbtide

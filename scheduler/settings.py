@@ -91,8 +91,9 @@ class Settings(BaseSettings):
     )
     disconnect_s: Seconds = Field(
         default=120.0,
-        description="Time without contact to the API after which ranks on a machine are ended, in seconds. Their job "
-        "restarts elsewhere shortly afterwards.",
+        description="Time without contact to the API after which an agent ends its ranks, in seconds. Jobs on machines "
+        "restart elsewhere shortly afterwards. The Helm chart sets 600: a job in pods restarts once its agent has "
+        "reported the end, or its pod is gone.",
     )
     temporary_machine_s: Seconds = Field(
         default=900.0,
@@ -347,11 +348,6 @@ class Settings(BaseSettings):
     prometheus_url: OptionalUrl = Field(
         default="", description="URL of the Prometheus server for pools with `demand.source: prometheus`. Empty: none."
     )
-    store_host: str = Field(
-        default="127.0.0.1",
-        description="Host name at which ranks that node agents start reach the rendezvous store.",
-    )
-    store_port: int = Field(default=29400, ge=1, le=65535, description="Port of the rendezvous store, 1 to 65535.")
 
     @property
     def is_loopback(self) -> bool:

@@ -25,9 +25,9 @@ from api.streams.server_sent_events import (
     encode_frame,
     redact_events,
 )
-from scheduler.executors.local_records import GenerationFolder, RunRoot
 from scheduler.executors.log_files import find_tail_offset, read_lines
-from scheduler.executors.shipped_logs import LAST_OUTPUT_S, is_log_complete, read_run_machines
+from scheduler.executors.shipped_logs import LAST_OUTPUT_S, read_run_machines
+from scheduler.executors.stored_logs import LogFolder, LogRoot
 from scheduler.store.protocol import Page, Store, UnavailableError
 
 
@@ -95,7 +95,7 @@ class JobLogReader:
 
     def __init__(
         self,
-        root: RunRoot,
+        root: LogRoot,
         job_id: str,
         rank: int,
         *,
@@ -120,7 +120,7 @@ class JobLogReader:
         """Return the position of the last `lines` lines of the newest generation."""
         newest = self.newest_generation()
         folder = self._root.folder(self._job_id, newest)
-        is_over = is_log_complete(folder, self._rank)
+        is_over = folder.is_complete(self._rank)
         return LogPosition(newest, find_tail_offset(folder.log_path(self._rank), lines, is_complete=is_over))
 
     def newest_generation(self) -> int:
@@ -153,11 +153,11 @@ class JobLogReader:
     def may_lack_output(self, generation: int) -> bool:
         """Return whether a machine has not sent all output of the rank yet."""
         folder = self._root.folder(self._job_id, generation)
-        return read_run_machines(folder) is not None and not is_log_complete(folder, self._rank)
+        return read_run_machines(folder) is not None and not folder.is_complete(self._rank)
 
-    def _is_over(self, folder: GenerationFolder, later: Sequence[int]) -> bool:
+    def _is_over(self, folder: LogFolder, later: Sequence[int]) -> bool:
         """Return whether the output in `folder` is complete. Lost machines are not waited for."""
-        if is_log_complete(folder, self._rank):
+        if folder.is_complete(self._rank):
             return True
         if not later or read_run_machines(folder) is None:
             return bool(later)

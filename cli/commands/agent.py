@@ -25,7 +25,7 @@ StateOption = Annotated[
     typer.Option(
         "--state",
         help="Folder for credential, runs, logs and checkpoints. One agent uses it. "
-        f"Default: {_DEFAULT_STATE}. With --slurm: parent of a new folder that is deleted at the end, $TMPDIR by default.",
+        f"Default: {_DEFAULT_STATE}. With --slurm: parent of a new folder, which is deleted at the end.",
     ),
 ]
 JoinOption = Annotated[str, typer.Option("--join", metavar="URL", help="Control plane to join, once.")]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.executor import Executor
-from scheduler.executors.local_records import RunRoot
 from scheduler.executors.run_ledger import RunLedger
+from scheduler.executors.stored_logs import LogRoot
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
@@ -114,7 +114,7 @@ def _notify_all(*listeners: Callable[[TickReport], None]) -> Callable[[TickRepor
 
 
 def build_retention(
-    settings: Settings, store: SqlStore, *, epoch: Callable[[], int], root: RunRoot | None = None
+    settings: Settings, store: SqlStore, *, epoch: Callable[[], int], root: LogRoot | None = None
 ) -> Retention:
     """Build the retention worker, which deletes old history while this process leads, without starting it.
 
@@ -162,7 +162,7 @@ def run_controller(settings: Settings) -> None:
     store = SqlStore(settings.database_url)
     try:
         controller, stop = build_controller(settings, store), install_stop_signal()
-        root = RunRoot(settings.run_dir)
+        root = LogRoot(settings.run_dir)
         retention = build_retention(settings, store, epoch=lambda: controller.epoch, root=root)
         departed = DepartedMachines(
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from scheduler.agent.shared_files import write_json
 
@@ -53,6 +54,21 @@ class AgentIdentity:
     nodes: tuple[str, ...]
     url: str
     credential: str = field(repr=False)
+
+    @property
+    def report_path(self) -> str:
+        return f"/v1/machines/{quote(self.machine, safe='')}/report"
+
+    def archive_path(self, digest: str, job_id: str) -> str:
+        del job_id  # the credential is good for all jobs of the machine
+        return f"/v1/archives/{digest}"
+
+    def read_token(self) -> str:
+        return self.credential
+
+    def describe_agent(self) -> Mapping[str, Any]:
+        """Return no fields: a machine states its facts at each start of its agent."""
+        return {}
 
 
 def read_identity(folder: Path) -> AgentIdentity | None:

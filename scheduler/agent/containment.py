@@ -75,6 +75,7 @@ class ContainmentPolicy:
         users: operating-system user by owner of a job.
         default_user: user of all other owners. Empty chooses `ebbtide` if that user exists, else `nobody`.
         writable: folders that all jobs may write to, besides their own, for example shared caches.
+        keeps_user: run all ranks as the agent's user, even if that is root.
         requires_full: refuse to run where the level is less than full.
         limits: limits of jobs that set none.
         ends_with_agent: whether runs end at once when the agent ends for any reason, as in a Slurm allocation.
@@ -83,17 +84,18 @@ class ContainmentPolicy:
     users: Mapping[str, str] = field(default_factory=dict)
     default_user: str = ""
     writable: tuple[Path, ...] = ()
+    keeps_user: bool = False
     requires_full: bool = False
     limits: ResourceLimits = DEFAULT_LIMITS
     ends_with_agent: bool = False
 
     def find_user(self, owner: str) -> RankUser | None:
-        """Return the user of an owner's jobs, None if the agent is not root and so can use no other user.
+        """Return the user of an owner's jobs. None: the agent's, because it is not root, or the policy says so.
 
         Raises:
             ContainmentError: the configured user does not exist.
         """
-        if os.geteuid() != 0:
+        if self.keeps_user or os.geteuid() != 0:
             return None
         chosen = self.users.get(owner) or self.default_user
         for name in (chosen,) if chosen else _SERVICE_USERS:
@@ -110,16 +112,22 @@ class ContainmentPolicy:
 
 
 class LevelName(StrEnum):
-    """How well runs are contained: by all means, by some, or by no namespace at all."""
+    """How well runs are contained: by all means, by some, by the pod that they share with the agent, or not at all."""
 
     FULL = "full"
     PARTIAL = "partial"
+    POD = "pod"
     NONE = "none"
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Whether each run has namespaces of its own, so that its processes end with its supervisor."""
+        return self in (LevelName.FULL, LevelName.PARTIAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainmentLevel:
-    """Level of containment of a machine. `missing` names each gap and its cause. The network is always shared."""
+    """Level of containment. `missing` names each gap and its cause. All jobs of a machine share its network."""
 
     name: LevelName
     missing: tuple[str, ...] = ()
@@ -192,6 +200,12 @@ class Containment:
                 "agent without this option."
             )
         return cls(policy, resolved, groups, level, bwrap if is_contained else "")
+
+    @classmethod
+    def of_pod(cls) -> Containment:
+        """Return the containment inside a pod of one job: the pod is the container, and Kubernetes sets its limits."""
+        level = ContainmentLevel(LevelName.POD, network="of the pod")
+        return cls(ContainmentPolicy(keeps_user=True, limits=ResourceLimits()), (), ControlGroups(), level, "")
 
     def check_visible(self, path: Path, *, name: str) -> Path:
         """Return a folder that a job names, resolved.

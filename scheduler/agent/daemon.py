@@ -11,9 +11,11 @@ from pathlib import Path
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState, StatedFacts
 from scheduler.agent.containment import Containment, ContainmentPolicy
+from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOutput
 from scheduler.agent.departure import Departure
 from scheduler.agent.inventory import InventoryOverrides, detect_inventory
 from scheduler.agent.joining import AgentFacts, join, leave, send_facts
+from scheduler.agent.log_shipper import LogShipper
 from scheduler.agent.machine_agent import MachineAgent
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_launcher import RunLauncher
@@ -23,7 +25,8 @@ from scheduler.domain.run_document import RunDocument
 
 logger = logging.getLogger(__name__)
 
-_PRELOAD = ("scheduler.trainer.preload",)
+PRELOAD = ("scheduler.trainer.preload",)
+"""Modules that supervisors load for jobs of the reference trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class AgentOptions:
     policy: ContainmentPolicy = field(default_factory=lambda: ContainmentPolicy())
     hidden: Sequence[Path] = ()
     checkpoint_paths: Sequence[Path] = ()
-    preload: Sequence[str] = _PRELOAD
+    preload: Sequence[str] = PRELOAD
     retention: RetentionLimits = field(default_factory=lambda: RetentionLimits())
     leave_within_s: float | None = None
     departure: Departure | None = None
@@ -86,28 +89,51 @@ def run_agent(options: AgentOptions) -> None:
     elif problem := send_facts(identity, facts):
         logger.warning("%s", problem)
     launcher = RunLauncher(state, identity, containment, inventory, preload=options.preload)
+    output = LogShipper(identity, AgentFolders(state.root).list_folders())
+    build_agent(
+        state,
+        identity,
+        launcher,
+        output=output,
+        limits=options.retention,
+        leave_within_s=options.leave_within_s,
+        departure=options.departure,
+    ).serve()
+    if options.departure is not None and (problem := leave(identity)):
+        logger.warning("the machine could not say that it has left, and is removed later: %s", problem)
+
+
+def build_agent(
+    state: AgentState,
+    identity: ControlPlaneIdentity,
+    launcher: RunLauncher,
+    *,
+    output: RankOutput,
+    limits: RetentionLimits,
+    leave_within_s: float | None,
+    departure: Departure | None = None,
+) -> MachineAgent:
+    """Return the agent with the runs of earlier agents in this state folder. Call it from the main thread."""
     recovered = launcher.recover_runs()
-    logger.info("machine %s serves %s with %d earlier runs", identity.machine, identity.url, len(recovered))
+    logger.info("serving %s with %d earlier runs", identity.url, len(recovered))
     retention = RunRetention(
-        AgentFolders(state.root), options.retention, delete_unused_directories=launcher.delete_unused_directories
+        AgentFolders(state.root), limits, delete_unused_directories=launcher.delete_unused_directories
     )
 
     def prepare(document: RunDocument) -> SupervisedRun:
         with retention.hold(document.job_id):
             return launcher.prepare(document)
 
-    agent = MachineAgent(
+    return MachineAgent(
         state,
         identity,
         prepare,
         recovered,
         retention,
-        leave_within_s=options.leave_within_s,
-        departure=options.departure,
+        output=output,
+        leave_within_s=leave_within_s,
+        departure=departure,
     )
-    agent.serve()
-    if options.departure is not None and (problem := leave(identity)):
-        logger.warning("the machine could not say that it has left, and is removed later: %s", problem)
 
 
 def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentIdentity:

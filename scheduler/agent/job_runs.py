@@ -28,7 +28,7 @@ class ActiveRun:
         self.run = run
         self.state: RunState = run.poll()
         self._kill_reason = ""
-        self._is_terminated = False
+        self._is_kill_ordered = self._is_terminated = False
         self._leave_by_s = math.inf
         self._action = self._checkpoint_request = ""
         self._began_at_s = time.monotonic()
@@ -69,14 +69,24 @@ class ActiveRun:
             self._request_exit(notice)
 
     def leave(self, within_s: float) -> None:
-        """Ask the ranks to save and exit. A deadline that they already have is never extended."""
-        if not self.has_ended:
+        """Ask the ranks to save and exit. A deadline that they already have is never extended.
+
+        They get SIGTERM if the notice cannot be written, for example because the disk is full.
+        """
+        if self.has_ended:
+            return
+        try:
             self._request_exit({"action": "leave", "seconds_left": within_s})
+        except OSError:
+            logger.exception("%s: cannot write the notice, sending SIGTERM instead", self.run)
+            self._is_terminated = True
+            self.run.terminate()
 
     def kill(self, reason: str, *, is_own_decision: bool = True) -> None:
         logger.warning("%s: killing its ranks: %s", self.run, reason)
         if is_own_decision:
             self._kill_reason = self._kill_reason or reason
+        self._is_kill_ordered |= not is_own_decision
         self.run.kill()
 
     def report(self) -> dict[str, Any]:
@@ -84,7 +94,7 @@ class ActiveRun:
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],
-            "killed": (self._kill_reason or self.state.loss)[:_TEXT_LENGTH_MAX],
+            "killed": (self._kill_reason or ("" if self._is_kill_ordered else self.state.loss))[:_TEXT_LENGTH_MAX],
             "terminated": self._is_terminated,
         }
 

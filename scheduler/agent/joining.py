@@ -56,7 +56,7 @@ class AgentFacts:
         """Return the document for the control plane at `url`. Raises OSError if no address reaches it."""
         return {
             "gpu": self.gpu,
-            "address": self.address or _find_address(url),
+            "address": self.address or find_address(url),
             "version": self.version,
             "clock_s": time.time(),
             "containment": self.containment,
@@ -164,7 +164,7 @@ def _describe_refusal(error: urllib.error.HTTPError) -> str:
         return f"the control plane answered {error.code} {error.reason}"
 
 
-def _find_address(url: str) -> str:
+def find_address(url: str) -> str:
     """Return the address of this machine on the route to the control plane."""
     parts = urllib.parse.urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

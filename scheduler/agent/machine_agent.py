@@ -4,6 +4,8 @@
       supervisor      one per job, node and generation; PID 1 of its container; outlives the agent
         rank ...
 
+Inside a pod it is the same daemon with another identity, which has one job and ends with it (see `pod_daemon`).
+
 A restarted agent finds its runs again in the state folder. Without contact to the control plane, ranks go on until the
 lease ends, which every answered report extends; their supervisors enforce it.
 """
@@ -14,21 +16,20 @@ import logging
 import os
 import select
 import signal
-import urllib.parse
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
-from scheduler.agent.agent_state import AgentIdentity, AgentState
+from scheduler.agent.agent_state import AgentState
+from scheduler.agent.control_plane_client import ControlPlaneClient, Reply
+from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOutput
 from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
-from scheduler.agent.log_shipper import LogShipper
-from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.run_document import RunDocument
-from scheduler.worker.control_plane_client import ControlPlaneClient, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +40,28 @@ _WAIT_S = 20.0
 _PREPARATIONS_MAX = 4
 _INTERRUPT_LEAVE_S = 60.0
 _FINAL_REPORT_TIMEOUT_S = 5.0
-_SHIPPER_TIMEOUT_S = 1.0
-_DEPARTURE_SHIPPER_TIMEOUT_S = 10.0
+_LEAVING_LENGTH_MAX = 500
+_OUTPUT_TIMEOUT_S = 1.0
+_DEPARTURE_OUTPUT_TIMEOUT_S = 10.0
 """A machine that leaves for good has no later time to send the output of its ranks."""
 
 Prepare = Callable[[RunDocument], SupervisedRun]
 """Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
 
 
+class JobEnd(StrEnum):
+    """How the job of a pod's agent has ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+
+
 class MachineAgent:
-    """The agent of one machine.
+    """The agent of one machine or pod.
 
     Args:
         recovered: runs of an earlier agent with this state folder.
+        output: takes the output of ranks.
         leave_within_s: time that ranks have to save and exit once the agent gets SIGTERM. None: they go on. After
             SIGINT they always have to exit, and a second SIGINT ends the agent without them.
         departure: says when the machine leaves for good. It does so at every stop of the agent then.
@@ -60,11 +70,12 @@ class MachineAgent:
     def __init__(
         self,
         state: AgentState,
-        identity: AgentIdentity,
+        identity: ControlPlaneIdentity,
         prepare: Prepare,
         recovered: list[SupervisedRun],
         retention: RunRetention,
         *,
+        output: RankOutput,
         leave_within_s: float | None = None,
         departure: Departure | None = None,
     ) -> None:
@@ -83,24 +94,31 @@ class MachineAgent:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
         self._is_stopping = self._is_interrupted = self._is_abandoning = False
+        self._job_end: JobEnd | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         self._reported: object = None
-        path = f"/v1/machines/{urllib.parse.quote(identity.machine, safe='')}/report"
         self._client = ControlPlaneClient(
             identity.url,
-            path,
-            read_token=lambda: identity.credential,
+            identity.report_path,
+            read_token=identity.read_token,
             wake_fd=wake_write_fd,
             reply_wait_s=_WAIT_S,
         )
-        self._shipper = LogShipper(identity, AgentFolders(state.root).list_folders())
+        self._output = output
         self._retention = retention
-        self._retention.start(self._shipper.has_sent)
+        self._retention.start(output.has_sent)
 
-    def serve(self) -> None:
-        """Run until SIGTERM or SIGINT, and until the ranks have left if they have to."""
-        while not self._is_stopping:
+    def stop(self) -> None:
+        """Have `serve` end as after SIGTERM."""
+        self._is_stopping = True
+
+    def serve(self) -> JobEnd | None:
+        """Run until SIGTERM or SIGINT, and until the ranks have left if they have to.
+
+        The agent of a pod also runs only until its job has ended. Return how, None after a signal.
+        """
+        while not self._is_stopping and not self._is_done:
             self._step()
             self._check_departure()
         if self._departure is not None:
@@ -108,9 +126,14 @@ class MachineAgent:
         if self._leave_within_s is not None or self._is_interrupted:
             self._leave(_INTERRUPT_LEAVE_S if self._leave_within_s is None else self._leave_within_s)
         self._retention.close()
-        self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S)
-        self._shipper.close(within_s=_SHIPPER_TIMEOUT_S if self._departure is None else _DEPARTURE_SHIPPER_TIMEOUT_S)
+        self._send_final_report()
+        self._output.close(within_s=_OUTPUT_TIMEOUT_S if self._departure is None else _DEPARTURE_OUTPUT_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        return self._job_end
+
+    @property
+    def _is_done(self) -> bool:
+        return self._job_end is not None and not self._jobs
 
     def _step(self) -> None:
         self._update()
@@ -134,8 +157,6 @@ class MachineAgent:
             runs.leave(within_s)
         while any(runs.has_ranks for runs in self._jobs.values()) and not self._is_abandoning:
             self._step()
-        self._update()
-        self._send_report()
 
     def _wait(self) -> None:
         """Wait for a reply, a signal, or the next look at the files of runs."""
@@ -147,15 +168,25 @@ class MachineAgent:
         for runs in self._jobs.values():
             runs.update()
             if (active := runs.active) is not None:
-                self._shipper.follow(active.run.folder, active.run.document, has_ended=active.has_ended)
+                self._output.follow(active.run.folder, active.run.document, has_ended=active.has_ended)
 
     def _send_report(self) -> None:
         """Submit the state of all runs, at once if more than the progress of ranks has changed."""
-        reports = [runs.report() for _, runs in sorted(self._jobs.items())]
-        essence = [self._leaving, *map(_essence, reports)]
+        report = self._build_report(_WAIT_S)
+        essence = [self._leaving, *map(_essence, report["runs"])]
         is_urgent, self._reported = essence != self._reported, essence
-        leaving = {"leaving": self._leaving} if self._leaving else {}
-        self._client.submit({"runs": reports, "wait_s": _WAIT_S, **leaving}, urgent=is_urgent)
+        self._client.submit(report, urgent=is_urgent)
+
+    def _send_final_report(self) -> None:
+        self._update()
+        self._client.submit(self._build_report(0.0), urgent=True)
+        if not self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S):
+            logger.warning("the last report was not delivered")
+
+    def _build_report(self, wait_s: float) -> dict[str, Any]:
+        runs = [runs.report() for _, runs in sorted(self._jobs.items())]
+        leaving = {"leaving": self._leaving[:_LEAVING_LENGTH_MAX]} if self._leaving else {}
+        return {**self._identity.describe_agent(), "runs": runs, "wait_s": wait_s, **leaving}
 
     def _apply_reply(self, reply: Reply) -> None:
         """Act on a reply. One of an earlier leader, or a malformed one, changes nothing."""
@@ -165,6 +196,8 @@ class MachineAgent:
                 logger.warning("Ignoring a reply of leader epoch %s: a later one was seen", document["epoch"])
                 return
             self._state.extend_lease(reply.sent_at_s + float(document["disconnect_s"]))
+            if document.get("done"):  # in replies to pods only
+                self._job_end = JobEnd.FAILED if document["failed"] else JobEnd.DONE
             for order in document["runs"]:
                 self._apply_order(order, reply)
         except (KeyError, TypeError, ValueError, OSError):

@@ -16,6 +16,8 @@ _INHERITED = frozenset({
 })  # fmt: skip
 """Variables that describe the machine. LD_LIBRARY_PATH is one of them: some images have the GPU driver only there."""
 _INHERITED_PREFIX = "LC_"
+_NOT_OF_PODS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
+_NOT_OF_PODS_PREFIXES = ("EBBTIDE_", "TORCHELASTIC_")
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _UNLIMITED_RESTARTS = 2**31 - 1
 
@@ -93,7 +95,10 @@ def build_environment(
     machine: MachineFacts,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return all variables of one process: those of the machine, then the job's, then those that Ebbtide sets.
+    """Return all variables of one process: the inherited ones, then the job's, then those that Ebbtide sets.
+
+    Args:
+        inherited: variables of the machine or the pod (`select_inherited`, `select_pod_variables`).
 
     Raises:
         ValueError: the machine has no GPU with an index of the document.
@@ -101,7 +106,7 @@ def build_environment(
     variables = {
         "OMP_NUM_THREADS": str(_count_threads(document, machine)),
         "HOME": str(paths.home),
-        **select_inherited(inherited),
+        **inherited,
         **document.env,
     }
     if document.venv:
@@ -116,9 +121,19 @@ def build_environment(
 
 
 def select_inherited(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that processes inherit from the agent, which always include PATH."""
+    """Return the variables that processes inherit on a machine, which always include PATH."""
     chosen = {
         name: value for name, value in inherited.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIX)
+    }
+    return {"PATH": _DEFAULT_PATH, **chosen}
+
+
+def select_pod_variables(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that processes inherit inside a pod, whose template and image are the job's."""
+    chosen = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _NOT_OF_PODS and not name.startswith(_NOT_OF_PODS_PREFIXES)
     }
     return {"PATH": _DEFAULT_PATH, **chosen}
 

@@ -16,6 +16,7 @@
                       loss.json               why the supervisor killed the ranks, by the supervisor
                       rank-<r>.log            output of a rank
                       shipping.json           how much of each log was sent (see log_shipper)
+                      forwarded.json          how much of each log was forwarded, in pods (see log_forwarder)
                       status-<r>.json         status of a rank, written by the rank
                       notice.json             the notice to the ranks, by the agent
                       tmp/                    /tmp of the ranks

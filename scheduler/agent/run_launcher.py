@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scheduler.agent.agent_state import AgentIdentity, AgentState
+from scheduler.agent.agent_state import AgentState
 from scheduler.agent.containment import ContainerFolders, Containment, RankUser
+from scheduler.agent.control_plane_identity import ControlPlaneIdentity
 from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.gpu_selection import MachineGpus
 from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
@@ -42,16 +43,20 @@ class RunLauncher:
 
     Args:
         preload: modules that supervisors load for jobs of the reference trainer.
+        default_directory: working directory of jobs without an archive. None: an empty one for each generation.
+        checkpoint_dir: checkpoint directory of jobs that name none. Empty: one in the state folder.
     """
 
     def __init__(
         self,
         state: AgentState,
-        identity: AgentIdentity,
+        identity: ControlPlaneIdentity,
         containment: Containment,
         inventory: MachineInventory,
         *,
         preload: Sequence[str],
+        default_directory: Path | None = None,
+        checkpoint_dir: str = "",
     ) -> None:
         self._state = state
         self._identity = identity
@@ -59,12 +64,15 @@ class RunLauncher:
         self._directories = WorkingDirectories(state.root / "directories")
         self._containment = containment
         self._preload = tuple(preload)
+        self._default_directory = default_directory
+        self._checkpoint_dir = checkpoint_dir
         self._gpus = MachineGpus(inventory.gpus)
         self._cores = inventory.cpus or os.cpu_count() or 1
 
     def prepare(self, document: RunDocument) -> SupervisedRun:
         """Start the supervisor of a generation. A run that cannot be prepared has ended, with the reason."""
         folder = self._folders.folder(document.job_id, document.generation, document.node)
+        document = replace(document, checkpoint_dir=document.checkpoint_dir or self._checkpoint_dir)
         try:
             user = self._containment.policy.find_user(document.owner)
             shared = self._prepare_directory(document, user)
@@ -75,6 +83,8 @@ class RunLauncher:
                 shared.copy_to(working_dir, _to_ids(user))
                 if document.venv and not document.venv.startswith("/"):
                     document = replace(document, venv=str(shared.path / document.venv))
+            elif self._default_directory is not None:
+                working_dir = self._default_directory
             else:
                 _create_empty(working_dir, user)
             site = self._build_site(document, working_dir, shared)
@@ -123,17 +133,16 @@ class RunLauncher:
             return None
         return self._directories.prepare(
             document.archive,
-            partial(self._fetch, document.archive),
+            partial(self._fetch, self._identity.archive_path(document.archive, document.job_id)),
             run_setup=partial(self._run_setup, user),
             setup=document.setup,
             user=_to_ids(user),
             limits=UnpackLimits.for_archives(document.archive_bytes_max),
         )
 
-    def _fetch(self, digest: str, target: Path) -> None:
+    def _fetch(self, path: str, target: Path) -> None:
         request = urllib.request.Request(
-            f"{self._identity.url}/v1/archives/{digest}",
-            headers={"Authorization": f"Bearer {self._identity.credential}"},
+            f"{self._identity.url}{path}", headers={"Authorization": f"Bearer {self._identity.read_token()}"}
         )
         with urllib.request.urlopen(request, timeout=_FETCH_TIMEOUT_S) as reply, target.open("wb") as file:
             shutil.copyfileobj(reply, file)

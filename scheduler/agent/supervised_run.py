@@ -38,11 +38,14 @@ from scheduler.agent.rank_environment import (
     is_reference_trainer,
     list_processes,
     select_inherited,
+    select_pod_variables,
 )
 from scheduler.agent.run_folder import RunFolder
+from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.run_document import MasterAddress, ResourceLimits, RunDocument
+from scheduler.executors.run_outcome import read_oom_kills
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class RunState:
         statuses: last valid status by rank.
         failure: why a rank could not be started, or the container; else empty.
         loss: why the supervisor ended its ranks, or that it was killed itself; else empty.
+        oom_kills: processes that the kernel has killed for the memory limit. None: unknown.
         tails: last lines of output of ranks that failed.
     """
 
@@ -81,7 +85,7 @@ class RunState:
     statuses: Mapping[int, RankStatus] = field(default_factory=dict)
     failure: str = ""
     loss: str = ""
-    oom_kills: int = 0
+    oom_kills: int | None = None
     tails: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -147,6 +151,7 @@ class SupervisedRun:
         self._unrecorded_failure = unrecorded_failure
         self._statuses: dict[int, RankStatus] = {}
         self._logged_errors: set[str] = set()
+        self._has_no_strays = False
         self._process = ContainerProcess(folder)
         if record is not None:
             self._process = ContainerProcess(folder, pid=record.pid, start_ticks=record.start_ticks)
@@ -180,7 +185,7 @@ class SupervisedRun:
             readable += _find_venv_folders(Path(document.venv), containment, site)
         is_trainer = is_reference_trainer(document.command)
         folder.create(document, gid=-1 if user is None else user.gid)
-        is_contained = containment.level.name is not LevelName.NONE
+        is_contained = containment.level.name.has_namespaces
         if user is not None and not is_contained:
             folder.open_parents()
         group = containment.groups.create(str(folder.path))
@@ -200,7 +205,7 @@ class SupervisedRun:
         command = _build_supervisor_command(document, folder, site.lease, preload if is_trainer else ())
         run._process.launch(
             containment.build_command(folders, command, user=user, options=options),
-            env={**select_inherited(os.environ), **_ONE_THREAD},
+            env=_select_inherited(containment.level.name) | _ONE_THREAD | {RUN_DIR_VARIABLE: str(folder.path)},
             procs_files=group.procs_files,
             is_contained=is_contained,
         )
@@ -264,12 +269,13 @@ class SupervisedRun:
             plan=None if self.document.plan is None else self.folder.plan_path,
         )
         machine = MachineFacts(record.cores, record.gpu_ids, record.vendor)
+        inherited = _select_inherited(LevelName(record.level))
         processes = [
             {
                 "rank": seat.rank,
                 "argv": argv,
                 "env": build_environment(
-                    self.document, seat, master, paths=paths, machine=machine, inherited=os.environ
+                    self.document, seat, master, paths=paths, machine=machine, inherited=inherited
                 ),
             }
             for seat in list_processes(self.document)
@@ -304,7 +310,7 @@ class SupervisedRun:
             statuses=dict(self._statuses),
             failure=failure,
             loss=loss,
-            oom_kills=self._group().read_oom_kills(),
+            oom_kills=self._read_oom_kills(),
             tails={rank: self.folder.read_log_tail(rank) for rank, code in codes.items() if code != 0},
         )
 
@@ -345,14 +351,16 @@ class SupervisedRun:
     def _is_alive(self) -> bool:
         """Return whether a process of the run is left.
 
-        Without a container, ranks can outlive their supervisor. They are killed then, as a container would do it.
+        Without namespaces, ranks can outlive their supervisor. They are killed then, as a container would do it.
         """
         if self._process.is_alive():
             return True
-        if self._record is None or self._record.level != LevelName.NONE or not self._group().list_members():
+        if self._record is None or LevelName(self._record.level).has_namespaces or self._has_no_strays:
             return False
+        has_members = bool(self._group().list_members())
         self._group().kill()
-        return True
+        self._has_no_strays = not kill_processes(self.folder.path) and not has_members
+        return not self._has_no_strays
 
     def _record_process(self) -> None:
         """Record the supervisor's process, if it exists."""
@@ -369,6 +377,13 @@ class SupervisedRun:
     def _group(self) -> ControlGroup:
         paths = {} if self._record is None else self._record.control_groups
         return ControlGroup({name: Path(path) for name, path in paths.items()})
+
+    def _read_oom_kills(self) -> int | None:
+        """Return the kernel's count: of the run's own groups, or of the group that a rank of it has named."""
+        if self._record is None or self._record.control_groups:
+            return self._group().read_oom_kills()
+        counts = [read_oom_kills(status.memory_events) for status in self._statuses.values()]
+        return max((count for count in counts if count is not None), default=None)
 
     def _refresh_statuses(self) -> None:
         """Read the statuses again. An invalid one is logged once, and the last valid one stays."""
@@ -413,6 +428,10 @@ class SupervisedRun:
         if errors and not self._exists("prepared.json"):
             return f"the container could not start: {errors}", loss
         return "", loss or "the supervisor was killed"
+
+
+def _select_inherited(level: LevelName) -> dict[str, str]:
+    return select_pod_variables(os.environ) if level is LevelName.POD else select_inherited(os.environ)
 
 
 def _open_checkpoints(document: RunDocument, containment: Containment, site: RunSite, user: RankUser | None) -> Path:

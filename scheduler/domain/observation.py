@@ -103,9 +103,9 @@ class KillOrder:
 class BegunRun:
     """A generation whose ranks may be started, with all that an agent needs except the job's specification.
 
-    A generation is begun once. `seats` is the GPU of each rank. `pods` is the agent pod of each node that may start
-    ranks there. `master` is where the ranks meet, None if a store of the control plane serves them. `doom` is set once
-    the ranks must end, `end` once they have ended.
+    A generation is begun once. `seats` is the GPU of each rank. `pods` is the agent of each node that may start ranks
+    there: the uid of a pod if the run is `in_pods`, else of a machine. `master` is where the ranks meet. `doom` is set
+    once the ranks must end, `end` once they have ended.
     """
 
     job_id: str
@@ -117,6 +117,7 @@ class BegunRun:
     plan: ParallelPlan
     frozen_layers: int = 0
     master: MasterAddress | None = None
+    in_pods: bool = False
     doom: KillOrder | None = None
     end: Run | None = None
 
@@ -156,7 +157,7 @@ class AgentReport:
     when the agent first reported this generation. `failure` is why it could not start ranks. `killed` is why it killed
     ranks without a kill order. `terminated` means that it sent SIGTERM because no rank had reported. `prepared` is a
     newer generation that can start at once, 0 for none, and `master_port` the port that is reserved for it if the node
-    holds rank 0.
+    holds rank 0. `address` is where ranks on other nodes reach the node.
     """
 
     job_id: str
@@ -171,6 +172,7 @@ class AgentReport:
     since_s: float = 0.0
     prepared: int = 0
     master_port: int = 0
+    address: str = ""
 
     @property
     def has_living_ranks(self) -> bool:

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import JobState
 from scheduler.domain.machine import Machine, host_declared_nodes
-from scheduler.domain.observation import AgentReport, BegunRun, Observation
-from scheduler.domain.run_document import MasterAddress
+from scheduler.domain.observation import BegunRun, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import place_inference
-from scheduler.executors.reported_runs import AgentKey, build_begun_run, can_begin
-from scheduler.executors.run_ledger import RunLedger
+from scheduler.executors.reported_runs import AgentKey
+from scheduler.executors.run_ledger import STARTABLE_STATES, RunLedger
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,6 @@ CONTACT_MARGIN_S = 12.0
 TRANSITION_PERIOD_S = 0.2
 """Time between two observations while a job starts or changes its GPUs."""
 _AGENT_ID_LENGTH = 16
-_STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 
 
 class MachineDirectory(Protocol):
@@ -103,7 +100,7 @@ class AgentExecutor:
         if self._now() - self._observed_at_s < TRANSITION_PERIOD_S:
             return False
         jobs, index = self._desired.jobs, self._desired.index
-        return bool(index.releasing) or any(jobs[job_id].state in _STARTABLE_STATES for job_id in index.unsettled)
+        return bool(index.releasing) or any(jobs[job_id].state in STARTABLE_STATES for job_id in index.unsettled)
 
     def close(self) -> None:
         """Do nothing: agents keep their ranks, so that training continues without a leader."""
@@ -112,18 +109,14 @@ class AgentExecutor:
         return host_declared_nodes(self._machines.list_machines(), self._desired.nodes)
 
     def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
-        waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
-        if not waiting:
-            return
-        now_s, machines, reports = self._now(), self._list_hosts(), self._ledger.list_reports()
-        by_node = {node: machine for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
-        for job in waiting:
-            agents = {(job.id, node): agent_id(by_node[node]) for node in job.allocation.target if node in by_node}
-            if not can_begin(job, begun, reports, agents) or not is_prepared(job, reports):
-                continue
-            seats = desired.rank_placement(job.allocation)
-            master = find_master(job, by_node[seats[0][0]], seats[0][0], reports)
-            self._ledger.begin(build_begun_run(job, seats, agents, now_s, master=master))
+        now_s = self._now()
+
+        def find_reachable(jobs: Iterable[Job]) -> Mapping[AgentKey, str]:
+            machines = [machine for machine in self._list_hosts() if is_reachable(machine, now_s)]
+            by_node = {node: agent_id(machine) for machine in machines for node in machine.nodes}
+            return {(job.id, node): by_node[node] for job in jobs for node in job.allocation.target if node in by_node}
+
+        self._ledger.begin_generations(desired, begun, find_reachable, now_s)
 
 
 def agent_id(machine: Machine) -> str:
@@ -148,17 +141,3 @@ def find_agents(machines: Iterable[Machine], begun: Iterable[BegunRun], since_s:
         node: agent_id(machine) for machine in machines if last_contact_s(machine) > since_s for node in machine.nodes
     }
     return {(run.job_id, node): by_node[node] for run in begun for node in run.gpus if node in by_node}
-
-
-def is_prepared(job: Job, reports: Iterable[AgentReport]) -> bool:
-    """Return whether every node of the job's target has prepared its generation."""
-    prepared = {
-        report.node for report in reports if report.job_id == job.id and report.prepared == job.allocation.generation
-    }
-    return job.allocation.target.keys() <= prepared
-
-
-def find_master(job: Job, machine: Machine, node: str, reports: Iterable[AgentReport]) -> MasterAddress:
-    """Return the address at which rank 0 will serve the store of the generation."""
-    port = next(report.master_port for report in reports if (report.job_id, report.node) == (job.id, node))
-    return MasterAddress(machine.address, port)

@@ -5,8 +5,9 @@ An executor with remote agents, whose reports are in the RunLog, does in each pa
     for reported in compute_reported_runs(begun_runs, reports, agents, desired.jobs, now_s):
         record reported.kill_order if it changed     # agents kill the remaining ranks
         record reported.run if it has just ended
-    if can_begin(job, begun_runs, reports, agents):
-        record build_begun_run(job, placement, agents, now_s)
+    master = find_prepared_master(job, placement, reports)
+    if master is not None and can_begin(job, begun_runs, reports, agents):
+        record build_begun_run(job, placement, agents, now_s, master=master)
 
 `agents` are the live agents: (job, node) to the id that the agent sends in its reports (`pod`).
 """
@@ -33,7 +34,7 @@ from scheduler.domain.observation import (
 )
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
-from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
+from scheduler.executors.rank_slots import RankSlot, assign_rank_slots
 from scheduler.executors.run_outcome import RankView, RunOutcome
 
 FIRST_STATUS_TIMEOUT_S = 10.0
@@ -140,6 +141,19 @@ def can_begin(
     return allocation.target.keys() <= {report.node for report in live_reports}
 
 
+def find_prepared_master(job: Job, seats: RankPlacement, reports: Iterable[AgentReport]) -> MasterAddress | None:
+    """Return where rank 0 will serve the store of the job's target generation. None: a node has not prepared it."""
+    prepared = {
+        report.node: report
+        for report in reports
+        if report.job_id == job.id and report.prepared == job.allocation.generation
+    }
+    if not job.allocation.target.keys() <= prepared.keys():
+        return None
+    first = prepared[seats[0][0]]
+    return MasterAddress(first.address, first.master_port) if first.address and first.master_port else None
+
+
 def build_begun_run(
     job: Job,
     seats: RankPlacement,
@@ -147,6 +161,7 @@ def build_begun_run(
     now_s: float,
     *,
     master: MasterAddress | None = None,
+    in_pods: bool = False,
 ) -> BegunRun:
     """Return the job's target generation as a begun run, bound to the current agents."""
     allocation = job.allocation
@@ -161,6 +176,7 @@ def build_begun_run(
         plan=allocation.plan,
         frozen_layers=job.freezing.layers,
         master=master,
+        in_pods=in_pods,
     )
 
 

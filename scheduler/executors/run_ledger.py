@@ -13,10 +13,21 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import AgentReport, BegunRun, Run
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.reported_runs import NO_AGENT_ENDS, AgentEnd, AgentKey, compute_reported_runs
+from scheduler.executors.reported_runs import (
+    NO_AGENT_ENDS,
+    AgentEnd,
+    AgentKey,
+    build_begun_run,
+    can_begin,
+    compute_reported_runs,
+    find_prepared_master,
+)
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
+
+STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
+"""States of jobs whose target generation may not have begun yet."""
 
 
 class RunLedger:
@@ -62,12 +73,35 @@ class RunLedger:
             runs_by_job.setdefault(run.job_id, []).append(run)
         return runs_by_job
 
-    def begin(self, run: BegunRun) -> None:
-        """Record that the ranks of this generation may start, once.
+    def begin_generations(
+        self,
+        desired: Snapshot,
+        begun: Sequence[BegunRun],
+        find_agents: Callable[[Sequence[Job]], Mapping[AgentKey, str]],
+        now_s: float,
+        *,
+        in_pods: bool = False,
+    ) -> None:
+        """Begin each generation that all its nodes have prepared and whose older ranks are all gone.
+
+        Args:
+            find_agents: returns the live agents of jobs.
 
         Raises:
             FencedError: a newer leader has written.
         """
+        waiting = [job for job in desired.jobs.values() if job.state in STARTABLE_STATES and job.allocation.target]
+        if not waiting:
+            return
+        agents, reports = find_agents(waiting), self.list_reports()
+        for job in waiting:
+            seats = desired.rank_placement(job.allocation)
+            master = find_prepared_master(job, seats, reports)
+            if master is not None and can_begin(job, begun, reports, agents):
+                self._begin(build_begun_run(job, seats, agents, now_s, master=master, in_pods=in_pods))
+
+    def _begin(self, run: BegunRun) -> None:
+        """Record that the ranks of this generation may start, once."""
         if self._log.begin_run(run, epoch=self._epoch()):
             logger.info("%s: generation %d may start its ranks", run.job_id, run.generation)
 

@@ -1,9 +1,6 @@
-"""Output of ranks on other machines: node agents send it, and the API stores it where it reads all logs.
+"""Output of ranks that node agents send. The API stores it below the log root (see stored_logs).
 
-<run root>/jobs/<job>/gen-<n>/machines.json       the agent of each rank; the folder appears complete
-                              settled             empty: no local executor has to end the run
-                              rank-<r>.log        output of a rank
-                              rank-<r>.complete   empty: no more output follows
+jobs/<job>/gen-<n>/machines.json    the agent of each rank; the folder appears complete
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from pathlib import Path
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.observation import BegunRun
-from scheduler.executors.local_records import GenerationFolder, RunRoot
 from scheduler.executors.log_files import LogLimits, trim_log
+from scheduler.executors.stored_logs import LogFolder, LogRoot
 
 LAST_OUTPUT_S = 10.0
 """Time in which machines are expected to send the last output of a run that has ended or was replaced."""
@@ -54,7 +51,7 @@ class RunMachines:
         return cls(run.begun_at_s, tuple(run.pods[node] for node, _ in run.seats))
 
 
-def read_run_machines(folder: GenerationFolder) -> RunMachines | None:
+def read_run_machines(folder: LogFolder) -> RunMachines | None:
     """Return the machines that send the output of a generation. None if it runs elsewhere, or sends none yet."""
     try:
         text = (folder.path / _MACHINES).read_text(encoding="utf-8")
@@ -63,16 +60,11 @@ def read_run_machines(folder: GenerationFolder) -> RunMachines | None:
     return decode(RunMachines, json.loads(text))
 
 
-def is_log_complete(folder: GenerationFolder, rank: int) -> bool:
-    """Return whether no output of the rank can follow: its run has ended here, or its machine has sent everything."""
-    return _complete_path(folder, rank).exists() or folder.read_end() is not None
-
-
 class ShippedLogs:
     """Stored output of ranks on other machines. Processes that share the run root may write at the same time."""
 
     def __init__(self, run_root: Path, limits: LogLimits) -> None:
-        self._root = RunRoot(run_root, logs=limits)
+        self._root = LogRoot(run_root, limits=limits)
         self._limits = limits
 
     def begin(self, job_id: str, generation: int, machines: RunMachines) -> None:
@@ -88,7 +80,6 @@ class ShippedLogs:
             try:
                 with _open_folder(part, parent) as folder:
                     _create(_MACHINES, json.dumps(encode(machines)).encode(), folder)
-                    _create("settled", b"", folder)
                 os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
             except OSError as error:
                 with suppress(FileNotFoundError), _open_folder(part, parent) as folder:
@@ -97,7 +88,7 @@ class ShippedLogs:
                     os.rmdir(part, dir_fd=parent)
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-        self._root.drop_old_logs(job_id)
+        self._root.delete_old_logs(job_id)
 
     def append(
         self, job_id: str, generation: int, rank: int, data: bytes, *, offset: int, is_complete: bool = False
@@ -128,7 +119,7 @@ class ShippedLogs:
                 os.close(descriptor)
             if is_complete:
                 with suppress(FileExistsError):
-                    _create(_complete_path(path, rank).name, b"", folder)
+                    _create(path.complete_path(rank).name, b"", folder)
         return size
 
     def _open_log(self, job_id: str, generation: int, name: str, folder: int) -> int:
@@ -184,7 +175,3 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> int:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
     return offset
-
-
-def _complete_path(folder: GenerationFolder, rank: int) -> Path:
-    return folder.path / f"rank-{rank}.complete"

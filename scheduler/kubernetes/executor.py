@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import BegunRun, Observation, Run
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.reported_runs import build_begun_run, can_begin
+from scheduler.executors.reported_runs import AgentKey
 from scheduler.executors.run_ledger import RunLedger
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
@@ -38,9 +37,6 @@ from scheduler.kubernetes.resource_writer import ActionPool, ApiAction
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
-
-
-_STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 
 
 class KubernetesExecutor:
@@ -154,14 +150,12 @@ class KubernetesExecutor:
                 yield self._objects.bind_gang(gang)
 
     def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun], now_s: float) -> None:
-        """Begin each generation whose agents are all running and whose older ranks are all gone."""
-        waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
-        if not waiting:
-            return
-        agents, reports = find_live_agents(self._verified_view().pods), self._ledger.list_reports()
-        for job in waiting:
-            if can_begin(job, begun, reports, agents):
-                self._ledger.begin(build_begun_run(job, desired.rank_placement(job.allocation), agents, now_s))
+        """Begin each generation that all its pods have prepared and whose older ranks are all gone."""
+
+        def find_agents(_jobs: Sequence[Job]) -> Mapping[AgentKey, str]:
+            return find_live_agents(self._verified_view().pods)
+
+        self._ledger.begin_generations(desired, begun, find_agents, now_s, in_pods=True)
 
 
 def _iter_pod_changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +41,7 @@ from scheduler.kubernetes.pod_changes import PodToCreate
 
 Manifest = dict[str, Any]
 
-AGENT_COMMAND = ("python", "-P", "-m", "scheduler.worker.pod_agent")
+AGENT_COMMAND = ("python", "-P", "-m", "scheduler.agent.pod")
 DEFAULT_GRACE_PERIOD_S = 60
 """Default grace period of agent pods: the time that ranks have to save when a pod is deleted. Templates can override
 it.
@@ -169,7 +170,7 @@ def _build_agent_container(
         "EBBTIDE_URL": context.url,
         "EBBTIDE_TOKEN_FILE": f"{TOKEN_DIR}/token",
         "EBBTIDE_RUN_ROOT": RUN_ROOT,
-        "EBBTIDE_CHECKPOINT_DIR": job.spec.checkpoint.dir or CHECKPOINT_DIR,
+        "EBBTIDE_CHECKPOINT_DIR": _find_checkpoint_dir(agent, job),
         "EBBTIDE_GRACE_S": str(grace_period_s),
     }
     env = {**dict(job.spec.env), **metadata}
@@ -187,6 +188,13 @@ def _build_agent_container(
         resources[kind] = {**(resources.get(kind) or {}), GPU_RESOURCE: str(new_pod.gpus)}
     agent["resources"] = resources
     return agent
+
+
+def _find_checkpoint_dir(container: Mapping[str, Any], job: Job) -> str:
+    """Return the checkpoint directory. Without a volume it is empty: the agent chooses a folder of the pod."""
+    mounts = {posixpath.normpath(str(mount.get("mountPath"))) for mount in container.get("volumeMounts", ())}
+    has_volume = job.spec.checkpoint.volume is not None or CHECKPOINT_DIR in mounts
+    return job.spec.checkpoint.dir or (CHECKPOINT_DIR if has_volume else "")
 
 
 def _pod_uid_variable() -> Manifest:

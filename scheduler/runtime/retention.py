@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from scheduler.executors.local_records import RunRoot
+from scheduler.executors.stored_logs import LogRoot
 from scheduler.runtime.clock import Clock
 from scheduler.runtime.controller import RETRY_PAUSE_S_MAX
 from scheduler.store.api_protocol import HistoryLog
@@ -69,7 +69,7 @@ class Retention:
         *,
         clock: Clock,
         epoch: Callable[[], int],
-        run_root: RunRoot | None = None,
+        run_root: LogRoot | None = None,
         archives: ArchiveStore | None = None,
         on_deleted: Callable[[str, int], None],
         limits: DeletionLimits | None = None,
@@ -129,7 +129,7 @@ class Retention:
         for job_id in job_ids:
             job = self._store.get_ended_job(job_id)
             if job is not None and job.state_since_s < now_s - self._periods.logs_s:
-                self._on_deleted(JOB_LOGS, self._run_root.remove_runs(job_id))
+                self._on_deleted(JOB_LOGS, self._run_root.delete_job(job_id))
         return len(job_ids) < self._limits.jobs
 
     def _delete_archives(self, now_s: float) -> None:

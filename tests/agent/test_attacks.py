@@ -140,7 +140,7 @@ def test_memory_beyond_the_limit_ends_that_job_alone(machine: TestMachine) -> No
     other = machine.begin(python_job("import time; time.sleep(60)", job_id="other"))
     _, state = machine.finish(python_job("data = bytearray(1 << 30)"))
     assert state.exit_codes == {0: -signal.SIGKILL}
-    assert state.oom_kills >= 1
+    assert (state.oom_kills or 0) >= 1
     assert not other.poll().has_ended
     assert other.poll().oom_kills == 0
 

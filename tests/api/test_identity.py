@@ -272,7 +272,7 @@ def test_unauthenticated_requests_are_limited_by_address(problem: Problem) -> No
 
 def test_agents_are_limited_individually(problem: Problem) -> None:
     with (guarded := AuthenticatedService(report_rate_burst=2, report_rate_per_s=0.5)).http:
-        token, statement = issue_agent_token(SECRET, "train"), {"pod": "p", "generation": 0}
+        token, statement = issue_agent_token(SECRET, "train"), {"pod": "p", "address": "10.1.0.2"}
         for _ in range(2):
             problem(guarded.request("POST", "/v1/jobs/train/agents/t0", token, statement), 404)
         refused = guarded.request("POST", "/v1/jobs/train/agents/t0", token, statement)
@@ -293,7 +293,7 @@ def test_workers_are_rate_limited(problem: Problem) -> None:
 def test_guessing_agent_tokens_is_limited_by_address(problem: Problem) -> None:
     with (guarded := AuthenticatedService(rate_burst=3, rate_per_s=0.001)).http:
         place, token = "/v1/jobs/train/agents/t0", issue_agent_token(SECRET, "train")
-        statement = {"pod": "p", "generation": 0}
+        statement = {"pod": "p", "address": "10.1.0.2"}
         problem(guarded.request("POST", place, token, statement), 404)
         problem(guarded.request("POST", place, "eba_guess", {}), 422)
         for number in range(2):

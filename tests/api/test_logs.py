@@ -12,35 +12,33 @@ import pytest
 
 from api.streams.server_sent_events import StreamRegistry, StreamTimings
 from api.streams.sources import JobLogReader, LogPosition, follow_logs
-from scheduler.domain.observation import Run, RunPhase
-from scheduler.domain.scaling_curve import build_data_parallel_plan
-from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
 from scheduler.executors.log_files import LogLimits, trim_log_file
 from scheduler.executors.reported_runs import build_begun_run
+from scheduler.executors.stored_logs import LogFolder, LogRoot
 from scheduler.store.memory_store import MemoryStore
-from tests.builders import GPU
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
 
 @pytest.fixture
-def root(fleet: ApiService, tmp_path: Path) -> RunRoot:
+def root(fleet: ApiService, tmp_path: Path) -> LogRoot:
     service = fleet.app.state.service
     fleet.app.state.service = replace(service, settings=service.settings.model_copy(update={"run_dir": tmp_path}))
-    return RunRoot(tmp_path, logs=LogLimits(generations=2))
+    return LogRoot(tmp_path, limits=LogLimits(generations=2))
 
 
-def begin(root: RunRoot, job: str, generation: int, printed: bytes, *, ended: bool = False) -> GenerationFolder:
-    record = StartedRecord(job, generation, {"t0": (0,)}, 1, generation, 0.0)
-    folder = root.begin(record, build_data_parallel_plan(GPU, 1))
+def begin(root: LogRoot, job: str, generation: int, printed: bytes, *, ended: bool = False) -> LogFolder:
+    folder = root.folder(job, generation)
+    folder.path.mkdir(parents=True)
+    root.delete_old_logs(job)
     folder.log_path(0).write_bytes(printed)
     if ended:
-        folder.write_ended(Run(job, generation, RunPhase.LEFT))
+        folder.complete_path(0).touch()
     return folder
 
 
-def test_a_new_job_has_no_logs_and_an_unknown_one_is_a_404(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+def test_a_new_job_has_no_logs_and_an_unknown_one_is_a_404(fleet: ApiService, root: LogRoot, problem: Problem) -> None:
     job = fleet.submit()
     page = fleet.get(f"/v1/jobs/{job}/logs")
     assert (page["items"], page["generations"], page["next"]) == ([], [], None)
@@ -48,7 +46,7 @@ def test_a_new_job_has_no_logs_and_an_unknown_one_is_a_404(fleet: ApiService, ro
     problem(fleet.http.get("/v1/jobs/..%2f..%2fetc/logs"), 404)
 
 
-def test_pages_continue_across_generations(fleet: ApiService, root: RunRoot) -> None:
+def test_pages_continue_across_generations(fleet: ApiService, root: LogRoot) -> None:
     job = fleet.submit()
     begin(root, job, 1, b"one\ntwo\nthree\npart", ended=True)
     begin(root, job, 2, b"four\nfi")
@@ -70,7 +68,7 @@ def test_pages_continue_across_generations(fleet: ApiService, root: RunRoot) -> 
     assert fleet.get(path, rank=7)["items"] == []
 
 
-def test_dropped_bytes_are_reported(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+def test_dropped_bytes_are_reported(fleet: ApiService, root: LogRoot, problem: Problem) -> None:
     job = fleet.submit()
     folder = begin(root, job, 1, b"".join(b"line %06d\n" % number for number in range(40_000)))
     trim_log_file(folder.log_path(0), 65_536)
@@ -84,7 +82,7 @@ def test_dropped_bytes_are_reported(fleet: ApiService, root: RunRoot, problem: P
     assert wrong["errors"][0]["field"] == "cursor"
 
 
-def test_the_logs_of_an_old_job_are_a_404(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+def test_the_logs_of_an_old_job_are_a_404(fleet: ApiService, root: LogRoot, problem: Problem) -> None:
     job = fleet.submit()
     fleet.tick()
     fleet.tick()
@@ -95,7 +93,7 @@ def test_the_logs_of_an_old_job_are_a_404(fleet: ApiService, root: RunRoot, prob
 
 
 def test_a_follower_gets_gaps_lines_generations_and_the_end(tmp_path: Path) -> None:
-    root, job = RunRoot(tmp_path), "train"
+    root, job = LogRoot(tmp_path), "train"
     first = begin(root, job, 1, b"one\n")
     asked = 0
 
@@ -107,7 +105,7 @@ def test_a_follower_gets_gaps_lines_generations_and_the_end(tmp_path: Path) -> N
             lambda: None,
             lambda: first.log_path(0).write_bytes(b"one\ntwo\n"),
             lambda: begin(root, job, 2, b"three\n"),
-            lambda: root.folder(job, 2).write_ended(Run(job, 2, RunPhase.SUCCEEDED)),
+            lambda: root.folder(job, 2).complete_path(0).touch(),
         ]
         steps[min(asked, len(steps)) - 1]()
         return asked >= len(steps)
@@ -124,11 +122,11 @@ def test_a_follower_gets_gaps_lines_generations_and_the_end(tmp_path: Path) -> N
     assert "event: end" in frames[-1]
 
 
-def test_logs_of_pods_are_a_501_with_the_kubectl_command(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+def test_logs_of_pods_are_a_501_with_the_kubectl_command(fleet: ApiService, root: LogRoot, problem: Problem) -> None:
     job = fleet.submit()
     fleet.tick()
     live = fleet.store.load().snapshot.jobs[job]
-    fleet.run_log.begin_run(build_begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0), epoch=1)
+    fleet.run_log.begin_run(build_begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0, in_pods=True), epoch=1)
     body = problem(fleet.http.get(f"/v1/jobs/{job}/logs"), 501)
     assert body["type"] == "urn:ebbtide:problem:logs-elsewhere"
     assert f"kubectl logs --namespace default --selector ebbtide.dev/job={job}" in body["detail"]

@@ -15,10 +15,10 @@ from api.streams.server_sent_events import StreamRegistry, StreamTimings
 from api.streams.sources import JobLogReader, LogPosition, follow_logs
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors.agent_executor import agent_id
-from scheduler.executors.local_records import RunRoot
 from scheduler.executors.log_files import LogLimits
 from scheduler.executors.reported_runs import build_begun_run
 from scheduler.executors.shipped_logs import LAST_OUTPUT_S, RunMachines, ShippedLogs
+from scheduler.executors.stored_logs import LogRoot
 from scheduler.store.memory_store import MemoryStore
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import Problem
@@ -33,7 +33,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.service = AuthenticatedService(run_dir=folder, log_bytes=LOG_BYTES).with_fleet()
-        self.root = RunRoot(folder)
+        self.root = LogRoot(folder)
         token = create_token(self.service, uses=2)
         self.credentials = {
             name: join(self.service, token, join_document(name)).json()["credential"] for name in ("m0", "m1")
@@ -177,8 +177,7 @@ def test_logs_of_old_generations_are_deleted_and_take_no_output(site: Site, prob
 def test_logs_of_machines_are_removed_with_the_job(site: Site) -> None:
     assert site.end(b"one\n", complete=True) == 4
     assert list(site.root.list_jobs()) == [site.job]
-    assert list(site.root.list_unsettled()) == []
-    assert site.root.remove_runs(site.job) == 1
+    assert site.root.delete_job(site.job) == 1
     assert list(site.root.list_jobs()) == []
 
 
@@ -196,7 +195,7 @@ def test_readers_wait_for_the_last_output_before_the_next_generation(tmp_path: P
         logs.begin("job", generation, RunMachines(now_s, (AGENT,)))
     logs.append("job", 1, 0, b"one\n", offset=0)
     logs.append("job", 2, 0, b"three\n", offset=0)
-    reader = JobLogReader(RunRoot(tmp_path), "job", 0, now=lambda: now_s)
+    reader = JobLogReader(LogRoot(tmp_path), "job", 0, now=lambda: now_s)
 
     def read(position: LogPosition) -> tuple[list[str], LogPosition]:
         batch = reader.read(position, 10)
@@ -219,7 +218,7 @@ def test_a_stream_ends_with_the_last_output_or_without_it(tmp_path: Path, monkey
 
     async def follow(rank: int) -> str:
         streams = StreamRegistry(MemoryStore(), streams_max=1, timings=StreamTimings(file_poll_s=0.01))
-        reader = JobLogReader(RunRoot(tmp_path), "job", rank)
+        reader = JobLogReader(LogRoot(tmp_path), "job", rank)
         return "".join([each.decode() async for each in follow_logs(streams, reader, LogPosition(1), lambda: True)])
 
     for rank, lines in ((0, 2), (1, 1)):

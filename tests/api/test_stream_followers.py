@@ -17,12 +17,10 @@ import pytest
 
 from api.client import Client, ProblemError, RetryPolicy, UnreachableError
 from scheduler.domain.job_state import JobState
-from scheduler.domain.observation import Run, RunPhase
-from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.local_records import RunRoot, StartedRecord
+from scheduler.executors.stored_logs import LogRoot
 from tests.api.stream_process import StreamProcess, run_stream_process
-from tests.builders import GPU, a_job
+from tests.builders import a_job
 
 pytestmark = pytest.mark.e2e
 
@@ -66,8 +64,9 @@ def test_following_fails_after_repeated_failures_and_at_once_on_a_refusal(client
 
 
 def test_logs_are_followed_to_the_end_of_the_job(play: StreamProcess, client: Client) -> None:
-    root = RunRoot(play.folder)
-    folder = root.begin(StartedRecord("train", 1, {"t0": (0,)}, 1, 1, 0.0), build_data_parallel_plan(GPU, 1))
+    root = LogRoot(play.folder)
+    folder = root.folder("train", 1)
+    folder.path.mkdir(parents=True)
     folder.log_path(0).write_bytes(b"zero\none\ntwo\n")
     assert [line["text"] for line in client.logs("train")] == ["zero", "one", "two"]
     lines = client.follow_logs("train", tail=2)
@@ -78,7 +77,7 @@ def test_logs_are_followed_to_the_end_of_the_job(play: StreamProcess, client: Cl
     with _cli(play, "logs", "train", "-f", "--tail", "1") as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "three\n"
-        folder.write_ended(Run("train", 1, RunPhase.SUCCEEDED))
+        folder.complete_path(0).touch()
         play.end_job(replace(a_job("train", 1, 1), state=JobState.SUCCEEDED))
         assert list(lines) == []
         assert command.wait(60) == 0

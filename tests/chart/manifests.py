@@ -13,6 +13,7 @@ import yaml
 
 Manifest = dict[str, Any]
 
+JOB_NAMESPACE = "training"
 FOLDER = Path(__file__).parent / "rendered"
 RELEASE, NAMESPACE = "ebbtide", "ebbtide"
 POSTGRESQL: Manifest = {
@@ -27,7 +28,7 @@ EVERYTHING: Manifest = {
     "image": {"repository": "harbour.example/ebbtide", "tag": "1", "pullPolicy": "Always"},
     "imagePullSecrets": ["harbour"],
     "tokenSecret": {"existingSecret": "tokens"},
-    "jobNamespace": "training",
+    "jobNamespace": JOB_NAMESPACE,
     "settings": {"FULL_PASS_PERIOD_S": 60, "LEASE_S": 7.5, "SEASON_S": 604800},
     "api": {"replicas": 3, "serviceType": "LoadBalancer", "nodeSelector": {"role": "system"}},
     "operator": {"tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}]},

@@ -22,3 +22,11 @@ def test_api_egress_allows_dns_database_and_configured_peers() -> None:
             "to": [manifests.ANYWHERE, manifests.PEER],
         },
     ]
+
+
+def test_pods_of_jobs_reach_each_other_on_all_ports() -> None:
+    jobs = {"matchExpressions": [{"key": "ebbtide.dev/job", "operator": "Exists"}]}
+    for name in ("sqlite", "postgresql"):
+        policy = named(read(name), "NetworkPolicy", "ebbtide-jobs")["spec"]
+        assert (policy["podSelector"], policy["policyTypes"]) == (jobs, ["Ingress"])
+        assert policy["ingress"] == [{"from": [{"podSelector": jobs}]}], "no port is named"

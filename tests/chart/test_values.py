@@ -17,7 +17,7 @@ from tests.chart import helm, manifests
 SCHEMA = helm.CHART / "values.schema.json"
 # API_PROCESSES is fixed because the API scales by replicas; PROFILES_DIR would need a volume.
 CHART_SETTINGS = {
-    "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR", "STORE_HOST", "STORE_PORT",
+    "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR",
     "TOKEN_SECRET_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR",
     "KUBECONFIG", "PROFILES_DIR",
 }  # fmt: skip
@@ -47,8 +47,9 @@ INVALID_VALUES: list[dict[str, Any]] = [
     {"api": {"replicas": 0}},
     {"api": {"resources": {"claims": []}}},
     {"operator": {"replicas": 1.5}},
-    {"rendezvous": {"replicas": 2}},
+    {"rendezvous": {}},
     {"networkPolicy": {"apiFrom": [{}]}},
+    {"networkPolicy": {"jobsFrom": [{}]}},
     {"networkPolicy": {"egress": {"webhooks": True}}},
     {"networkPolicy": {"egress": {"oidc": {"to": [{}]}}}},
     {"networkPolicy": {"egress": {"oidc": {"ports": []}}}},

@@ -16,13 +16,12 @@ from api.app import Server, create_app
 from api.client import Client
 from scheduler.domain.commands import Command, CommandBody, ForecastMade
 from scheduler.domain.fleet import Forecast, Node
-from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.tick_report import TickReport
 from scheduler.domain.worker_token import issue_worker_token
-from scheduler.executors.local_records import RunRoot, StartedRecord
 from scheduler.executors.log_files import LogLimits
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.executors.simulated_run import Delays
+from scheduler.executors.stored_logs import LogRoot
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.policy_sets import load_policy_set
@@ -30,7 +29,6 @@ from scheduler.settings import Settings
 from scheduler.solver.curve import build_curve_solved, solve_point
 from scheduler.store.api_protocol import ApiStore
 from scheduler.store.protocol import Lease
-from tests.builders import GPU
 from tests.memory_run_log import MemoryRunLog
 
 SECRET = b"a secret that only tests know...."
@@ -117,11 +115,10 @@ class ConsoleSite:
         """Act as rank 0 of a job: log and report each step, one every six seconds."""
         allocation = self.store.load().snapshot.jobs[job_id].allocation
         generation = allocation.generation
-        record = StartedRecord(job_id, generation, allocation.target, 1, generation, self.clock.now_s())
-        root = RunRoot(self.folder, logs=LogLimits())
+        root = LogRoot(self.folder, limits=LogLimits())
         folder = root.folder(job_id, generation)
         if not folder.path.exists():
-            root.begin(record, build_data_parallel_plan(GPU, 1))
+            folder.path.mkdir(parents=True)
         headers = {"Authorization": f"Bearer {issue_worker_token(SECRET, job_id, generation)}"}
         for step in steps:
             self.tick(after_s=6.0)

@@ -43,13 +43,16 @@ PROSE = frozenset(
 )
 """Keys whose values are sentences: they may be rewritten, as long as they stay strings."""
 STATEMENTS: tuple[dict[str, Any], ...] = (
-    {"pod": "p1", "generation": 0},
+    {"pod": "p1", "address": "10.1.0.2"},
+    {"pod": "p1", "address": "10.1.0.2", "runs": [{"generation": 0, "prepared": 1, "master_port": 29500}]},
     {
         "pod": "p1",
-        "generation": 1,
-        "ranks": [{"rank": 0, "status": {"phase": "running", "step": 3}, "written_at_ns": 5}],
+        "address": "10.1.0.2",
+        "runs": [
+            {"generation": 1, "ranks": [{"rank": 0, "status": {"phase": "running", "step": 3}, "written_at_ns": 5}]}
+        ],
     },
-    {"pod": "p2", "generation": 0},
+    {"pod": "p2", "address": "10.1.0.3"},
 )
 PLAN_REQUEST = {"model": "gpt2", "gpu": "a100-80g", "gpus": 8, "globalBatch": 64}
 
@@ -187,8 +190,10 @@ class Replay:
         headers = {"Authorization": f"Bearer {issue_agent_token(SECRET, job_id)}"}
         conversation = []
         for statement in STATEMENTS:
-            response = self.http.post(f"/v1/jobs/{job_id}/agents/a0", json=statement, headers=headers)
-            reply = re.sub(r'("EBBTIDE_TOKEN": ")[^"]+', r"\1***", json.dumps(response.json()))
+            runs = [{"job_id": job_id, "node": "a0", **run} for run in statement.get("runs", ())]
+            report = {**statement, "runs": runs}
+            response = self.http.post(f"/v1/jobs/{job_id}/agents/a0", json=report, headers=headers)
+            reply = re.sub(r'("token": ")[^"]+', r"\1***", json.dumps(response.json()))
             conversation.append({"says": statement, "status": response.status_code, "reply": json.loads(reply)})
         return conversation
 

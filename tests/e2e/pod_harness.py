@@ -1,4 +1,4 @@
-"""A training on pod agents: a real API, a rendezvous service and pod agents as processes. The test is the executor.
+"""A training on pod agents: a real API and agent pods as processes. The test is the executor.
 
 It makes the decisions itself and uses the functions that executors share (reported_runs).
 """
@@ -14,12 +14,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_state import Allocation, JobState
@@ -27,8 +28,8 @@ from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_agent_token
-from scheduler.executors.local_run import find_marked_processes
-from scheduler.executors.reported_runs import build_begun_run, can_begin, compute_reported_runs
+from scheduler.executors.reported_runs import compute_reported_runs
+from scheduler.executors.run_ledger import RunLedger
 from scheduler.settings import load_token_secret
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
@@ -36,6 +37,7 @@ from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node
 from tests.e2e.training_harness import losses
 from tests.loopback import find_free_port
+from tests.processes import find_run_processes, kill_tree, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
@@ -56,7 +58,7 @@ class PodHarness:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._pods: dict[str, str] = {}
         self._born: dict[int, psutil.Process] = {}
-        self._api_port, self._store_port = find_free_port(), find_free_port()
+        self._api_port = find_free_port()
         url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
         migrate(url)
         self.store = SqlStore(url)
@@ -69,13 +71,13 @@ class PodHarness:
             "EBBTIDE_DATABASE_URL": url,
             "EBBTIDE_RUN_DIR": str(folder),
             "EBBTIDE_PORT": str(self._api_port),
-            "EBBTIDE_STORE_PORT": str(self._store_port),
         }
         self._services: dict[str, subprocess.Popen[bytes]] = {}
         self.start_api()
-        self._service("rendezvous", "scheduler.worker.rendezvous", "--port", str(self._store_port))
         job = Job("train", spec, JobState.QUEUED, 0.0, 0.0, Progress(0.0))
-        self._commit(Snapshot(nodes={name: a_node(name, gpus=1, gpu="cpu") for name in NODES}, jobs={"train": job}))
+        nodes = {name: a_node(name, gpus=1, gpu="cpu") for name in NODES}
+        pools = {"training": Pool("training", PoolKind.TRAINING)}
+        self._commit(Snapshot(pools=pools, nodes=nodes, jobs={"train": job}))
         self.wait(self._api_answers)
 
     @property
@@ -89,7 +91,8 @@ class PodHarness:
         leave_by_s = time.time() + leave_within_s
         before = self.job.allocation
         after = Allocation(before.generation + 1, gpus, plan=plan, leave_by_s=leave_by_s)
-        self._commit(replace(snapshot, jobs={"train": replace(self.job, allocation=after)}))
+        state = JobState.RESIZING if before.target else JobState.STARTING
+        self._commit(replace(snapshot, jobs={"train": replace(self.job, state=state, allocation=after)}))
 
     def finish(self) -> None:
         """Mark the job as succeeded, so that the agents end."""
@@ -102,18 +105,19 @@ class PodHarness:
         pod = self._pods[node] = f"{node}-{secrets.token_hex(2)}"
         own = self.folder / pod
         own.mkdir()
+        (own / "token").write_text(issue_agent_token(self._secret, "train"))
         env = {
             **{name: value for name, value in self._env.items() if not name.startswith("EBBTIDE_")},
             "EBBTIDE_JOB_ID": "train",
             "EBBTIDE_NODE": node,
             "EBBTIDE_POD": pod,
             "EBBTIDE_URL": f"http://127.0.0.1:{self._api_port}",
-            "EBBTIDE_TOKEN": issue_agent_token(self._secret, "train"),
-            "EBBTIDE_RUN_ROOT": str(own),
+            "EBBTIDE_TOKEN_FILE": str(own / "token"),
+            "EBBTIDE_RUN_ROOT": str(own / "run"),
             "EBBTIDE_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
         }
         with (self.folder / f"{pod}.log").open("ab") as log:
-            command = [sys.executable, "-m", "scheduler.worker.pod_agent"]
+            command = [sys.executable, "-P", "-m", "scheduler.agent.pod"]
             self.agents[node] = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
 
     def delete_agent(self, node: str) -> None:
@@ -121,15 +125,19 @@ class PodHarness:
         self.agents[node].send_signal(signal.SIGTERM)
 
     def kill_agent(self, node: str) -> None:
+        """Kill the agent alone. The pod starts it again."""
+        self._agent_process(node).kill()
+
+    def kill_pod(self, node: str) -> None:
+        """Kill all processes of a pod, as when its container is killed."""
         self._remember()
-        self.agents[node].kill()
-        self.agents[node].wait()
+        kill_tree(self.agents[node])
 
     def start_api(self) -> None:
         self._service("api", "cli", "api")
 
     def kill_api(self) -> None:
-        _end(self._services.pop("api"))
+        kill_tree(self._services.pop("api"))
 
     def wait(self, reached: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -147,32 +155,34 @@ class PodHarness:
     def has_reached(self, step: int) -> bool:
         return max(self.losses(), default=0) >= step
 
-    def node_agent_pids(self) -> Mapping[str, int]:
-        """Return the process that forks ranks, by node."""
-        return {
-            node: child.pid for node, agent in self.agents.items() for child in psutil.Process(agent.pid).children()
-        }
+    def rank_processes(self) -> list[int]:
+        """Return the ids of the processes of all runs."""
+        return sorted(process.pid for pod in self._pods.values() for process in find_run_processes(self._state(pod)))
 
     def run_dir(self, node: str, generation: int) -> Path:
-        return self.folder / self._pods[node] / f"jobs/train/gen-{generation}"
+        return self._state(self._pods[node]) / f"jobs/train/gen-{generation}@{node}"
+
+    def _state(self, pod: str) -> Path:
+        return self.folder / pod / "run"
+
+    def _agent_process(self, node: str) -> psutil.Process:
+        children = psutil.Process(self.agents[node].pid).children()
+        return next(child for child in children if "scheduler.agent.pod_daemon" in child.cmdline())
 
     def logs(self) -> str:
-        logs = (*self.folder.glob("*.log"), *self.folder.glob("*/jobs/train/gen-*/rank-*.log"))
+        logs = (*self.folder.glob("*.log"), *self.folder.glob("*/run/jobs/train/gen-*/rank-*.log"))
         return "\n".join([str(self.runs), *(f"{path.name}: {path.read_text()[-3000:]}" for path in logs)])
 
     def check_no_process_is_left(self) -> None:
         """Wait until no process of the agents or their ranks is left."""
         self._remember()
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while left := [process for process in self._born.values() if _lives(process)]:
-            assert time.monotonic() < deadline_s, left
-            time.sleep(0.05)
+        wait_until_gone(list(self._born.values()), TIMEOUT_S)
 
     def close(self) -> None:
         self._remember()
         for process in (*self.agents.values(), *self._services.values()):
-            _end(process)
-        left = [process for pod in self.folder.iterdir() if pod.is_dir() for process in find_marked_processes(pod)]
+            kill_tree(process)
+        left = [process for pod in self._pods.values() for process in find_run_processes(self._state(pod))]
         for each in (*self._born.values(), *left):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -190,15 +200,16 @@ class PodHarness:
                 log.record_kill_order("train", seen.begun.generation, seen.kill_order, epoch=self._epoch)
             if seen.has_just_ended:
                 log.record_end(seen.run, epoch=self._epoch)
-        for job in jobs.values():
-            if can_begin(job, log.list_begun_runs_of(job.id), reports, agents):
-                slots = tuple((node, 0) for node in sorted(job.allocation.target))
-                log.begin_run(build_begun_run(job, slots, agents, now_s), epoch=self._epoch)
+        ledger = RunLedger(log, epoch=lambda: self._epoch)
+        desired = self.store.load().snapshot
+        ledger.begin_generations(desired, log.list_begun_runs(), lambda _jobs: agents, now_s, in_pods=True)
 
     def _service(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", *words]
-            process = subprocess.Popen(command, cwd=ROOT, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         self._services[name] = process
 
     def _api_answers(self) -> bool:
@@ -219,17 +230,3 @@ class PodHarness:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for process in psutil.Process(agent.pid).children(recursive=True):
                     self._born.setdefault(process.pid, process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -1,14 +1,13 @@
 """Containers that really run: the first container of each fake pod, as a process of this machine.
 
 A container gets the variables of its spec and image, volumes as folders, SIGTERM when its pod is deleted, and SIGKILL
-after the grace period. It has no root file system: a variable that begins with a mount path gets the real folder
-instead.
+for all its processes after the grace period. It has no root file system: a variable that begins with a mount path gets
+the real folder instead.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import signal
 import subprocess
@@ -20,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from scheduler.executors.local_run import find_marked_processes
 from scheduler.kubernetes.api_objects import CONFIG_MAP, SECRET, Object, name_of, namespace_of, uid_of
 from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.processes import find_run_processes, kill_tree
 
 ROOT = Path(__file__).parents[2]
 IMAGE = {
@@ -70,13 +69,21 @@ class Containers:
     def left(self) -> list[psutil.Process]:
         """Return the live processes of all containers."""
         living = [psutil.Process(each.process.pid) for each in self._started.values() if each.process.poll() is None]
-        marked = (find_marked_processes(path) for each in self._started.values() for path in each.folder.iterdir())
-        return [*living, *(process for some in marked for process in some)]
+        ranks = (find_run_processes(path) for each in self._started.values() for path in each.folder.iterdir())
+        return [*living, *(process for some in ranks for process in some)]
+
+    def kill(self, pod: Object) -> None:
+        """Kill all processes of a container, as the end of its first process does."""
+        kill_tree(self.of(pod).process)
+
+    def find_agent(self, pod: Object) -> psutil.Process:
+        """Return the process of the agent in a pod."""
+        children = psutil.Process(self.of(pod).process.pid).children()
+        return next(child for child in children if "scheduler.agent.pod_daemon" in child.cmdline())
 
     def close(self) -> None:
-        for process in self.left():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        for container in self._started.values():
+            kill_tree(container.process)
         for thread in self._waiting:
             thread.join()
 
@@ -116,9 +123,7 @@ class Containers:
             container.process.send_signal(signal.SIGTERM)
 
     def _kill(self, pod: Object) -> None:
-        process = self._started[uid_of(pod)].process
-        process.kill()
-        process.wait()
+        kill_tree(self._started[uid_of(pod)].process)
 
     def _mounts(self, pod: Object, container: Object, folder: Path) -> Iterator[tuple[str, Path]]:
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}

@@ -58,8 +58,9 @@ class Chart:
 @pytest.fixture
 def chart(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Chart]:
     """Yield a chart in a fixed namespace, because its name appears in the golden renderings."""
-    if cluster.get_or_none(NAMESPACE, manifests.NAMESPACE) is None:
-        cluster.create(NAMESPACE, {"metadata": {"name": manifests.NAMESPACE}})
+    for name in (manifests.NAMESPACE, manifests.JOB_NAMESPACE):
+        if cluster.get_or_none(NAMESPACE, name) is None:
+            cluster.create(NAMESPACE, {"metadata": {"name": name}})
     yield Chart(control_plane, cluster, manifests.NAMESPACE)
     for kind in (SECRET, CLAIM):
         for item in cluster.list(kind, namespace=manifests.NAMESPACE).items:

@@ -270,9 +270,8 @@ def test_the_operator_may_not(operator: KubernetesClient, namespace: str, what: 
     assert is_forbidden(lambda: BEYOND[what](operator, namespace))
 
 
-@pytest.mark.parametrize("component", ["api", "rendezvous"])
-def test_api_and_rendezvous_may_do_nothing_at_all(control_plane: ControlPlane, granted: None, component: str) -> None:
-    opened = account(control_plane, component)
+def test_the_api_may_do_nothing_at_all(control_plane: ControlPlane, granted: None) -> None:
+    opened = account(control_plane, "api")
     for kind in (POD, NODE, SECRET, CONFIG_MAP, ELASTIC_JOB, POOL, LOAN, LEASE):
         assert is_forbidden(partial(opened.list, kind, namespace=HOME)), kind
         assert is_forbidden(partial(opened.create, kind, build_config_map("mine", HOME))), kind

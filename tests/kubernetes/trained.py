@@ -1,4 +1,4 @@
-"""A cluster with real training: operator, API and rendezvous store as processes, agents in running containers."""
+"""A cluster with real training: operator and API as processes, agents in running containers."""
 
 from __future__ import annotations
 
@@ -37,16 +37,13 @@ class Trained(Operated):
         super().__init__(plane, cluster, kubelet, namespace, folder, has_agents=False)
         self.containers = Containers(cluster, kubelet, folder)
         self.ledger = folder / "ledger"
-        api_port, store_port = find_free_port(), find_free_port()
         self.settings = {
-            "EBBTIDE_PORT": str(api_port),
-            "EBBTIDE_STORE_PORT": str(store_port),
+            "EBBTIDE_PORT": str(find_free_port()),
             "EBBTIDE_RECONFIGURATION_S": "1",
             "EBBTIDE_RESIZE_PAUSE_S": "1",
         }
         self._services: list[subprocess.Popen[bytes]] = []
         self._start_service("cli", "api")
-        self._start_service("scheduler.worker.rendezvous", "--port", str(store_port))
         self.start_operator()
 
     def train(

@@ -1,5 +1,5 @@
 {{- /* Fields shared by all pods. Arguments: root, component. Pods carry only the labels of their selector: a version label
-       would restart the rendezvous store at each chart upgrade. */}}
+       would restart all pods at each chart upgrade. */}}
 {{- define "ebbtide.pod" -}}
 {{- $values := index .root.Values .component | default dict -}}
 automountServiceAccountToken: false

@@ -17,6 +17,8 @@ from scheduler.agent.rank_environment import (
     build_environment,
     is_reference_trainer,
     list_processes,
+    select_inherited,
+    select_pod_variables,
 )
 from scheduler.domain.run_document import LaunchMode, MasterAddress, RankSeat, ResourceLimits, RunDocument
 
@@ -50,8 +52,10 @@ def _build(
     seat: int = 1,
     inherited: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    environment = inherited or {}
-    return build_environment(job, job.ranks[seat], MASTER, paths=PATHS, machine=machine, inherited=environment)
+    environment = select_inherited(inherited or {})
+    return build_environment(
+        job, job.ranks[seat], MASTER, paths=PATHS, machine=machine, inherited=select_inherited(environment)
+    )
 
 
 def test_rank_gets_the_torchrun_contract() -> None:
@@ -144,6 +148,12 @@ def test_only_variables_of_the_machine_are_inherited() -> None:
     assert {name: variables.get(name) for name in inherited} == {
         **inherited, "EBBTIDE_SECRET": None, "HOME": "/home/ada",
     }  # fmt: skip
+
+
+def test_ranks_in_a_pod_inherit_its_variables_except_those_of_the_agent() -> None:
+    pod = {"PATH": "/bin", "HOME": "/tmp", "WANDB_API_KEY": "w", "NCCL_DEBUG": "INFO"}
+    own = {"EBBTIDE_TOKEN_FILE": "f", "TORCHELASTIC_RUN_ID": "x", "RANK": "9", "MASTER_PORT": "1"}
+    assert select_pod_variables(pod | own) == pod
 
 
 def test_job_overrides_the_machine_and_ebbtide_overrides_the_job() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from api.http.dependencies import Service
 from api.machine_reports import OrderBuilder
 from scheduler.domain.job_state import JobState
-from scheduler.domain.machine import Machine
+from scheduler.domain.observation import AgentReport
 from scheduler.domain.run_document import RunDocument
 from scheduler.settings import Settings
 from tests.builders import a_fleet, a_job, a_snapshot
@@ -20,7 +20,7 @@ def test_run_document_states_the_limit_of_archives() -> None:
     state = SimpleNamespace(job=lambda *_: job, begun_runs=lambda *_: ())
     settings = Settings(archive_bytes_max=12_345)
     service = cast("Service", SimpleNamespace(agent_state=state, settings=settings, token_secret=b"s" * 32))
-    machine = Machine("t0", ("t0",), "training", "l4", "10.0.0.1", "0.1.0", 0.0, digest="d" * 64)
-    [order] = OrderBuilder(service, snapshot, machine, 0.0).build_orders({})
+    wanted = {("job", "t0"): AgentReport("job", "t0", "agent", 0.0)}
+    [order] = OrderBuilder(service, snapshot, 0.0).build_orders(wanted, ())
     assert order["document"] is not None
     assert RunDocument.from_document(order["document"]).archive_bytes_max == 12_345

@@ -1,4 +1,4 @@
-"""Notices of a job that is resized while its new agents start."""
+"""Notices of a job that is resized while the newer generation is prepared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def notice_for_target(
     plan = a_job("a", on=HELD).allocation.plan
     assert plan is not None
     log.begin_run(BegunRun("a", 1, HELD, (("t0", 0), ("t0", 1)), 0.0, {"t0": "p"}, plan), epoch=1)
-    log.record_reports(*(AgentReport("a", node, "p", told_s) for node in agents_on))
+    log.record_reports(*(AgentReport("a", node, "p", told_s, prepared=2) for node in agents_on))
     agent_state = AgentStateCache(MemoryStore(Snapshot(jobs={"a": job})), log)
     notice = select_notice(job, 1, at_s, agent_state)
     return None if notice is None else str(notice["action"])
@@ -39,10 +39,15 @@ def resized(target: Gpus) -> Job:
     return replace(job, allocation=replace(job.allocation, generation=2, leave_by_s=NOW_S + 60))
 
 
-def test_a_growing_job_continues_until_all_new_agents_report() -> None:
+def test_a_growing_job_continues_until_all_agents_have_prepared() -> None:
     grown: Gpus = {**HELD, "t1": (0, 1)}
     assert notice_for_target(grown) is None
     assert notice_for_target(grown, agents_on=("t0", "t1")) == "replan"
+
+
+def test_a_job_that_stays_where_it_is_continues_until_the_newer_generation_is_prepared() -> None:
+    assert notice_for_target(HELD, agents_on=()) is None
+    assert notice_for_target(HELD) == "replan"
 
 
 def test_an_agent_that_has_timed_out_is_waited_for() -> None:
@@ -75,9 +80,9 @@ class CountingRunLog(MemoryRunLog):
 
 def test_agents_of_a_job_share_one_read_of_the_reports() -> None:
     log = CountingRunLog()
-    log.record_reports(AgentReport("a", "t0", "p", NOW_S))
+    log.record_reports(AgentReport("a", "t0", "p", NOW_S, prepared=2))
     agent_state = AgentStateCache(MemoryStore(Snapshot(jobs={"a": resized(HELD)})), log)
-    assert [agent_state.have_all_reported("a", ["t0", "t1"], NOW_S) for _ in range(16)] == [False] * 16
+    assert [agent_state.have_all_prepared("a", ["t0", "t1"], NOW_S, 2) for _ in range(16)] == [False] * 16
     assert log.asked == 2
-    log.record_reports(AgentReport("a", "t1", "p", NOW_S))
-    assert agent_state.have_all_reported("a", ["t0", "t1"], NOW_S + CACHE_TTL_S)
+    log.record_reports(AgentReport("a", "t1", "p", NOW_S, prepared=2))
+    assert agent_state.have_all_prepared("a", ["t0", "t1"], NOW_S + CACHE_TTL_S, 2)

@@ -16,9 +16,8 @@ from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.program import Program
-from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.local_records import RunRoot, StartedRecord
+from scheduler.executors.stored_logs import LogRoot
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.retention import ARCHIVES, DAY_S, JOB_LOGS, DeletionLimits, Retention, RetentionPeriods
 from scheduler.store.api_protocol import AuditFilter, HistoryLog
@@ -38,7 +37,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         url = f"sqlite:///{folder / 'state.sqlite'}"
         migrate(url)
-        self.store, self.root = SqlStore(url), RunRoot(folder / "run")
+        self.store, self.root = SqlStore(url), LogRoot(folder / "run")
         events = tuple(Event(at_s, EventCode.JOB_STATE, "job", "it happened") for at_s in (*range(5), NOW_S))
         ended = (self._ended("old/job", 5 * DAY_S), self._ended("new", 90 * DAY_S))
         self.archives = ArchiveFolder(folder / "archives")
@@ -83,11 +82,10 @@ class Site:
         self.noted[kind] += count
 
     def _ended(self, job_id: str, at_s: float) -> Job:
-        folder = self.root.begin(StartedRecord(job_id, 1, {"t0": (0,)}, 1, 1, at_s), build_data_parallel_plan("cpu", 1))
+        folder = self.root.folder(job_id, 1)
+        folder.path.mkdir(parents=True)
         folder.log_path(0).write_text("loss 0.1\n")
-        folder.settle()
-        self.root.agent_log(job_id, "t0").write_text("started\n")
-        (self.root.checkpoint_dir(job_id) / "step-9").write_text("weights")
+        (folder.path.parent / "step-9").write_text("weights")
         return replace(a_job(job_id, 1, 1), state=JobState.SUCCEEDED, state_since_s=at_s)
 
 
@@ -120,8 +118,7 @@ def test_log_files_are_deleted_and_checkpoints_kept(site: Site) -> None:
     for _ in range(9):
         site.retention.step()
     assert site.root.list_generations("old/job") == []
-    assert not site.root.agent_log("old/job", "t0").exists()
-    assert (site.root.checkpoint_dir("old/job") / "step-9").read_text() == "weights"
+    assert (site.root.folder("old/job", 1).path.parent / "step-9").read_text() == "weights"
     assert site.root.folder("new", 1).log_path(0).read_text() == "loss 0.1\n"
     assert sorted(site.root.list_jobs()) == ["new"]
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from ebbtide.progress import TooManyRequestsError
-from scheduler.worker.control_plane_client import ControlPlaneClient
+from scheduler.agent.control_plane_client import ControlPlaneClient
 from tests.http_server import LoopbackServer, QuietHandler
 
 
