@@ -16,6 +16,9 @@ from scheduler.slurm.slurm_client import SlurmError, SlurmJob, find_job
 logger = logging.getLogger(__name__)
 
 _ENDING_STATES = ("COMPLETING", "CANCELLED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "COMPLETED", "DEADLINE")
+_CONFIRMATIONS = 2
+"""Looks at the job in a row that must find no allocation, because a restarted slurmctld may answer before it is
+complete."""
 _REPORT_MARGIN_S = 15.0
 """Time before the end of the allocation in which the agent reports the end of its ranks."""
 _WITHIN_S_MIN = 1.0
@@ -100,6 +103,7 @@ class AllocationWatch:
         self._parent_pid = parent_pid
         self._job: SlurmJob | None = None
         self._ended = ""
+        self._misses = 0
         self._is_reachable = True
         self._busy_at_s = time.monotonic()
 
@@ -134,12 +138,13 @@ class AllocationWatch:
             self._is_reachable = False
             return
         self._is_reachable = True
-        if job is None:
-            self._ended = f"Slurm job {allocation.job_id} no longer has node {allocation.node}"
-        elif job.state in _ENDING_STATES:
-            self._ended = f"Slurm job {allocation.job_id} is {job.state.lower()}"
-        else:
-            self._job = job
+        if job is not None and job.state not in _ENDING_STATES:
+            self._job, self._misses = job, 0
+            return
+        self._misses += 1
+        if self._misses >= _CONFIRMATIONS:
+            state = f"no longer has node {allocation.node}" if job is None else f"is {job.state.lower()}"
+            self._ended = f"Slurm job {allocation.job_id} {state}"
 
     def _watch(self) -> None:
         while not self._ended:

@@ -73,6 +73,12 @@ class SlurmCluster:
     def start_node(self, node: str) -> None:
         self._start(node, ("slurmd", "-D", "-N", node, "-f", str(self.config)))
 
+    def wait_for_saved_state(self) -> None:
+        """Wait until slurmctld has saved the jobs that it knows now, which it does some seconds later."""
+        now_s, state = time.time(), self.folder / "state" / "job_state"
+        self.run("scontrol", "reconfigure")
+        self.wait(lambda: state.exists() and state.stat().st_mtime > now_s)
+
     def kill(self, name: str) -> None:
         """Kill `slurmctld`, or the slurmd of a node, as a crash does."""
         process = self._daemons.pop(name)

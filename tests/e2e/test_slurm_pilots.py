@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -69,6 +70,12 @@ class PilotSite:
     def generations(self, job_id: str) -> set[int]:
         return {int(path.name.split("-")[-2]) for path in self.site.shared.glob(f"{job_id}-*.json")}
 
+    def find_last_node(self, job_id: str) -> str:
+        """Return the node of rank 0 in the newest generation that has started."""
+        newest = max(self.generations(job_id))
+        seen = json.loads((self.site.shared / f"{job_id}-{newest}-0.json").read_text())
+        return str(seen["EBBTIDE_NODE"])
+
     def wait_for_ranks(self, job_id: str, *, ranks: int, generation: int = 1) -> None:
         self.site.wait(lambda: len(list(self.site.shared.glob(f"{job_id}-{generation}-*.json"))) == ranks)
 
@@ -117,10 +124,10 @@ def test_preempted_pilot_leaves_and_its_job_goes_on_elsewhere(pilots: PilotSite)
     pilots.wait_for_ranks(job_id, ranks=2)
     pilots.site.join("m1", gpus=2)
     pilots.cluster.run("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
-    pilots.wait_for_ranks(job_id, ranks=2, generation=max(2, *pilots.generations(job_id)))
+    pilots.site.wait(lambda: pilots.find_last_node(job_id) == "m1")
     pilots.wait_until_silent(job_id)
     pilots.wait_until_gone(nodes=1)
-    assert pilots.site.state(job_id) == "running"
+    pilots.site.wait(lambda: pilots.site.state(job_id) == "running")
     pilots.cluster.wait(lambda: pilots.cluster.run("squeue", "-h", "-p", "high", "-o", "%T") == "RUNNING")
 
 
@@ -152,8 +159,9 @@ def test_node_that_is_taken_from_a_job_leaves_nothing(pilots: PilotSite) -> None
 @pytest.mark.full
 def test_restart_of_slurmctld_changes_nothing(pilots: PilotSite) -> None:
     pilots.submit_pilot(nodes=2)
-    job_id = pilots.submit("steady", gpus=4, seconds=12.0)
+    job_id = pilots.submit("steady", gpus=4, seconds=20.0)
     pilots.wait_for_ranks(job_id, ranks=4)
+    pilots.cluster.wait_for_saved_state()
     pilots.cluster.kill("slurmctld")
     time.sleep(3.0)  # several looks at the job fail
     pilots.cluster.start_controller()
