@@ -151,7 +151,7 @@ def agent(
 
     from cli.supervisor import exit_with_parent
     from scheduler.agent.containment import ContainmentPolicy
-    from scheduler.agent.daemon import AgentOptions, run_agent
+    from scheduler.agent.daemon import AgentOptions
     from scheduler.agent.inventory import InventoryOverrides
 
     if ends_with_parent:
@@ -177,10 +177,15 @@ def agent(
         leave_within_s=parse_duration(leave_within, option="--leave-within") if leave_within else None,
         retention=_build_retention(keep_runs, keep_time, keep_checkpoints),
     )
-    times = _parse_times(leave_within, leave_before, return_idle, check_every)
+    _run(options, state, _parse_times(leave_within, leave_before, return_idle, check_every), is_pilot=slurm)
+
+
+def _run(options: AgentOptions, state: Path | None, times: DepartureTimes, *, is_pilot: bool) -> None:
+    from scheduler.agent.daemon import run_agent
+
     try:
         with input_errors_from(""):
-            if slurm:
+            if is_pilot:
                 _run_pilot(options, state, times)
             else:
                 run_agent(options)

@@ -42,7 +42,9 @@ NodesOption = Annotated[int, typer.Option("--nodes", "-N", min=1, help="Nodes of
 PartitionOption = Annotated[str, typer.Option("--partition", "-p", help="Partition. Default: Slurm's.")]
 TimeOption = Annotated[str, typer.Option("--time", "-t", help="Time limit, as `sbatch --time` takes it.")]
 GpusOption = Annotated[int, typer.Option("--gpus-per-node", min=0, help="GPUs on each node. 0: Slurm has none.")]
-NodeGpusOption = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs on each node.")]
+NodeGpusOption = Annotated[
+    int, typer.Option("--gpus-per-node", min=1, help="GPUs that each new node has and Slurm allocates.")
+]
 SbatchOption = Annotated[
     list[str] | None, typer.Option("--sbatch", metavar="OPTION", help="Further option of sbatch. Repeatable.")
 ]
