@@ -123,17 +123,21 @@ class SlurmCluster:
         if "slurmctld" in self._daemons:
             subprocess.run(("scancel", "--user=root"), env=self.env, capture_output=True, check=False)
         while self._daemons:
-            name, process = self._daemons.popitem()
-            process.send_signal(signal.SIGTERM if name == "munged" else signal.SIGKILL)
-            process.wait()
+            name, daemon = self._daemons.popitem()
+            daemon.send_signal(signal.SIGTERM if name == "munged" else signal.SIGKILL)
+            daemon.wait()
         for process in self.find_processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        for each in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                # Of a killed slurmd, the process of each step is left. It names the node and not the configuration.
-                if each.name() == "slurmstepd" and each.environ().get("SLURM_CONF") == str(self.config):
-                    each.kill()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name() == "slurmstepd" and self._has_log_of(process.pid):
+                    process.kill()
+
+    def _has_log_of(self, pid: int) -> bool:
+        """Return whether a process writes to a log of this cluster. A step's process has no other mark of it."""
+        links = (link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir())
+        return any(str(target).startswith(f"{self.folder}/") for target in links)
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:

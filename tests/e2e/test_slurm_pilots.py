@@ -71,10 +71,10 @@ class PilotSite:
         return {int(path.name.split("-")[-2]) for path in self.site.shared.glob(f"{job_id}-*.json")}
 
     def find_last_node(self, job_id: str) -> str:
-        """Return the node of rank 0 in the newest generation that has started."""
+        """Return a node of the newest generation that has started."""
         newest = max(self.generations(job_id))
-        seen = json.loads((self.site.shared / f"{job_id}-{newest}-0.json").read_text())
-        return str(seen["EBBTIDE_NODE"])
+        path = next(self.site.shared.glob(f"{job_id}-{newest}-*.json"))
+        return str(json.loads(path.read_text())["EBBTIDE_NODE"])
 
     def wait_for_ranks(self, job_id: str, *, ranks: int, generation: int = 1) -> None:
         self.site.wait(lambda: len(list(self.site.shared.glob(f"{job_id}-{generation}-*.json"))) == ranks)
