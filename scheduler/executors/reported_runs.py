@@ -142,7 +142,10 @@ def can_begin(
 
 
 def find_prepared_master(job: Job, seats: RankPlacement, reports: Iterable[AgentReport]) -> MasterAddress | None:
-    """Return where rank 0 will serve the store of the job's target generation. None: a node has not prepared it."""
+    """Return where rank 0 will serve the store of the job's target generation. None: a node has not prepared it.
+
+    The port is 0 if the preparation failed. The run begins nevertheless, so that its end is reported with the reason.
+    """
     prepared = {
         report.node: report
         for report in reports
@@ -151,7 +154,7 @@ def find_prepared_master(job: Job, seats: RankPlacement, reports: Iterable[Agent
     if not job.allocation.target.keys() <= prepared.keys():
         return None
     first = prepared[seats[0][0]]
-    return MasterAddress(first.address, first.master_port) if first.address and first.master_port else None
+    return MasterAddress(first.address, first.master_port) if first.address else None
 
 
 def build_begun_run(

@@ -92,7 +92,11 @@ class PodHarness:
         before = self.job.allocation
         after = Allocation(before.generation + 1, gpus, plan=plan, leave_by_s=leave_by_s)
         state = JobState.RESIZING if before.target else JobState.STARTING
-        self._commit(replace(snapshot, jobs={"train": replace(self.job, state=state, allocation=after)}))
+        self._commit(
+            replace(
+                snapshot, jobs={"train": replace(self.job, state=state, state_since_s=time.time(), allocation=after)}
+            )
+        )
 
     def finish(self) -> None:
         """Mark the job as succeeded, so that the agents end."""

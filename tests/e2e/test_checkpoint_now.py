@@ -18,7 +18,7 @@ def test_running_training_saves_on_request_and_continues(tmp_path: Path) -> None
         trainer = ["python", "-m", "scheduler.trainer.train", "--global-batch", "4", "--step-delay-s", "0.1"]
         document = {"name": "train", "gpus": {"min": 2, "max": 2}, "steps": 100_000, "command": trainer}
         job = str(service.client.submit({**document, "checkpoint": {"interval": "10h"}})["id"])
-        service.wait(lambda: _steps(service, job) >= 3)
+        service.wait(lambda: _steps(service, job) >= 3 and service.client.job(job)["state"] == "running")
         folder = service.folders.checkpoint_dir(job)
         assert not list(list_checkpoint_steps(folder))
 
