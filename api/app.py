@@ -19,6 +19,7 @@ from api import (
     jobs,
     loans,
     logs,
+    machine_departure,
     machine_facts,
     machine_logs,
     machine_reports,
@@ -57,6 +58,7 @@ from scheduler.telemetry.fleet_gauges import get_package_version
 
 _ROUTERS = (
     machine_reports.router,
+    machine_departure.router,
     machine_facts.router,
     machine_logs.router,
     pod_reports.router,  # first: agents send the most requests, and the first matching route wins

@@ -29,6 +29,7 @@ from api.http.dependencies import (
     with_hosted_nodes,
 )
 from api.identity.authorization import Caller, RouteRule, requires
+from api.machine_departure import drain_leaving_nodes
 from api.machine_logs import claim_logs
 from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
@@ -99,6 +100,10 @@ class RunsReportDocument(Document):
 class MachineReportDocument(RunsReportDocument):
     """The state of all runs on a machine."""
 
+    leaving: ReportText = Field(
+        default="", description="Why the machine leaves for good. Its node is drained. Empty: it stays."
+    )
+
 
 class MasterView(TypedDict):
     host: Annotated[str, Field(description="Address of the machine that holds rank 0.")]
@@ -147,6 +152,8 @@ async def report_machine(
     """
     reporter = await run_in_threadpool(require_machine, service, request, machine)
     await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
+    if document.leaving:
+        await run_in_threadpool(drain_leaving_nodes, service, reporter)
     if not document.runs:
         recheck_after_s = math.inf
     else:

@@ -83,6 +83,9 @@ class MachineView(TypedDict):
     agent_version: Annotated[str, Field(description="Release that the agent runs.")]
     containment: Annotated[str, Field(description="Level of isolation of ranks that the agent states. Empty: unknown.")]
     joined_at_s: Annotated[float, Field(description="Time at which it joined, in seconds since 1970 (UTC).")]
+    temporary: Annotated[
+        bool, Field(description="Whether it is removed with its node once it has left or is silent for long.")
+    ]
     problem: Annotated[
         str, Field(description="How its GPUs differ from those of its node, and what to do. Empty: they do not.")
     ]
@@ -128,6 +131,7 @@ def machine_view(machine: Machine, node: Node | None) -> MachineView:
         "agent_version": machine.agent_version,
         "containment": machine.containment,
         "joined_at_s": machine.joined_at_s,
+        "temporary": machine.is_temporary,
         "problem": ""
         if node is None or machine.is_service or not machine.is_live
         else describe_difference(machine, node),
@@ -222,6 +226,7 @@ def join_machine(
         containment=document.containment,
         inventory=inventory,
         digest=digest,
+        is_temporary=document.temporary,
     )
     _register(machine, token, context)
     response.headers["Location"] = f"/v1/machines/{machine.name}"
@@ -261,7 +266,7 @@ def revoke_machine(name: MachineNamePath, service: ServiceDep, principal: Princi
     now_s, found = service.clock.now_s(), service.store.machines.get_machine(name)
     if found is None:
         raise_not_found("machine", name)
-    entry = _machine_audit_entry("RevokeMachine", found, principal, now_s)
+    entry = machine_audit_entry("RevokeMachine", found, principal, now_s)
     revoked = service.store.machines.revoke_machine(name, now_s, entry)
     service.machine_credentials.forget()
     return machine_view(revoked or raise_not_found("machine", name), None)
@@ -379,7 +384,7 @@ def _register(machine: Machine, token: JoinToken, context: RequestContext) -> No
     if existing is not None:
         refuse_other_shape(existing, node)
     with_node = context if existing is not None else context.send(AddNode(node))
-    entry = _machine_audit_entry("JoinMachine", machine, context.principal, machine.joined_at_s)
+    entry = machine_audit_entry("JoinMachine", machine, context.principal, machine.joined_at_s)
     try:
         context.store.machines.join(machine, token.id, entry, now_s=machine.joined_at_s)
     except (JoinTokenSpentError, MachineNameTakenError) as error:
@@ -423,7 +428,7 @@ def _token_audit_entry(action: str, token: JoinToken, principal: Principal, now_
     return _audit_entry(action, token.id, fields, principal, now_s)
 
 
-def _machine_audit_entry(action: str, machine: Machine, principal: Principal, now_s: float) -> AuditEntry:
+def machine_audit_entry(action: str, machine: Machine, principal: Principal, now_s: float) -> AuditEntry:
     fields = {"pool": machine.pool, "gpu": machine.gpu, "gpus": len(machine.inventory.gpus), "address": machine.address}
     return _audit_entry(action, machine.name, fields, principal, now_s)
 

@@ -76,6 +76,9 @@ SUBCOMMANDS = (
     Subcommand(
         "machines", "cli.commands.machines:app", FLEET_PANEL, "List or remove machines, or create tokens to join."
     ),
+    Subcommand(
+        "slurm", "cli.commands.slurm:app", FLEET_PANEL, "Submit, list or cancel Slurm jobs that run node agents."
+    ),
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
     Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),

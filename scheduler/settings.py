@@ -95,6 +95,11 @@ class Settings(BaseSettings):
         "restart elsewhere shortly afterwards. The Helm chart sets 600: a job in pods restarts once its agent has "
         "reported the end, or its pod is gone.",
     )
+    temporary_machine_s: Seconds = Field(
+        default=900.0,
+        description="Time without contact to the API after which a machine of a Slurm allocation is removed together "
+        "with its node, in seconds.",
+    )
     tick_s_max: Seconds = Field(
         default=1.0, description="Longest time between two ticks of the control loop, in seconds."
     )

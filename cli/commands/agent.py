@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +12,21 @@ from cli.commands.identity import parse_duration
 from cli.inputs import InputError, input_errors_from
 
 if TYPE_CHECKING:
+    from scheduler.agent.daemon import AgentOptions
     from scheduler.agent.run_retention import RetentionLimits
+    from scheduler.slurm.allocation import DepartureTimes
 
 _DEFAULT_STATE = Path("/var/lib/ebbtide-agent")
 _VARIABLES = "EBBTIDE_AGENT_"
 """Prefix of the variables that set options, for the agent that `ebbtide serve` starts."""
 
 StateOption = Annotated[
-    Path, typer.Option("--state", help="Folder for credential, runs, logs and checkpoints. One agent uses it.")
+    Path | None,
+    typer.Option(
+        "--state",
+        help="Folder for credential, runs, logs and checkpoints. One agent uses it. "
+        f"Default: {_DEFAULT_STATE}. With --slurm: parent of a new folder, which is deleted at the end.",
+    ),
 ]
 JoinOption = Annotated[str, typer.Option("--join", metavar="URL", help="Control plane to join, once.")]
 TokenOption = Annotated[
@@ -76,6 +84,24 @@ LeaveWithinOption = Annotated[
         "Ctrl-C always lets them save and exit.",
     ),
 ]
+SlurmOption = Annotated[
+    bool,
+    typer.Option(
+        "--slurm",
+        help="Serve a Slurm allocation: name, GPUs, join token and end come from it. See `ebbtide slurm submit`.",
+    ),
+]
+LeaveBeforeOption = Annotated[
+    str,
+    typer.Option("--leave-before", metavar="TIME", help="With --slurm: leave this long before the job's time limit."),
+]
+IdleOption = Annotated[
+    str,
+    typer.Option("--return-idle", metavar="TIME", help="With --slurm: leave after this time without ranks. 0s: stay."),
+]
+CheckOption = Annotated[
+    str, typer.Option("--check-every", metavar="TIME", help="With --slurm: time between two looks at the job.")
+]
 WithParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 KeepRunsOption = Annotated[
     int, typer.Option("--keep-runs", min=0, help="Ended runs of each job whose folders stay, the newest ones.")
@@ -95,7 +121,7 @@ KeepCheckpointsOption = Annotated[
 
 def agent(
     *,
-    state: StateOption = _DEFAULT_STATE,
+    state: StateOption = None,
     join: JoinOption = "",
     token_file: TokenOption = None,
     name: NameOption = "",
@@ -110,6 +136,10 @@ def agent(
     default_user: DefaultUserOption = "",
     requires_containment: RequireOption = False,
     leave_within: LeaveWithinOption = "",
+    slurm: SlurmOption = False,
+    leave_before: LeaveBeforeOption = "2m",
+    return_idle: IdleOption = "10m",
+    check_every: CheckOption = "30s",
     ends_with_parent: WithParentOption = False,
     keep_runs: KeepRunsOption = 2,
     keep_time: KeepTimeOption = "7d",
@@ -121,7 +151,7 @@ def agent(
 
     from cli.supervisor import exit_with_parent
     from scheduler.agent.containment import ContainmentPolicy
-    from scheduler.agent.daemon import AgentOptions, run_agent
+    from scheduler.agent.daemon import AgentOptions
     from scheduler.agent.inventory import InventoryOverrides
 
     if ends_with_parent:
@@ -134,7 +164,7 @@ def agent(
         requires_full=requires_containment,
     )
     options = AgentOptions(
-        state=state,
+        state=state or _DEFAULT_STATE,
         version=version("ebbtide-scheduler"),
         url=join,
         token_file=token_file,
@@ -147,11 +177,63 @@ def agent(
         leave_within_s=parse_duration(leave_within, option="--leave-within") if leave_within else None,
         retention=_build_retention(keep_runs, keep_time, keep_checkpoints),
     )
+    _run(options, state, _parse_times(leave_within, leave_before, return_idle, check_every), is_pilot=slurm)
+
+
+def _run(options: AgentOptions, state: Path | None, times: DepartureTimes, *, is_pilot: bool) -> None:
+    from scheduler.agent.daemon import run_agent
+
     try:
         with input_errors_from(""):
-            run_agent(options)
+            if is_pilot:
+                _run_pilot(options, state, times)
+            else:
+                run_agent(options)
     except OSError as error:
-        raise InputError(f"--state: {state} cannot be used: {error}") from error
+        raise InputError(f"--state: {options.state} cannot be used: {error}") from error
+
+
+def _parse_times(leave_within: str, leave_before: str, return_idle: str, check_every: str) -> DepartureTimes:
+    from scheduler.slurm.allocation import LEAVE_WITHIN_S, DepartureTimes
+
+    return DepartureTimes(
+        leave_within_s=parse_duration(leave_within, option="--leave-within") if leave_within else LEAVE_WITHIN_S,
+        leave_before_s=parse_duration(leave_before, option="--leave-before"),
+        idle_s=parse_duration(return_idle, option="--return-idle") or float("inf"),
+        check_s=max(1.0, parse_duration(check_every, option="--check-every")),
+    )
+
+
+def _run_pilot(options: AgentOptions, state: Path | None, times: DepartureTimes) -> None:
+    """Run an agent for this node's part of a Slurm allocation, in a folder that is deleted at the end."""
+    from dataclasses import replace
+
+    from scheduler.agent.daemon import run_agent
+    from scheduler.slurm.allocation import Allocation, AllocationWatch
+    from scheduler.slurm.pilot_folder import open_pilot_folder
+    from scheduler.slurm.pilot_script import TOKEN_VARIABLE
+
+    allocation = Allocation.read(os.environ)
+    watch = AllocationWatch(allocation, times, parent_pid=os.getppid())
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    with open_pilot_folder(allocation.machine_name, parent=state, token=token) as folder:
+        watch.start()
+        granted, overrides = allocation.gpus, options.overrides
+        if granted and overrides.gpu and not overrides.gpus:
+            overrides = replace(overrides, gpus=len(granted))
+        run_agent(
+            replace(
+                options,
+                state=folder.state,
+                token_file=options.token_file or folder.token_file,
+                name=options.name or allocation.machine_name,
+                overrides=overrides,
+                policy=replace(options.policy, ends_with_agent=True),
+                leave_within_s=times.leave_within_s,
+                departure=watch,
+                granted_gpus=granted,
+            )
+        )
 
 
 def _build_retention(keep_runs: int, keep_time: str, keep_checkpoints: str) -> RetentionLimits:

@@ -22,6 +22,7 @@ from scheduler.executors.stored_logs import LogRoot
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
+from scheduler.runtime.departed_machines import DepartedMachines
 from scheduler.runtime.estimated_gpus import EstimatedGpuLoader
 from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
@@ -162,7 +163,11 @@ def run_controller(settings: Settings) -> None:
     try:
         controller, stop = build_controller(settings, store), install_stop_signal()
         root = LogRoot(settings.run_dir)
-        with build_retention(settings, store, epoch=lambda: controller.epoch, root=root).run_in_background(stop):
+        retention = build_retention(settings, store, epoch=lambda: controller.epoch, root=root)
+        departed = DepartedMachines(
+            store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
+        )
+        with retention.run_in_background(stop), departed.run_in_background(stop):
             controller.run(stop)
     finally:
         store.close()

@@ -78,6 +78,7 @@ class ContainmentPolicy:
         keeps_user: run all ranks as the agent's user, even if that is root.
         requires_full: refuse to run where the level is less than full.
         limits: limits of jobs that set none.
+        ends_with_agent: whether runs end at once when the agent ends for any reason, as in a Slurm allocation.
     """
 
     users: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class ContainmentPolicy:
     keeps_user: bool = False
     requires_full: bool = False
     limits: ResourceLimits = DEFAULT_LIMITS
+    ends_with_agent: bool = False
 
     def find_user(self, owner: str) -> RankUser | None:
         """Return the user of an owner's jobs. None: the agent's, because it is not root, or the policy says so.
@@ -222,16 +224,18 @@ class Containment:
     ) -> tuple[str, ...]:
         """Return the command line that runs `command` as PID 1 of a container.
 
-        The container has no --die-with-parent, because runs outlive the agent. Later mounts cover earlier ones, so the
-        order counts: what a job may write to comes last.
+        The container has --die-with-parent only if runs must not outlive the agent. Later mounts cover earlier ones, so
+        the order counts: what a job may write to comes last.
 
         Args:
             user: the user of the ranks, which `command` changes to by itself.
             options: further options of bubblewrap.
         """
         if not self.bwrap:
-            return tuple(command)
+            return ("setpriv", "--pdeathsig", "KILL", "--", *command) if self.policy.ends_with_agent else tuple(command)
         words = [self.bwrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session", "--chdir", "/", *options]
+        if self.policy.ends_with_agent:
+            words.append("--die-with-parent")
         if os.geteuid() == 0:
             words += ["--cap-drop", "ALL"]
             words += [word for name in _KEPT_CAPABILITIES for word in ("--cap-add", name)]

@@ -12,8 +12,9 @@ from pathlib import Path
 from scheduler.agent.agent_state import AgentIdentity, AgentState, StatedFacts
 from scheduler.agent.containment import Containment, ContainmentPolicy
 from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOutput
+from scheduler.agent.departure import Departure
 from scheduler.agent.inventory import InventoryOverrides, detect_inventory
-from scheduler.agent.joining import AgentFacts, join, send_facts
+from scheduler.agent.joining import AgentFacts, join, leave, send_facts
 from scheduler.agent.log_shipper import LogShipper
 from scheduler.agent.machine_agent import MachineAgent
 from scheduler.agent.run_folder import AgentFolders
@@ -40,6 +41,8 @@ class AgentOptions:
         preload: modules that supervisors load for jobs of the reference trainer.
         retention: how long files of ended runs stay.
         leave_within_s: time that ranks have to save and exit once the agent is asked to stop. None: they go on.
+        departure: says when the machine leaves for good. None: it stays.
+        granted_gpus: driver indices of the GPUs that the agent may offer. None: all.
     """
 
     state: Path
@@ -55,6 +58,8 @@ class AgentOptions:
     preload: Sequence[str] = PRELOAD
     retention: RetentionLimits = field(default_factory=lambda: RetentionLimits())
     leave_within_s: float | None = None
+    departure: Departure | None = None
+    granted_gpus: tuple[int, ...] | None = None
 
 
 def run_agent(options: AgentOptions) -> None:
@@ -75,7 +80,9 @@ def run_agent(options: AgentOptions) -> None:
     stated = given if identity is None else state.complete(given)
     state.write_stated(stated)
     overrides = InventoryOverrides(stated.gpus, stated.gpu, stated.gpu_memory_bytes)
-    inventory = detect_inventory(overrides, checkpoint_paths=options.checkpoint_paths)
+    inventory = detect_inventory(
+        overrides, checkpoint_paths=options.checkpoint_paths, granted_gpus=options.granted_gpus
+    )
     facts = AgentFacts(stated.gpu, stated.address, options.version, str(containment.level), inventory)
     if identity is None:
         identity = _join(options, state, facts)
@@ -84,8 +91,16 @@ def run_agent(options: AgentOptions) -> None:
     launcher = RunLauncher(state, identity, containment, inventory, preload=options.preload)
     output = LogShipper(identity, AgentFolders(state.root).list_folders())
     build_agent(
-        state, identity, launcher, output=output, limits=options.retention, leave_within_s=options.leave_within_s
+        state,
+        identity,
+        launcher,
+        output=output,
+        limits=options.retention,
+        leave_within_s=options.leave_within_s,
+        departure=options.departure,
     ).serve()
+    if options.departure is not None and (problem := leave(identity)):
+        logger.warning("the machine could not say that it has left, and is removed later: %s", problem)
 
 
 def build_agent(
@@ -96,6 +111,7 @@ def build_agent(
     output: RankOutput,
     limits: RetentionLimits,
     leave_within_s: float | None,
+    departure: Departure | None = None,
 ) -> MachineAgent:
     """Return the agent with the runs of earlier agents in this state folder. Call it from the main thread."""
     recovered = launcher.recover_runs()
@@ -108,7 +124,16 @@ def build_agent(
         with retention.hold(document.job_id):
             return launcher.prepare(document)
 
-    return MachineAgent(state, identity, prepare, recovered, retention, output=output, leave_within_s=leave_within_s)
+    return MachineAgent(
+        state,
+        identity,
+        prepare,
+        recovered,
+        retention,
+        output=output,
+        leave_within_s=leave_within_s,
+        departure=departure,
+    )
 
 
 def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentIdentity:
@@ -117,6 +142,12 @@ def _join(options: AgentOptions, state: AgentState, facts: AgentFacts) -> AgentI
             f"--join: {state.root} holds no machine that has joined. Pass --join URL and --token-file FILE; "
             "`ebbtide machines token` creates a token."
         )
-    identity = join(options.url, options.token_file, name=options.name or socket.gethostname(), facts=facts)
+    identity = join(
+        options.url,
+        options.token_file,
+        name=options.name or socket.gethostname(),
+        facts=facts,
+        is_temporary=options.departure is not None,
+    )
     state.write_identity(identity)
     return identity

@@ -69,8 +69,16 @@ class InventoryOverrides:
         return tuple(name for name, value in stated.items() if value)
 
 
-def detect_inventory(overrides: InventoryOverrides, *, checkpoint_paths: Sequence[Path] = ()) -> MachineInventory:
+def detect_inventory(
+    overrides: InventoryOverrides,
+    *,
+    checkpoint_paths: Sequence[Path] = (),
+    granted_gpus: Sequence[int] | None = None,
+) -> MachineInventory:
     """Return the hardware of this machine, and whether the directories can hold checkpoints.
+
+    Args:
+        granted_gpus: driver indices of the GPUs that may be used. None: all.
 
     Raises:
         ValueError: `overrides` states a number of GPUs, but neither it nor a driver names their model.
@@ -78,6 +86,8 @@ def detect_inventory(overrides: InventoryOverrides, *, checkpoint_paths: Sequenc
     gpus, links = _detect_nvidia_gpus()
     if not gpus:
         gpus, links = _detect_amd_gpus()
+    if granted_gpus is not None:
+        gpus, links = select_granted_gpus(gpus, links, granted_gpus)
     gpus = apply_overrides(gpus, overrides)
     return MachineInventory(
         hostname=socket.gethostname(),
@@ -107,6 +117,30 @@ def apply_overrides(detected: Sequence[GpuDevice], overrides: InventoryOverrides
     memory_bytes = overrides.gpu_memory_bytes
     return tuple(
         replace(gpu, name=overrides.gpu or gpu.name, memory_bytes=memory_bytes or gpu.memory_bytes) for gpu in all_gpus
+    )
+
+
+def select_granted_gpus(
+    gpus: Sequence[GpuDevice], links: Sequence[GpuLink], granted: Sequence[int]
+) -> tuple[tuple[GpuDevice, ...], tuple[GpuLink, ...]]:
+    """Return the granted GPUs with their links, numbered from 0.
+
+    Where the kernel hides all other GPUs, the driver numbers the granted ones anew: as many as were granted are all of
+    them then.
+
+    Raises:
+        ValueError: the driver lacks a granted GPU.
+    """
+    if len(gpus) == len(granted) or not gpus:
+        return tuple(gpus), tuple(links)
+    if missing := sorted(set(granted) - {gpu.index for gpu in gpus}):
+        raise ValueError(f"the driver has no GPU {missing[0]}, which was granted. It has {len(gpus)} GPUs.")
+    numbers = {index: number for number, index in enumerate(sorted(granted))}
+    chosen = (replace(gpu, index=numbers[gpu.index]) for gpu in gpus if gpu.index in numbers)
+    between = (link for link in links if link.first in numbers and link.second in numbers)
+    return (
+        tuple(sorted(chosen, key=lambda gpu: gpu.index)),
+        tuple(replace(link, first=numbers[link.first], second=numbers[link.second]) for link in between),
     )
 
 

@@ -64,8 +64,11 @@ class AgentFacts:
         }
 
 
-def join(url: str, token_file: Path, *, name: str, facts: AgentFacts) -> AgentIdentity:
+def join(url: str, token_file: Path, *, name: str, facts: AgentFacts, is_temporary: bool = False) -> AgentIdentity:
     """Join the pool of the token, and return the machine's identity with its credential.
+
+    Args:
+        is_temporary: whether the service removes the machine once it has left or was silent for long.
 
     Raises:
         JoinRefusedError: the token or the machine is not accepted, the token file cannot be read, or the control plane
@@ -74,7 +77,8 @@ def join(url: str, token_file: Path, *, name: str, facts: AgentFacts) -> AgentId
     token = _read_token(token_file)
     target = f"{url.rstrip('/')}/v1/machines:join"
     try:
-        reply = _send("POST", target, token, lambda: {**facts.to_document(url), "name": name})
+        temporary = {"temporary": True} if is_temporary else {}
+        reply = _send("POST", target, token, lambda: {**facts.to_document(url), "name": name, **temporary})
     except UnreachableError as error:
         raise JoinRefusedError(
             f"--join: {target} cannot be reached: {error}. Check the URL, and that the service runs there."
@@ -108,6 +112,16 @@ def send_facts(identity: AgentIdentity, facts: AgentFacts) -> str:
                 logger.warning("cannot reach the control plane at %s; ranks continue: %s", identity.url, error)
             time.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(_MAX_BACKOFF_S, 2.0 * backoff_s)
+
+
+def leave(identity: AgentIdentity) -> str:
+    """Give up the credential of a temporary machine. Return why that failed, empty if it did not."""
+    target = f"{identity.url}/v1/machines/{urllib.parse.quote(identity.machine, safe='')}/leave"
+    try:
+        _send("POST", target, identity.credential, dict)
+    except (UnreachableError, JoinRefusedError) as error:
+        return str(error)
+    return ""
 
 
 def _read_token(path: Path) -> str:

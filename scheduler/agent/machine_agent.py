@@ -25,6 +25,7 @@ from typing import Any
 from scheduler.agent.agent_state import AgentState
 from scheduler.agent.control_plane_client import ControlPlaneClient, Reply
 from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOutput
+from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
 from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
@@ -39,7 +40,10 @@ _WAIT_S = 20.0
 _PREPARATIONS_MAX = 4
 _INTERRUPT_LEAVE_S = 60.0
 _FINAL_REPORT_TIMEOUT_S = 5.0
+_LEAVING_LENGTH_MAX = 500
 _OUTPUT_TIMEOUT_S = 1.0
+_DEPARTURE_OUTPUT_TIMEOUT_S = 10.0
+"""A machine that leaves for good has no later time to send the output of its ranks."""
 
 Prepare = Callable[[RunDocument], SupervisedRun]
 """Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
@@ -60,6 +64,7 @@ class MachineAgent:
         output: takes the output of ranks.
         leave_within_s: time that ranks have to save and exit once the agent gets SIGTERM. None: they go on. After
             SIGINT they always have to exit, and a second SIGINT ends the agent without them.
+        departure: says when the machine leaves for good. It does so at every stop of the agent then.
     """
 
     def __init__(
@@ -72,8 +77,11 @@ class MachineAgent:
         *,
         output: RankOutput,
         leave_within_s: float | None = None,
+        departure: Departure | None = None,
     ) -> None:
         self._state = state
+        self._departure = departure
+        self._leaving = ""
         self._leave_within_s = leave_within_s
         self._identity = identity
         self._prepare = prepare
@@ -112,11 +120,14 @@ class MachineAgent:
         """
         while not self._is_stopping and not self._is_done:
             self._step()
+            self._check_departure()
+        if self._departure is not None:
+            self._leaving = self._leaving or "its agent was asked to stop"
         if self._leave_within_s is not None or self._is_interrupted:
             self._leave(_INTERRUPT_LEAVE_S if self._leave_within_s is None else self._leave_within_s)
         self._retention.close()
         self._send_final_report()
-        self._output.close(within_s=_OUTPUT_TIMEOUT_S)
+        self._output.close(within_s=_OUTPUT_TIMEOUT_S if self._departure is None else _DEPARTURE_OUTPUT_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
         return self._job_end
 
@@ -130,6 +141,15 @@ class MachineAgent:
         self._wait()
         if reply := self._client.take_reply():
             self._apply_reply(reply)
+
+    def _check_departure(self) -> None:
+        """Begin to leave for good when that is requested."""
+        if self._departure is None:
+            return
+        notice = self._departure.find_notice(has_ranks=any(runs.has_ranks for runs in self._jobs.values()))
+        if notice is not None and not self._is_stopping:
+            logger.info("leaving for good within %.0f s: %s", notice.within_s, notice.reason)
+            self._leaving, self._leave_within_s, self._is_stopping = notice.reason, notice.within_s, True
 
     def _leave(self, within_s: float) -> None:
         """Ask all ranks to save and exit, and serve until none is left. Nothing is prepared or begun meanwhile."""
@@ -153,7 +173,7 @@ class MachineAgent:
     def _send_report(self) -> None:
         """Submit the state of all runs, at once if more than the progress of ranks has changed."""
         report = self._build_report(_WAIT_S)
-        essence = [_essence(run) for run in report["runs"]]
+        essence = [self._leaving, *map(_essence, report["runs"])]
         is_urgent, self._reported = essence != self._reported, essence
         self._client.submit(report, urgent=is_urgent)
 
@@ -165,7 +185,8 @@ class MachineAgent:
 
     def _build_report(self, wait_s: float) -> dict[str, Any]:
         runs = [runs.report() for _, runs in sorted(self._jobs.items())]
-        return {**self._identity.describe_agent(), "runs": runs, "wait_s": wait_s}
+        leaving = {"leaving": self._leaving[:_LEAVING_LENGTH_MAX]} if self._leaving else {}
+        return {**self._identity.describe_agent(), "runs": runs, "wait_s": wait_s, **leaving}
 
     def _apply_reply(self, reply: Reply) -> None:
         """Act on a reply. One of an earlier leader, or a malformed one, changes nothing."""

@@ -137,6 +137,11 @@ class JoinDocument(MachineFactsDocument):
     """A machine that asks to join. The token decides the pool."""
 
     name: HostName = Field(description="Unique name of the machine and of the node that it hosts.")
+    temporary: bool = Field(
+        default=False,
+        description="Whether the machine leaves for good, such as one of a Slurm allocation. It is then removed with "
+        "its node once it has left or is silent for `EBBTIDE_TEMPORARY_MACHINE_S`.",
+    )
 
 
 def to_inventory(document: InventoryDocument, *, may_lack_gpus: bool = False) -> MachineInventory:

@@ -117,6 +117,8 @@ class Machine:
         seen_at_s: time of the last recorded report; None before the first.
         is_service: whether the machine belongs to the service itself. It hosts all nodes that were declared by hand
             (`host_declared_nodes`), and has joined no pool.
+        is_temporary: whether the machine leaves for good, such as one of a Slurm allocation. Once it has left or was
+            silent for long, it is removed together with its node.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Machine:
     seen_at_s: float | None = None
     revoked_at_s: float | None = None
     is_service: bool = False
+    is_temporary: bool = False
 
     @property
     def is_live(self) -> bool:

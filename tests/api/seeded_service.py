@@ -111,7 +111,7 @@ class SeededService:
                 token = issue_worker_token(SECRET, self.running, self.generation)
             case "report_agent":
                 token = issue_agent_token(SECRET, self.running)
-            case "report_machine" | "store_rank_output" | "update_machine_facts":
+            case "report_machine" | "store_rank_output" | "update_machine_facts" | "leave_machine":
                 token = self.credential
             case "join_machine":
                 token = self.join_token

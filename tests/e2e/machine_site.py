@@ -51,6 +51,7 @@ class MachineSite:
             "EBBTIDE_RUN_DIR": str(folder / "run"),
             "EBBTIDE_LEAVE_GRACE_S": "5",
             "EBBTIDE_DISCONNECT_S": str(disconnect_s),
+            "EBBTIDE_TEMPORARY_MACHINE_S": str(3.0 * disconnect_s),
         }
 
     def start(self, name: str, *arguments: str, **settings: str) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from scheduler.agent.inventory import (
     list_network_interfaces,
     parse_rocm_json,
     read_nvml,
+    select_granted_gpus,
 )
 from scheduler.domain.machine import GpuDevice, GpuLink, LinkKind, NetworkInterface
 
@@ -254,3 +256,19 @@ def test_this_machine_has_an_inventory(tmp_path: Path) -> None:
     assert inventory.overrides == ("gpus", "gpu")
     assert not any(address.startswith(("127.", "::1")) for address in inventory.addresses)
     assert [path.writable for path in inventory.checkpoint_paths] == [True]
+
+
+def test_only_granted_gpus_are_offered_with_their_own_devices_and_links() -> None:
+    gpus = [replace(L4, index=index, uuid=f"GPU-{index}", minor=index) for index in range(4)]
+    links = [GpuLink(0, 1, LinkKind.NVLINK), GpuLink(1, 3, LinkKind.PCIE_HOST)]
+    chosen, between = select_granted_gpus(gpus, links, (1, 3))
+    assert [(gpu.index, gpu.uuid, gpu.minor) for gpu in chosen] == [(0, "GPU-1", 1), (1, "GPU-3", 3)]
+    assert between == (GpuLink(0, 1, LinkKind.PCIE_HOST),)
+
+
+def test_hidden_gpus_leave_all_that_the_driver_shows() -> None:
+    gpus = (replace(L4, index=0), replace(L4, index=1))
+    assert select_granted_gpus(gpus, (), (2, 3))[0] == gpus
+    assert select_granted_gpus((), (), (0, 1)) == ((), ())
+    with pytest.raises(ValueError, match="no GPU 3"):
+        select_granted_gpus(gpus, (), (3,))
