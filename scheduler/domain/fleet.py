@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.domain.pod_requirements import NodeCapacity
+
 DAY_S = 86_400.0
 
 
@@ -85,7 +87,8 @@ class Node:
 
     `inference_gpus` are the GPUs that inference uses, as last observed. `other_gpus` are used by others, for example by
     pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
-    draining node is cordoned and its jobs are moved away.
+    draining node is cordoned and its jobs are moved away. `capacity` is what it offers besides GPUs, as last observed;
+    None outside of Kubernetes.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Node:
     draining: bool = False
     inference_gpus: int = 0
     other_gpus: int = 0
+    capacity: NodeCapacity | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

@@ -1,0 +1,40 @@
+"""Why the pods of a job fit on too few nodes, even if no other job ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import Reason, ReasonCode
+from scheduler.domain.fleet import Node
+from scheduler.domain.job import Job
+from scheduler.scheduling.cycle import SchedulingCycle
+
+VOLUME_RECHECK_S = 1.0
+"""Time after which a job whose volume claims have not been read is considered again."""
+
+
+def explain_node_misfit(
+    cycle: SchedulingCycle, job: Job, usable_gpus: int, numbers: Mapping[str, float]
+) -> Reason | None:
+    """Return the reason, or None if the pods fit wherever there are GPUs.
+
+    Args:
+        usable_gpus: the most GPUs of one model that the job could use if no other job ran.
+    """
+    if cycle.fit.count_alone(job) is None:
+        return None
+    volumes = job.placement.volumes
+    if job.spec.pod_requirements.claims and (volumes is None or volumes.error):
+        detail = "its volume claims have not been read yet" if volumes is None else volumes.error
+        return Reason(ReasonCode.VOLUME_NOT_READY, detail, numbers)
+
+    def accepts(node: Node) -> bool:
+        is_usable = cycle.view.serves_training(node) and job.spec.gpu in ("", node.gpu)
+        return is_usable and (job.accepts_lent_nodes or not cycle.view.is_lent(node))
+
+    needed = gpu_sets.format_gpu_count(job.spec.min_gpus)
+    detail = f"needs {needed}; its pods fit on nodes with {usable_gpus}"
+    if cause := cycle.fit.explain_infeasibility(job, accepts=accepts):
+        detail = cause if not usable_gpus else f"{detail}: {cause}"
+    return Reason(ReasonCode.NO_FEASIBLE_NODE, detail, {**numbers, "feasible_gpus": float(usable_gpus)})
