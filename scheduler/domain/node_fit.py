@@ -31,7 +31,7 @@ class Candidate:
 
     requirements: PodRequirements
     volumes: VolumeFacts | None
-    avoided: frozenset[str]
+    avoided: tuple[str, ...]
 
 
 class CandidateFit:
@@ -116,7 +116,7 @@ class NodeFit:
         claimable: dict[str, bool] = {}
         for donor in donors:
             requirements = donor.spec.pod_requirements
-            for name, indices in donor.allocation.target.items():
+            for name in donor.allocation.target:
                 node = self._index.nodes.get(name)
                 if node is None or node.capacity is None:
                     continue
@@ -199,7 +199,7 @@ class NodeFit:
         if known is not None and known[0].placement is job.placement and known[0].spec is job.spec:
             return known[1], known[2]
         requirements, placement = job.spec.pod_requirements, job.placement
-        avoided = placement.find_avoided(self._now_s) if placement.avoided else frozenset[str]()
+        avoided = placement.find_avoided(self._now_s) if placement.avoided else ()
         volumes = placement.volumes if requirements.claims else NO_VOLUMES
         candidate, cache = Candidate(requirements, volumes, avoided), self._index.fit_cache
         if candidate not in cache and len(cache) >= CACHED_CANDIDATES_MAX:

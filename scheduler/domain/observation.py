@@ -41,8 +41,8 @@ class Run:
     `checkpoint_steps` is the last complete checkpoint, or None. `peak_bytes` is the largest memory use of any rank.
     `phases_s` are seconds by `ReplanPhase`, the longest of all ranks. `frozen_layers` is None if not reported.
     `traffic` is the checkpoint load of all ranks together, or None. `permanent_fault` is why a retry of a failed run
-    cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `refusal` is set if a node refused a pod before
-    any rank started.
+    cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `refusal` is set if a node refused a pod
+    before any rank started.
     """
 
     job_id: str

@@ -69,9 +69,9 @@ class PlacementRecord:
         """Whether the last refused start counts as a failed run."""
         return self.streak > FREE_REFUSALS
 
-    def find_avoided(self, now_s: float) -> frozenset[str]:
+    def find_avoided(self, now_s: float) -> tuple[str, ...]:
         """Return the nodes on which the job is not placed now."""
-        return frozenset(each.node for each in self.avoided if now_s < each.until_s)
+        return tuple(sorted(each.node for each in self.avoided if now_s < each.until_s))
 
     def with_refusal(self, refusal: PodRefusal, now_s: float) -> PlacementRecord:
         """Return the record with one more refused start. Backoff and avoidance of the node double with each one."""

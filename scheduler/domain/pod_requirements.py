@@ -20,7 +20,8 @@ from scheduler.domain.quantities import Resources, freeze_resources, parse_resou
 
 GPU_RESOURCE = "nvidia.com/gpu"
 PODS = "pods"
-_PER_GPU = "gpu"
+PER_GPU = "gpu"
+"""Value of `resourcesPer` for resources that are those for one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class NodeCapacity:
     requested: Resources = ()
     labels: tuple[tuple[str, str], ...] = ()
     taints: tuple[Taint, ...] = ()
+
+
+UNKNOWN_CAPACITY = NodeCapacity()
+"""Capacity of a node of Kubernetes that was not observed yet. No pod fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ def parse_requirements(template_json: str, resources_per: str = "", claim: str =
         claim: the volume claim with the job's checkpoints, empty without one.
     """
     spec: dict[str, Any] = json.loads(template_json)["spec"] if template_json else {}
-    steady, per_gpu, peak = _compute_requests(spec, is_per_gpu=resources_per == _PER_GPU)
+    steady, per_gpu, peak = _compute_requests(spec, is_per_gpu=resources_per == PER_GPU)
     steady[PODS] = 1
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"

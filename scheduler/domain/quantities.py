@@ -43,6 +43,12 @@ def parse_resources(amounts: Mapping[str, object]) -> dict[str, int]:
     return parsed
 
 
+def multiply_quantity(name: str, value: object, factor: int) -> str:
+    """Return a multiple of a quantity as text, rounded up as `parse_resources` does."""
+    amount = factor * parse_resources({name: value})[name]
+    return f"{amount}m" if name == CPU else str(amount)
+
+
 def freeze_resources(amounts: Mapping[str, int]) -> Resources:
     """Return the amounts as a value. Amounts of 0 are left out."""
     return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))

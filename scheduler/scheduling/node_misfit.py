@@ -10,9 +10,6 @@ from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.scheduling.cycle import SchedulingCycle
 
-VOLUME_RECHECK_S = 1.0
-"""Time after which a job whose volume claims have not been read is considered again."""
-
 
 def explain_node_misfit(
     cycle: SchedulingCycle, job: Job, usable_gpus: int, numbers: Mapping[str, float]

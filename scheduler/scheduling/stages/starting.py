@@ -12,7 +12,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.cycle import GpuDemand, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import GpuBudget
-from scheduler.scheduling.node_misfit import VOLUME_RECHECK_S, explain_node_misfit
+from scheduler.scheduling.node_misfit import explain_node_misfit
 from scheduler.scheduling.policies.job_order import is_overdue
 from scheduler.scheduling.policies.preemption import QuotaReclaimer
 from scheduler.scheduling.policies.quota import QuotaState
@@ -173,10 +173,7 @@ class _StartingStage:
             return None
         need, free = budget.needed_gpus(job), budget.free_gpus(job)
         numbers = {"needed_gpus": float(need), "free_gpus": float(free), "position": float(position + 1)}
-        reason = explain_node_misfit(self._cycle, job, budget.largest_pool(job), numbers)
-        if reason is not None and job.placement.volumes is None and reason.code is ReasonCode.VOLUME_NOT_READY:
-            self._recheck_at_s = min(self._recheck_at_s, self._cycle.now_s + VOLUME_RECHECK_S)
-        return reason
+        return explain_node_misfit(self._cycle, job, budget.largest_pool(job), numbers)
 
     def _offer_min_feasible(self, job: Job) -> None:
         """Start the only job that waits on the fewest GPUs that are feasible: a slow start is better than none."""
