@@ -6,7 +6,7 @@ Kubelet admits a pod by the same rules. A node without a known capacity accepts 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from scheduler.domain.snapshot_index import SnapshotIndex
 
 GpuKind = tuple[str, bool]
-CACHED_CANDIDATES_MAX = 256
+CACHED_RESULTS_MAX = 2_000_000
+"""Largest number of cached results, one for each candidate and node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,35 @@ class Candidate:
 
 
 class CandidateFit:
-    """Results for one candidate, by node, each valid for the objects that it was computed from."""
+    """Results for one candidate, each valid for the objects that it was computed from.
+
+    By node: GPUs and reasons without other jobs, and usable free GPUs. By fleet version: totals, and explanations by
+    GPU model and whether lent nodes count.
+    """
 
     def __init__(self) -> None:
         self.alone: dict[str, tuple[Node, int]] = {}
+        self.reasons: dict[str, tuple[Node, str]] = {}
         self.rooms: dict[str, tuple[FreeGpus, FreeGpus | None]] = {}
+        self.totals: tuple[object, Mapping[GpuKind, int] | None] = (None, None)
+        self.texts: dict[tuple[str, bool], tuple[object, str]] = {}
 
 
-FitCache = dict[Candidate, CandidateFit]
+class FitCache:
+    """Results that outlive a tick, shared by an index and its copies."""
+
+    def __init__(self) -> None:
+        self.candidates: dict[Candidate, CandidateFit] = {}
+        self.unused_resources: dict[str, tuple[Node, Mapping[str, int]]] = {}
+
+    def find(self, candidate: Candidate, nodes: int) -> CandidateFit:
+        """Return the results for the candidate. The oldest ones make room for new ones."""
+        found = self.candidates.get(candidate)
+        if found is None:
+            while len(self.candidates) * nodes >= CACHED_RESULTS_MAX:
+                del self.candidates[next(iter(self.candidates))]
+            found = self.candidates[candidate] = CandidateFit()
+        return found
 
 
 class NodeFit:
@@ -90,11 +112,16 @@ class NodeFit:
         """Count the GPUs that the job could use if no other job held any, by kind. None if that is all of them."""
         if not self._index.has_capacities:
             return None
-        found: Counter[GpuKind] = Counter()
-        for node, gpus in self._count_alone_by_node(job):
-            found[node.gpu, self._is_lent(node)] += gpus
-        serving = {kind: gpus for kind, gpus in self._index.training_gpus.items() if gpus}
-        return None if dict(+found) == serving else found
+        _, cached = self._find_candidate(job)
+        version, totals = cached.totals
+        if version is not self._index.fleet_version:
+            found: Counter[GpuKind] = Counter()
+            for node, gpus in self._count_alone_by_node(job):
+                found[node.gpu, self._is_lent(node)] += gpus
+            serving = {kind: gpus for kind, gpus in self._index.training_gpus.items() if gpus}
+            totals = None if dict(+found) == serving else found
+            cached.totals = (self._index.fleet_version, totals)
+        return totals
 
     def find_feasible_nodes(self, job: Job) -> frozenset[str] | None:
         """Return the nodes on which the job could use all GPUs if no other job held any. None if these are all."""
@@ -141,19 +168,35 @@ class NodeFit:
                 return f"node {node.name} has {have} left; the pod needs {format_resource(name, amount)}"
         return ""
 
-    def explain_infeasibility(self, job: Job, *, accepts: Callable[[Node], bool]) -> str:
-        """Return why the job fits on too few of the nodes that `accepts` selects."""
-        candidate, _ = self._find_candidate(job)
-        nodes = [node for node in self._index.nodes.values() if accepts(node)]
+    def explain_infeasibility(self, job: Job) -> str:
+        """Return why the job fits on too few of the nodes of its GPU model that it could use."""
+        candidate, found = self._find_candidate(job)
+        key = (job.spec.gpu, job.accepts_lent_nodes)
+        version, text = found.texts.get(key, (None, ""))
+        if version is not self._index.fleet_version:
+            nodes = [
+                node for node in map(self._index.nodes.__getitem__, self._index.serving) if self._accepts(job, node)
+            ]
+            text = self._explain(candidate, found, nodes)
+            found.texts[key] = (self._index.fleet_version, text)
+        return text
+
+    def _accepts(self, job: Job, node: Node) -> bool:
+        return job.spec.gpu in ("", node.gpu) and (job.accepts_lent_nodes or not self._is_lent(node))
+
+    def _explain(self, candidate: Candidate, found: CandidateFit, nodes: Collection[Node]) -> str:
         reasons: Counter[str] = Counter()
         for node in nodes:
-            if node.capacity is not None and (reason := self._classify(candidate, node)):
-                reasons[reason] += 1
-        listed = [
-            f"{self._describe(candidate, reason, nodes)} ({count} of {len(nodes)} nodes)"
-            for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        ]
-        return "; ".join(listed)
+            before = found.reasons.get(node.name)
+            if before is None or before[0] is not node:
+                reason = "" if node.capacity is None else self._classify(candidate, node)
+                before = found.reasons[node.name] = (node, reason)
+            if before[1]:
+                reasons[before[1]] += 1
+        ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        return "; ".join(
+            f"{self._describe(candidate, reason, nodes)} ({count} of {len(nodes)} nodes)" for reason, count in ordered
+        )
 
     def _classify(self, candidate: Candidate, node: Node) -> str:
         """Return the first reason why the node is infeasible or limited: a word, or the name of a resource."""
@@ -168,7 +211,7 @@ class NodeFit:
             return f"taint {taints[0]}"
         if candidate.volumes and not all(matches_terms(each, node.name, labels) for each in candidate.volumes.terms):
             return "volumes"
-        free = self._free_resources(node, alone=True)
+        free = self._unused_resources(node)
         needed = requirements.compute_requests(1)
         return next((name for name in sorted(needed) if needed[name] > free.get(name, 0)), "")
 
@@ -185,8 +228,8 @@ class NodeFit:
         if reason.startswith("taint "):
             return f"it does not tolerate {reason}"
         known = [node for node in nodes if node.capacity is not None]
-        best = max(known, key=lambda node: (self._free_resources(node, alone=True).get(reason, 0), node.name))
-        have = max(0, self._free_resources(best, alone=True).get(reason, 0))
+        best = max(known, key=lambda node: (self._unused_resources(node).get(reason, 0), node.name))
+        have = max(0, self._unused_resources(best).get(reason, 0))
         need = requirements.compute_requests(1)[reason]
         per = "on each node, even for one GPU" if dict(requirements.per_gpu).get(reason) else "per node"
         return (
@@ -201,10 +244,8 @@ class NodeFit:
         requirements, placement = job.spec.pod_requirements, job.placement
         avoided = placement.find_avoided(self._now_s) if placement.avoided else ()
         volumes = placement.volumes if requirements.claims else NO_VOLUMES
-        candidate, cache = Candidate(requirements, volumes, avoided), self._index.fit_cache
-        if candidate not in cache and len(cache) >= CACHED_CANDIDATES_MAX:
-            cache.clear()
-        found = cache.setdefault(candidate, CandidateFit())
+        candidate = Candidate(requirements, volumes, avoided)
+        found = self._index.fit_cache.find(candidate, len(self._index.nodes))
         self._candidates[job.id] = (job, candidate, found)
         return candidate, found
 
@@ -221,7 +262,7 @@ class NodeFit:
             gpus = max(0, node.gpus - node.other_gpus)
             if node.capacity is not None:
                 fits = self._matches(candidate, node)
-                free = self._free_resources(node, alone=True)
+                free = self._unused_resources(node)
                 gpus = candidate.requirements.count_fitting_gpus(free, gpus) if fits else 0
             known[name] = (node, gpus)
             yield node, gpus
@@ -255,23 +296,31 @@ class NodeFit:
             matches_terms(each, node.name, labels) for each in volumes.terms
         )
 
-    def _free_resources(self, node: Node, *, without: str = "", alone: bool = False) -> Mapping[str, int]:
-        """Return what the node has left beside other pods: without one job's pod, or `alone` without all jobs' pods."""
-        room = self._index.free_by_node.get(node.name)
-        known = self._free.get(node.name)
-        if known is not None and known[0] is room and room is not None and not without and not alone:
+    def _unused_resources(self, node: Node) -> Mapping[str, int]:
+        """Return what the node would have left if no job ran on it."""
+        known = self._index.fit_cache.unused_resources.get(node.name)
+        if known is not None and known[0] is node:
             return known[1]
-        capacity, index = node.capacity, self._index
+        capacity = node.capacity
         assert capacity is not None, "only nodes of known capacity have resources"
-        free = dict(capacity.allocatable)
+        unused = dict(capacity.allocatable)
         for name, amount in capacity.requested:
-            free[name] = free.get(name, 0) - amount
-        counts = Counter[str]() if alone else Counter(index.holders.get(node.name, {}).values())
-        for job_id, gpus in counts.items():
+            unused[name] = unused.get(name, 0) - amount
+        self._index.fit_cache.unused_resources[node.name] = (node, unused)
+        return unused
+
+    def _free_resources(self, node: Node, *, without: str = "") -> Mapping[str, int]:
+        """Return what the node has left beside all pods, or all but those of the job `without`."""
+        index, known = self._index, self._free.get(node.name)
+        room = index.free_by_node.get(node.name)
+        if known is not None and known[0] is room and room is not None and not without:
+            return known[1]
+        free = dict(self._unused_resources(node))
+        for job_id, gpus in Counter(index.holders.get(node.name, {}).values()).items():
             if job_id != without and (holder := index.jobs.get(job_id)) is not None:
                 for name, amount in holder.spec.pod_requirements.compute_requests(gpus).items():
                     free[name] = free.get(name, 0) - amount
-        if not without and not alone:
+        if not without:
             self._free[node.name] = (room, free)
         return free
 

@@ -10,6 +10,7 @@ FREE_REFUSALS = 2
 """Refused starts in a row that cost no retry."""
 _BACKOFF_S, _BACKOFF_S_MAX = 5.0, 300.0
 _AVOIDANCE_S, _AVOIDANCE_S_MAX = 120.0, 3600.0
+_DOUBLINGS_MAX = 20
 _MESSAGE_LENGTH_MAX = 300
 
 
@@ -77,12 +78,12 @@ class PlacementRecord:
         """Return the record with one more refused start. Backoff and avoidance of the node double with each one."""
         refusal = replace(refusal, message=refusal.message[:_MESSAGE_LENGTH_MAX])
         before = next((each.count for each in self.avoided if each.node == refusal.node), 0)
-        avoidance_s = min(_AVOIDANCE_S_MAX, _AVOIDANCE_S * 2.0**before)
+        avoidance_s = min(_AVOIDANCE_S_MAX, _AVOIDANCE_S * 2.0 ** min(before, _DOUBLINGS_MAX))
         others = (
             each for each in self.avoided if each.node != refusal.node and now_s < each.until_s + _AVOIDANCE_S_MAX
         )
         avoided = (*others, AvoidedNode(refusal.node, before + 1, now_s + avoidance_s))
-        pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S * 2.0**self.streak)
+        pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S * 2.0 ** min(self.streak, _DOUBLINGS_MAX))
         return PlacementRecord(avoided, self.streak + 1, refusal, now_s + pause_s, self.volumes)
 
     def with_start(self) -> PlacementRecord:

@@ -119,7 +119,8 @@ class SnapshotIndex:
         self.owned_gpus: dict[str, int] = {}
         self.reference_gpu = ""
         self.has_reference_only = True
-        self.fit_cache: FitCache = {}
+        self.fit_cache = FitCache()
+        self.fleet_version = object()
         self._job_id_sets: list[set[str]] = [getattr(self, name) for name in _JOB_SETS]
 
     @classmethod
@@ -190,6 +191,7 @@ class SnapshotIndex:
 
     def put_loan(self, node: str, before: Loan | None) -> None:
         """Update the index for the current loan of the node, if any. `before` is the previous one."""
+        self.fleet_version = object()  # results in `fit_cache` for the whole fleet are outdated
         loan, host = self.loans.get(node), self.nodes.get(node)
         for each, sign in ((before, -1), (loan, 1)):
             if each is not None:
@@ -252,6 +254,7 @@ class SnapshotIndex:
         _set_membership(self.releasing, job_id, bool(job.allocation.releasing))
 
     def _put_node(self, name: str, before: Node | None) -> None:
+        self.fleet_version = object()
         node = self.nodes.get(name)
         for each, sign in ((before, -1), (node, 1)):
             if each is not None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.scheduling.cycle import SchedulingCycle
 
@@ -26,12 +25,8 @@ def explain_node_misfit(
         detail = "its volume claims have not been read yet" if volumes is None else volumes.error
         return Reason(ReasonCode.VOLUME_NOT_READY, detail, numbers)
 
-    def accepts(node: Node) -> bool:
-        is_usable = cycle.view.serves_training(node) and job.spec.gpu in ("", node.gpu)
-        return is_usable and (job.accepts_lent_nodes or not cycle.view.is_lent(node))
-
     needed = gpu_sets.format_gpu_count(job.spec.min_gpus)
     detail = f"needs {needed}; its pods fit on nodes with {usable_gpus}"
-    if cause := cycle.fit.explain_infeasibility(job, accepts=accepts):
+    if cause := cycle.fit.explain_infeasibility(job):
         detail = cause if not usable_gpus else f"{detail}: {cause}"
     return Reason(ReasonCode.NO_FEASIBLE_NODE, detail, {**numbers, "feasible_gpus": float(usable_gpus)})

@@ -27,7 +27,7 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.explanation import explain
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.scheduling.policy_sets import load_policy_set
+from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.store.memory_store import MemoryStore
 from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.pod_admission import find_rejection, find_scheduling_misfit
@@ -147,14 +147,12 @@ def play(world: World, rng: Random, *, nodes: int, jobs: int, foreign: int) -> N
     while events:
         for _ in range(rng.randrange(2 + nodes // 2)):
             if events and events.pop() == "job":
-                world.send(
-                    SubmitJob(
-                        f"job-{world.sent}", make_job(rng, world.sent, namespace=NAMESPACE, claims=("data", "lost"))
-                    )
-                )
+                spec = make_job(rng, world.sent, namespace=NAMESPACE, claims=("data", "lost"))
+                world.send(SubmitJob(f"job-{world.sent}", spec))
             else:
                 world.add_foreign_pod(rng, len(events))
-                world.remove_foreign_pod(rng) if rng.random() < 0.7 else None
+                if rng.random() < 0.7:
+                    world.remove_foreign_pod(rng)
         world.step()
     for _ in range(DRAIN_STEPS):
         world.remove_foreign_pod(rng)
@@ -171,7 +169,8 @@ def check(world: World) -> None:
     snapshot = world.snapshot
     for job in world.live_jobs():
         reason = world.waiting.get(job.id)
-        assert reason is not None and reason.code in HOPELESS, f"{job.id} {job.state}: {reason}"
+        assert reason is not None, f"{job.id} is {job.state} without a reason"
+        assert reason.code in HOPELESS, f"{job.id} {job.state}: {reason}"
         assert not job.allocation.held_gpus
         assert is_hopeless(world, job), f"{job.id} could run: {reason}"
         assert explain(snapshot, world.waiting, job.id).summary
@@ -195,7 +194,24 @@ def is_hopeless(world: World, job: Job) -> bool:
     return total < job.spec.min_gpus
 
 
-def test_random_jobs_and_pods_are_admitted(worlds: list[World]) -> None:
+@pytest.mark.parametrize("policy", ["ebbtide", "fifo", "las"])
+def test_random_jobs_and_pods_are_admitted(worlds: list[World], policy: str) -> None:
+    worlds.append(world := World(policy))
+    play(world, Random(1), nodes=6, jobs=30, foreign=30)
+    check(world)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", sorted(list_policy_sets()))
+@pytest.mark.parametrize("seed", [2, 3, 4, 5])
+def test_random_jobs_and_pods_are_admitted_under_each_policy(worlds: list[World], policy: str, seed: int) -> None:
+    worlds.append(world := World(policy))
+    play(world, Random(seed), nodes=8, jobs=60, foreign=60)
+    check(world)
+
+
+@pytest.mark.full
+def test_ten_thousand_jobs_and_pods_are_admitted(worlds: list[World]) -> None:
     worlds.append(world := World())
-    play(world, Random(1), nodes=8, jobs=60, foreign=60)
+    play(world, Random(1), nodes=40, jobs=5000, foreign=5000)
     check(world)

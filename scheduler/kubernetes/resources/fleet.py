@@ -213,8 +213,8 @@ def parse_cluster_node(node: Resource) -> ClusterNode:
 def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) -> Node:
     """Return the node as a fleet node, cordoned if nothing may start there.
 
-    A node of an inference pool with taints that the pool does not tolerate is cordoned, so that it is not lent. On one of
-    a training pool, only jobs that tolerate them run. What the node offers is observed later.
+    A node of an inference pool with taints that the pool does not tolerate is cordoned, so that it is not lent. On one
+    of a training pool, only jobs that tolerate them run. What the node offers is observed later.
     """
     memory_bytes = pool.gpu_memory_bytes or gpu.memory_bytes or load_gpu(gpu.name).memory_bytes
     is_inference = pool.pool.kind is PoolKind.INFERENCE
