@@ -44,7 +44,9 @@ def make_job(rng: Random, number: int, *, namespace: str, claims: tuple[str, ...
     least = rng.choice((1, 1, 2, 2, 4, 8, 16))
     is_per_gpu = rng.random() < 0.5
     requests = _make_requests(rng, is_per_gpu=is_per_gpu)
-    spec: dict[str, Any] = {"containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}]}
+    limits = {name: amount for name, amount in requests.items() if name == FABRIC}  # these cannot be overcommitted
+    container = {"name": "main", "image": "none", "resources": {"requests": requests, "limits": limits}}
+    spec: dict[str, Any] = {"containers": [container]}
     if rng.random() < 0.2:
         spec["nodeSelector"] = {"disk": rng.choice((*DISKS, "none"))}
     if rng.random() < 0.2:

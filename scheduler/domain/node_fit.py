@@ -15,7 +15,7 @@ from scheduler.domain.gpu_sets import FreeGpus
 from scheduler.domain.job import Job
 from scheduler.domain.node_selection import format_terms, matches_terms
 from scheduler.domain.placement_record import VolumeFacts
-from scheduler.domain.pod_requirements import PodRequirements
+from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY, PodRequirements
 from scheduler.domain.quantities import format_resource
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ class NodeFit:
         """Return the first reason why the node is infeasible or limited: a word, or the name of a resource."""
         capacity, requirements = node.capacity, candidate.requirements
         assert capacity is not None, "only nodes of known capacity are classified"
+        if capacity is UNKNOWN_CAPACITY or capacity == UNKNOWN_CAPACITY:
+            return "unobserved"
         labels = dict(capacity.labels)
         if node.name in candidate.avoided:
             return "avoided"
@@ -217,6 +219,8 @@ class NodeFit:
 
     def _describe(self, candidate: Candidate, reason: str, nodes: Iterable[Node]) -> str:
         requirements = candidate.requirements
+        if reason == "unobserved":
+            return "the resources of nodes are not known yet"
         if reason == "avoided":
             return "nodes refused its pods and are avoided for now"
         if reason == "labels":

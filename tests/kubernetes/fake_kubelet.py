@@ -36,6 +36,10 @@ from tests.kubernetes.work_queue import WorkQueue
 LEASE_NAMESPACE = "kube-node-lease"
 CONTAINER_CREATING = "ContainerCreating"
 RETRY_S = 0.5
+BROKEN_DEVICES: Rejection = (
+    "UnexpectedAdmissionError",
+    "Pod was rejected: Allocate failed: no healthy devices present",
+)
 KILLED = 137
 
 log = logging.getLogger(__name__)
@@ -50,7 +54,8 @@ class FakeKubelet:
         waiting_reason: why the pod's container cannot start yet, for example ErrImagePull. A pod that mounts a claim
             that does not exist waits by itself.
 
-    `rejections` are the pods that were not admitted, with their reasons; `admitted_count` counts the others.
+    `rejections` are the pods that were not admitted, with their reasons; `admitted_count` counts the others. Nodes in
+    `broken_nodes` admit no pod.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class FakeKubelet:
         self.on_stop = on_stop
         self.on_kill = on_kill
         self.waiting_reason = waiting_reason
+        self.broken_nodes: set[str] = set()
         self.rejections: list[tuple[Object, Rejection]] = []
         self.admitted_count = 0
         self._admitted: dict[str, Object] = {}
@@ -188,8 +194,11 @@ class FakeKubelet:
     def _start_pod(self, key: ObjectKey, pod: Object) -> None:
         if uid_of(pod) not in self._admitted:
             node = pod["spec"]["nodeName"]
-            others = [each for each in self._admitted.values() if each["spec"]["nodeName"] == node]
-            if rejection := find_rejection(pod, self._cluster.get(NODE, node), others):
+            others = [
+                each for each in self._admitted.values() if each["spec"]["nodeName"] == node and self._exists(each)
+            ]
+            broken = BROKEN_DEVICES if node in self.broken_nodes else None
+            if rejection := broken or find_rejection(pod, self._cluster.get(NODE, node), others):
                 self.rejections.append((pod, rejection))
                 self._report(pod, {"phase": "Failed", "reason": rejection[0], "message": rejection[1]})
                 return
@@ -201,6 +210,11 @@ class FakeKubelet:
             return
         self._report(pod, _running(pod, next(self._addresses)))
         self.on_start(pod)
+
+    def _exists(self, pod: Object) -> bool:
+        """Return whether nobody has deleted the pod without a grace period."""
+        current = self.pods.get(name_of(pod), namespace_of(pod))
+        return current is not None and uid_of(current) == uid_of(pod)
 
     def _find_missing_claim(self, pod: Object) -> str:
         names = [(each.get("persistentVolumeClaim") or {}).get("claimName") for each in pod["spec"].get("volumes", ())]

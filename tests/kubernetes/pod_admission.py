@@ -105,11 +105,11 @@ def _holds(expression: Object, labels: dict[str, str]) -> bool:
     key, operator, values = expression["key"], expression["operator"], expression.get("values") or []
     has, value = key in labels, labels.get(key, "")
     if operator == "In":
-        return has and value in values
+        return has and bool(value in values)
     if operator == "NotIn":
-        return not has or value not in values
+        return not has or bool(value not in values)
     if operator in ("Exists", "DoesNotExist"):
-        return has == (operator == "Exists")
+        return has == bool(operator == "Exists")
     if not has or not value.lstrip("-").isdigit():
         return False
     return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
@@ -129,7 +129,7 @@ def _find_taint(pod: Object, node: Object, effects: Iterable[str]) -> str:
     return ""
 
 
-def _tolerates(toleration: Object, taint: Object) -> bool:
+def _tolerates(toleration: dict[str, str], taint: dict[str, str]) -> bool:
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if toleration.get("key") and toleration["key"] != taint["key"]:

@@ -109,7 +109,7 @@ def build_job_status(
         "phase": job.state.capitalize(),
         "reason": reason,
         "message": message,
-        "gpus": f"{allocation.held_gpus}/{job.spec.max_gpus}",
+        "gpus": f"{0 if job.is_ended else allocation.held_gpus}/{job.spec.max_gpus}",
         "planSummary": allocation.plan.summarize() if allocation.plan else None,
         "selector": f"{JOB_LABEL}={job.id}",
         "submittedAt": format_time(job.submitted_at_s),
