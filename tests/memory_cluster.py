@@ -39,6 +39,7 @@ class MemoryCluster:
         self._admitted: set[str] = set()
         self._uids = count(1)
         self._lock = threading.RLock()
+        self._pod_views: dict[str, tuple[Object, PodView]] = {}
         self._node_views: dict[str, tuple[Object, NodeView]] = {}
 
     def create(self, kind: ResourceKind, body: Object) -> Object:
@@ -124,7 +125,7 @@ class MemoryCluster:
 
     def get_view(self) -> ClusterView:
         with self._lock:
-            pods = [parse_pod_view(pod) for pod in self.list_pods()]
+            pods = [self._pod_view(pod) for pod in self.list_pods()]
             nodes = [item for (kind, _, _), item in self.objects.items() if kind == NODE.name]
             return ClusterView(
                 pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
@@ -134,10 +135,16 @@ class MemoryCluster:
 
     def held_gpus(self) -> Counter[str]:
         held: Counter[str] = Counter()
-        for pod in map(parse_pod_view, self.list_pods()):
+        for pod in map(self._pod_view, self.list_pods()):
             if pod.holds_gpus:
                 held[pod.node] += pod.gpus
         return held
+
+    def _pod_view(self, pod: Object) -> PodView:
+        known = self._pod_views.get(uid_of(pod))
+        if known is None or known[0] is not pod:
+            known = self._pod_views[uid_of(pod)] = (pod, parse_pod_view(pod))
+        return known[1]
 
     def _view_of(self, node: Object) -> NodeView:
         name = node["metadata"]["name"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Protocol
 
-from scheduler.domain.commands import CommandBody, SubmitJob
+from scheduler.domain.commands import CancelJob, CommandBody, SubmitJob
 from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
@@ -21,6 +21,7 @@ from tests.random_pods import RandomNode, make_foreign_pod, make_job, make_node
 FOREIGN_SCHEDULER = "nobody"
 DRAIN_STEPS = 600
 REJECTED_SHARE_MAX = 0.01
+HOPELESS_MAX = 60
 HOPELESS = (ReasonCode.NO_FEASIBLE_NODE, ReasonCode.VOLUME_NOT_READY)
 
 
@@ -82,6 +83,15 @@ def remove_foreign_pod(world: PodWorld, rng: Random) -> None:
         world.delete_pod(rng.choice(others)["metadata"]["name"])
 
 
+def cancel_hopeless(world: PodWorld) -> None:
+    """Cancel jobs that wait without hope, once they are many, as their owners would."""
+    hopeless = [job for job in live_jobs(world) if job.id in world.waiting and world.waiting[job.id].code in HOPELESS]
+    assert not [job.id for job in hopeless if job.allocation.held_gpus]
+    for job in hopeless if len(hopeless) > HOPELESS_MAX else ():
+        assert world.waiting[job.id].detail
+        world.send(CancelJob(job.id))
+
+
 def play(world: PodWorld, rng: Random, *, nodes: int, jobs: int, foreign: int) -> None:
     """Submit jobs and create foreign pods in random order, then wait until only hopeless jobs are left."""
     for number in range(nodes):
@@ -99,6 +109,7 @@ def play(world: PodWorld, rng: Random, *, nodes: int, jobs: int, foreign: int) -
                 if rng.random() < 0.7:
                     remove_foreign_pod(world, rng)
         world.step()
+        cancel_hopeless(world)
     for _ in range(DRAIN_STEPS):
         remove_foreign_pod(world, rng)
         world.step()

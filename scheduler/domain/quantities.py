@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 
 Resources = tuple[tuple[str, int], ...]
@@ -27,7 +28,12 @@ def parse_quantity(value: object) -> Fraction | None:
     """Return the number that a quantity such as `500m`, `1.5` or `64Gi` stands for, or None if it is malformed."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    match = _QUANTITY.fullmatch(str(value))
+    return _parse_text(str(value))
+
+
+@lru_cache(maxsize=65536)
+def _parse_text(text: str) -> Fraction | None:
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
     number, exponent, suffix = match.groups()

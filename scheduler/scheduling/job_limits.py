@@ -13,21 +13,21 @@ from scheduler.scheduling.pending_gpus import count_flexible_gpus, count_releasi
 
 
 class JobLimits:
-    """GPUs that jobs with equal pods can use, by kind. None means that nothing is limited.
-
-    Attributes:
-        free: free GPUs. `charge` deducts those that such a job takes.
-        alone: GPUs that such a job could use if no other job held any.
-    """
+    """GPUs that jobs with equal pods can use, by kind. None means that nothing is limited."""
 
     def __init__(self, cycle: SchedulingCycle, job: Job) -> None:
         self._cycle = cycle
         self._job = job
-        free = cycle.fit.count_free(job)
-        self.free: Counter[GpuKind] | None = None if free is None else Counter(free)
+
+    @cached_property
+    def free(self) -> Counter[GpuKind] | None:
+        """Free GPUs. `charge` deducts those that such a job takes."""
+        free = self._cycle.fit.count_free(self._job)
+        return None if free is None else Counter(free)
 
     @cached_property
     def alone(self) -> Mapping[GpuKind, int] | None:
+        """GPUs that such a job could use if no other job held any."""
         return self._cycle.fit.count_alone(self._job)
 
     @cached_property

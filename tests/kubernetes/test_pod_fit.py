@@ -154,7 +154,9 @@ class SiteWorld(Site):
 
 
 @pytest.fixture
-def world(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path) -> Iterator[SiteWorld]:
+def world(
+    definitions: None, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
+) -> Iterator[SiteWorld]:
     created = SiteWorld(cluster, kubelet, namespace, tmp_path)
     yield created
     created.close()
