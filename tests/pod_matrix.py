@@ -101,7 +101,9 @@ def play(world: PodWorld, rng: Random, *, nodes: int, jobs: int, foreign: int) -
     rng.shuffle(events)
     while events:
         for _ in range(rng.randrange(2 + nodes // 2)):
-            if events and events.pop() == "job":
+            if not events:
+                break
+            if events.pop() == "job":
                 spec = make_job(rng, world.sent, namespace=world.namespace, claims=("data", "lost"))
                 world.send(SubmitJob(f"job-{world.sent}", spec))
             else:
