@@ -76,9 +76,9 @@ class NodeFit:
         self._candidates: dict[str, tuple[Job, Candidate, CandidateFit]] = {}
         self._free: dict[str, tuple[FreeGpus | None, Mapping[str, int]]] = {}
 
-    def find_candidate(self, job: Job) -> Candidate | None:
-        """Return what decides on the job's nodes. None if no node limits pods by more than its GPUs."""
-        return self._find_candidate(job)[0] if self._index.has_capacities else None
+    def find_group(self, job: Job) -> CandidateFit | None:
+        """Return the results that jobs with equal pods share. None if no node limits pods by more than its GPUs."""
+        return self._find_candidate(job)[1] if self._index.has_capacities else None
 
     def limit(self, job: Job, rooms: Collection[FreeGpus]) -> Collection[FreeGpus]:
         """Return the part of the free GPUs that the job can use, node by node."""

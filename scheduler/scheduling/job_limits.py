@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from scheduler.domain.job import Job
+from scheduler.domain.node_fit import CandidateFit
 from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.pending_gpus import count_flexible_gpus, count_releasing_gpus
@@ -95,10 +96,10 @@ class LimitsByJob:
 
     def __init__(self, cycle: SchedulingCycle) -> None:
         self._cycle = cycle
-        self._found: dict[object, JobLimits] = {}
+        self._found: dict[CandidateFit | None, JobLimits] = {}
 
     def find(self, job: Job) -> JobLimits:
-        key = self._cycle.fit.find_candidate(job)
+        key = self._cycle.fit.find_group(job)
         if key not in self._found:
             self._found[key] = JobLimits(self._cycle, job)
         return self._found[key]
