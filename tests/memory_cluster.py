@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections import Counter
 from itertools import count
 from typing import Any
 
 from scheduler.kubernetes.api_objects import NODE, POD, Object, ResourceKind, key_of, uid_of
-from scheduler.kubernetes.cluster_cache import ClusterView, _sum_by_node
+from scheduler.kubernetes.cluster_cache import ClusterView, sum_requests_by_node
 from scheduler.kubernetes.node_view import NodeView, parse_node_view
 from scheduler.kubernetes.pod_view import PodView, parse_pod_view
 from tests.kubernetes.pod_admission import Rejection, find_rejection, find_scheduling_misfit
@@ -28,12 +27,15 @@ class PodList:
 
 
 class MemoryCluster:
-    """Client, cache and kubelet in one. Writes take effect at once, and `run_kubelets` admits bound pods."""
+    """Client, cache and kubelet in one. Writes take effect at once, and `run_kubelets` admits bound pods.
+
+    `misfits` are reasons why the Kubernetes scheduler would not have chosen the node of an admitted pod.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.rejections: list[tuple[Object, Rejection]] = []
-        self.tolerated_misfits: list[str] = []
+        self.misfits: list[str] = []
         self.admitted_count = 0
         self.pods = PodList(self)
         self._admitted: set[str] = set()
@@ -116,7 +118,7 @@ class MemoryCluster:
                     self.admitted_count += 1
                     self._admitted.add(uid_of(pod))
                     if misfit := find_scheduling_misfit(pod, node):
-                        self.tolerated_misfits.append(misfit)
+                        self.misfits.append(misfit)
                     status = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
                 running = {**pod, "status": status}
                 self._put(POD, running)
@@ -130,15 +132,8 @@ class MemoryCluster:
             return ClusterView(
                 pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
                 nodes={node["metadata"]["name"]: self._view_of(node) for node in nodes},
-                other_requests=_sum_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
+                other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
             )
-
-    def held_gpus(self) -> Counter[str]:
-        held: Counter[str] = Counter()
-        for pod in map(self._pod_view, self.list_pods()):
-            if pod.holds_gpus:
-                held[pod.node] += pod.gpus
-        return held
 
     def _pod_view(self, pod: Object) -> PodView:
         known = self._pod_views.get(uid_of(pod))

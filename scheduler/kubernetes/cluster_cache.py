@@ -211,7 +211,7 @@ class ClusterCache:
             services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
             plans={key: _parse_plan(item) for key, item in self.plans.snapshot().items()},
             tolerations=parse_pool_tolerations(self.pools.snapshot().values()),
-            other_requests=_sum_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
+            other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
         )
 
     def _with_binding(self, pod: PodView) -> PodView:
@@ -228,7 +228,7 @@ def _index_by_job_id(resources: Iterable[Object]) -> dict[tuple[str, str], Objec
     return {(meta.namespace, derive_job_id(meta)): each for meta, each in metas}
 
 
-def _sum_by_node(pods: Iterable[PodView]) -> dict[str, Resources]:
+def sum_requests_by_node(pods: Iterable[PodView]) -> dict[str, Resources]:
     """Return the requests of pods that have not ended, by node."""
     requests: dict[str, list[Resources]] = {}
     for pod in pods:

@@ -139,6 +139,7 @@ def test_random_jobs_and_pods_are_admitted(worlds: list[World], policy: str) -> 
     worlds.append(world := World(policy))
     play(world, Random(1), nodes=6, jobs=30, foreign=30)
     check(world)
+    assert not world.cluster.misfits
 
 
 @pytest.mark.full
@@ -148,6 +149,7 @@ def test_random_jobs_and_pods_are_admitted_under_each_policy(worlds: list[World]
     worlds.append(world := World(policy))
     play(world, Random(seed), nodes=8, jobs=60, foreign=60)
     check(world)
+    assert not world.cluster.misfits
 
 
 @pytest.mark.full
@@ -155,3 +157,4 @@ def test_ten_thousand_jobs_and_pods_are_admitted(worlds: list[World]) -> None:
     worlds.append(world := World())
     play(world, Random(1), nodes=40, jobs=5000, foreign=5000)
     check(world)
+    assert not world.cluster.misfits
