@@ -119,3 +119,9 @@ class JobSpecView(TypedDict):
             dict[str, Any], Field(description="Kubernetes pod template. Absent: a pod that runs `command` in `image`.")
         ]
     ]
+    resourcesPer: NotRequired[
+        Annotated[
+            Literal["gpu"],
+            Field(description="`gpu`: the template's resources are those for one GPU. Absent: they are for the pod."),
+        ]
+    ]

@@ -37,6 +37,7 @@ from scheduler.documents.units import HangTimeout, PositiveDuration
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec, CheckpointVolume
 from scheduler.domain.job import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.pod_requirements import PER_GPU
 from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
 from scheduler.domain.run_document import LaunchMode
 
@@ -344,6 +345,11 @@ class JobDocument(Document):
         default=None,
         description="Pod template on Kubernetes. Its first container runs `command`, or its own command by default.",
     )
+    resources_per: Literal["gpu", "pod"] = Field(
+        default="pod",
+        description="What the resources of the template's first container are for: `pod`, whatever its number of GPUs, "
+        "or `gpu`, which multiplies them by that number.",
+    )
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -413,6 +419,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             lengths=tuple(sorted((document.lengths or {}).items())),
             namespace=document.namespace,
             template_json=_canonical_json(template),
+            resources_per=PER_GPU if document.resources_per == PER_GPU else "",
             program=_to_program(document),
         )
     except ValueError as error:
@@ -495,5 +502,6 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "lengths": {str(tokens): samples for tokens, samples in spec.lengths} or None,
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,
+        "resourcesPer": spec.resources_per or None,
     }
     return {name: value for name, value in document.items() if value is not None}

@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler.documents.document import invalid_field
 from scheduler.documents.pod_fields import check_pod_fields
+from scheduler.domain.quantities import parse_quantity
 
 
 def strip_nulls(value: Any) -> Any:
@@ -100,3 +101,6 @@ def _check_container_fields(place: str, container: Mapping[str, Any]) -> None:
             if name.startswith(_GPU_RESOURCE_PREFIXES):
                 allowed = "nothing; Ebbtide requests one GPU per rank on the node. Set gpus.min and gpus.max"
                 raise invalid_field(f"{place}.resources.{kind}[{name}]", amount, allowed)
+            quantity = parse_quantity(amount)
+            if quantity is None or quantity < 0:
+                raise invalid_field(f"{place}.resources.{kind}[{name}]", amount, "a quantity such as 500m, 4 or 64Gi")

@@ -38,6 +38,8 @@ class ReasonCode(StrEnum):
     NO_FEASIBLE_PLAN = "NoFeasiblePlan"
     INSUFFICIENT_GPUS = "InsufficientGpus"
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"
+    NO_FEASIBLE_NODE = "NoFeasibleNode"
+    VOLUME_NOT_READY = "VolumeNotReady"
     WAITING_FOR_PREEMPTED_WORKLOADS = "WaitingForPreemptedWorkloads"
     BEHIND_HEAD_OF_QUEUE = "BehindHeadOfQueue"
     WAITING_FOR_QUOTA = "WaitingForQuota"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.domain.pod_requirements import NodeCapacity
+
 DAY_S = 86_400.0
 PROCESSOR_SLOTS = "cpu"
 """GPU profile of nodes whose GPUs are slots for processes that share the processors of a machine."""
@@ -118,7 +120,8 @@ class Node:
     `inference_gpus` are the GPUs that inference uses, as last observed. `other_gpus` are used by others, for example by
     pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
     draining node is cordoned and its jobs are moved away. A quarantined node is draining because of its `incidents`,
-    and `quarantine` says so; it is empty on other nodes.
+    and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
+    None outside of Kubernetes.
     """
 
     name: str
@@ -133,6 +136,7 @@ class Node:
     other_gpus: int = 0
     quarantine: str = ""
     incidents: tuple[NodeIncident, ...] = ()
+    capacity: NodeCapacity | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

@@ -27,6 +27,8 @@ from scheduler.domain.job_state import (
     Allocation,
     JobState,
 )
+from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
+from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
 from scheduler.domain.program import DEFAULT_PROGRAM, Program
 from scheduler.domain.scaling_curve import (
     LINEAR_CURVE_KEY,
@@ -67,7 +69,8 @@ class JobSpec:
     `hang_timeout_s` None, a run never counts as hung.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
-    `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
+    `template_json`, if there is one. Its first container's resources are those of a pod, or for each GPU of it if
+    `resources_per` is `gpu`. `resource_uid` is the uid of the custom resource that submitted the job.
     """
 
     name: str
@@ -99,6 +102,7 @@ class JobSpec:
     resource_uid: str = ""
     on_resize: OnResize | None = None
     program: Program = DEFAULT_PROGRAM
+    resources_per: str = ""
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:
@@ -130,6 +134,12 @@ class JobSpec:
     @property
     def has_profile(self) -> bool:
         return bool(self.model or self.profile_json)
+
+    @property
+    def pod_requirements(self) -> PodRequirements:
+        """What the job's pods require of a node on Kubernetes."""
+        volume = self.checkpoint.volume
+        return parse_requirements(self.template_json, self.resources_per, "" if volume is None else volume.claim)
 
     @property
     def may_mix_gpu_models(self) -> bool:
@@ -207,7 +217,7 @@ class Job:
     """A submitted job. `owner` is the caller that submitted it, or empty if unknown.
 
     `save_wish` is the last checkpoint request, fulfilled or not. `sampled` is None before the first progress sample.
-    `failure` is the last failed run.
+    `failure` is the last failed run. `placement` records what nodes and volumes said about its pods.
     """
 
     id: str
@@ -227,6 +237,7 @@ class Job:
     save_wish: CheckpointRequest | None = None
     sampled: SampleSeries | None = None
     failure: RunFailure | None = None
+    placement: PlacementRecord = NO_PLACEMENT_RECORD
 
     @property
     def resize_mode(self) -> OnResize:
@@ -314,6 +325,11 @@ class Job:
     def deadline_at_s(self) -> float:
         """Time of the deadline, which counts from submission. Infinite without a deadline."""
         return self.submitted_at_s + (float("inf") if self.spec.deadline_s is None else self.spec.deadline_s)
+
+    @property
+    def retry_at_s(self) -> float:
+        """Time before which the job does not start, because it ran out of memory or a node refused its pods, else 0."""
+        return max(self.memory.retry_at_s or 0.0, self.placement.retry_at_s or 0.0)
 
     def step_time_s(self) -> float:
         """Return seconds per step under the current plan, as measured. Infinite unless the job runs."""
@@ -417,6 +433,7 @@ class Job:
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
             message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled, self.failure,
+            self.placement,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:

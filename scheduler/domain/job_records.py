@@ -120,9 +120,6 @@ class MemoryRecord:
         """Return whether a plan of this predicted peak fits after the correction."""
         return predicted_bytes * self.percent <= 100 * gpu_memory_bytes
 
-    def is_backing_off(self, now_s: float) -> bool:
-        return self.retry_at_s is not None and now_s < self.retry_at_s
-
     def with_failure(self, failure: OomFailure, now_s: float) -> MemoryRecord:
         """Return the record with one more failure: the failed plan no longer fits, and the backoff is doubled."""
         pause_s = _BACKOFF_S * 2 ** len(self.deaths)

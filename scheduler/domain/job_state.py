@@ -40,7 +40,7 @@ JOB_TRANSITIONS: dict[tuple[JobState, JobState], str] = {
     (_S.PLANNING, _S.FAILED): "no plan fits any GPU of the fleet",
     (_S.PLANNING, _S.SUSPENDED): "suspended by its owner",
     (_S.PLANNING, _S.CANCELLED): "cancelled by its owner",
-    (_S.QUEUED, _S.PLANNING): "out of memory; it waits for its backoff to expire",
+    (_S.QUEUED, _S.PLANNING): "it ran out of memory, or nodes refused its pods; it waits for its backoff to expire",
     (_S.QUEUED, _S.STARTING): "it received GPUs",
     (_S.QUEUED, _S.SUCCEEDED): "workers finished before they received the notice to leave",
     (_S.QUEUED, _S.FAILED): "no plan fits any GPU of the fleet",

@@ -15,6 +15,8 @@ from ebbtide.rank_status import RankStatus as RankStatus
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
 from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.placement_record import PodRefusal, VolumeFacts
+from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.run_document import MasterAddress
 
 
@@ -54,7 +56,8 @@ class Run:
     `phases_s` are seconds by `ReplanPhase`, the longest of all ranks. `frozen_layers` is None if not reported.
     `traffic` is the checkpoint load of all ranks together, or None. `permanent_fault` is why a retry of a failed run
     cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `suspects` are nodes whose machine may have
-    ended the run, and `straggler` is a rank that is persistently slower than the others.
+    ended the run, and `straggler` is a rank that is persistently slower than the others. `refusal` is set if a node
+    refused a pod before any rank started.
     """
 
     job_id: str
@@ -75,15 +78,17 @@ class Run:
     ran_s: float | None = None
     suspects: tuple[str, ...] = ()
     straggler: Straggler | None = None
+    refusal: PodRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Observed facts of a node. `inference_gpus` and `other_gpus` are defined as in `Node`."""
+    """Observed facts of a node. The numbers of GPUs and `capacity` are defined as in `Node`."""
 
     up: bool = True
     inference_gpus: int = 0
     other_gpus: int = 0
+    capacity: NodeCapacity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,15 @@ class Observation:
     """All existing runs, and the nodes that the executor observes. It may be stale.
 
     `converged_generation` is the newest snapshot generation that was in effect before the observation. A run that is
-    absent here is known to be gone only as of that generation.
+    absent here is known to be gone only as of that generation. `volumes` is the state of the volume claims by job, as
+    far as they were read.
     """
 
     at_s: float
     converged_generation: int
     runs: tuple[Run, ...] = ()
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
+    volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

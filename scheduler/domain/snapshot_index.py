@@ -14,6 +14,7 @@ from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node
 from scheduler.domain.gpu_sets import NO_GPUS, FreeGpus, Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.node_fit import FitCache
 from scheduler.domain.relative_speed import choose_reference_gpu
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ GpuKind = tuple[str, bool]
 GpuHolders = dict[str, Mapping[int, str]]
 """Job id by node and GPU index. GPUs that are being released count as held."""
 
-_NODE_SETS = ("down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents")
+_NODE_SETS = (
+    "down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents", "serving", "with_capacity",
+)  # fmt: skip
 _LOAN_SETS = ("offered", "recalled")
 _JOB_SETS = (
     "waiting", "running", "unsettled", "intent_candidates", "releasing", "out_of_range", "elastic", "above_minimum",
@@ -49,6 +52,8 @@ class SnapshotIndex:
         must_vacate: held by jobs that must leave
         with_incidents: have failed or slowed jobs
         held_without_loan: held by jobs although the node belongs to an inference pool and is not lent
+        serving: training may start ranks there
+        with_capacity: with a known capacity
     Loans, by node name:
         offered, recalled: in this state
     Jobs, by id:
@@ -91,6 +96,8 @@ class SnapshotIndex:
         self.must_vacate: set[str] = set()
         self.held_without_loan: set[str] = set()
         self.with_incidents: set[str] = set()
+        self.serving: set[str] = set()
+        self.with_capacity: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
         self.waiting: set[str] = set()
@@ -116,6 +123,8 @@ class SnapshotIndex:
         self.owned_gpus: dict[str, int] = {}
         self.reference_gpu = ""
         self.has_reference_only = True
+        self.fit_cache = FitCache()
+        self.fleet_version = object()
         self._job_id_sets: list[set[str]] = [getattr(self, name) for name in _JOB_SETS]
 
     @classmethod
@@ -134,8 +143,13 @@ class SnapshotIndex:
             and self.pools is snapshot.pools
         )
 
+    @property
+    def has_capacities(self) -> bool:
+        """Whether any node limits pods by more than its GPUs."""
+        return bool(self.with_capacity)
+
     def copy(self) -> SnapshotIndex:
-        """Return a copy that can be changed independently."""
+        """Return a copy that can be changed independently. It shares the results in `fit_cache`."""
         copied = object.__new__(SnapshotIndex)
         copied.__dict__.update(self.__dict__)
         own = {name: getattr(self, name).copy() for name in _MUTABLE_ATTRIBUTES}
@@ -181,6 +195,7 @@ class SnapshotIndex:
 
     def put_loan(self, node: str, before: Loan | None) -> None:
         """Update the index for the current loan of the node, if any. `before` is the previous one."""
+        self.fleet_version = object()  # results in `fit_cache` for the whole fleet are outdated
         loan, host = self.loans.get(node), self.nodes.get(node)
         for each, sign in ((before, -1), (loan, 1)):
             if each is not None:
@@ -243,6 +258,7 @@ class SnapshotIndex:
         _set_membership(self.releasing, job_id, bool(job.allocation.releasing))
 
     def _put_node(self, name: str, before: Node | None) -> None:
+        self.fleet_version = object()
         node = self.nodes.get(name)
         for each, sign in ((before, -1), (node, 1)):
             if each is not None:
@@ -255,6 +271,7 @@ class SnapshotIndex:
         _set_membership(self.cordoned, name, node is not None and node.cordoned)
         _set_membership(self.draining, name, node is not None and node.draining)
         _set_membership(self.with_incidents, name, node is not None and bool(node.incidents))
+        _set_membership(self.with_capacity, name, node is not None and node.capacity is not None)
         self._refresh_node(name)
 
     def _count_gpus(self, node: Node, loan: Loan | None, sign: int) -> None:
@@ -284,6 +301,7 @@ class SnapshotIndex:
             self.free_gpu_total -= len(previous.indices)
             _add_count(self.free_gpus, (previous.gpu, previous.is_lent), -len(previous.indices))
         node, held, loan = self.nodes.get(name), self.holders.get(name), self.loans.get(name)
+        _set_membership(self.serving, name, node is not None and serves_training(node, self.pools, loan))
         if node is None:
             self.must_vacate.discard(name)
             self.held_without_loan.discard(name)

@@ -38,6 +38,7 @@ class Invariant(StrEnum):
     NOT_RESIZABLE = "job-is-not-resizable"
     LENT_NODE_BARRED = "lent-node-barred"
     QUEUE_LIMIT_EXCEEDED = "over-a-limit-of-its-queue"
+    NODE_DOES_NOT_FIT = "node-does-not-fit"
     NODE_STILL_USED = "node-still-used"
     DEADLINE_PASSED = "deadline-in-the-past"
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
+from scheduler.domain.quantities import Resources, freeze_resources, sum_resources
 from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,
     ELASTIC_JOB,
@@ -52,6 +54,7 @@ class ClusterView:
 
     `pods` are all pods that request GPUs or belong to Ebbtide. `elastic_jobs` are keyed by namespace and claimed job
     id. `services` (job id) and `plans` are keyed by (namespace, name). `tolerations` are keyed by Pool.
+    `other_requests` are the requests, by node, of pods that are not among `pods`.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -60,6 +63,7 @@ class ClusterView:
     services: Mapping[tuple[str, str], str] = field(default_factory=dict)
     plans: Mapping[tuple[str, str], PlanConfigMap] = field(default_factory=dict)
     tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=dict)
+    other_requests: Mapping[str, Resources] = field(default_factory=dict)
 
     def pods_by_job(self) -> dict[str, list[PodView]]:
         return group_by_job(self.pods)
@@ -202,11 +206,12 @@ class ClusterCache:
         pods = [self._with_binding(pod) for pod in views]
         return ClusterView(
             pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
-            nodes={item["metadata"]["name"]: parse_node_view(item) for item in self.nodes.snapshot().values()},
+            nodes={item["metadata"]["name"]: item[_VIEW_KEY] for item in self.nodes.snapshot().values()},
             elastic_jobs=_index_by_job_id(self.jobs.snapshot().values()),
             services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
             plans={key: _parse_plan(item) for key, item in self.plans.snapshot().items()},
             tolerations=parse_pool_tolerations(self.pools.snapshot().values()),
+            other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
         )
 
     def _with_binding(self, pod: PodView) -> PodView:
@@ -221,6 +226,21 @@ class ClusterCache:
 def _index_by_job_id(resources: Iterable[Object]) -> dict[tuple[str, str], Object]:
     metas = ((parse_metadata(each), each) for each in resources if is_managed_by_us(each))
     return {(meta.namespace, derive_job_id(meta)): each for meta, each in metas}
+
+
+def sum_requests_by_node(pods: Iterable[PodView]) -> dict[str, Resources]:
+    """Return the requests of pods that have not ended, by node."""
+    requests: dict[str, list[Resources]] = {}
+    for pod in pods:
+        if pod.node and not pod.has_ended:
+            requests.setdefault(pod.node, []).append(pod.requests)
+    return {node: _sum_requests(tuple(each)) for node, each in requests.items()}
+
+
+@lru_cache(maxsize=65536)
+def _sum_requests(requests: tuple[Resources, ...]) -> Resources:
+    """Return the sum. Most nodes have the same pods, those of DaemonSets, and share one object."""
+    return freeze_resources(sum_resources(requests))
 
 
 def _parse_plan(item: Object) -> PlanConfigMap:
@@ -241,4 +261,4 @@ def _trim_pod(item: Object) -> Object:
 def _trim_node(item: Object) -> Object:
     """Drop images and other fields that are large and unused."""
     status = {name: item.get("status", {}).get(name) for name in ("allocatable", "conditions")}
-    return {**strip_managed_fields(item), "status": status}
+    return {**strip_managed_fields(item), "status": status, _VIEW_KEY: parse_node_view(item)}

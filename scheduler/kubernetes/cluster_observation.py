@@ -6,14 +6,17 @@ Runs begin when their agents may start ranks (see executors/reported_runs). Befo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import LoanState, PoolKind
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.observation import FailureCause, NodeFacts, Run, RunPhase
+from scheduler.domain.placement_record import PodRefusal
+from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.reported_runs import AgentEnd, AgentKey
 from scheduler.kubernetes.cluster_cache import ClusterView
@@ -26,10 +29,14 @@ _EXTERNAL_REASONS = (
     "Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting", "Shutdown", "Terminated",
     "Unexpected",
 )  # fmt: skip
+_IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff")
+"""Errors that another node or a later attempt may not have."""
 _CONTAINER_ERRORS = (
     "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull", "ImageInspectError",
     "ImagePullBackOff", "InvalidImageName", "RunContainerError",
 )  # fmt: skip
+NO_SHORTAGES: Mapping[str, PodRefusal] = MappingProxyType({})
+NO_CAPACITIES: Mapping[str, NodeCapacity] = MappingProxyType({})
 CONTAINER_ERROR_TIMEOUT_S = 120.0
 """Time after which an image pull error or a container error fails the run. Registries have short outages."""
 
@@ -41,12 +48,14 @@ def merge_pod_runs(
     now_s: float,
     *,
     overcommitted: Collection[str] = (),
+    shortages: Mapping[str, PodRefusal] = NO_SHORTAGES,
     failure: ProvisioningFailure | None = None,
 ) -> tuple[Run, ...]:
     """Return the job's runs with the GPUs that its pods hold. A pod holds its GPUs until it is gone.
 
     Args:
-        overcommitted: nodes without room for all decided pods. An unbound pod there can never be bound.
+        overcommitted: nodes without GPUs for all decided pods. An unbound pod there can never be bound.
+        shortages: nodes without another resource for all decided pods, with the reason.
         failure: why the API server rejected the objects of the current generation.
     """
     generation = job.allocation.generation
@@ -60,7 +69,7 @@ def merge_pod_runs(
         seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, held), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):
         refused = None if failure is None else _build_failed_run(job, failure, now_s)
-        pending = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted)
+        pending = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted, shortages)
         for run in seen:  # pods outlive generations: GPUs of ranks that still run belong to the older run
             pending = replace(pending, gpus=gpu_sets.difference(pending.gpus, run.gpus))
         seen = (*seen, pending)
@@ -95,12 +104,21 @@ def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[
     return frozenset(name for name, gpus in needed.items() if name in view.nodes and gpus > view.nodes[name].gpus)
 
 
-def _build_pending_run(job: Job, pods: Iterable[PodView], now_s: float, overcommitted: Collection[str]) -> Run:
+def _build_pending_run(
+    job: Job,
+    pods: Iterable[PodView],
+    now_s: float,
+    overcommitted: Collection[str],
+    shortages: Mapping[str, PodRefusal],
+) -> Run:
     """Return the current generation's run while its pods start, or the reason why they cannot."""
     generation, found = job.allocation.generation, list(pods)
     if taken := sorted(pod.target_node for pod in found if not pod.node and pod.target_node in overcommitted):
         return Run(job.id, generation, RunPhase.LOST, reason=f"foreign pods took the GPUs of {', '.join(taken)}")
     for pod in found:
+        shortage = None if pod.node else shortages.get(pod.target_node)
+        if refusal := shortage or _find_refusal(pod, now_s - job.state_since_s):
+            return Run(job.id, generation, RunPhase.LOST, reason=str(refusal), refusal=refusal)
         if pod.has_ended or _has_container_error(pod, now_s - job.state_since_s):
             phase = RunPhase.LOST if pod.has_ended and _has_ended_externally(pod) else RunPhase.FAILED
             return Run(job.id, generation, phase, reason=_describe_end(pod))
@@ -113,6 +131,21 @@ def _build_failed_run(job: Job, failure: ProvisioningFailure, now_s: float) -> R
         return None
     phase = RunPhase.FAILED if failure.is_job_error else RunPhase.LOST
     return Run(job.id, failure.generation, phase, reason=failure.message)
+
+
+def _find_refusal(pod: PodView, since_s: float) -> PodRefusal | None:
+    """Return why the pod's node does not run it: it was not admitted, or its image or a volume does not arrive."""
+    if pod.is_rejected:
+        return PodRefusal(pod.target_node, pod.reason, pod.error.removeprefix(f"{pod.reason}: "))
+    if since_s < CONTAINER_ERROR_TIMEOUT_S or pod.has_ended:
+        return None
+    if pod.error.startswith(_IMAGE_ERRORS):
+        reason, _, message = pod.error.partition(": ")
+        return PodRefusal(pod.target_node, reason, message or "its image cannot be pulled")
+    if pod.node and not pod.is_prepared:
+        message = f"its volumes or its network are not ready after {since_s:.0f} s"
+        return PodRefusal(pod.target_node, "VolumesNotReady", message)
+    return None
 
 
 def _has_container_error(pod: PodView, since_s: float) -> bool:
@@ -151,7 +184,9 @@ def _has_ended_externally(pod: PodView) -> bool:
     return pod.is_deleting or pod.reason.startswith(_EXTERNAL_REASONS)
 
 
-def observe_nodes(desired: Snapshot, view: ClusterView) -> dict[str, NodeFacts]:
+def observe_nodes(
+    desired: Snapshot, view: ClusterView, capacities: Mapping[str, NodeCapacity] = NO_CAPACITIES
+) -> dict[str, NodeFacts]:
     """Return the state of every node in `desired`. A node that the cluster does not have is down.
 
     GPUs of foreign pods count as inference on inference pools, else as other use. An offered node counts as used until
@@ -171,5 +206,6 @@ def observe_nodes(desired: Snapshot, view: ClusterView) -> dict[str, NodeFacts]:
             up=seen is not None and seen.is_ready,
             inference_gpus=used if serves else 0,
             other_gpus=0 if serves else used,
+            capacity=capacities.get(name),
         )
     return facts

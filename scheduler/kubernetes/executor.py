@@ -23,6 +23,7 @@ from scheduler.kubernetes.cluster_observation import (
     observe_nodes,
 )
 from scheduler.kubernetes.job_objects import JobObjectActions
+from scheduler.kubernetes.node_capacities import NodeCapacities, find_shortages, sum_all_requests
 from scheduler.kubernetes.node_lending import NodeLending, plan_lending_steps
 from scheduler.kubernetes.pod_changes import (
     FreeGpus,
@@ -62,6 +63,7 @@ class KubernetesExecutor:
         self._ledger = RunLedger(run_log, epoch=epoch)
         self._now = now
         self._actions = actions
+        self._capacities = NodeCapacities()
         self._desired = Snapshot()
         self._converged_generation = 0
 
@@ -73,7 +75,8 @@ class KubernetesExecutor:
         """
         now_s, view = self._now(), self._verified_view()
         runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
-        return Observation(now_s, self._converged_generation, runs, observe_nodes(self._desired, view))
+        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view))
+        return Observation(now_s, self._converged_generation, runs, nodes, self._objects.volumes.list_facts())
 
     def converge(self, desired: Snapshot) -> None:
         """Take the missing steps towards `desired`. Ignores states older than the last one.
@@ -92,7 +95,13 @@ class KubernetesExecutor:
         now_s = self._now()
         ambiguous = sum(
             self._actions.run_all(list(steps(desired, self._verified_view(), now_s)))
-            for steps in (self._plan_lending, self._plan_deletions, self._plan_creations, self._plan_bindings)
+            for steps in (
+                self._plan_lending,
+                self._plan_volume_reads,
+                self._plan_deletions,
+                self._plan_creations,
+                self._plan_bindings,
+            )
         )
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
@@ -118,14 +127,20 @@ class KubernetesExecutor:
     def _all_runs(self, view: ClusterView, runs_by_job: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
         """Yield the runs of all desired jobs, from agent reports and pods."""
         pods, overcommitted = view.pods_by_job(), find_overcommitted_nodes(self._desired, view)
+        shortages = find_shortages(self._desired, view)
         for job in self._desired.jobs.values():
             runs, own = runs_by_job.get(job.id, ()), pods.get(job.id, ())
             if runs or own or job.allocation.target:
                 failure = self._objects.failures.get(job)
-                yield from merge_pod_runs(job, runs, own, now_s, overcommitted=overcommitted, failure=failure)
+                yield from merge_pod_runs(
+                    job, runs, own, now_s, overcommitted=overcommitted, shortages=shortages, failure=failure
+                )
 
     def _plan_lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         return self._nodes.build_actions(plan_lending_steps(desired, view.nodes, view.pods))
+
+    def _plan_volume_reads(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
+        return self._objects.volumes.plan_reads(desired)
 
     def _plan_deletions(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         """Yield deletions of surplus pods, and of leftovers of jobs that are gone."""
@@ -143,7 +158,7 @@ class KubernetesExecutor:
 
     def _plan_bindings(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         """Yield bindings of gangs that are complete and fit."""
-        rooms = FreeGpus(view.nodes, count_held_gpus(view.pods))
+        rooms = FreeGpus(view.nodes, count_held_gpus(view.pods), sum_all_requests(view))
         for job, changes in _iter_pod_changes(desired, view, now_s):
             gang = select_gang_to_bind(job.id, changes, rooms)
             if gang is not None:

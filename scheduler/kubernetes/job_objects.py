@@ -16,6 +16,7 @@ from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import CONFIG_MAP, POD, SECRET, SERVICE, VOLUME_CLAIM, Object, name_of, uid_of
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.cluster_cache import ClusterCache, ClusterView
+from scheduler.kubernetes.job_volumes import JobVolumes
 from scheduler.kubernetes.manifests import (
     ManifestContext,
     build_agent_pod,
@@ -71,6 +72,7 @@ class JobObjectActions:
         self._epoch = epoch
         self._agent_token = agent_token
         self.failures = ProvisioningFailures(monotonic_s)
+        self.volumes = JobVolumes(cluster, self.namespace_for, monotonic_s)
 
     def create_missing(
         self, job: Job, missing: Sequence[PodToCreate], view: ClusterView, nodes: Mapping[str, Node]

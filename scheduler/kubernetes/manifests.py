@@ -17,6 +17,8 @@ from typing import Any
 from scheduler.documents.pod_template import CHECKPOINT_DIR, PLAN_DIR, RUN_ROOT, SHM_DIR, TOKEN_DIR
 from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.domain.pod_requirements import PER_GPU
+from scheduler.domain.quantities import multiply_quantity
 from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,
     ELASTIC_JOB,
@@ -185,7 +187,10 @@ def _build_agent_container(
     agent["volumeMounts"] = [*agent.get("volumeMounts", ()), *_build_volume_mounts(agent, job)]
     resources = copy.deepcopy(agent.get("resources") or {})
     for kind in ("requests", "limits"):
-        resources[kind] = {**(resources.get(kind) or {}), GPU_RESOURCE: str(new_pod.gpus)}
+        amounts = resources.get(kind) or {}
+        if job.spec.resources_per == PER_GPU:
+            amounts = {name: multiply_quantity(name, amount, new_pod.gpus) for name, amount in amounts.items()}
+        resources[kind] = {**amounts, GPU_RESOURCE: str(new_pod.gpus)}
     agent["resources"] = resources
     return agent
 

@@ -11,43 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.domain.node_selection import Taint as Taint
+from scheduler.domain.node_selection import Toleration as Toleration
+from scheduler.domain.quantities import Resources, freeze_resources, parse_resources
 from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, GPU_RESOURCE, LOAN_LABEL, LOANED_TAINT_KEY, parse_count
 
 _CONDITION_TAINT_KEYS = frozenset(
     f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable", "unschedulable")
 )
 """Taints that repeat the node's conditions and cordon."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taint:
-    key: str
-    value: str = ""
-    effect: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
-
-
-@dataclass(frozen=True, slots=True)
-class Toleration:
-    """A toleration. None or an empty field matches every value, key or effect."""
-
-    key: str = ""
-    value: str | None = None
-    effect: str = ""
-
-    def tolerates(self, taint: Taint) -> bool:
-        return (
-            self.key in ("", taint.key)
-            and (self.value is None or self.value == taint.value)
-            and self.effect in ("", taint.effect)
-        )
-
-    def to_manifest(self) -> dict[str, str]:
-        operator = {"operator": "Exists"} if self.value is None else {"operator": "Equal", "value": self.value}
-        parsed = {"key": self.key, **operator, "effect": self.effect}
-        return {name: text for name, text in parsed.items() if text or name == "value"}
 
 
 GPU_TOLERATION = Toleration(GPU_RESOURCE)
@@ -82,7 +54,7 @@ class NodeView:
     """A node.
 
     `gpus` are allocatable. `loan` is the loan in our label; `is_tainted`: it has our taint. `taints` and `labels` are
-    complete, our own included.
+    complete, our own included. `allocatable` is what it offers besides GPUs, None if that is unknown.
     """
 
     name: str
@@ -95,21 +67,28 @@ class NodeView:
     epoch: int = 0
     taints: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Resources | None = None
 
 
 def parse_node_view(node: Mapping[str, Any]) -> NodeView:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     labels, taints = meta.get("labels") or {}, tuple(spec.get("taints") or ())
     conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
+    allocatable = status.get("allocatable") or {}
     return NodeView(
         name=meta["name"],
         resource_version=meta.get("resourceVersion", ""),
         is_ready=conditions.get("Ready") == "True" and "deletionTimestamp" not in meta,
         is_cordoned=bool(spec.get("unschedulable")),
-        gpus=parse_count((status.get("allocatable") or {}).get(GPU_RESOURCE)),
+        gpus=parse_count(allocatable.get(GPU_RESOURCE)),
         loan=labels.get(LOAN_LABEL, ""),
         is_tainted=any(taint.get("key") == LOANED_TAINT_KEY for taint in taints),
         epoch=parse_count((meta.get("annotations") or {}).get(EPOCH_ANNOTATION)),
         taints=taints,
         labels=labels,
+        allocatable=freeze_resources(parse_resources(without_gpus(allocatable))) if allocatable else None,
     )
+
+
+def without_gpus(resources: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: amount for name, amount in resources.items() if name != GPU_RESOURCE}

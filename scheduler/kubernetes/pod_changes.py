@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from scheduler.domain.job import Job
+from scheduler.domain.quantities import Resources
 from scheduler.kubernetes.api_objects import LABEL_MAX_LENGTH, truncate_name
 from scheduler.kubernetes.node_view import NodeView
 from scheduler.kubernetes.pod_view import PodView
@@ -165,18 +166,38 @@ class Gang:
 
 
 class FreeGpus:
-    """Free GPUs by node, for one round of bindings."""
+    """Free GPUs and other resources by node, for one round of bindings. `requests` are those of all bound pods."""
 
-    def __init__(self, nodes: Mapping[str, NodeView], held: Mapping[str, int]) -> None:
+    def __init__(
+        self, nodes: Mapping[str, NodeView], held: Mapping[str, int], requests: Mapping[str, Resources] | None = None
+    ) -> None:
         self._free_gpus = {name: node.gpus - held.get(name, 0) for name, node in nodes.items() if node.is_ready}
+        self._nodes = nodes
+        self._requests = {name: dict(amounts) for name, amounts in (requests or {}).items()}
 
     def reserve(self, pods: tuple[PodView, ...]) -> bool:
         """Reserve room for all pods, or for none if a node lacks it."""
-        if any(self._free_gpus.get(pod.target_node, -1) < pod.gpus for pod in pods):
+        if any(self._free_gpus.get(pod.target_node, -1) < pod.gpus or not self._has_room(pod) for pod in pods):
             return False
         for pod in pods:
             self._free_gpus[pod.target_node] -= pod.gpus
+            requested = self._requests.setdefault(pod.target_node, {})
+            for name, amount in pod.requests:
+                requested[name] = requested.get(name, 0) + amount
         return True
+
+    def _has_room(self, pod: PodView) -> bool:
+        return find_lacking_resource(self._nodes[pod.target_node], self._requests.get(pod.target_node, {}), pod) == ""
+
+
+def find_lacking_resource(node: NodeView, requested: Mapping[str, int], pod: PodView) -> str:
+    """Return a resource of which the node has too little left for the pod, or an empty string."""
+    if node.allocatable is None:
+        return ""
+    allocatable = dict(node.allocatable)
+    return next(
+        (name for name, amount in pod.requests if amount > allocatable.get(name, 0) - requested.get(name, 0)), ""
+    )
 
 
 def select_gang_to_bind(job_id: str, changes: PodChanges, free_gpus: FreeGpus) -> Gang | None:

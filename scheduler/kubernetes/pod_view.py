@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.domain.pod_requirements import compute_pod_requests
+from scheduler.domain.quantities import Resources
 from scheduler.kubernetes.api_objects import (
     GENERATION_LABEL,
     GPU_RESOURCE,
@@ -17,6 +19,8 @@ from scheduler.kubernetes.api_objects import (
 )
 
 _ENDED_PHASES = ("Succeeded", "Failed")
+_REASONS_AFTER_ADMISSION = ("DeadlineExceeded", "Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated")
+"""Reasons of failed pods that their node had admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ class PodView:
 
     `node` is empty until it is bound; `gpus` are the requested GPUs. `job_id`, `target_node` and `generation` (of its
     creation) are set on Ebbtide's own pods only. `error` is the reason that keeps it from running; `exit_code` is that
-    of the first container.
+    of the first container. `requests` are those besides GPUs. `is_rejected`: its node did not admit it. `is_prepared`:
+    its volumes and network are ready, or it has no node yet.
     """
 
     namespace: str
@@ -41,6 +46,9 @@ class PodView:
     error: str = ""
     exit_code: int | None = None
     reason: str = ""
+    requests: Resources = ()
+    is_rejected: bool = False
+    is_prepared: bool = True
 
     @property
     def is_ours(self) -> bool:
@@ -81,7 +89,22 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         error=_describe_error(first, status),
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or "",
+        requests=tuple(each for each in compute_pod_requests(spec) if each[0] != GPU_RESOURCE),
+        is_rejected=_is_rejected(status),
+        is_prepared=_is_prepared(status),
     )
+
+
+def _is_rejected(status: Mapping[str, Any]) -> bool:
+    """Return whether kubelet did not admit the pod: it failed with a reason before any of its containers existed."""
+    has_containers = status.get("containerStatuses") or status.get("initContainerStatuses")
+    is_failed = status.get("phase") == "Failed" and bool(status.get("reason"))
+    return is_failed and not has_containers and status.get("reason") not in _REASONS_AFTER_ADMISSION
+
+
+def _is_prepared(status: Mapping[str, Any]) -> bool:
+    conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
+    return conditions.get("PodReadyToStartContainers") != "False"
 
 
 def count_requested_gpus(spec: Mapping[str, Any]) -> int:

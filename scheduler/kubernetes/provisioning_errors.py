@@ -16,15 +16,17 @@ _READ_WRITE_MANY = "ReadWriteMany"
 _SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 
 
-def describe_claim_error(claim: Object | None, claim_name: str, *, max_gpus: int) -> str:
+def describe_claim_error(
+    claim: Object | None, claim_name: str, *, max_gpus: int | None, field: str = "checkpoint.volume"
+) -> str:
     """Return why the claim cannot be mounted by a job of up to `max_gpus` GPUs, or an empty string.
 
-    `claim_name` includes the namespace.
+    `claim_name` includes the namespace, `field` is where the job names it. Without `max_gpus`, any access mode will do.
 
     Ebbtide binds pods itself, without the Kubernetes scheduler, which would wait for the claim. A bound pod that cannot
     mount its claim would hold its GPUs forever.
     """
-    prefix = f"checkpoint.volume: claim {claim_name}"
+    prefix = f"{field}: claim {claim_name}"
     if claim is None:
         return f"{prefix} does not exist"
     if is_terminating(claim):
@@ -33,6 +35,8 @@ def describe_claim_error(claim: Object | None, claim_name: str, *, max_gpus: int
     if phase != "Bound":
         return f"{prefix} is {phase}; it must be Bound (WaitForFirstConsumer storage classes never bind it)"
     modes = tuple(claim["spec"].get("accessModes") or ())
+    if max_gpus is None:
+        return ""
     if _READ_WRITE_MANY in modes or (max_gpus == 1 and any(mode in modes for mode in _SINGLE_NODE_MODES)):
         return ""
     return f"{prefix} has access mode {', '.join(modes)}; a job of up to {max_gpus} GPUs needs {_READ_WRITE_MANY}"

@@ -11,12 +11,14 @@ from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.gpu_sets import FreeGpus, Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.node_fit import NodeFit
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.scheduling.desired_state import apply_decision
 from scheduler.scheduling.job_progress import shapes_to_solve
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+from scheduler.scheduling.policies.placement import filter_usable
 from scheduler.scheduling.policies.speed import node_sizes, packed
 from scheduler.scheduling.policies.stage_policies import StagePolicies
 from scheduler.scheduling.rank_placement import place_ranks
@@ -24,10 +26,18 @@ from scheduler.scheduling.rank_placement import place_ranks
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """GPUs of one model, on owned nodes only or on any node that training can use."""
+    """GPUs of one model, on owned nodes only or on any node that training can use.
+
+    `nodes` are the only nodes where they are of use, None if all are.
+    """
 
     gpu: str
     owned_only: bool
+    nodes: frozenset[str] | None = None
+
+    def includes(self, nodes: Iterable[str]) -> bool:
+        """Return whether GPUs of all these nodes are of use."""
+        return self.nodes is None or self.nodes.issuperset(nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class SchedulingCycle:
         self.index = self.snapshot.index
         self.view = self.snapshot.view()
         self.now_s = snapshot.now_s
+        self.fit = NodeFit(self.index, self.now_s)
         self.decisions: list[Decision] = []
         self.settled_jobs: set[str] = set()
         self.missing_shapes: dict[WantedShape, None] = {}
@@ -132,11 +143,13 @@ class SchedulingCycle:
             - sum(len(room.indices) for room in self.reserved_gpus if room.gpu == gpu)
         )
 
-    def free_gpus_for(self, job: Job) -> Collection[FreeGpus]:
-        """Return the free GPUs of each node on which the job may be placed."""
-        if not self.reservation.excludes(job):
-            return self.snapshot.free_gpus
-        return [free for free in self.snapshot.free_gpus if free.node not in self.reservation.nodes]
+    def usable_gpus(self, job: Job, free_gpus: Collection[FreeGpus] | None = None) -> list[FreeGpus]:
+        """Return the part of free GPUs that the job can use, by default of those on nodes not reserved for others."""
+        if free_gpus is None:
+            free_gpus = self.snapshot.free_gpus
+            if self.reservation.excludes(job):
+                free_gpus = [free for free in free_gpus if free.node not in self.reservation.nodes]
+        return filter_usable(job, self.fit.limit(job, free_gpus))
 
     def plan_for(self, job: Job, gpus: Gpus) -> ParallelPlan | None:
         """Return the job's plan for exact GPUs. A shape that is not solved yet is requested from the solver."""
@@ -193,7 +206,7 @@ class SchedulingCycle:
         recalls = [loans[node].return_by_s for node in index.recalled]
         offers = [self.offer_deadline_s(loans[node]) for node in index.offered]
         limits = [run_time_deadline_s(jobs[job_id]) for job_id in index.time_limited]
-        retries = [jobs[job_id].memory.retry_at_s for job_id in index.unsettled]
+        retries = [jobs[job_id].retry_at_s for job_id in index.unsettled]
         times_s = (*leaving, *recalls, *offers, *limits, *retries)
         return [at_s for at_s in times_s if at_s is not None and at_s > self.now_s]
 

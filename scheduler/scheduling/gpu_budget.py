@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from math import inf
 
-from scheduler.domain import gpu_sets
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import GpuDemand, ResourceKind, SchedulingCycle
+from scheduler.scheduling.job_limits import LimitsByJob
+from scheduler.scheduling.pending_gpus import count_pending_gpus
 from scheduler.scheduling.policies.backfill import Reservation
-from scheduler.scheduling.policies.model_mix import count_by_kind, split_unlike
-from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import accepts_model, min_feasible_gpus, start_loss_s, step_time_s
-from scheduler.scheduling.target_selection import is_resizable
 
 GpuRequest = tuple[str, bool]
 """The GPU model that a job requires, "" for any, and whether it can use lent nodes."""
@@ -61,6 +59,7 @@ class GpuBudget:
         self._excludes_reserved_nodes = False
         self._free_counts, self._serving_counts = CountsByKind(self._free), CountsByKind(self._serving)
         self._mutable_counts = [self._free_counts]
+        self._limits_for = LimitsByJob(cycle).find
 
     @cached_property
     def _pending(self) -> Counter[GpuKind]:
@@ -77,7 +76,7 @@ class GpuBudget:
 
     def free_gpus(self, job: Job) -> int:
         """Return the GPUs that are free now and that the job can use."""
-        return sum(gpus for gpus, _ in self._totals_for(job, self._free_counts))
+        return sum(gpus for gpus, _ in self._free_totals(job))
 
     def unallocated_gpus(self, gpu: str) -> int:
         """Return the free GPUs of a model that are neither allocated nor blocked."""
@@ -95,17 +94,17 @@ class GpuBudget:
             blocking = next((self._blocked[kind] for kind in self._kinds_for(job) if kind in self._blocked), None)
             if blocking is not None:
                 return blocking
-        if self._reservation and self._fitting_models(job, self._free_and_pending_counts):
+        if self._reservation and self._fitting_models(job, self._free_or_pending_totals(job)):
             return self._reservation.job_id
         return None
 
     def offer(self, job: Job) -> tuple[str, int] | None:
         """Return a GPU model and how many GPUs of it the job can start on now, or None."""
-        return self._first_permitted(job, self._acceptable_models(job, self._free_counts))
+        return self._first_permitted(job, self._acceptable_models(job, self._free_totals(job)))
 
     def refused_offer(self, job: Job) -> tuple[str, float] | None:
         """Return a slower GPU model on which the job could start now, and how many seconds later it would end there."""
-        fitting = self._fitting_models(job, self._free_counts) if len(self._sizes) > 1 else []
+        fitting = self._fitting_models(job, self._free_totals(job)) if len(self._sizes) > 1 else []
         refused = (gpu for gpu, _ in fitting if not self._accepts(job, gpu))
         return next(((gpu, start_loss_s(self._snapshot, job, gpu)) for gpu in refused), None)
 
@@ -113,30 +112,31 @@ class GpuBudget:
         """Return an offer of the fewest GPUs with a feasible plan, however inefficient, or None."""
         for gpu, kinds in self._kinds_by_model(job):
             min_gpus = min_feasible_gpus(self._snapshot, job, self._sizes, gpu)
-            if min_gpus <= sum(self._free[kind] for kind in kinds) and self._accepts(job, gpu):
+            if min_gpus <= self._limits_for(job).cap_free(self._free, kinds) and self._accepts(job, gpu):
                 return gpu, min_gpus
         return None
 
     def pending_offer(self, job: Job) -> tuple[str, int] | None:
         """Return an offer that includes GPUs that running jobs give up or could give up, or None."""
-        return self._first_permitted(job, self._acceptable_models(job, self._free_and_pending_counts))
+        return self._first_permitted(job, self._acceptable_models(job, self._free_or_pending_totals(job)))
 
     def shortage(self, job: Job) -> tuple[str, int, int] | None:
         """Return the model of which the fewest GPUs are missing, how many the job needs, and how many are missing."""
         found: list[tuple[int, str, int]] = []
+        limits = self._limits_for(job)
         for gpu, kinds in self._kinds_by_model(job):
-            if sum(self._serving[kind] for kind in kinds) >= (need := self._count_needed_of_model(job, gpu)):
-                found.append((need - self._free_or_pending(kinds), gpu, need))
+            if limits.cap_alone(self._serving, kinds) >= (need := self._count_needed_of_model(job, gpu)):
+                found.append((need - self._free_or_pending(job, kinds), gpu, need))
         missing, gpu, need = min(found, default=(0, "", 0))
         return (gpu, need, missing) if missing > 0 else None
 
     def largest_pool(self, job: Job) -> int:
         """Return the most GPUs of one model, free or not, that the job can use."""
-        return max([gpus for gpus, _ in self._totals_for(job, self._serving_counts)], default=0)
+        return max([gpus for gpus, _ in self._serving_totals(job)], default=0)
 
     def could_ever_fit(self, job: Job) -> bool:
         """Return whether the job would fit if it were alone."""
-        return bool(self._fitting_models(job, self._serving_counts))
+        return bool(self._fitting_models(job, self._serving_totals(job)))
 
     def begin_job(self, job: Job) -> None:
         """Remove nodes that are reserved for earlier jobs. Call once for each job, in order."""
@@ -157,14 +157,18 @@ class GpuBudget:
         if policies.backfill is None or self._reservation is not None:
             return
         found: list[Reservation] = []
+        limits = self._limits_for(job)
         for gpu, kinds in self._kinds_by_model(job):
             need = self._count_needed_of_model(job, gpu)
-            if need > sum(self._serving[kind] for kind in kinds) or not self._accepts(job, gpu):
+            if need > limits.cap_alone(self._serving, kinds) or not self._accepts(job, gpu):
                 continue
-            free = self._free_or_pending(kinds)
+            free, nodes = self._free_or_pending(job, kinds), limits.feasible_nodes
             reservation = policies.backfill(
-                self._snapshot, job, kinds, need, free, starting_gpus=policies.starting_gpus
+                self._snapshot, job, kinds, need, free, starting_gpus=policies.starting_gpus, nodes=nodes
             )
+            if reservation and nodes is not None:
+                # GPUs that the job cannot use are left over for others.
+                reservation.extra_gpus += max(0, sum(self._free[kind] for kind in kinds) - free)
             found += [reservation] if reservation else []
         self._reservation = min(found, key=lambda reservation: reservation.start_at_s, default=None)
 
@@ -172,20 +176,29 @@ class GpuBudget:
         """Allocate free GPUs, those of owned nodes first."""
         self._charge_reservation(job, gpu, gpus)
         self._deduct(self._free, job, gpu, gpus)
+        self._limits_for(job).charge(gpu, gpus)
 
     def allocate_pending(self, job: Job, gpu: str, gpus: int) -> GpuDemand:
         """Allocate free GPUs, and return the demand for those that running jobs must give up."""
         self._charge_reservation(job, gpu, gpus)
-        missing = gpus - self._deduct(self._free, job, gpu, gpus)
+        limits = self._limits_for(job)
+        missing = gpus - self._deduct(self._free, job, gpu, limits.cap_wanted(gpu, gpus))
+        limits.charge(gpu, gpus)
         self._deduct(self._pending, job, gpu, missing)
-        return GpuDemand(ResourceKind(gpu, owned_only=not job.accepts_lent_nodes), missing)
+        kind = ResourceKind(gpu, owned_only=not job.accepts_lent_nodes, nodes=limits.claimable_nodes)
+        return GpuDemand(kind, missing)
 
     def block_behind(self, job: Job) -> None:
         """Keep all GPUs that the job could use from later jobs."""
         self._invalidate_totals()
+        limits = self._limits_for(job)
         for kind in self._kinds_for(job):
-            self._blocked.setdefault(kind, job.id)
-            self._free[kind] = self._pending[kind] = 0
+            if limits.free is None:
+                self._blocked.setdefault(kind, job.id)
+                self._free[kind] = self._pending[kind] = 0
+            else:
+                self._free[kind] -= limits.cap_free(self._free, [kind])
+                self._pending[kind] -= min(self._pending[kind], limits.pending[kind])
 
     def _invalidate_totals(self) -> None:
         for counts in self._mutable_counts:
@@ -203,8 +216,29 @@ class GpuBudget:
             self._kinds_by_request[request] = [(gpu, [(gpu, lent) for lent in kinds]) for gpu in models]
         return self._kinds_by_request[request]
 
-    def _free_or_pending(self, kinds: Iterable[GpuKind]) -> int:
-        return sum(self._free[kind] + self._pending[kind] for kind in kinds)
+    def _free_or_pending(self, job: Job, kinds: Iterable[GpuKind]) -> int:
+        return self._limits_for(job).cap_free_or_pending(self._free, self._pending, kinds)
+
+    def _free_totals(self, job: Job) -> list[tuple[int, str]]:
+        limits = self._limits_for(job)
+        if limits.free is None:
+            return self._totals_for(job, self._free_counts)
+        return self._cap_totals(job, lambda kinds: limits.cap_free(self._free, kinds))
+
+    def _free_or_pending_totals(self, job: Job) -> list[tuple[int, str]]:
+        if not self._limits_for(job).limits_pending:
+            return self._totals_for(job, self._free_and_pending_counts)
+        return self._cap_totals(job, lambda kinds: self._free_or_pending(job, kinds))
+
+    def _serving_totals(self, job: Job) -> list[tuple[int, str]]:
+        limits = self._limits_for(job)
+        if limits.alone is None:
+            return self._totals_for(job, self._serving_counts)
+        return self._cap_totals(job, lambda kinds: limits.cap_alone(self._serving, kinds))
+
+    def _cap_totals(self, job: Job, count: Callable[[list[GpuKind]], int]) -> list[tuple[int, str]]:
+        totals = [(count(kinds), gpu) for gpu, kinds in self._kinds_by_model(job)]
+        return sorted(totals, key=lambda item: (-item[0], item[1]))
 
     def _first_permitted(self, job: Job, fitting: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
         """Return the first model and count on which the job does not delay the reserved start of an earlier one."""
@@ -226,22 +260,22 @@ class GpuBudget:
         step_s = step_time_s(self._snapshot, job, gpus, self._sizes, gpu)
         return inf if step_s is None else step_s
 
-    def _fitting_models(self, job: Job, counts: CountsByKind) -> list[tuple[str, int]]:
+    def _fitting_models(self, job: Job, totals: Iterable[tuple[int, str]]) -> list[tuple[str, int]]:
         """Return the models of which the job finds enough GPUs, and how many it needs: the fastest model first.
 
         Of equally fast models, the one with the most GPUs comes first.
         """
         min_gpus = job.spec.min_gpus
         fitting: list[tuple[str, int]] = []
-        for total, gpu in self._totals_for(job, counts):
+        for total, gpu in totals:
             if total < min_gpus:
                 break
             if (need := self._count_needed_of_model(job, gpu)) <= total:
                 fitting.append((gpu, need))
         return sorted(fitting, key=lambda fit: self._step_s(job, *fit)) if len(fitting) > 1 else fitting
 
-    def _acceptable_models(self, job: Job, counts: CountsByKind) -> list[tuple[str, int]]:
-        fitting = self._fitting_models(job, counts)
+    def _acceptable_models(self, job: Job, totals: Iterable[tuple[int, str]]) -> list[tuple[str, int]]:
+        fitting = self._fitting_models(job, totals)
         return fitting if len(self._sizes) < 2 else [fit for fit in fitting if self._accepts(job, fit[0])]
 
     def _accepts(self, job: Job, gpu: str) -> bool:
@@ -265,44 +299,3 @@ class GpuBudget:
                 gpus[kind] -= part
                 taken += part
         return taken
-
-
-def count_pending_gpus(cycle: SchedulingCycle) -> Counter[GpuKind]:
-    """Count the GPUs that running jobs give up or could give up."""
-    return count_releasing_gpus(cycle) + _count_flexible_gpus(cycle)
-
-
-def count_releasing_gpus(cycle: SchedulingCycle) -> Counter[GpuKind]:
-    """Count the GPUs that jobs are releasing on nodes that training can go on using."""
-    view = cycle.view
-    found: Counter[GpuKind] = Counter()
-    for job_id in cycle.index.releasing:
-        for name, indices in view.jobs[job_id].allocation.releasing.items():
-            node = view.nodes.get(name)
-            if node is not None and view.serves_training(node):
-                found[node.gpu, view.is_lent(node)] += len(indices)
-    return found
-
-
-def _count_flexible_gpus(cycle: SchedulingCycle) -> Counter[GpuKind]:
-    """Count the GPUs that running elastic jobs hold above their starting count and that other jobs can have.
-
-    A job gives up lent GPUs first, so all flexible GPUs of a job with lent ones count as lent. GPUs of other models
-    than a job's home model are flexible too. GPUs within a queue's guarantee are not counted.
-    """
-    found: Counter[GpuKind] = Counter()
-    if cycle.policies.scale is None or cycle.resizes_frozen:
-        return found
-    view, sizes, quota = cycle.view, cycle.node_sizes, QuotaState(cycle.view)
-    job_ids = cycle.index.above_minimum
-    # Without quotas the order does not matter.
-    for job in cycle.index.sort_by_submission(job_ids) if quota else map(view.jobs.__getitem__, job_ids):
-        if is_resizable(cycle, job):
-            own, unlike = split_unlike(view, job, job.allocation.target)
-            nodes = [view.nodes[name] for name in own]
-            base = cycle.policies.starting_gpus(view, job, sizes, None)
-            flexible = quota.available_to_others(job, max(0, gpu_sets.count(own) - base))
-            quota.release(job, flexible)
-            found[nodes[0].gpu, any(view.is_lent(node) for node in nodes)] += flexible
-            found.update(count_by_kind(view, unlike))
-    return found

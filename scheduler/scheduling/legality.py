@@ -27,6 +27,7 @@ from scheduler.domain.decisions import (
 from scheduler.domain.fleet import LoanState, Node, NodeState, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JOB_TRANSITIONS, JobState
+from scheduler.domain.node_fit import NodeFit
 from scheduler.domain.observation import Observation, Run
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, Invariant, Violation
@@ -94,6 +95,10 @@ def _check_target(
             yield Invariant.WRONG_GPU_MODEL, f"node {name} has {node.gpu} GPUs; the job requires {spec.gpu}"
         yield from _check_memory(job, decision, node)
         yield from _check_occupancy(snapshot, job, name, indices)
+        if len(indices) > len(job.allocation.target.get(name, ())):
+            fit = NodeFit(snapshot.index, snapshot.now_s)
+            if misfit := fit.find_misfit(job, node, len(indices)):
+                yield Invariant.NODE_DOES_NOT_FIT, misfit
     yield from _check_gpu_models(snapshot, decision)
     more = count - job.allocation.target_gpus
     if more > 0 and (reason := snapshot.quota.check_limits(job, more)):

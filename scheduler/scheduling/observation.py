@@ -26,6 +26,7 @@ from scheduler.domain.job_records import (
 )
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.placement_record import PodRefusal
 from scheduler.scheduling.desired_state import release_gpus
 from scheduler.scheduling.job_progress import record_frozen_layers, with_measured_steps
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -48,18 +49,33 @@ def mirror_nodes(snapshot: MutableSnapshot, observation: Observation) -> None:
 
 def _matches_facts(node: Node, facts: NodeFacts) -> bool:
     same_use = node.inference_gpus == facts.inference_gpus and node.other_gpus == facts.other_gpus
+    same_use = same_use and (node.capacity is facts.capacity or node.capacity == facts.capacity)
     return same_use and (node.state is NodeState.UP) == facts.up
 
 
 def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> None:
     state, name = NodeState.UP if facts.up else NodeState.DOWN, node.name
-    snapshot.nodes[name] = replace(node, state=state, inference_gpus=facts.inference_gpus, other_gpus=facts.other_gpus)
+    snapshot.nodes[name] = replace(
+        node,
+        state=state,
+        inference_gpus=facts.inference_gpus,
+        other_gpus=facts.other_gpus,
+        capacity=facts.capacity,
+    )
     if state is not node.state:
         snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {state}")
     loan = snapshot.loans.get(name)
     if state is NodeState.DOWN and loan is not None and loan.is_live:
         snapshot.put_loan(loan.transition_to(LoanState.LOST, snapshot.now_s))
         snapshot.record_event(EventCode.LOAN_LOST, name, f"node {name} went down while it was lent")
+
+
+def mirror_volumes(snapshot: MutableSnapshot, observation: Observation) -> None:
+    """Record the state of the volume claims of each job."""
+    for job_id, facts in observation.volumes.items():
+        job = snapshot.jobs.get(job_id)
+        if job is not None and job.placement.volumes != facts:
+            snapshot.put_job(replace(job, placement=replace(job.placement, volumes=facts)))
 
 
 def mirror_runs(snapshot: MutableSnapshot, observation: Observation) -> None:
@@ -159,6 +175,7 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     match run.phase:
         case RunPhase.RUNNING:
             if job.state is not JobState.RUNNING:
+                job = replace(job, placement=job.placement.with_start())
                 job = snapshot.transition_job(job, JobState.RUNNING)
             record_straggler(snapshot, job, run)
             job = _record_first_step(snapshot, job, run) if run.phases_s else job
@@ -166,6 +183,8 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
             return _set_checkpoint_target(snapshot, job, run)
         case RunPhase.SUCCEEDED:
             return _complete_job(snapshot, _record_first_step(snapshot, job, run), run)
+        case RunPhase.FAILED | RunPhase.LOST if run.refusal is not None:
+            return _requeue_refused(snapshot, _roll_back(snapshot, job, run), run.refusal)
         case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:
             return _replan_after_out_of_memory(snapshot, _roll_back(snapshot, job, run), run)
         case RunPhase.FAILED:
@@ -226,6 +245,12 @@ def requeue(snapshot: MutableSnapshot, job: Job, message: str, *, counts_as_retr
     now_s, generation = snapshot.now_s, snapshot.next_generation
     requeued = release_gpus(job, state, now_s, generation=generation, leave_by_s=now_s, message=message)
     return snapshot.record_transition(job, replace(requeued, account=replace(requeued.account, failures=failures)))
+
+
+def _requeue_refused(snapshot: MutableSnapshot, job: Job, refusal: PodRefusal) -> Job:
+    """Give up a start that a node refused. The job backs off and avoids the node. Repeated refusals cost retries."""
+    placement = job.placement.with_refusal(refusal, snapshot.now_s)
+    return requeue(snapshot, replace(job, placement=placement), str(refusal), counts_as_retry=placement.costs_retry)
 
 
 def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:

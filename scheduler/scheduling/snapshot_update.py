@@ -17,7 +17,7 @@ from scheduler.domain.snapshot import UNSOLVED_CURVE, Snapshot
 from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.job_progress import switch_curves
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.observation import mirror_nodes, mirror_runs, requeue
+from scheduler.scheduling.observation import mirror_nodes, mirror_runs, mirror_volumes, requeue
 from scheduler.scheduling.quarantine import quarantine_nodes
 
 START_TIMEOUT_S = 900.0
@@ -48,6 +48,7 @@ def update_snapshot(
     updated = MutableSnapshot(snapshot)
     mirror_nodes(updated, observation)
     mirror_runs(updated, observation)
+    mirror_volumes(updated, observation)
     for command in commands:
         apply_command(updated, command)
     quarantine_nodes(updated)
@@ -70,7 +71,7 @@ def _advance_job(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
     match job.state:
         case JobState.SUBMITTED | JobState.PLANNING:
             _finish_planning(snapshot, job)
-        case JobState.QUEUED if job.memory.is_backing_off(snapshot.now_s):
+        case JobState.QUEUED if snapshot.now_s < job.retry_at_s:
             snapshot.transition_job(job, JobState.PLANNING, job.message)
         case JobState.PREEMPTED if not job.allocation.releasing:
             snapshot.transition_job(job, JobState.QUEUED, job.message)
@@ -80,7 +81,7 @@ def _advance_job(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
 
 def _finish_planning(snapshot: MutableSnapshot, job: Job) -> None:
     """Queue the job once a plan for its minimum is solved, feasible or not, and its backoff has ended."""
-    if job.memory.is_backing_off(snapshot.now_s):
+    if snapshot.now_s < job.retry_at_s:
         return
     curve = snapshot.curves.get(job.curve_key, UNSOLVED_CURVE) if job.spec.has_profile else LINEAR_CURVE
     if curve.is_count_solved(job.spec.min_gpus):

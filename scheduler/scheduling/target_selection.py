@@ -14,7 +14,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import LinearCurve
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies.model_mix import split_unlike
-from scheduler.scheduling.policies.placement import filter_usable, group_by_model
+from scheduler.scheduling.policies.placement import group_by_model
 from scheduler.scheduling.policies.speed import packed
 from scheduler.scheduling.shrink_selection import select_cheapest_part, select_part, select_part_of_shape
 
@@ -31,7 +31,7 @@ def extend_target(cycle: SchedulingCycle, job: Job, max_gpus: int, min_gpus: int
     """
     current, view = job.allocation.target, cycle.view
     max_step_s = _max_step_time_s(cycle, job)
-    models = group_by_model(view, filter_usable(job, cycle.free_gpus_for(job)), current)
+    models = group_by_model(view, cycle.usable_gpus(job), current)
     most_free = max((_count_free(free) for free in models), default=0)
     held, requested = gpu_sets.count(current), len(cycle.missing_shapes)
     for count in range(min(max_gpus, held + most_free), min_gpus - 1, -1):
@@ -89,7 +89,7 @@ def move_target(
     cycle: SchedulingCycle, job: Job, kept: Gpus, free_gpus: Collection[FreeGpus], *, max_gpus: int, min_gpus: int
 ) -> Target | None:
     """Add free GPUs to `kept`: up to `max_gpus` in all, the largest count from `min_gpus` on that has a plan."""
-    kept_gpus, usable = gpu_sets.count(kept), filter_usable(job, free_gpus)
+    kept_gpus, usable = gpu_sets.count(kept), cycle.usable_gpus(job, free_gpus)
     for count in range(min(max_gpus, kept_gpus + _count_free(usable)), max(kept_gpus, min_gpus - 1), -1):
         more = cycle.policies.place(cycle.view, usable, job, count - kept_gpus)
         target = trim_target(cycle, job, gpu_sets.union(kept, more)) if more is not None else None
@@ -107,7 +107,7 @@ def find_mixed_target(cycle: SchedulingCycle, job: Job, need: int) -> Target | N
     """
     if not job.spec.has_profile or job.spec.gpu:
         return None
-    by_model = group_by_model(cycle.view, filter_usable(job, cycle.free_gpus_for(job)), {})
+    by_model = group_by_model(cycle.view, cycle.usable_gpus(job), {})
     free = {group[0].gpu: group for group in by_model}
     found: list[Target] = []
     for first, second in permutations(sorted(free), 2):

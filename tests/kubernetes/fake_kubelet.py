@@ -1,4 +1,4 @@
-"""A kubelet for many nodes that runs no containers, but reports bound pods as a kubelet would.
+"""A kubelet for many nodes that runs no containers, but admits, rejects and reports bound pods as a kubelet would.
 
 It uses the real API server through KubernetesClient, ObjectCache, Reflector and WorkQueue.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import count
 
@@ -18,6 +18,7 @@ from scheduler.kubernetes.api_objects import (
     LEASE,
     NODE,
     POD,
+    VOLUME_CLAIM,
     Object,
     ObjectKey,
     is_terminating,
@@ -29,9 +30,16 @@ from scheduler.kubernetes.api_objects import (
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.object_cache import ObjectCache
 from scheduler.kubernetes.reflector import Reflector
+from tests.kubernetes.pod_admission import Rejection, find_rejection
 from tests.kubernetes.work_queue import WorkQueue
 
 LEASE_NAMESPACE = "kube-node-lease"
+CONTAINER_CREATING = "ContainerCreating"
+RETRY_S = 0.5
+BROKEN_DEVICES: Rejection = (
+    "UnexpectedAdmissionError",
+    "Pod was rejected: Allocate failed: no healthy devices present",
+)
 KILLED = 137
 
 log = logging.getLogger(__name__)
@@ -43,6 +51,11 @@ class FakeKubelet:
     Args:
         stop_s: time that a pod takes to stop. A longer one than its grace period ends with exit code 137, else 0.
         on_start, on_stop, on_kill: called in the kubelet's thread when a pod starts, is asked to stop, and is killed.
+        waiting_reason: why the pod's container cannot start yet, for example ErrImagePull. A pod that mounts a claim
+            that does not exist waits by itself.
+
+    `rejections` are the pods that were not admitted, with their reasons; `admitted_count` counts the others. Nodes in
+    `broken_nodes` admit no pod.
     """
 
     def __init__(
@@ -53,6 +66,7 @@ class FakeKubelet:
         on_start: Callable[[Object], None] = lambda pod: None,
         on_stop: Callable[[Object], None] = lambda pod: None,
         on_kill: Callable[[Object], None] = lambda pod: None,
+        waiting_reason: Callable[[Object], str] = lambda pod: "",
         lease_period_s: float = 5.0,
         silence_s: float = 10.0,
     ) -> None:
@@ -60,6 +74,11 @@ class FakeKubelet:
         self.on_start = on_start
         self.on_stop = on_stop
         self.on_kill = on_kill
+        self.waiting_reason = waiting_reason
+        self.broken_nodes: set[str] = set()
+        self.rejections: list[tuple[Object, Rejection]] = []
+        self.admitted_count = 0
+        self._admitted: dict[str, Object] = {}
         self._cluster = cluster
         self._lease_period_s = lease_period_s
         self._queue: WorkQueue[ObjectKey] = WorkQueue(base_s=0.1, cap_s=2.0)
@@ -98,9 +117,18 @@ class FakeKubelet:
         for thread in self._threads:
             thread.join()
 
-    def add_node(self, name: str, *, gpus: int = 8, labels: dict[str, str] | None = None) -> Object:
-        """Add a Ready node with this GPU capacity."""
-        self._cluster.create(NODE, {"metadata": {"name": name, "labels": labels or {}}})
+    def add_node(
+        self,
+        name: str,
+        *,
+        gpus: int = 8,
+        labels: dict[str, str] | None = None,
+        capacity: dict[str, str] | None = None,
+        taints: Sequence[dict[str, str]] = (),
+    ) -> Object:
+        """Add a Ready node with this GPU capacity. `capacity` replaces or adds other resources."""
+        body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"taints": list(taints)}}
+        self._cluster.create(NODE, body)
         self._cluster.apply(
             LEASE,
             {
@@ -108,8 +136,8 @@ class FakeKubelet:
                 "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _now()},
             },
         )
-        capacity = {GPU_RESOURCE: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
-        status = {"capacity": capacity, "allocatable": capacity, "conditions": [_condition("Ready", "True")]}
+        amounts = {GPU_RESOURCE: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110", **(capacity or {})}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [_condition("Ready", "True")]}
         self._nodes.add(name)
         return self._cluster.patch_status(NODE, name, change={"status": status})
 
@@ -161,8 +189,37 @@ class FakeKubelet:
             if phase == "Running":
                 self._report_exit(pod, self._exits[uid_of(pod)])
         elif phase == "Pending":
-            self._report(pod, _running(pod, next(self._addresses)))
-            self.on_start(pod)
+            self._start_pod(key, pod)
+
+    def _start_pod(self, key: ObjectKey, pod: Object) -> None:
+        if uid_of(pod) not in self._admitted:
+            node = pod["spec"]["nodeName"]
+            others = [
+                each for each in self._admitted.values() if each["spec"]["nodeName"] == node and self._exists(each)
+            ]
+            broken = BROKEN_DEVICES if node in self.broken_nodes else None
+            if rejection := broken or find_rejection(pod, self._cluster.get(NODE, node), others):
+                self.rejections.append((pod, rejection))
+                self._report(pod, {"phase": "Failed", "reason": rejection[0], "message": rejection[1]})
+                return
+            self._admitted[uid_of(pod)] = pod
+            self.admitted_count += 1
+        if reason := self.waiting_reason(pod) or self._find_missing_claim(pod):
+            self._report(pod, _waiting(pod, reason))
+            self._queue.add_after(key, RETRY_S)
+            return
+        self._report(pod, _running(pod, next(self._addresses)))
+        self.on_start(pod)
+
+    def _exists(self, pod: Object) -> bool:
+        """Return whether nobody has deleted the pod without a grace period."""
+        current = self.pods.get(name_of(pod), namespace_of(pod))
+        return current is not None and uid_of(current) == uid_of(pod)
+
+    def _find_missing_claim(self, pod: Object) -> str:
+        names = [(each.get("persistentVolumeClaim") or {}).get("claimName") for each in pod["spec"].get("volumes", ())]
+        claims = (self._cluster.get_or_none(VOLUME_CLAIM, name, namespace_of(pod)) for name in names if name)
+        return CONTAINER_CREATING if any(claim is None for claim in claims) else ""
 
     def _end(self, pod: Object, phase: str) -> None:
         uid, now_s = uid_of(pod), time.monotonic()
@@ -182,6 +239,7 @@ class FakeKubelet:
         self._remove(pod)
 
     def _report_exit(self, pod: Object, exit_code: int) -> None:
+        self._admitted.pop(uid_of(pod), None)
         self._report(pod, _exited(pod, exit_code))
 
     def _report(self, pod: Object, status: Object) -> None:
@@ -194,6 +252,7 @@ class FakeKubelet:
         self.pods.assume(written)
 
     def _remove(self, pod: Object) -> None:
+        self._admitted.pop(uid_of(pod), None)
         left = self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod), grace_period_s=0)
         if left is None:
             self.pods.assume_deleted(pod)
@@ -219,6 +278,17 @@ def _running(pod: Object, address: str) -> Object:
         "startTime": _now_s(),
         "conditions": [_condition(each, "True") for each in conditions],
         "containerStatuses": _containers(pod, is_ready=True, state={"running": {"startedAt": _now_s()}}),
+    }
+
+
+def _waiting(pod: Object, reason: str) -> Object:
+    """Return the status of a pod whose container waits. While it is being created, its volumes are not ready."""
+    is_prepared = str(reason != CONTAINER_CREATING)
+    return {
+        "phase": "Pending",
+        "startTime": _now_s(),
+        "conditions": [_condition("PodScheduled", "True"), _condition("PodReadyToStartContainers", is_prepared)],
+        "containerStatuses": _containers(pod, is_ready=False, state={"waiting": {"reason": reason}}),
     }
 
 

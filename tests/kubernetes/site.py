@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool
+from scheduler.domain.decisions import Reason
 from scheduler.domain.fleet import DAY_S, LendingPolicy, Node, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import Violation
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.kubernetes.api_objects import JOB_LABEL, POD, Object
 from scheduler.kubernetes.client import KubernetesClient
@@ -54,8 +56,10 @@ class Site:
         self.agents = FakeAgents(kubelet, self.store.run_log)
         self.policies = load_policy_set("ebbtide", PolicySettings(leave_grace_s=20.0, full_pass_period_s=1.0))
         self.most_held: Counter[str] = Counter()
+        self.violations: list[Violation] = []
+        self.waiting: dict[str, Reason] = {}
         self._demand = DemandForecaster(self.store, partial(SeasonalForecaster, season_s=DAY_S), history_s=DAY_S)
-        self._sent = 0
+        self.sent = 0
 
     def new_executor(self) -> KubernetesExecutor:
         """Return an executor without history, as a new leader has."""
@@ -93,8 +97,8 @@ class Site:
         self.send(AddNode(Node(name, pool, GPU, 8, GPU_BYTES)))
 
     def send(self, body: CommandBody) -> None:
-        self._sent += 1
-        assert self.store.send(Command(f"command-{self._sent}", self.clock.now_s(), body))
+        self.sent += 1
+        assert self.store.send(Command(f"command-{self.sent}", self.clock.now_s(), body))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -113,7 +117,9 @@ class Site:
     def step(self) -> None:
         """Run one tick, advance all agents by one step, and check the GPUs of each node."""
         learned = self._demand.make_forecasts(self.snapshot, self.clock.now_s())
-        tick(self.store, self.executor, self.clock, self.policies, epoch=self.epoch, planning_inputs=learned)
+        report = tick(self.store, self.executor, self.clock, self.policies, epoch=self.epoch, planning_inputs=learned)
+        self.violations += report.violations
+        self.waiting = dict(report.waiting)
         self.agents.step(self.snapshot, self.clock.now_s())
         self._look()
 

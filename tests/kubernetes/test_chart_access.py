@@ -29,6 +29,7 @@ from scheduler.kubernetes.api_objects import (
     LOAN,
     LOAN_LABEL,
     NODE,
+    PERSISTENT_VOLUME,
     POD,
     POOL,
     QUEUE,
@@ -240,6 +241,9 @@ def test_claims_are_looked_at_one_by_one_and_never_changed(operator: KubernetesC
     assert operator.get_or_none(VOLUME_CLAIM, "any", namespace) is None
     assert is_forbidden(lambda: operator.list(VOLUME_CLAIM, namespace=namespace))
     assert is_forbidden(lambda: operator.delete(VOLUME_CLAIM, "any", namespace))
+    assert operator.get_or_none(PERSISTENT_VOLUME, "any") is None
+    assert is_forbidden(lambda: operator.list(PERSISTENT_VOLUME))
+    assert is_forbidden(lambda: operator.delete(PERSISTENT_VOLUME, "any"))
 
 
 ROLE_OF_ALL = {"metadata": {"name": "all"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}

@@ -7,7 +7,7 @@ from typing import Any
 from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.job import JobSpec
-from scheduler.kubernetes.api_objects import VOLUME_CLAIM, Object
+from scheduler.kubernetes.api_objects import JOB_LABEL, VOLUME_CLAIM, Object
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -79,12 +79,13 @@ def test_pods_wait_for_a_mountable_claim(operated: Operated) -> None:
     operated.start_operator()
     spec = {"gpus": {"min": 4, "max": 4}, "steps": 10**9, "command": COMMAND, "checkpoint": {"volume": VOLUME}}
     operated.apply_job("llama", spec)
-    operated.until_phase("llama", "Starting")
+    eventually(lambda: operated.condition("llama", "VolumesReady") == "False", what="the claim is missing")
     operated.submit("sound", 4, 4)
     operated.until_phase("sound", "Running")
     add_claim(operated, phase="Pending")
-    operated.submit("later", 1, 1)
-    eventually(lambda: operated.phase("later") == "Queued", what="rounds went by")
+    operated.submit("later", 4, 4)
+    operated.until_phase("later", "Running")
     assert all("llama" not in pod["metadata"]["name"] for pod in operated.pods())
+    operated.agents.finish(operated.job("later")["metadata"]["labels"][JOB_LABEL])
     bind(operated)
     operated.until_phase("llama", "Running")

@@ -123,7 +123,7 @@ class RandomRun:
         if job.state in PLACED_STATES and is_new:
             assert job.allocation.plan is not None
             assert job.memory.fits(job.allocation.plan.peak_bytes_per_gpu, GPU_BYTES)
-            assert not job.memory.is_backing_off(self._clock.now_s())
+            assert job.retry_at_s <= self._clock.now_s()
             self.started["corrected" if job.memory.percent > 100 else "plain"] += 1
             self.started["corrected and frozen"] += "/memory-" in job.curve_key and "/frozen-" in job.curve_key
         if before is not None and len(job.memory.deaths) > len(before.memory.deaths):

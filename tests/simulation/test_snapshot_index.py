@@ -19,11 +19,11 @@ TICKS_BETWEEN = 7
 
 
 def contents(index: SnapshotIndex) -> dict[str, Any]:
-    """Return the index without the mappings of its snapshot and without counts of zero."""
+    """Return the index without the mappings of its snapshot, cached results and counts of zero."""
     parts = {
         name: part
         for name, part in vars(index).items()
-        if name not in ("pools", "nodes", "loans", "jobs", "_job_id_sets")
+        if name not in ("pools", "nodes", "loans", "jobs", "_job_id_sets", "fit_cache", "fleet_version")
     }
     return {
         name: {key: value for key, value in part.items() if value} if isinstance(part, dict) else part

@@ -23,8 +23,10 @@ from scheduler.kubernetes.resources.meta import (
     CHECKPOINTS_SHARED,
     COMPLETE,
     FAILED,
+    NODES_ADMIT_PODS,
     SCHEDULED,
     SUSPENDED,
+    VOLUMES_READY,
     Condition,
     Metadata,
     build_status_conditions,
@@ -107,7 +109,7 @@ def build_job_status(
         "phase": job.state.capitalize(),
         "reason": reason,
         "message": message,
-        "gpus": f"{allocation.held_gpus}/{job.spec.max_gpus}",
+        "gpus": f"{0 if job.is_ended else allocation.held_gpus}/{job.spec.max_gpus}",
         "planSummary": allocation.plan.summarize() if allocation.plan else None,
         "selector": f"{JOB_LABEL}={job.id}",
         "submittedAt": format_time(job.submitted_at_s),
@@ -190,11 +192,25 @@ def _build_job_conditions(job: Job, waiting: Reason | None) -> Iterable[Conditio
         yield Condition(SCHEDULED, False, reason or job.state.capitalize(), message)
     suspended = job.intent is Intent.SUSPEND
     yield Condition(SUSPENDED, suspended, "OwnerAsked" if suspended else "NotAsked")
+    yield from _build_placement_conditions(job)
     yield build_checkpoints_condition(job.spec)
     if job.state is JobState.SUCCEEDED:
         yield Condition(COMPLETE, True, "Succeeded", job.message)
     elif job.is_ended:
         yield Condition(FAILED, True, job.state.capitalize(), job.message)
+
+
+def _build_placement_conditions(job: Job) -> Iterable[Condition]:
+    """Yield what nodes and volumes said about the job's pods, if there is anything to say."""
+    placement = job.placement
+    if placement.last is not None:
+        count = f"{placement.streak} start{'s' * (placement.streak > 1)} in a row"
+        yield Condition(NODES_ADMIT_PODS, False, placement.last.reason, f"{placement.last}; {count} refused")
+    elif placement.avoided:
+        yield Condition(NODES_ADMIT_PODS, True, "Admitted")
+    if placement.volumes is not None and job.spec.pod_requirements.claims:
+        facts = placement.volumes
+        yield Condition(VOLUMES_READY, not facts.error, facts.reason or "Bound", facts.error)
 
 
 def _format_nodes(job: Job) -> str:

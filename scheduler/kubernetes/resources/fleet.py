@@ -16,8 +16,9 @@ from scheduler.documents.custom_resource import (
 )
 from scheduler.documents.document import InvalidDocumentError, InvalidField, parse_document, to_printable
 from scheduler.documents.queue import queue_from_spec
-from scheduler.domain.fleet import Loan, Node, Pool
+from scheduler.domain.fleet import Loan, Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, LOAN
@@ -210,10 +211,23 @@ def parse_cluster_node(node: Resource) -> ClusterNode:
 
 
 def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) -> Node:
-    """Return the node as a fleet node, cordoned if nothing may start there."""
+    """Return the node as a fleet node, cordoned if nothing may start there.
+
+    A node of an inference pool with taints that the pool does not tolerate is cordoned, so that it is not lent. On one
+    of a training pool, only jobs that tolerate them run. What the node offers is observed later.
+    """
     memory_bytes = pool.gpu_memory_bytes or gpu.memory_bytes or load_gpu(gpu.name).memory_bytes
-    is_cordoned = cluster_node.is_cordoned or bool(find_untolerated_taints(cluster_node.taints, pool.tolerations))
-    return Node(cluster_node.name, pool.pool.name, gpu.name, cluster_node.gpus, memory_bytes, cordoned=is_cordoned)
+    is_inference = pool.pool.kind is PoolKind.INFERENCE
+    repels_all = is_inference and bool(find_untolerated_taints(cluster_node.taints, pool.tolerations))
+    return Node(
+        cluster_node.name,
+        pool.pool.name,
+        gpu.name,
+        cluster_node.gpus,
+        memory_bytes,
+        cordoned=cluster_node.is_cordoned or repels_all,
+        capacity=UNKNOWN_CAPACITY,
+    )
 
 
 def _count_allocatable_gpus(node: Resource) -> int:

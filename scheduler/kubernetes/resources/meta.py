@@ -87,6 +87,8 @@ CONFLICT = "Conflict"
 MATCHED = "Matched"
 NODES_USABLE = "NodesUsable"
 DEMAND_KNOWN = "DemandKnown"
+NODES_ADMIT_PODS = "NodesAdmitPods"
+VOLUMES_READY = "VolumesReady"
 CHECKPOINTS_SHARED = "CheckpointsShared"
 MESSAGE_MAX_LENGTH = 4096
 

@@ -43,7 +43,10 @@ class Reservation:
 
 
 class Backfill(Protocol):
-    """Make the reservation of a job that needs `need` GPUs of `kinds`, all of one model, while `free` can be had."""
+    """Make the reservation of a job that needs `need` GPUs of `kinds`, all of one model, while `free` can be had.
+
+    `nodes` are the only ones that the job can use, None for all.
+    """
 
     def __call__(
         self,
@@ -54,6 +57,7 @@ class Backfill(Protocol):
         free: int,
         *,
         starting_gpus: CountStartingGpus,
+        nodes: frozenset[str] | None = None,
     ) -> Reservation | None: ...
 
 
@@ -65,13 +69,14 @@ def reserve_earliest_start(
     free: int,
     *,
     starting_gpus: CountStartingGpus,
+    nodes: frozenset[str] | None = None,
 ) -> Reservation | None:
     """Reserve the earliest start, or return None if too few running jobs have a known end."""
     (model,) = {model for model, _ in kinds}
     extra, at_s, sizes = free - need, snapshot.now_s, snapshot.typical_node_sizes
     for end_s, job_id in _list_expected_ends(snapshot) if extra < 0 else ():
         ending = snapshot.jobs[job_id]
-        held = _count_held(snapshot, ending, kinds)
+        held = _count_held(snapshot, ending, kinds, nodes)
         base = min(held, starting_gpus(snapshot, ending, sizes, None)) if held else 0
         extra, at_s = extra + base, end_s
         if extra >= 0:
@@ -91,7 +96,8 @@ def _list_expected_ends(snapshot: Snapshot) -> list[tuple[float, str]]:
     return sorted(end for end in ends if end[0] < inf)
 
 
-def _count_held(snapshot: Snapshot, job: Job, kinds: Collection[GpuKind]) -> int:
-    """Count the GPUs of these kinds that a job holds."""
-    nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in job.allocation.target.items())
+def _count_held(snapshot: Snapshot, job: Job, kinds: Collection[GpuKind], among: frozenset[str] | None) -> int:
+    """Count the GPUs of these kinds that a job holds, on the nodes `among` only if given."""
+    held = job.allocation.target.items()
+    nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in held if among is None or name in among)
     return sum(gpus for node, gpus in nodes if node is not None and (node.gpu, snapshot.is_lent(node)) in kinds)

@@ -26,8 +26,8 @@ PREEMPTION_SERVICE_RATIO = 2.0
 """A victim must have at least this many times the remaining service of each job that gets its GPUs."""
 
 
-_GpuRequest = tuple[str, bool]
-"""A GPU model, and whether lent nodes are acceptable."""
+_GpuRequest = tuple[str, bool, frozenset[str] | None]
+"""A GPU model, whether lent nodes are acceptable, and the only nodes that are of use (None: all)."""
 
 
 def find_preemption_victims(
@@ -120,15 +120,18 @@ class QuotaReclaimer:
             if job.is_placed and job.intent is Intent.RUN and job.id not in excluded:
                 self._jobs_by_queue.setdefault(job.spec.queue, []).append(job)
 
-    def find_reclaim(self, job: Job, gpu: str, missing: int) -> QuotaReclaim | None:
+    def find_reclaim(
+        self, job: Job, gpu: str, missing: int, nodes: frozenset[str] | None = None
+    ) -> QuotaReclaim | None:
         """Return the cheapest way to free `missing` GPUs of model `gpu` for a pending job, or None if there is none.
 
         These GPUs are in addition to all that are free, or borrowed and flexible. Flexible GPUs within the guarantee of
         the job's own queue are freed first. Whole jobs are preempted only for a minimum that the job's queue is
         guaranteed, only in queues that would borrow even at their minimums, and never if of a higher priority. A
-        preempted job cannot reclaim its GPUs in turn, because its queue was beyond its guarantee.
+        preempted job cannot reclaim its GPUs in turn, because its queue was beyond its guarantee. GPUs count on `nodes`
+        only, if given.
         """
-        kind, now_s = (gpu, job.accepts_lent_nodes), self._snapshot.now_s
+        kind, now_s = (gpu, job.accepts_lent_nodes, nodes), self._snapshot.now_s
         known = (job.spec.queue, kind, job.spec.priority, self.quota.is_guaranteed(job))
         if not 0 < missing <= min(self.quota.reclaimable_gpus(job), self._failed.get(known, missing + 1) - 1):
             return None
@@ -201,9 +204,11 @@ class QuotaReclaimer:
     def _usable_gpus(self, job: Job, kind: _GpuRequest) -> int:
         """Return how many of a job's GPUs a pending job with this request could use once they are free."""
         if (usable := self._usable.get((job.id, kind))) is None:
-            snapshot, (gpu, lent_is_fine), usable = self._snapshot, kind, 0
+            snapshot, (gpu, lent_is_fine, among), usable = self._snapshot, kind, 0
             for name, indices in job.allocation.target.items():
                 node = snapshot.nodes[name]
+                if among is not None and name not in among:
+                    continue
                 if node.gpu == gpu and snapshot.serves_training(node) and (lent_is_fine or not snapshot.is_lent(node)):
                     usable += len(indices)
             self._usable[job.id, kind] = usable

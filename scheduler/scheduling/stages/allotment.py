@@ -12,7 +12,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
-from scheduler.scheduling.gpu_budget import count_releasing_gpus
+from scheduler.scheduling.node_misfit import explain_node_misfit
+from scheduler.scheduling.pending_gpus import count_releasing_gpus
 from scheduler.scheduling.policies.allotment import Allot, Allotment, capacity_by_kind, held_by_kind
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import min_feasible_gpus
@@ -52,8 +53,8 @@ def apply_allotment(cycle: SchedulingCycle, allot: Allot) -> StageReport:
     distribution of the free GPUs, or that a limit of its queue holds back, is left out, and the rest is allotted again.
     """
     enforce_ranges(cycle)
-    waiting: dict[str, Reason] = {}
-    left_out: set[str] = set()
+    waiting = _find_node_misfits(cycle)
+    left_out = set(waiting)
     while True:
         allotment, limited = _compute_allotment(cycle, allot, left_out)
         waiting |= limited
@@ -71,6 +72,19 @@ def apply_allotment(cycle: SchedulingCycle, allot: Allot) -> StageReport:
     for job_id, count in state.grows.items():
         _grow(cycle, cycle.snapshot.jobs[job_id], count)
     return StageReport(waiting, recheck_at_s=allotment.valid_until_s)
+
+
+def _find_node_misfits(cycle: SchedulingCycle) -> dict[str, Reason]:
+    """Return the pending jobs whose pods fit on too few nodes. They get no share, so that they delay no other job."""
+    found: dict[str, Reason] = {}
+    for job in map(cycle.snapshot.jobs.__getitem__, cycle.index.waiting if cycle.index.has_capacities else ()):
+        alone = cycle.fit.count_alone(job)
+        if alone is None:
+            continue
+        usable = max((_sum_kinds(Counter(alone), kinds) for kinds in _kinds_by_model(cycle, job)), default=0)
+        if usable < job.spec.min_gpus and (reason := explain_node_misfit(cycle, job, usable, {})):
+            found[job.id] = reason
+    return found
 
 
 def _start_jobs(cycle: SchedulingCycle, starts: Mapping[str, int], waiting: dict[str, Reason]) -> set[str]:
@@ -150,14 +164,19 @@ def _plan_start(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: 
         if job.state is JobState.QUEUED:
             state.waiting[job.id] = reason
         return
-    models = _kinds_by_model(cycle, job)
+    models, usable = _kinds_by_model(cycle, job), cycle.fit.count_free(job)
+    is_limited = usable is not None or cycle.fit.find_feasible_nodes(job) is not None
     for wanted in dict.fromkeys((count, min_gpus)):
         for kinds in models:
+            if usable is not None and _sum_kinds(Counter(usable), kinds) < wanted:
+                continue
             if job.state is JobState.QUEUED and _sum_kinds(state.free, kinds) >= wanted:
                 _deduct(wanted, kinds, state.free)
                 state.quota.allocate(job, wanted)
                 state.starts[job.id] = wanted
                 return
+        if is_limited:
+            continue  # GPUs that others give up may be on nodes where its pods do not fit
         if any(_reserve_gpus(state, job, wanted, kinds, may_reduce=False) for kinds in models) or any(
             _reserve_gpus(state, job, wanted, kinds, may_reduce=True) for kinds in models
         ):

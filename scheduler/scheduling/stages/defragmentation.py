@@ -73,11 +73,13 @@ def count_whole_nodes(cycle: SchedulingCycle, job: Job) -> int:
 def _rank_nodes(cycle: SchedulingCycle, job: Job) -> list[_NodeCost]:
     """Return the nodes of the usual size of the job's GPU model that it can use, the cheapest to vacate first."""
     view, gpu = cycle.view, gpu_model(cycle.view, job, cycle.node_sizes)
+    feasible = cycle.fit.find_feasible_nodes(job)
     nodes = [
         _evaluate_node(cycle, node)
         for node in view.nodes.values()
         if node.gpu == gpu and node.gpus == cycle.node_sizes[gpu] and view.serves_training(node)
         if job.accepts_lent_nodes or not view.is_lent(node)
+        if feasible is None or node.name in feasible
     ]
     return sorted(nodes, key=lambda each: (each.cost_gpu_s, each.node))
 
@@ -112,6 +114,7 @@ def _find_targets(
         found.append((job, target))
         for name, taken in gpu_sets.difference(target[0], kept).items():
             left = free_gpus.pop(name).without(taken)
-            if left.indices:
+            # What the moved job requests is not deducted here, so a node of known capacity takes one job only.
+            if left.indices and cycle.view.nodes[name].capacity is None:
                 free_gpus[name] = left
     return found

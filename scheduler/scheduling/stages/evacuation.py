@@ -13,7 +13,7 @@ from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot_index import GpuKind
 from scheduler.scheduling.cycle import GpuDemand, ResourceKind, SchedulingCycle, StageReport
-from scheduler.scheduling.gpu_budget import count_pending_gpus
+from scheduler.scheduling.pending_gpus import count_pending_gpus
 from scheduler.scheduling.policies.job_order import remaining_service_gpu_s
 from scheduler.scheduling.target_selection import Target, is_undecided, move_target, reduce_target
 
@@ -99,7 +99,13 @@ def _preempt_for_stranded(
     cycle: SchedulingCycle, stranded: Sequence[Job], affected: Collection[str], pending: Counter[GpuKind]
 ) -> None:
     """Preempt jobs on other nodes that have more work left than stranded jobs, and add their GPUs to `pending`."""
-    able = [job for job in stranded if is_undecided(cycle, job) and _latest_stay_s(cycle, job) is not None]
+    able = [
+        job
+        for job in stranded
+        if is_undecided(cycle, job)
+        and _latest_stay_s(cycle, job) is not None
+        and cycle.fit.find_feasible_nodes(job) is None
+    ]
     if not able:
         return
     assert cycle.policies.find_eviction_victims is not None

@@ -64,9 +64,8 @@ def _held_nodes(cycle: SchedulingCycle, job: Job, gpu: str) -> list[str]:
 def _change_nodes(cycle: SchedulingCycle, job: Job, gpu: str, count: int) -> None:
     """Resize the job to `count` nodes of a model and keep its other GPUs. Owned free nodes are taken first."""
     nodes = _held_nodes(cycle, job, gpu)
-    usable = sorted(
-        (room for room in _list_free_nodes(cycle, gpu) if job.accepts_lent_nodes or not room.is_lent), key=_owned_first
-    )
+    rooms = cycle.usable_gpus(job, _list_free_nodes(cycle, gpu))
+    usable = sorted((room for room in rooms if len(room.indices) == cycle.node_sizes[gpu]), key=_owned_first)
     added = {room.node: room.indices for room in usable[: max(0, count - len(nodes))]}
     if len(nodes) + len(added) < count:
         return
@@ -104,7 +103,9 @@ def _list_releases(cycle: SchedulingCycle, kind: ResourceKind) -> Iterator[tuple
             continue
         _, unlike = split_unlike(cycle.view, job, job.allocation.target)
         nodes = [name for name in unlike if cycle.view.nodes[name].gpu == kind.gpu]
-        if not nodes or (kind.owned_only and any(cycle.view.is_lent(cycle.view.nodes[name]) for name in nodes)):
+        if not nodes or not kind.includes(nodes):
+            continue
+        if kind.owned_only and any(cycle.view.is_lent(cycle.view.nodes[name]) for name in nodes):
             continue
         gpus = gpu_sets.without_nodes(job.allocation.target, nodes)
         rest = cycle.plan_for(job, gpus)

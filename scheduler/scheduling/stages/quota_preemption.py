@@ -51,7 +51,7 @@ def reclaim_guarantee(
     if (shortage := budget.shortage(job)) is None:
         return None
     gpu, gpus, missing = shortage
-    if (found := reclaimer.find_reclaim(job, gpu, missing)) is None:
+    if (found := reclaimer.find_reclaim(job, gpu, missing, cycle.fit.find_feasible_nodes(job))) is None:
         return None
     detail = f"{job.id} needs {format_gpu_count(gpus)} of the guarantee of queue {job.spec.queue}"
     why = Reason(ReasonCode.QUOTA_RECLAIMED, detail)

@@ -15,7 +15,7 @@ from scheduler.domain.fleet import LoanState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.scheduling.cycle import ResourceKind, SchedulingCycle, StageReport
-from scheduler.scheduling.gpu_budget import count_releasing_gpus
+from scheduler.scheduling.pending_gpus import count_releasing_gpus
 from scheduler.scheduling.policies.model_mix import split_unlike
 from scheduler.scheduling.policies.quota import QuotaState, cap_to_quota
 from scheduler.scheduling.policies.speed import gpu_model
@@ -102,7 +102,7 @@ def _can_free(cycle: SchedulingCycle, job: Job, kind: ResourceKind) -> bool:
     if not job.allocation.target or not is_resizable(cycle, job):
         return False
     nodes = [cycle.snapshot.original.nodes[name] for name in _on_home_model(cycle, job).allocation.target]
-    if nodes[0].gpu != kind.gpu:
+    if nodes[0].gpu != kind.gpu or not kind.includes(job.allocation.target):
         return False
     return not kind.owned_only or not any(cycle.view.is_lent(node) for node in nodes)
 

@@ -12,8 +12,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.cycle import GpuDemand, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import GpuBudget
+from scheduler.scheduling.node_misfit import explain_node_misfit
 from scheduler.scheduling.policies.job_order import is_overdue
-from scheduler.scheduling.policies.placement import filter_usable
 from scheduler.scheduling.policies.preemption import QuotaReclaimer
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.stages.defragmentation import count_whole_nodes, defragment_for, reserve_emptied_nodes
@@ -69,7 +69,7 @@ def _start_on(cycle: SchedulingCycle, job: Job, target: Target) -> None:
 
 def misfit_reason(cycle: SchedulingCycle, job: Job, need: int) -> Reason:
     """Return why a job cannot start although GPUs were counted for it, or because none fit."""
-    usable = filter_usable(job, cycle.free_gpus_for(job))
+    usable = cycle.usable_gpus(job)
     free = sum(len(node.indices) for node in usable)
     numbers = {"needed_gpus": float(need), "free_gpus": float(free)}
     if free < need:
@@ -144,6 +144,8 @@ class _StartingStage:
                 self._block_behind_overdue(job)
             elif reclaimer and (wait := hold_for_limit(budget, reclaimer, job)):
                 self._record_quota_wait(job_id, wait)
+            elif reason := self._find_node_misfit(job, position):
+                self._waiting[job_id] = reason
             elif offer := budget.offer(job):
                 self._starters[job_id] = offer
                 budget.allocate(job, *offer)
@@ -163,6 +165,15 @@ class _StartingStage:
                     break
         if len(short) == 1:
             self._offer_min_feasible(short[0])
+
+    def _find_node_misfit(self, job: Job, position: int) -> Reason | None:
+        """Return why the job's pods can run on too few nodes. It then delays no other job, even in strict order."""
+        budget = self._budget
+        if not self._cycle.index.has_capacities or budget.could_ever_fit(job):
+            return None
+        need, free = budget.needed_gpus(job), budget.free_gpus(job)
+        numbers = {"needed_gpus": float(need), "free_gpus": float(free), "position": float(position + 1)}
+        return explain_node_misfit(self._cycle, job, budget.largest_pool(job), numbers)
 
     def _offer_min_feasible(self, job: Job) -> None:
         """Start the only job that waits on the fewest GPUs that are feasible: a slow start is better than none."""

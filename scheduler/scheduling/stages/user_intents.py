@@ -41,6 +41,11 @@ def _exceeds_run_time(cycle: SchedulingCycle, job: Job) -> bool:
 
 def _planning_reason(cycle: SchedulingCycle, job: Job) -> Reason:
     """Return why the job is in PLANNING: no node has its GPU model, it backs off, or its plan is not solved yet."""
+    placement = job.placement
+    if placement.retry_at_s is not None and cycle.now_s < placement.retry_at_s:
+        detail = f"{placement.last}; retrying in {placement.retry_at_s - cycle.now_s:.0f} s"
+        numbers = {"refusals": float(placement.streak), "retry_at_s": placement.retry_at_s}
+        return Reason(ReasonCode.BACKING_OFF, detail, numbers)
     if job.spec.gpu and job.spec.gpu not in cycle.node_sizes:
         return Reason(ReasonCode.NO_MATCHING_FLAVOR, f"no node has {job.spec.gpu} GPUs")
     memory = job.memory

@@ -8,6 +8,7 @@ from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import FailureCause, Run, RunPhase
+from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
@@ -63,9 +64,33 @@ def test_image_pull_error_fails_after_a_timeout() -> None:
     assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S - 1)] == [
         RunPhase.STARTING
     ]
-    assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S)] == [
-        RunPhase.FAILED
-    ]
+    (run,) = merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S)
+    assert run.phase is RunPhase.LOST
+    assert run.refusal == PodRefusal("t0", "ImagePullBackOff", "no such image")
+
+
+def test_rejected_pod_is_a_refusal_by_its_node() -> None:
+    rejected = replace(
+        pod("t0", 2, phase="Failed"), is_rejected=True, reason="OutOfcpu", error="OutOfcpu: Pod was rejected: no cpu"
+    )
+    (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [rejected], NOW_S)
+    assert run.refusal == PodRefusal("t0", "OutOfcpu", "Pod was rejected: no cpu")
+
+
+def test_pod_whose_volumes_do_not_arrive_is_a_refusal_after_a_timeout() -> None:
+    unprepared, job = replace(pod("t0", 2), is_prepared=False), starting({"t0": (0, 1)})
+    (before,) = merge_pod_runs(job, (), [unprepared], NOW_S + CONTAINER_ERROR_TIMEOUT_S - 1)
+    (after,) = merge_pod_runs(job, (), [unprepared], NOW_S + CONTAINER_ERROR_TIMEOUT_S)
+    assert before.refusal is None
+    assert after.refusal is not None
+    assert after.refusal.reason == "VolumesNotReady"
+
+
+def test_unbound_pod_without_resources_on_its_node_is_a_refusal() -> None:
+    shortage = PodRefusal("t0", "OutOfcpu", "too little")
+    waiting = pod("t0", 2, bound=False)
+    (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [waiting], NOW_S, shortages={"t0": shortage})
+    assert run.refusal == shortage
 
 
 def test_leaving_pod_holds_its_gpus_until_it_is_gone() -> None:

@@ -180,19 +180,30 @@ def taint(rig: OperatorRig, node: str, *texts: str) -> None:
     rig.server.change(NODE, node, taints=taints)
 
 
-def test_node_with_untolerated_taint_is_cordoned_and_reported() -> None:
+TAINTS = ("ToBeDeletedByClusterAutoscaler=1732:NoSchedule", "team=harbour:NoExecute")
+
+
+def test_training_node_with_untolerated_taint_is_reported_and_left_to_jobs_that_tolerate_it() -> None:
     rig = build_fleet()
-    taint(rig, "t0", "ToBeDeletedByClusterAutoscaler=1732:NoSchedule", "team=harbour:NoExecute")
-    assert rig.run_round() == ["CordonNode"]
+    taint(rig, "t0", *TAINTS)
     rig.run_until_stable()
-    assert (rig.snapshot.nodes["t0"].cordoned, rig.snapshot.nodes["t0"].draining) == (True, False)
+    assert not rig.snapshot.nodes["t0"].cordoned
     holds, reason, message = condition(rig, "training", "NodesUsable")
     assert (holds, reason) == ("False", "TaintsNotTolerated")
-    assert "t0 (ToBeDeletedByClusterAutoscaler=1732:NoSchedule, team=harbour:NoExecute)" in message
+    assert f"t0 ({', '.join(TAINTS)})" in message
     taint(rig, "t0")
-    assert rig.run_round() == ["UncordonNode"]
     rig.run_until_stable()
     assert condition(rig, "training", "NodesUsable") == ("True", "GpusKnown", "")
+
+
+def test_inference_node_with_untolerated_taint_is_cordoned_and_not_lent() -> None:
+    rig = build_fleet()
+    taint(rig, "s0", *TAINTS)
+    assert rig.run_round() == ["CordonNode"]
+    rig.run_until_stable()
+    assert (rig.snapshot.nodes["s0"].cordoned, rig.snapshot.nodes["s0"].draining) == (True, False)
+    taint(rig, "s0")
+    assert rig.run_round() == ["UncordonNode"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import BreachKind, Invariant, Violation
@@ -46,6 +47,7 @@ def world() -> Snapshot:
     """
     pools, nodes = a_fleet(training=2, inference=3)
     nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
+    nodes["full"] = a_node("full", capacity=NodeCapacity(allocatable=(("pods", 1),), requested=(("pods", 1),)))
     jobs = [
         a_job("queued", 2, 4, gpu=GPU),
         a_job("runner", 2, 4, state=JobState.RUNNING, on={"t0": (0, 1)}),
@@ -93,6 +95,7 @@ BROKEN: list[tuple[Decision, Invariant]] = [
     (PreemptJob("nobody", NOW_S, WHY), Invariant.UNKNOWN_SUBJECT),
     (start({"t0": (2, 3, 4, 5)}), Invariant.QUEUE_LIMIT_EXCEEDED),
     (LendNode("nowhere", WHY), Invariant.UNKNOWN_SUBJECT),
+    (start({"full": (2, 3)}), Invariant.NODE_DOES_NOT_FIT),
     (PreemptJob("queued", NOW_S, WHY), Invariant.WRONG_STATE),
     (RejectJob("leaver", WHY), Invariant.WRONG_STATE),
     (RecallNode("i2", NOW_S, WHY), Invariant.WRONG_STATE),

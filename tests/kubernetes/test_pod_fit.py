@@ -1,0 +1,175 @@
+"""Jobs run only on nodes whose kubelet admits their pods. What it refuses becomes a condition and is not repeated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from scheduler.domain.commands import AddNode, CreatePool
+from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
+from scheduler.kubernetes.api_objects import NODE, POD, VOLUME_CLAIM, Object, labels_of
+from scheduler.kubernetes.client import KubernetesClient
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.pod_admission import Rejection
+from tests.kubernetes.site import GPU, GPU_BYTES, Site
+from tests.kubernetes.waiting import eventually
+from tests.pod_matrix import check, play
+from tests.random_pods import RandomNode
+
+ADMISSION = "NodesAdmitPods"
+
+
+def build_spec(gpus: int, *, retries: int = 3, volumes: list[Any] | None = None, **requests: str) -> dict[str, Any]:
+    container = {"name": "main", "image": "none", "resources": {"requests": requests}}
+    template = {"spec": {"containers": [container], "volumes": volumes or []}}
+    sized = {"min": gpus, "max": gpus}
+    return {"gpus": sized, "steps": 10**9, "command": ["true"], "retries": retries, "template": template}
+
+
+def find_condition(operated: Operated, name: str, kind: str) -> dict[str, Any]:
+    found = operated.job(name).get("status", {}).get("conditions", [])
+    return next((each for each in found if each["type"] == kind), {})
+
+
+def pods_of(operated: Operated, name: str) -> list[Object]:
+    job_id = operated.job(name)["status"]["jobId"]
+    return [pod for pod in operated.pods() if labels_of(pod)["ebbtide.dev/job"] == job_id]
+
+
+def test_job_that_fits_on_no_node_is_explained_and_delays_no_other(operated: Operated) -> None:
+    """The nodes have 64 cores."""
+    operated.add_nodes(2)
+    operated.start_operator()
+    operated.apply_job("hopeless", build_spec(8, cpu="96"))
+    eventually(lambda: find_condition(operated, "hopeless", "Scheduled").get("reason") == "NoFeasibleNode", what="told")
+    operated.apply_job("wide", build_spec(16, cpu="8"))
+    operated.until_phase("wide", "Running")
+    text = "needs 96 CPUs per node; the largest node of pool training has 64 CPUs"
+    eventually(lambda: text in operated.job("hopeless")["status"]["message"], what="the reason has numbers")
+    assert operated.job("hopeless")["status"]["gpus"] == "0/8"
+    assert not pods_of(operated, "hopeless")
+    assert not operated.kubelet.rejections
+
+
+def test_refused_job_moves_to_another_node(operated: Operated) -> None:
+    operated.add_nodes(2)
+    operated.kubelet.broken_nodes.add(f"{operated.namespace}-t0")
+    operated.start_operator()
+    operated.submit("job", 8, 8)
+    operated.until_phase("job", "Running")
+    (node,) = {pod["spec"]["nodeName"] for pod in pods_of(operated, "job")}
+    assert node == f"{operated.namespace}-t1"
+    assert len(operated.kubelet.rejections) <= 1
+
+
+def test_job_that_every_node_refuses_backs_off_and_fails(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.kubelet.broken_nodes.add(f"{operated.namespace}-t0")
+    operated.start_operator()
+    operated.apply_job("job", build_spec(8, cpu="1"))
+    eventually(lambda: find_condition(operated, "job", ADMISSION), what="the refusal is a condition")
+    found = find_condition(operated, "job", ADMISSION)
+    assert (found["status"], found["reason"]) == ("False", "UnexpectedAdmissionError")
+    assert "no healthy devices present" in found["message"]
+    time.sleep(15.0)
+    assert len(operated.kubelet.rejections) == 1
+    assert operated.job("job")["status"]["gpus"] == "0/8"
+
+
+def test_missing_claim_is_a_condition_and_holds_no_gpus(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "lost"}}]
+    operated.apply_job("job", build_spec(8, volumes=volumes))
+    eventually(lambda: find_condition(operated, "job", "VolumesReady"), what="the claim is a condition")
+    found = find_condition(operated, "job", "VolumesReady")
+    assert (found["status"], found["reason"]) == ("False", "ClaimNotFound")
+    assert operated.job("job")["status"]["gpus"] == "0/8"
+    assert not pods_of(operated, "job")
+    operated.submit("other", 8, 8)
+    operated.until_phase("other", "Running")
+    operated.agents.finish(operated.job("other")["status"]["jobId"])
+    operated.until_phase("other", "Succeeded")
+    wants = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    meta = {"name": "lost", "namespace": operated.namespace}
+    operated.cluster.create(VOLUME_CLAIM, {"metadata": meta, "spec": wants})
+    operated.cluster.patch_status(VOLUME_CLAIM, "lost", operated.namespace, change={"status": {"phase": "Bound"}})
+    operated.until_phase("job", "Running")
+    assert operated.condition("job", "VolumesReady") == "True"
+    assert operated.job("other")["status"]["gpus"] == "0/8"
+
+
+class SiteWorld(Site):
+    """A world of random jobs and pods on the API server."""
+
+    def __init__(self, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, folder: Path) -> None:
+        super().__init__(cluster, kubelet, namespace, folder)
+        self.agents.steps = 3
+        self.send(CreatePool(Pool("training", PoolKind.TRAINING)))
+
+    @property
+    def rejections(self) -> list[tuple[Object, Rejection]]:
+        return self.kubelet.rejections
+
+    @property
+    def admitted_count(self) -> int:
+        return self.kubelet.admitted_count
+
+    def add_random_node(self, node: RandomNode) -> None:
+        self.kubelet.add_node(node.name, gpus=node.gpus, labels=node.labels, capacity=node.capacity, taints=node.taints)
+        self.send(AddNode(Node(node.name, "training", GPU, node.gpus, GPU_BYTES, capacity=UNKNOWN_CAPACITY)))
+
+    def add_claim(self, name: str) -> None:
+        wants = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        meta = {"name": name, "namespace": self.namespace}
+        self.cluster.create(VOLUME_CLAIM, {"metadata": meta, "spec": wants})
+        self.cluster.patch_status(VOLUME_CLAIM, name, self.namespace, change={"status": {"phase": "Bound"}})
+
+    def list_nodes(self) -> list[Object]:
+        return list(self.cluster.list(NODE).items)
+
+    def list_pods(self) -> list[Object]:
+        return list(self.cluster.list(POD, namespace=self.namespace).items)
+
+    def create_pod(self, pod: Object) -> None:
+        """Create a pod between two ticks. In one of a hundred cases, the next tick does not know of it yet."""
+        self.cluster.create(POD, pod)
+        if self.sent % 100:
+            name = pod["metadata"]["name"]
+            eventually(lambda: self.mirrors.pods.get(name, self.namespace), what="the pod is known")
+
+    def delete_pod(self, name: str) -> None:
+        self.cluster.delete(POD, name, self.namespace, grace_period_s=0)
+
+    def step(self) -> None:
+        super().step()
+        assert not [node for node, gpus in self.most_held.items() if gpus > 8]
+
+
+@pytest.fixture
+def world(
+    definitions: None, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
+) -> Iterator[SiteWorld]:
+    created = SiteWorld(cluster, kubelet, namespace, tmp_path)
+    yield created
+    created.close()
+
+
+def test_random_jobs_and_pods_are_admitted(world: SiteWorld) -> None:
+    play(world, Random(1), nodes=6, jobs=30, foreign=30)
+    check(world)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_thousand_jobs_and_pods_are_admitted(world: SiteWorld, seed: int) -> None:
+    """A thousand for each seed, because a test has 15 minutes."""
+    play(world, Random(seed), nodes=20, jobs=500, foreign=500)
+    check(world)
