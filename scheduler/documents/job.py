@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import posixpath
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from scheduler.documents.checkpoint import (
+    CheckpointDocument,
+    check_checkpoint_mount,
+    to_checkpoint_document,
+    to_checkpoint_spec,
+)
 from scheduler.documents.document import (
     CAMEL_CASE,
     LABEL_FORM,
@@ -24,38 +28,18 @@ from scheduler.documents.document import (
     to_printable,
 )
 from scheduler.documents.pod_template import (
-    CHECKPOINT_DIR,
-    RESERVED_DIRS,
-    SHM_DIR,
     check_template,
-    first_container_mounts,
     strip_nulls,
     template_command,
     template_image,
 )
 from scheduler.documents.units import HangTimeout, PositiveDuration
-from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec, CheckpointVolume
+from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT
 from scheduler.domain.job import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.pod_requirements import PER_GPU
 from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
 from scheduler.domain.run_document import LaunchMode
-
-_CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
-_CLAIM_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
-_RESERVED_PATHS = (*RESERVED_DIRS, SHM_DIR)
-
-
-def _check_claim_name(name: str) -> str:
-    if not _CLAIM_NAME.fullmatch(name):
-        raise PydanticCustomError("name", "Input should be {form}", {"form": _CLAIM_NAME_FORM})
-    return name
-
-
-def _check_relative_path(path: str) -> str:
-    if path.startswith("/") or ".." in path.split("/"):
-        raise PydanticCustomError("path", "Input should be a relative path in the volume, without '..'")
-    return path
 
 
 def _check_digest(digest: str) -> str:
@@ -65,105 +49,6 @@ def _check_digest(digest: str) -> str:
 
 
 ArchiveDigest = Annotated[str, AfterValidator(_check_digest)]
-
-
-class ClaimDocument(Document):
-    model_config = CAMEL_CASE
-    claim_name: Annotated[str, AfterValidator(_check_claim_name)] = Field(
-        description=f"Name of the claim in the job's namespace: {_CLAIM_NAME_FORM}."
-    )
-
-
-class VolumeDocument(Document):
-    """A bound persistent volume claim in the job's namespace that all nodes can mount at once.
-
-    Other kinds of volumes belong in `template`.
-    """
-
-    model_config = CAMEL_CASE
-    persistent_volume_claim: ClaimDocument = Field(description="The claim to mount in all pods of the job.")
-    sub_path: Annotated[Text, Field(min_length=1, max_length=1024), AfterValidator(_check_relative_path)] | None = (
-        Field(
-            default=None,
-            description="Directory in the volume. Default: the job's id, so that several jobs can share a claim.",
-        )
-    )
-
-
-class CheckpointDocument(Document):
-    """Location, interval and number of checkpoints.
-
-    `volume` is mounted at `dir` in the job's pods. Without a volume here or in `template`, checkpoints are lost with
-    each pod.
-    """
-
-    model_config = CAMEL_CASE
-    dir: Text = Field(default="", description="Directory for checkpoints. Default: one that the executor chooses.")
-    interval: PositiveDuration = Field(
-        default=900.0, description="Time between two checkpoints, in seconds or as text such as 15m."
-    )
-    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
-        default=2, description="Number of checkpoints to keep, the newest."
-    )
-    volume: VolumeDocument | None = Field(
-        default=None, description="Kubernetes volume to mount at `dir` in all pods. Default: none."
-    )
-
-    @model_validator(mode="after")
-    def _check_mount_path(self) -> Self:
-        if self.volume is not None and self.dir and not _is_mount_path(self.dir):
-            reserved = ", ".join(_RESERVED_PATHS)
-            allowed = (
-                f"an absolute path without ':' and '..', other than /, {reserved}; checkpoint.volume is mounted there"
-            )
-            raise invalid_field("dir", self.dir, allowed)
-        return self
-
-
-def check_checkpoint_mount(checkpoint: CheckpointDocument, template: Mapping[str, Any]) -> None:
-    """Check that the template mounts nothing at the checkpoint directory if `checkpoint.volume` is set.
-
-    Raises:
-        PydanticCustomError: the template's first container mounts a volume there.
-    """
-    place = posixpath.normpath(checkpoint.dir or CHECKPOINT_DIR)
-    if checkpoint.volume is not None and place in first_container_mounts(template):
-        claim = checkpoint.volume.persistent_volume_claim.claim_name
-        raise invalid_field(
-            "checkpoint.volume",
-            claim,
-            f"nothing; the template mounts {first_container_mounts(template)[place]} at {place}",
-        )
-
-
-def to_checkpoint_spec(document: CheckpointDocument) -> CheckpointSpec:
-    """Convert the document.
-
-    Raises:
-        ValueError: checkpointSpec rejects a value.
-    """
-    given = document.volume
-    volume = None if given is None else CheckpointVolume(given.persistent_volume_claim.claim_name, given.sub_path or "")
-    return CheckpointSpec(document.dir, document.interval, document.keep, volume)
-
-
-def to_checkpoint_document(checkpoint: CheckpointSpec) -> dict[str, Any]:
-    """Return the document of `checkpoint`, in plain JSON values."""
-    document: dict[str, Any] = {"dir": checkpoint.dir, "interval": checkpoint.interval_s, "keep": checkpoint.keep}
-    if checkpoint.volume is None:
-        return document
-    folder = {"subPath": checkpoint.volume.sub_path} if checkpoint.volume.sub_path else {}
-    return {**document, "volume": {"persistentVolumeClaim": {"claimName": checkpoint.volume.claim}, **folder}}
-
-
-def _is_mount_path(path: str) -> bool:
-    plain = posixpath.normpath(path)
-    return (
-        path.startswith("/")
-        and ".." not in path.split("/")
-        and ":" not in path
-        and plain not in ("/", *_RESERVED_PATHS)
-    )
 
 
 _RESERVED_ENV_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
