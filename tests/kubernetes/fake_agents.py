@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.domain.observation import AgentReport, BegunRun, RankPhase, RankReport, RankStatus
 from scheduler.domain.snapshot import Snapshot
@@ -21,6 +21,7 @@ class Work:
 
 
 HEARTBEAT_S = 5.0
+MASTER_PORT = 29_500
 
 
 class FakeAgents:
@@ -55,6 +56,7 @@ class FakeAgents:
             job_id, node = labels_of(pod)[JOB_LABEL], pod["spec"]["nodeName"]
             mine = [run for run in newest.values() if run.pods.get(node) == uid]
             report = self._report(job_id, node, uid, mine[-1] if mine else None, now_s)
+            report = _with_preparation(report, desired)
             if _is_news(self._told.get(uid), report):
                 self._told[uid] = report
                 self._run_log.record_reports(report)
@@ -86,8 +88,19 @@ class FakeAgents:
         return AgentReport(job_id, node, uid, now_s, run.generation, ranks, since_s=run.begun_at_s)
 
 
+def _with_preparation(report: AgentReport, desired: Snapshot) -> AgentReport:
+    """Return the report of an agent that prepares at once the generation that its job wants on its node."""
+    job = desired.jobs.get(report.job_id)
+    if job is None or report.node not in job.allocation.target or job.allocation.generation <= report.generation:
+        return report
+    prepared = job.allocation.generation
+    return replace(report, prepared=prepared, address=f"{report.node}.test", master_port=MASTER_PORT)
+
+
 def _is_news(before: AgentReport | None, report: AgentReport) -> bool:
     if before is None or report.at_s - before.at_s >= HEARTBEAT_S or before.generation != report.generation:
+        return True
+    if before.prepared != report.prepared:
         return True
     return [rank.exit_code for rank in before.ranks] != [rank.exit_code for rank in report.ranks]
 
