@@ -13,6 +13,7 @@ import pytest
 from scheduler.domain.commands import CancelJob, ReportDemand, SubmitJob
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, NODE, POD, Object, ResourceKind
@@ -42,7 +43,7 @@ def site(
 
 
 def spec(name: str, gpus: int) -> JobSpec:
-    return JobSpec(name, gpus, gpus, steps=10**9, command=("python", "train.py"))
+    return JobSpec(name, gpus, gpus, steps=10**9, command=("python", "train.py"), on_resize=OnResize.CHECKPOINT)
 
 
 def start(site: Site, job_id: str, gpus: int) -> None:
