@@ -319,13 +319,13 @@ class Settings(BaseSettings):
         description="Kubeconfig file of the operator. Default: KUBECONFIG, else the pod's service account.",
     )
     kubernetes_qps: float = Field(
-        default=100.0,
+        default=200.0,
         gt=0,
         le=10_000,
         description="Requests per second of the operator to the API server on average, above 0 and at most 10000.",
     )
     kubernetes_burst: int = Field(
-        default=200,
+        default=400,
         ge=1,
         le=20_000,
         description="Requests to the API server that the operator may send at once, 1 to 20000.",

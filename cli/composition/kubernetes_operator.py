@@ -8,6 +8,7 @@ from functools import partial
 
 from cli.composition.service import assemble_controller, build_retention, install_stop_signal, make_holder_id
 from scheduler.domain.worker_token import issue_agent_token
+from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.client import connect
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources
@@ -18,7 +19,7 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.leader_election import ELECTION_LIMITS, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
-from scheduler.kubernetes.resource_writer import ActionPool, ResourceWriter
+from scheduler.kubernetes.resource_writer import ResourceWriter
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
@@ -44,7 +45,8 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     election = LeaderElector(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
-    effects, secret = ActionPool(), load_token_secret(settings.token_secret_path)
+    effects = ActionPool(available_requests=cluster.count_available_requests)
+    secret = load_token_secret(settings.token_secret_path)
     mirrors = ClusterCache(cluster)
     executor = KubernetesExecutor(
         JobObjectActions(
@@ -67,7 +69,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         executor,
         clock,
         holder=identity,
-        has_news=mirrors.has_pending_changes,
+        has_news=lambda: mirrors.has_pending_changes() or executor.has_deferred_starts,
         may_lead=lambda: operator.may_lead,
     )
     operator = Operator(

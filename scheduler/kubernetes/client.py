@@ -93,6 +93,10 @@ class KubernetesClient:
         """Cancel retries that are waiting, and close all connections."""
         self._sender.close()
 
+    def count_available_requests(self) -> float:
+        """Return how many requests can be sent now without waiting for the rate limit."""
+        return self._sender.count_available_requests()
+
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Object:
         found: Object = self._sender.send(api_requests.build_get(kind, name, namespace))
         return found

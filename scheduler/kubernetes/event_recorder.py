@@ -170,11 +170,11 @@ def _format_micro_time(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-_PAGE_SIZE = 500
+EVENTS_PER_ROUND_MAX = 50
 
 
 class EventRecorder:
-    """Writer of Events for new store events.
+    """Writer of Events for new store events, at most EVENTS_PER_ROUND_MAX at once.
 
     A new recorder starts one window back; existing Events are not duplicated.
     """
@@ -184,9 +184,11 @@ class EventRecorder:
         self._reporting_instance = reporting_instance
         self._log = EventSeriesLog()
         self._last_number: int | None = None
+        self.has_more = False
+        """Whether the last call left events to the next one."""
 
     def build_writes(self, state: PublishState) -> tuple[Writes, ...]:
-        """Return the writes for all events since the last call."""
+        """Return the writes for the next events since the last call."""
         events = self._read_new_events(state.now_s)
         if not events:
             return ()
@@ -197,20 +199,21 @@ class EventRecorder:
     def _read_new_events(self, now_s: float) -> list[StoredEvent]:
         since_s = now_s - SERIES_WINDOW_S if self._last_number is None else float("-inf")
         start = self._find_start(since_s) if self._last_number is None else self._last_number
-        found = self._read_after(start)
+        found = self._store.list_events(Page(after=start, limit=EVENTS_PER_ROUND_MAX))
+        self.has_more = len(found) == EVENTS_PER_ROUND_MAX
         self._last_number = found[-1].number if found else start
         return [stored for stored in found if stored.event.at_s >= since_s]
 
     def _find_start(self, at_s: float) -> int:
-        """Return an event number before `at_s`, at most one page from the last such event.
+        """Return the number of an event of which at most the next one is older than `at_s`.
 
         Binary search, because stores keep years of events.
         """
-        low, step = 0, _PAGE_SIZE
+        low, step = 0, 1
         while self._is_older(low + step, at_s):
             low, step = low + step, 2 * step
         high = low + step
-        while high - low > _PAGE_SIZE:
+        while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._is_older(middle, at_s) else (low, middle)
         return low
@@ -219,10 +222,3 @@ class EventRecorder:
         """Return whether the event after this number is older than `at_s`."""
         page = self._store.list_events(Page(after=number, limit=1))
         return bool(page) and page[0].event.at_s < at_s
-
-    def _read_after(self, number: int) -> list[StoredEvent]:
-        found: list[StoredEvent] = []
-        while page := self._store.list_events(Page(after=number, limit=_PAGE_SIZE)):
-            found.extend(page)
-            number = page[-1].number
-        return found

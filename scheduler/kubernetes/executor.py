@@ -1,7 +1,8 @@
 """KubernetesExecutor: runs jobs in agent pods, and lends nodes by taints.
 
-Level-triggered: each converge computes and takes the missing steps. All state is in the store or the cluster. Starting
-the ranks of a generation is recorded in the run log first, so that it happens once, whoever leads.
+Level-triggered: each converge computes and takes the missing steps. Steps that free GPUs are taken at once, starts in
+batches, so that hundreds of starts do not delay the next tick. All state is in the store or the cluster. Starting the
+ranks of a generation is recorded in the run log first, so that it happens once, whoever leads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from scheduler.domain.observation import BegunRun, Observation, Run
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.reported_runs import AgentKey
 from scheduler.executors.run_ledger import RunLedger
+from scheduler.kubernetes.api_actions import ActionPool, ApiAction
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
     find_agent_ends,
@@ -34,7 +36,6 @@ from scheduler.kubernetes.pod_changes import (
     plan_pod_changes,
     select_gang_to_bind,
 )
-from scheduler.kubernetes.resource_writer import ActionPool, ApiAction
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class KubernetesExecutor:
         self._capacities = NodeCapacities()
         self._desired = Snapshot()
         self._converged_generation = 0
+        self._has_deferred_starts = False
 
     def observe(self) -> Observation:
         """Observe runs and nodes. Also records ended runs and kill orders in the run log, where agents read them.
@@ -94,20 +96,20 @@ class KubernetesExecutor:
         self._desired = desired
         now_s = self._now()
         ambiguous = sum(
-            self._actions.run_all(list(steps(desired, self._verified_view(), now_s)))
-            for steps in (
-                self._plan_lending,
-                self._plan_volume_reads,
-                self._plan_deletions,
-                self._plan_creations,
-                self._plan_bindings,
-            )
+            self._actions.run_all(steps(desired, self._verified_view(), now_s))
+            for steps in (self._plan_lending, self._plan_deletions)
         )
+        ambiguous += self._start_batch(desired, now_s)
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
         self._ledger.prune(desired, begun)
         if not ambiguous:
             self._converged_generation = desired.generation
+
+    @property
+    def has_deferred_starts(self) -> bool:
+        """Whether the last converge left starts to the next one."""
+        return self._has_deferred_starts
 
     def close(self) -> None:
         """Stop the executor. Pods keep running, so that training continues without a leader."""
@@ -135,6 +137,18 @@ class KubernetesExecutor:
                 yield from merge_pod_runs(
                     job, runs, own, now_s, overcommitted=overcommitted, shortages=shortages, failure=failure
                 )
+
+    def _start_batch(self, desired: Snapshot, now_s: float) -> int:
+        """Take the next steps of starts, as many as the rate limit allows now. Return the ambiguous failures.
+
+        Complete gangs are bound first. Pods that are created here are bound here too if the limit allows it.
+        """
+        batches = [
+            self._actions.run_batch(steps(desired, self._verified_view(), now_s))
+            for steps in (self._plan_bindings, self._plan_volume_reads, self._plan_creations, self._plan_bindings)
+        ]
+        self._has_deferred_starts = any(batch.deferred for batch in batches)
+        return sum(batch.ambiguous for batch in batches)
 
     def _plan_lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         return self._nodes.build_actions(plan_lending_steps(desired, view.nodes, view.pods))

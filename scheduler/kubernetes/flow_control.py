@@ -53,13 +53,22 @@ class TokenBucket:
     def acquire(self) -> None:
         """Take one token, waiting for it if necessary. Callers that wait make the level negative."""
         with self._lock:
-            now_s = self._monotonic_s()
-            filled = self._tokens + (now_s - self._filled_at_s) * self._rate_per_s
-            self._tokens = min(float(self._burst), filled) - 1.0
-            self._filled_at_s = now_s
+            self._fill()
+            self._tokens -= 1.0
             wait_s = max(0.0, -self._tokens / self._rate_per_s)
         if wait_s:
             self._sleep(wait_s)
+
+    def level(self) -> float:
+        """Return how many tokens can be taken at once, negative while callers wait."""
+        with self._lock:
+            self._fill()
+            return self._tokens
+
+    def _fill(self) -> None:
+        now_s = self._monotonic_s()
+        filled = self._tokens + (now_s - self._filled_at_s) * self._rate_per_s
+        self._tokens, self._filled_at_s = min(float(self._burst), filled), now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +125,8 @@ T = TypeVar("T")
 class ClientLimits:
     """Limits of a client. `read_timeout_s` bounds one response, `retry_timeout_s` one request with all retries."""
 
-    qps: float = 50.0
-    burst: int = 100
+    qps: float = 200.0
+    burst: int = 400
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     retry_timeout_s: float = 15.0
@@ -165,6 +174,10 @@ class RequestSender:
         """Cancel retries that are waiting, and close all connections."""
         self._closing.set()
         self._connection.close()
+
+    def count_available_requests(self) -> float:
+        """Return how many requests can be sent now without waiting, negative while others wait."""
+        return self._bucket.level()
 
     def send(self, request: ApiRequest, *, retry_timeout_s: float | None = None) -> Any:
         """Return the response. The ApiError records whether an earlier attempt was ambiguous.

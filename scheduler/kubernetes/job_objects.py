@@ -12,6 +12,7 @@ from functools import partial
 from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import CONFIG_MAP, POD, SECRET, SERVICE, VOLUME_CLAIM, Object, name_of, uid_of
 from scheduler.kubernetes.client import KubernetesClient
@@ -33,11 +34,13 @@ from scheduler.kubernetes.provisioning_errors import (
     classify_api_error,
     describe_claim_error,
 )
-from scheduler.kubernetes.resource_writer import ApiAction
 from scheduler.kubernetes.resources.elastic_job import find_job
 from scheduler.kubernetes.resources.meta import parse_metadata
 
 logger = logging.getLogger(__name__)
+
+_REQUESTS_PER_JOB = 4
+"""Requests to create the objects of a job besides its pods: plan, token, service and a read of its claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,12 @@ class JobObjectActions:
             return
         if missing or key not in view.services or not _has_plan(view, key, generation):
             description = f"create the objects of {job.id} generation {generation}"
-            yield ApiAction(description, partial(self._create_or_record_failure, job, missing, context, view))
+            create = partial(self._create_or_record_failure, job, missing, context, view)
+            yield ApiAction(description, create, requests=_REQUESTS_PER_JOB + len(missing))
 
     def bind_gang(self, gang: Gang) -> ApiAction:
-        return ApiAction(f"bind the pods of {gang.job_id}", partial(self._bind_gang, gang))
+        description = f"bind the pods of {gang.job_id}"
+        return ApiAction(description, partial(self._bind_gang, gang), requests=len(gang.pods))
 
     def delete_pod(self, surplus: PodToDelete) -> ApiAction:
         pod = surplus.pod

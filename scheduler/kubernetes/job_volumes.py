@@ -12,11 +12,11 @@ from scheduler.domain.job import Job
 from scheduler.domain.node_selection import NodeTerms, parse_terms
 from scheduler.domain.placement_record import VolumeFacts
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import PERSISTENT_VOLUME, VOLUME_CLAIM
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.provisioning_errors import describe_claim_error
-from scheduler.kubernetes.resource_writer import ApiAction
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, LOANED_TAINT_KEY, NODE
 from scheduler.kubernetes.client import EvictionResult, KubernetesClient
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.node_view import NodeView, find_repelling_taints
 from scheduler.kubernetes.pod_view import PodView
-from scheduler.kubernetes.resource_writer import ApiAction
 from scheduler.store.protocol import FencedError
 
 

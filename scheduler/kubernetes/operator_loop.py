@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,13 +17,14 @@ from scheduler.domain.decisions import Reason
 from scheduler.domain.fleet import Loan
 from scheduler.domain.job import Job
 from scheduler.domain.tick_report import TickReport
+from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources, with_demand
 from scheduler.kubernetes.event_recorder import EventRecorder
 from scheduler.kubernetes.leader_election import LeaderElector
 from scheduler.kubernetes.resource_sync import compute_resource_writes, find_unreported_jobs, find_unreported_loans
-from scheduler.kubernetes.resource_writer import ActionPool, ResourceWriter
-from scheduler.kubernetes.resource_writes import PublishState
+from scheduler.kubernetes.resource_writer import ResourceWriter
+from scheduler.kubernetes.resource_writes import PublishState, Writes
 from scheduler.kubernetes.spec_commands import ClusterResources, SpecCommands, compute_spec_commands
 from scheduler.runtime.clock import Clock
 from scheduler.runtime.controller import Controller, DatabaseOutage
@@ -139,6 +140,8 @@ class Operator:
         self._waiting_reasons: Mapping[str, Reason] = {}
         self._synced_change_count = -1
         self._synced_at_s = float("-inf")
+        self._next_write = 0
+        self._has_deferred_writes = False
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`: lead while elected, stand by otherwise. Releases the Lease on exit."""
@@ -220,9 +223,8 @@ class Operator:
         if not self.may_lead:
             return self._controller.step()  # gives up leadership if it was held
         changes, since_s = self._cache.change_count, time.monotonic() - self._synced_at_s
-        is_due = since_s >= (
-            self._intervals.max_round_s if changes == self._synced_change_count else self._intervals.min_round_s
-        )
+        has_news = self._has_deferred_writes or changes != self._synced_change_count
+        is_due = since_s >= (self._intervals.min_round_s if has_news else self._intervals.max_round_s)
         spec_commands, applied_ids = self._send_spec_commands() if is_due else (None, frozenset[str]())
         report = self._controller.step()
         if report is not None:
@@ -265,11 +267,19 @@ class Operator:
             jobs_with_pods=self._cache.jobs_with_pods,
         )
         try:
-            self._actions.run_all(self._writer.build_actions(compute_resource_writes(state)))
+            has_deferred = self._write_batch(compute_resource_writes(state))
             self._actions.run_all(self._writer.build_actions(self._event_recorder.build_writes(state)))
+            self._has_deferred_writes = has_deferred or self._event_recorder.has_more
         except FencedError as error:
             log.warning("stepping down: %s", error)
             self._controller.step_down()
+
+    def _write_batch(self, writes: Sequence[Writes]) -> bool:
+        """Write as many resources as the rate limit allows now, in turn. Return whether some were left."""
+        start = self._next_write % len(writes) if writes else 0
+        batch = self._actions.run_batch(self._writer.build_actions((*writes[start:], *writes[:start])))
+        self._next_write = start + batch.run
+        return batch.deferred > 0
 
     def _find_ended_jobs(self, resources: ClusterResources, loaded: LoadedState) -> dict[str, Job]:
         found = (

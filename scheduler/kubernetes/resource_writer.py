@@ -1,71 +1,19 @@
-"""Execution of API actions, in parallel, and of writes to custom resources and Events.
-
-A failure is logged and does not stop other actions: the next converge computes the missing steps again. Only ambiguous
-failures keep a state from counting as converged. Rejected requests changed nothing, so one job over its quota does not
-hold up all others.
-"""
+"""Writes to custom resources and Events."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from random import Random
 
+from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import EVENT, key_of
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.flow_control import KeyedBackoff
 from scheduler.kubernetes.resource_writes import Create, Delete, Patch, Write, Writes
-from scheduler.store.protocol import FencedError
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ApiAction:
-    """One API call. `description` names it in logs."""
-
-    description: str
-    run: Callable[[], None]
-
-
-class ActionPool:
-    """A small thread pool: one call takes milliseconds, and a gang needs many."""
-
-    def __init__(self, threads: int = 8) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="effect")
-
-    def run_all(self, actions: Iterable[ApiAction]) -> int:
-        """Run all actions, in no order, and return the number of ambiguous failures.
-
-        Raises:
-            FencedError: a newer leader has written, or this process no longer leads.
-        """
-        listed = list(actions)
-        return self._count_ambiguous(listed, [self._pool.submit(step.run) for step in listed])
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _count_ambiguous(self, actions: Sequence[ApiAction], running: Sequence[Future[None]]) -> int:
-        ambiguous, fencing_error = 0, None
-        for step, future in zip(actions, running, strict=True):
-            try:
-                future.result()
-            except FencedError as error:
-                fencing_error = fencing_error or error
-            except ApiError as failure:
-                ambiguous += failure.had_ambiguous_attempt or failure.is_ambiguous
-                logger.warning("%s: %s", step.description, failure)
-        if fencing_error is not None:
-            raise fencing_error
-        return ambiguous
-
 
 PAUSE_BASE_S, PAUSE_CAP_S = 2.0, 60.0
 RETRIES_PER_ROUND_MAX = 10
@@ -96,7 +44,7 @@ class ResourceWriter:
                 if now_s < retry_at_s or retries == RETRIES_PER_ROUND_MAX:
                     continue
                 retries += 1
-            yield ApiAction(_describe_write(steps[0]), partial(self._apply, steps))
+            yield ApiAction(_describe_write(steps[0]), partial(self._apply, steps), requests=len(steps))
 
     def _apply(self, writes: Writes) -> None:
         for step in writes:

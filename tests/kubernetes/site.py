@@ -15,6 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.api_objects import JOB_LABEL, POD, Object
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.cluster_cache import ClusterCache
@@ -22,7 +23,6 @@ from scheduler.kubernetes.executor import KubernetesExecutor
 from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.pod_view import count_requested_gpus
-from scheduler.kubernetes.resource_writer import ActionPool
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.planning_inputs import DemandForecaster
 from scheduler.runtime.reconciler import tick
@@ -77,7 +77,7 @@ class Site:
             run_log=self.store.run_log,
             now=self.clock.now_s,
             epoch=lambda: self.epoch,
-            actions=ActionPool(),
+            actions=ActionPool(available_requests=self.cluster.count_available_requests),
         )
 
     def close(self) -> None:
@@ -92,9 +92,9 @@ class Site:
             for number in range(count):
                 self.add_node(f"{self.namespace}-{pool[0]}{number}", pool)
 
-    def add_node(self, name: str, pool: str) -> None:
+    def add_node(self, name: str, pool: str, *, gpu: str = GPU) -> None:
         self.kubelet.add_node(name, gpus=8)
-        self.send(AddNode(Node(name, pool, GPU, 8, GPU_BYTES)))
+        self.send(AddNode(Node(name, pool, gpu, 8, GPU_BYTES)))
 
     def send(self, body: CommandBody) -> None:
         self.sent += 1

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.api_objects import CONFIG_MAP
 from scheduler.kubernetes.client import KubernetesClient, connect
 from scheduler.kubernetes.cluster_cache import ClusterCache
@@ -16,7 +17,6 @@ from scheduler.kubernetes.resource_writer import (
     PAUSE_BASE_S,
     PAUSE_CAP_S,
     RETRIES_PER_ROUND_MAX,
-    ActionPool,
     ResourceWriter,
 )
 from scheduler.kubernetes.resource_writes import Create, Writes

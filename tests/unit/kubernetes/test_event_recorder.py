@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scheduler.domain.events import Event, EventCode
 from scheduler.kubernetes.api_objects import ELASTIC_JOB
-from scheduler.kubernetes.event_recorder import SERIES_WINDOW_S, EventRecorder
+from scheduler.kubernetes.event_recorder import EVENTS_PER_ROUND_MAX, SERIES_WINDOW_S, EventRecorder
 from scheduler.kubernetes.resource_writes import Create, Patch, PublishState
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, Page, StoredEvent
@@ -65,3 +65,14 @@ def test_events_after_an_empty_store_are_written() -> None:
     assert notes(story, world) == []
     record_events(store, Event(NOW_S, EventCode.JOB_STARTED, job_id, "first"))
     assert notes(story, world) == ["first"]
+
+
+def test_many_events_are_written_over_several_rounds() -> None:
+    world, job_id = build_state()
+    store = MemoryStore()
+    messages = [f"number {number}" for number in range(2 * EVENTS_PER_ROUND_MAX + 20)]
+    record_events(store, *(Event(NOW_S, EventCode.JOB_STARTED, job_id, message) for message in messages))
+    recorder = EventRecorder(store, reporting_instance="a")
+    rounds = [(notes(recorder, world), recorder.has_more) for _ in range(4)]
+    assert [has_more for _, has_more in rounds] == [True, True, False, False]
+    assert [note for written, _ in rounds for note in written] == messages
