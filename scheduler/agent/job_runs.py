@@ -86,6 +86,16 @@ class ActiveRun:
             self._is_terminated = True
             self.run.terminate()
 
+    def save_before_lease_ends(self, within_s: float) -> None:
+        """Ask the ranks to save and exit within this time, after which their supervisor ends them."""
+        if self.has_ended or self._action:
+            return
+        try:
+            self._action = "leave"
+            self.run.write_notice("leave", seconds_left=within_s)
+        except OSError:
+            logger.exception("%s: cannot write the notice, so its ranks end without a save", self.run)
+
     def kill(self, reason: str, *, is_own_decision: bool = True) -> None:
         logger.warning("%s: killing its ranks: %s", self.run, reason)
         if is_own_decision:

@@ -13,9 +13,11 @@ lease ends, which every answered report extends; their supervisors enforce it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -29,6 +31,7 @@ from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
 from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
+from scheduler.domain.machine import save_time_s
 from scheduler.domain.run_document import RunDocument
 
 logger = logging.getLogger(__name__)
@@ -98,6 +101,7 @@ class MachineAgent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         self._reported: object = None
+        self._contact_until_s, self._save_s = math.inf, 0.0
         self._client = ControlPlaneClient(
             identity.url,
             identity.report_path,
@@ -136,6 +140,7 @@ class MachineAgent:
         return self._job_end is not None and not self._jobs
 
     def _step(self) -> None:
+        self._end_without_contact()
         self._update()
         self._send_report()
         self._wait()
@@ -195,13 +200,25 @@ class MachineAgent:
             if not self._state.accept_epoch(int(document["epoch"])):
                 logger.warning("Ignoring a reply of leader epoch %s: a later one was seen", document["epoch"])
                 return
-            self._state.extend_lease(reply.sent_at_s + float(document["disconnect_s"]))
+            self._extend_contact(reply.sent_at_s, float(document["disconnect_s"]))
             if document.get("done"):  # in replies to pods only
                 self._job_end = JobEnd.FAILED if document["failed"] else JobEnd.DONE
             for order in document["runs"]:
                 self._apply_order(order, reply)
         except (KeyError, TypeError, ValueError, OSError):
             logger.exception("Ignoring a malformed reply")
+
+    def _extend_contact(self, at_s: float, disconnect_s: float) -> None:
+        self._contact_until_s = at_s + disconnect_s
+        self._save_s = save_time_s(disconnect_s)
+        self._state.extend_lease(self._contact_until_s + self._save_s)
+
+    def _end_without_contact(self) -> None:
+        """Let ranks save and exit if the control plane is away for too long. Then their supervisors kill them."""
+        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._contact_until_s:
+            for runs in self._jobs.values():
+                if runs.active is not None:
+                    runs.active.save_before_lease_ends(self._save_s)
 
     def _apply_order(self, order: Mapping[str, Any], reply: Reply) -> None:
         key = (str(order["job_id"]), str(order["node"]))

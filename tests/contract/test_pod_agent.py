@@ -163,6 +163,16 @@ def test_ranks_without_contact_for_the_lease_are_ended(pod: Pod) -> None:
     assert "no contact" in pod.last()["killed"]
 
 
+def test_ranks_without_contact_save_before_the_lease_ends(pod: Pod) -> None:
+    pod.desk.disconnect_s = 4.0
+    pod.order(OBEY)
+    pod.wait_until_running()
+    pod.desk.is_reachable = False
+    pod.wait(lambda: (pod.run_dir() / "ended").exists())
+    assert json.loads((pod.run_dir() / "notice.json").read_text())["action"] == "leave"
+    assert not (pod.run_dir() / "loss.json").exists()
+
+
 @pytest.mark.parametrize(("failed", "code"), [(True, 1), (False, 0)])
 def test_agent_of_an_ended_job_exits(pod: Pod, failed: bool, code: int) -> None:
     pod.order(STUBBORN)
