@@ -42,7 +42,7 @@ from scheduler.domain.fleet import Node
 from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, JoinToken, Machine, MachineInventory, host_declared_nodes
 from scheduler.domain.suggestions import suggest
-from scheduler.executors.agent_executor import find_loss_after_s
+from scheduler.executors.agent_executor import CONTACT_MARGIN_S
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.solver.profiles.catalog import is_estimated_gpu, load_gpu
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, name_estimate
@@ -334,7 +334,7 @@ def _check_lease(name: str, service: Service, now_s: float) -> None:
     removed = service.store.machines.get_machine(name)
     if removed is None or removed.seen_at_s is None:
         return
-    left_s = removed.seen_at_s + find_loss_after_s(service.settings.disconnect_s) - now_s
+    left_s = removed.seen_at_s + service.settings.disconnect_s + CONTACT_MARGIN_S - now_s
     if left_s > 0:
         field = InvalidField("name", name, "a name that no machine has")
         detail = (

@@ -91,9 +91,10 @@ class Settings(BaseSettings):
     )
     disconnect_s: Seconds = Field(
         default=120.0,
-        description="Time without contact to the API after which an agent ends its ranks, in seconds. They have a "
-        "quarter of it, at most 20 s, to save. Jobs on machines restart elsewhere shortly afterwards. The Helm chart "
-        "sets 600: a job in pods restarts once its agent has reported the end, or its pod is gone.",
+        description="Time without contact to the API after which an agent ends its ranks, in seconds. It asks them "
+        "to save in the last quarter of it, at most 20 s before the end. Jobs on machines restart elsewhere "
+        "shortly afterwards. The Helm chart sets 600: a job in pods restarts once its agent has reported the end, or "
+        "its pod is gone.",
     )
     temporary_machine_s: Seconds = Field(
         default=900.0,

@@ -31,7 +31,6 @@ from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
 from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
-from scheduler.domain.machine import save_time_s
 from scheduler.domain.run_document import RunDocument
 
 logger = logging.getLogger(__name__)
@@ -47,6 +46,8 @@ _LEAVING_LENGTH_MAX = 500
 _OUTPUT_TIMEOUT_S = 1.0
 _DEPARTURE_OUTPUT_TIMEOUT_S = 10.0
 """A machine that leaves for good has no later time to send the output of its ranks."""
+_SAVE_S_MAX = 20.0
+"""Longest time that ranks without contact to the control plane have to save before their lease ends."""
 
 Prepare = Callable[[RunDocument], SupervisedRun]
 """Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
@@ -101,7 +102,7 @@ class MachineAgent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         self._reported: object = None
-        self._contact_until_s, self._save_s = math.inf, 0.0
+        self._lease_end_s, self._save_s = math.inf, 0.0
         self._client = ControlPlaneClient(
             identity.url,
             identity.report_path,
@@ -140,7 +141,7 @@ class MachineAgent:
         return self._job_end is not None and not self._jobs
 
     def _step(self) -> None:
-        self._end_without_contact()
+        self._save_before_lease_ends()
         self._update()
         self._send_report()
         self._wait()
@@ -200,7 +201,7 @@ class MachineAgent:
             if not self._state.accept_epoch(int(document["epoch"])):
                 logger.warning("Ignoring a reply of leader epoch %s: a later one was seen", document["epoch"])
                 return
-            self._extend_contact(reply.sent_at_s, float(document["disconnect_s"]))
+            self._extend_lease(reply.sent_at_s, float(document["disconnect_s"]))
             if document.get("done"):  # in replies to pods only
                 self._job_end = JobEnd.FAILED if document["failed"] else JobEnd.DONE
             for order in document["runs"]:
@@ -208,14 +209,14 @@ class MachineAgent:
         except (KeyError, TypeError, ValueError, OSError):
             logger.exception("Ignoring a malformed reply")
 
-    def _extend_contact(self, at_s: float, disconnect_s: float) -> None:
-        self._contact_until_s = at_s + disconnect_s
-        self._save_s = save_time_s(disconnect_s)
-        self._state.extend_lease(self._contact_until_s + self._save_s)
+    def _extend_lease(self, contact_at_s: float, disconnect_s: float) -> None:
+        self._lease_end_s = contact_at_s + disconnect_s
+        self._save_s = min(_SAVE_S_MAX, disconnect_s / 4)
+        self._state.extend_lease(self._lease_end_s)
 
-    def _end_without_contact(self) -> None:
-        """Let ranks save and exit if the control plane is away for too long. Then their supervisors kill them."""
-        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._contact_until_s:
+    def _save_before_lease_ends(self) -> None:
+        """Let ranks save and exit if the control plane is away for too long, before their supervisors kill them."""
+        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._lease_end_s - self._save_s:
             for runs in self._jobs.values():
                 if runs.active is not None:
                     runs.active.save_before_lease_ends(self._save_s)

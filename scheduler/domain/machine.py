@@ -13,15 +13,6 @@ CLOCK_SKEW_S_MAX = 60.0
 and deadlines are compared across both."""
 
 
-SAVE_S_MAX = 20.0
-"""Longest time that ranks without contact to the control plane have to save before they are killed."""
-
-
-def save_time_s(disconnect_s: float) -> float:
-    """Return the time that ranks have to save and exit once they had no contact for `disconnect_s`."""
-    return min(SAVE_S_MAX, disconnect_s / 4)
-
-
 class LinkKind(StrEnum):
     """Fastest path between two GPUs of a machine, fastest first. PCIe paths are named after what they traverse."""
 

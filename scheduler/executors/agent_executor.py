@@ -5,8 +5,8 @@ and agents restart independently, and none of them restarts a rank.
 
 An agent prepares a generation as soon as it is decided: supervisors load, and the node of rank 0 reserves a port. The
 generation begins when every node has prepared it and no older rank lives. An agent that lost contact ends its ranks
-after `disconnect_s` and a time to save. The executor counts them as lost CONTACT_MARGIN_S later, so that two
-generations of a job never run at once.
+after `disconnect_s`; the executor counts them as lost only CONTACT_MARGIN_S later, so that two generations of a job
+never run at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.domain.job import Job
-from scheduler.domain.machine import Machine, host_declared_nodes, save_time_s
+from scheduler.domain.machine import Machine, host_declared_nodes
 from scheduler.domain.observation import BegunRun, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import place_inference
@@ -51,7 +51,7 @@ class AgentExecutor:
         self._ledger = ledger
         self._machines = machines
         self._now = now
-        self._lost_after_s = find_loss_after_s(disconnect_s)
+        self._lost_after_s = disconnect_s + CONTACT_MARGIN_S
         self._desired = Snapshot()
         self._converged_generation = 0
         self._observed_at_s = float("-inf")
@@ -117,11 +117,6 @@ class AgentExecutor:
             return {(job.id, node): by_node[node] for job in jobs for node in job.allocation.target if node in by_node}
 
         self._ledger.begin_generations(desired, begun, find_reachable, now_s)
-
-
-def find_loss_after_s(disconnect_s: float) -> float:
-    """Return the time without contact after which no rank of a machine can be alive."""
-    return disconnect_s + save_time_s(disconnect_s) + CONTACT_MARGIN_S
 
 
 def agent_id(machine: Machine) -> str:

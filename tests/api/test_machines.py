@@ -20,7 +20,7 @@ from api.identity.machine_credentials import CREDENTIAL_CACHE_S
 from api.identity.principals import token_digest
 from api.openapi import load_examples
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, GpuDevice, Machine, MachineInventory
-from scheduler.executors.agent_executor import find_loss_after_s
+from scheduler.executors.agent_executor import CONTACT_MARGIN_S
 from scheduler.settings import Settings
 from scheduler.solver.profiles import catalog
 from scheduler.store.schema_migration import migrate
@@ -199,7 +199,7 @@ def test_a_name_is_free_once_the_ranks_of_its_machine_have_ended(
     guarded.store.machines.record_seen({"m0": NOW_S})
     guarded.request("DELETE", "/v1/machines/m0", guarded.root)
     assert refusal(join(guarded, token), problem, 409) == "machine-name-taken"
-    guarded.clock.move_to(NOW_S + find_loss_after_s(Settings().disconnect_s))
+    guarded.clock.move_to(NOW_S + Settings().disconnect_s + CONTACT_MARGIN_S)
     document = {**join_document("m0"), "clock_s": guarded.clock.now_s()}
     assert join(guarded, token, document).status_code == 201
 

@@ -9,14 +9,14 @@ import pytest
 from scheduler.domain.job_state import JobState
 from scheduler.domain.machine import Machine
 from scheduler.domain.observation import AgentReport, RankReport
-from scheduler.executors.agent_executor import UNREACHABLE_S, AgentExecutor, agent_id, find_loss_after_s
+from scheduler.executors.agent_executor import CONTACT_MARGIN_S, UNREACHABLE_S, AgentExecutor, agent_id
 from scheduler.executors.reported_runs import build_begun_run
 from scheduler.executors.run_ledger import RunLedger
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.memory_run_log import MemoryRunLog
 
 SEEN_S, DISCONNECT_S = 1000.0, 120.0
-LOST_AFTER_S = find_loss_after_s(DISCONNECT_S)
+LOST_AFTER_S = DISCONNECT_S + CONTACT_MARGIN_S
 MACHINES = tuple(
     Machine(name, (name,), "training", "cpu", "127.0.0.1", "0", 0.0, seen_at_s=SEEN_S, digest=f"{name}-digest")
     for name in ("t0", "t1")
