@@ -17,6 +17,7 @@ import argparse
 import ast
 import compileall
 import importlib.util
+import os
 import py_compile
 import shutil
 import subprocess
@@ -69,13 +70,13 @@ def build_bundle(target: Path) -> None:
     packages = libraries / PYTHON / "site-packages"
     for folder in (binaries, libraries, target / "opt"):
         folder.mkdir(parents=True)
+    original = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
     python = binaries / "python3"
-    shutil.copy(Path(sys._base_executable).resolve(), python)  # type: ignore[attr-defined]
+    shutil.copy(original, python)
     _copy_standard_library(libraries / PYTHON)
     _copy_modules(packages)
-    loader = Path(_run(patchelf, "--print-interpreter", python))
-    elf_files = [python, *libraries.rglob("*.so")]
-    for path in _list_libraries(elf_files, loader):
+    loader = Path(_run(patchelf, "--print-interpreter", original))
+    for path in _list_libraries([original, *libraries.rglob("*.so")], loader):
         shutil.copy(path, libraries / path.name)
     _run(patchelf, "--set-interpreter", f"{BUNDLE_DIR}/lib/{loader.name}", python)
     # An RPATH, unlike a RUNPATH, comes before LD_LIBRARY_PATH and also serves the libraries of libraries.
@@ -188,6 +189,7 @@ def _run(*command: object) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.agent_bundle", description="Build the agent's bundle.")
     parser.add_argument("target", type=Path, help="folder to create")
+    os.umask(0o022)  # pods run as any user
     try:
         build_bundle(parser.parse_args().target)
     except BundleError as error:

@@ -73,17 +73,17 @@ def injected_pod(
 
 
 def test_agent_runs_a_job_in_an_image_with_a_shell_and_nothing_else(bundle: Path, tmp_path: Path) -> None:
-    """The root has no Python, no C library but that of the shell, no /tmp and no user database."""
+    """The root has no Python, no /bin/sh, no C library but that of its only program, no /tmp and no user database."""
     folder, image_folder = tmp_path / "volume", tmp_path / "image"
     folder.mkdir()
     image_folder.mkdir()
     libc = "/lib/x86_64-linux-gnu/libc.so.6"
-    shell = os.path.realpath(shutil.which("dash") or "/bin/sh")
+    shell = os.path.realpath(shutil.which("dash") or "dash")
     mounts = [word for path in (libc, str(LOADER)) for word in ("--ro-bind", os.path.realpath(path), path)]
-    mounts += ["--ro-bind", shell, "/bin/sh"]
+    mounts += ["--ro-bind", shell, "/bin/dash"]
     image = {"PATH": "/bin", "PYTHONHOME": "/wrong", "MINE": "1"}
     with injected_pod(bundle, folder, mounts=mounts, image=image, image_folder=image_folder) as pod:
-        pod.desk.document = a_document(1, 2, command=("/bin/sh", "-c", SHELL_RANK))
+        pod.desk.document = a_document(1, 2, command=("dash", "-c", SHELL_RANK))
         pod.wait_until_running()
         pod.desk.notice = {"action": "leave", "step": None, "seconds_left": 50.0}
         pod.wait(lambda: pod.codes() == [0, 0])
