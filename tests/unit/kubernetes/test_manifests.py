@@ -111,3 +111,34 @@ def test_copying_the_agent_meets_the_restricted_standard_unless_the_pod_runs_as_
         "runAsNonRoot": is_non_root,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+@pytest.mark.parametrize(
+    ("init", "first", "error"),
+    [
+        (
+            {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+            {"waiting": {"reason": "PodInitializing"}},
+            "ImagePullBackOff: init container ebbtide-agent: no such image",
+        ),
+        (
+            {"terminated": {"reason": "Error", "exitCode": 1}},
+            {"waiting": {"reason": "PodInitializing"}},
+            "Error: init container ebbtide-agent",
+        ),
+        (
+            {"terminated": {"reason": "Completed", "exitCode": 0}},
+            {"waiting": {"reason": "ErrImagePull", "message": "no such image"}},
+            "ErrImagePull: no such image",
+        ),
+        ({"running": {}}, {"waiting": {"reason": "PodInitializing"}}, ""),
+    ],
+)
+def test_container_that_cannot_copy_the_agent_is_named(init: dict[str, Any], first: dict[str, Any], error: str) -> None:
+    job = a_job("llama-k3f9q1", 1, 8)
+    pod = build_agent_pod(job, PodToCreate(job.id, f"{job.id}-g1-0", "t0", 8), SITE)
+    statuses = {
+        "initContainerStatuses": [{"name": "ebbtide-agent", "state": init}],
+        "containerStatuses": [{"name": "worker", "state": first}],
+    }
+    assert parse_pod_view({**pod, "status": {"phase": "Pending", **statuses}}).error == error
