@@ -346,6 +346,14 @@ class Settings(BaseSettings):
     worker_image: str = Field(
         default="ebbtide/worker:latest", description="Container image of worker pods whose job sets none."
     )
+    agent_image: str = Field(
+        default="ebbtide/agent:latest", description="Container image that brings the node agent into worker pods."
+    )
+    agent_delivery: Literal["init-container", "image-volume"] = Field(
+        default="init-container",
+        description="`init-container` copies the node agent into each worker pod. `image-volume` mounts its image "
+        "instead, which needs Kubernetes 1.33 and a container runtime that mounts image volumes executable.",
+    )
     prometheus_url: OptionalUrl = Field(
         default="", description="URL of the Prometheus server for pools with `demand.source: prometheus`. Empty: none."
     )

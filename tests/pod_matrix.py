@@ -11,6 +11,7 @@ from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, Object
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
 from scheduler.kubernetes.pod_changes import PodToCreate
@@ -137,7 +138,7 @@ def is_hopeless(world: PodWorld, job: Job) -> bool:
     """Return whether the job cannot run even alone, by kubelet's own arithmetic on its manifests."""
     if "lost" in job.spec.pod_requirements.claims:
         return True
-    context = ManifestContext(world.namespace, 1, "", "none")
+    context = ManifestContext(world.namespace, 1, "", "none", AgentImage("none"))
     pods, total = [pod for pod in world.list_pods() if is_live(pod)], 0
     for node in world.list_nodes():
         name = node["metadata"]["name"]

@@ -13,6 +13,7 @@ from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.api_objects import NODE, POD, VOLUME_CLAIM, Object
 from scheduler.kubernetes.executor import KubernetesExecutor
@@ -58,7 +59,7 @@ class World:
         objects = JobObjectActions(
             cluster,
             cluster,
-            JobDefaults(NAMESPACE, "http://127.0.0.1:1", "none"),
+            JobDefaults(NAMESPACE, "http://127.0.0.1:1", "none", AgentImage("none")),
             epoch=lambda: self.epoch,
             agent_token=lambda job_id: job_id,
             monotonic_s=self.clock.now_s,

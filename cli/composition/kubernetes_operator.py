@@ -8,6 +8,7 @@ from functools import partial
 
 from cli.composition.service import assemble_controller, build_retention, install_stop_signal, make_holder_id
 from scheduler.domain.worker_token import issue_agent_token
+from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.client import connect
 from scheduler.kubernetes.cluster_cache import ClusterCache
@@ -52,7 +53,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         JobObjectActions(
             cluster,
             mirrors,
-            JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image),
+            _build_job_defaults(settings),
             epoch=lambda: controller.epoch,
             agent_token=partial(issue_agent_token, secret),
         ),
@@ -89,6 +90,11 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         on_iteration=_record_round,
     )
     return operator
+
+
+def _build_job_defaults(settings: Settings) -> JobDefaults:
+    agent = AgentImage(settings.agent_image, AgentDelivery(settings.agent_delivery))
+    return JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent)
 
 
 def _record_request(request: RequestRecord) -> None:

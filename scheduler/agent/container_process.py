@@ -71,13 +71,15 @@ class ContainerProcess:
         lock, log = _open_high(self._folder.lock_path), _open_high(self._folder.supervisor_log)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            argv = ("/bin/sh", "-c", _ENTER_GROUPS, "sh", str(len(procs_files)), *map(str, procs_files), *command)
+            argv = tuple(command)
+            if is_contained or procs_files:  # a pod has neither, and its image may have no shell
+                argv = ("/bin/sh", "-c", _ENTER_GROUPS, "sh", str(len(procs_files)), *map(str, procs_files), *argv)
             targets = ((log, 1), (log, 2), (lock, LOCK_FD), (lock, STATUS_FD))
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 *((os.POSIX_SPAWN_DUP2, source, target) for source, target in targets),
             ]
-            self._child = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True)
+            self._child = os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsid=True)
         finally:
             os.close(lock)
             os.close(log)

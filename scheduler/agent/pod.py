@@ -1,4 +1,4 @@
-"""`python -P -m scheduler.agent.pod`: PID 1 of an agent pod, which keeps the agent running and does nothing else.
+"""`python -I -m scheduler.agent.pod`: PID 1 of an agent pod, which keeps the agent running and does nothing else.
 
     pod               starts the agent again when it dies, adopts and reaps orphans, forwards SIGTERM
       agent           the node agent with the identity of the pod (`pod_daemon`)
@@ -21,13 +21,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from scheduler.agent.start_variables import read_start_variables
+
 logger = logging.getLogger("scheduler.agent.pod")
 
 DONE, INVALID_ENVIRONMENT, JOB_FAILED = 0, 2, 3
 """Exit codes of an agent that shall not be started again. Python ends with 1 after an unhandled exception."""
 _EXIT_CODES = {DONE: 0, JOB_FAILED: 1, INVALID_ENVIRONMENT: 2}
 _GAVE_UP = 70
-_AGENT_COMMAND = (sys.executable, "-P", "-m", "scheduler.agent.pod_daemon")
+_AGENT_COMMAND = (sys.executable, "-I", "-m", "scheduler.agent.pod_daemon")
 _SET_CHILD_SUBREAPER = 36
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.5, 10.0
 _STABLE_S = 60.0
@@ -75,7 +77,7 @@ class Pod:
         """Run one agent to its end, and return its exit code, negative for a signal."""
         stopping = () if self._stopping_since_s is None else ("--stopping-since", f"{self._stopping_since_s:.3f}")
         argv = (*self._command, *stopping)
-        self._agent = os.posix_spawn(argv[0], argv, os.environ)
+        self._agent = os.posix_spawn(argv[0], argv, read_start_variables())
         if self._stopping_since_s is not None and not stopping:
             self._forward()  # SIGTERM came while the agent was started
         while (code := self._reap()) is None:

@@ -1,4 +1,4 @@
-"""`python -P -m scheduler.agent.pod_daemon`: the node agent of one job on one node, inside a pod. `pod` starts it.
+"""`python -I -m scheduler.agent.pod_daemon`: the node agent of one job on one node, inside a pod. `pod` starts it.
 
 It differs from the agent of a machine in its identity, in the containment, which is the pod, and in its end: it leaves
 once its job has ended, and on SIGTERM its ranks have the grace period of the pod to save and exit. The output of ranks
@@ -22,7 +22,7 @@ from scheduler.agent.daemon import PRELOAD, build_agent
 from scheduler.agent.log_forwarder import LogForwarder
 from scheduler.agent.machine_agent import JobEnd
 from scheduler.agent.pod import DONE, INVALID_ENVIRONMENT, JOB_FAILED
-from scheduler.agent.pod_environment import PodEnvironment, PodIdentity, read_pod_environment
+from scheduler.agent.pod_environment import PodEnvironment, PodIdentity, find_certificates, read_pod_environment
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_launcher import RunLauncher
 from scheduler.agent.run_retention import RetentionLimits
@@ -38,6 +38,7 @@ _CANNOT_START = 1
 def main() -> int:
     arguments = _parse_arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
+    os.environ.update(find_certificates())  # of this process: ranks get the variables of the pod
     try:
         environment = read_pod_environment(os.environ)
         environment.token_file.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,13 @@ from ebbtide.environment import parse_url
 from scheduler.agent.joining import find_address
 
 _DEFAULT_GRACE_S = 30.0
+CERTIFICATE_FILES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/ca-bundle.pem",
+)
+"""Where distributions have their certificate authorities: Debian and Alpine, Red Hat, Alpine, SUSE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,17 @@ class PodIdentity:
 
     def describe_agent(self) -> Mapping[str, Any]:
         return {"pod": self.pod, "address": self.address}
+
+
+def find_certificates() -> dict[str, str]:
+    """Return the variable with the image's certificate authorities, if the agent's OpenSSL does not find them.
+
+    That OpenSSL comes with the agent, and looks where the distribution that it was built on has them.
+    """
+    found = ssl.get_default_verify_paths()
+    if any((found.cafile, found.capath)):
+        return {}
+    return next(({"SSL_CERT_FILE": path} for path in CERTIFICATE_FILES if Path(path).is_file()), {})
 
 
 def read_pod_environment(variables: Mapping[str, str]) -> PodEnvironment:

@@ -216,8 +216,8 @@ def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
 
 
 def is_reference_trainer(command: Sequence[str]) -> bool:
-    """Return whether the command is a module of Ebbtide's own trainer, which runs in the agent's interpreter."""
+    """Return whether the command is a module of Ebbtide's own trainer, whose ranks a supervisor can fork."""
     match command:
         case ["python", "-m", module, *_]:
-            return module.partition(".")[0] == "scheduler"
+            return module.startswith("scheduler.trainer.")
     return False

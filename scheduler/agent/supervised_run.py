@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from scheduler.agent.checkpoint_folder import create_default_folder, open_named_folder
-from scheduler.agent.container_process import LOCK_FD, STATUS_FD, ContainerProcess
+from scheduler.agent.container_process import STATUS_FD, ContainerProcess
 from scheduler.agent.containment import (
     ContainerFolders,
     Containment,
@@ -41,7 +40,9 @@ from scheduler.agent.rank_environment import (
     select_pod_variables,
 )
 from scheduler.agent.run_folder import RunFolder
+from scheduler.agent.start_variables import read_start_variables
 from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
+from scheduler.agent.supervisor_command import build_supervisor_command, find_trainer_interpreter
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.run_document import MasterAddress, RunDocument
@@ -121,7 +122,10 @@ class RunSite:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """`supervisor.json`: what is not in the document. `pid` is 0 until the container exists."""
+    """`supervisor.json`: what is not in the document. `pid` is 0 until the container exists.
+
+    `interpreter` runs the supervisor, which forks its ranks; empty if ranks are programs of their own.
+    """
 
     level: str
     working_dir: str
@@ -135,6 +139,7 @@ class _Record:
     gid: int
     group_ids: tuple[int, ...]
     control_groups: Mapping[str, str]
+    interpreter: str = ""
     pid: int = 0
     start_ticks: int = 0
 
@@ -183,14 +188,16 @@ class SupervisedRun:
         readable = [*site.readable, *find_own_folders()]
         if document.venv:
             readable += _find_venv_folders(Path(document.venv), containment, site)
-        is_trainer = is_reference_trainer(document.command)
+        inherited = _select_inherited(containment.level.name)
+        interpreter = find_trainer_interpreter(inherited) if is_reference_trainer(document.command) else ""
         folder.create(document, gid=-1 if user is None else user.gid)
         is_contained = containment.level.name.has_namespaces
         if user is not None and not is_contained:
             folder.open_parents()
         group = containment.groups.create(str(folder.path))
         group.limit(document.limits.with_defaults(containment.policy.limits))
-        run = cls(folder, document, _build_record(containment, site, user, checkpoint_dir, group))
+        record = _build_record(containment, site, user, checkpoint_dir, group)
+        run = cls(folder, document, replace(record, interpreter=interpreter))
         folder.write_record("supervisor.json", encode(run._record))
         folders = ContainerFolders(
             run=folder.path,
@@ -202,10 +209,12 @@ class SupervisedRun:
             devices=site.devices,
         )
         options = ("--json-status-fd", str(STATUS_FD))
-        command = _build_supervisor_command(document, folder, site.lease, preload if is_trainer else ())
+        command = build_supervisor_command(
+            document, folder, site.lease, preload=preload if interpreter else (), interpreter=interpreter
+        )
         run._process.launch(
             containment.build_command(folders, command, user=user, options=options),
-            env=_select_inherited(containment.level.name) | _ONE_THREAD | {RUN_DIR_VARIABLE: str(folder.path)},
+            env=inherited | _ONE_THREAD | {RUN_DIR_VARIABLE: str(folder.path)},
             procs_files=group.procs_files,
             is_contained=is_contained,
         )
@@ -270,9 +279,8 @@ class SupervisedRun:
         """
         record = self._require_record()
         argv = build_argv(self.document, master)
-        is_trainer = is_reference_trainer(argv)
-        if is_trainer:
-            argv = (sys.executable, "-P", *argv[1:])
+        if record.interpreter:
+            argv = (record.interpreter, "-P", *argv[1:])
         paths = RunPaths(
             run_dir=self.folder.path,
             checkpoint_dir=Path(record.checkpoint_dir),
@@ -297,7 +305,7 @@ class SupervisedRun:
             "port": master.port,
             "user": user,
             "directory": record.working_dir,
-            "is_reference_trainer": is_trainer,
+            "is_reference_trainer": bool(record.interpreter),
             "processes": processes,
         }
         self.folder.write_record("start.json", order)
@@ -442,7 +450,7 @@ class SupervisedRun:
 
 
 def _select_inherited(level: LevelName) -> dict[str, str]:
-    return select_pod_variables(os.environ) if level is LevelName.POD else select_inherited(os.environ)
+    return select_pod_variables(read_start_variables()) if level is LevelName.POD else select_inherited(os.environ)
 
 
 def _open_checkpoints(document: RunDocument, containment: Containment, site: RunSite, user: RankUser | None) -> Path:
@@ -481,15 +489,3 @@ def _build_record(
         group_ids=() if user is None else user.groups,
         control_groups={name: str(path) for name, path in group.paths.items()},
     )
-
-
-def _build_supervisor_command(
-    document: RunDocument, folder: RunFolder, lease: Path | None, preload: Sequence[str]
-) -> tuple[str, ...]:
-    # -P: the modules of the current directory must not be imported instead of the supervisor's.
-    command = [sys.executable, "-P", "-m", "scheduler.agent.supervisor", str(folder.path), "--lock-fd", str(LOCK_FD)]
-    if document.node_rank == 0:
-        command.append("--reserve-port")
-    if lease is not None:
-        command += ["--lease", str(lease)]
-    return (*command, *(word for module in preload for word in ("--preload", module)))

@@ -194,7 +194,8 @@ class JobDocument(Document):
     )
     image: Text = Field(
         default="",
-        description="Container image of the job's pods on Kubernetes. Empty: that of `template`, or the worker image.",
+        description="Container image of the job's pods on Kubernetes, which needs nothing of Ebbtide. Empty: that of "
+        "`template`, or the worker image.",
     )
     env: dict[EnvName, Text] = Field(default_factory=dict, description="Environment variables of each rank.")
     checkpoint: CheckpointDocument = Field(

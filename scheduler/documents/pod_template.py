@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler.documents.document import invalid_field
 from scheduler.documents.pod_fields import check_pod_fields
+from scheduler.domain.agent_bundle import BUNDLE_DIR
 from scheduler.domain.quantities import parse_quantity
 
 
@@ -23,7 +24,7 @@ _GPU_RESOURCE_PREFIXES = ("nvidia.com/gpu", "nvidia.com/mig-")
 RUN_ROOT = "/var/run/ebbtide"
 TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
 PLAN_DIR = "/etc/ebbtide"
-RESERVED_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR)
+RESERVED_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR, BUNDLE_DIR)
 SHM_DIR = "/dev/shm"
 """Mounted by Ebbtide, unless the template mounts a volume there."""
 CHECKPOINT_DIR = "/checkpoints"

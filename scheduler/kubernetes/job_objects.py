@@ -12,6 +12,7 @@ from functools import partial
 from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import CONFIG_MAP, POD, SECRET, SERVICE, VOLUME_CLAIM, Object, name_of, uid_of
@@ -45,11 +46,12 @@ _REQUESTS_PER_JOB = 4
 
 @dataclass(frozen=True, slots=True)
 class JobDefaults:
-    """Defaults for jobs: namespace, API URL for agents, and image."""
+    """Defaults for jobs: namespace, API URL for agents, image, and image with the node agent."""
 
     namespace: str
     url: str
     image: str
+    agent: AgentImage
 
 
 class JobObjectActions:
@@ -137,6 +139,7 @@ class JobObjectActions:
             epoch=self._epoch(),
             url=self._defaults.url,
             image=self._defaults.image,
+            agent=self._defaults.agent,
             resource_name=name_of(resource) if resource else "",
             owner_uid=uid_of(resource) if resource else "",
         )

@@ -19,6 +19,13 @@ from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.pod_requirements import PER_GPU
 from scheduler.domain.quantities import multiply_quantity
+from scheduler.kubernetes.agent_injection import (
+    AGENT_COMMAND,
+    AgentImage,
+    build_agent_mount,
+    build_agent_volume,
+    build_init_containers,
+)
 from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,
     ELASTIC_JOB,
@@ -43,7 +50,6 @@ from scheduler.kubernetes.pod_changes import PodToCreate
 
 Manifest = dict[str, Any]
 
-AGENT_COMMAND = ("python", "-P", "-m", "scheduler.agent.pod")
 DEFAULT_GRACE_PERIOD_S = 60
 """Default grace period of agent pods: the time that ranks have to save when a pod is deleted. Templates can override
 it.
@@ -56,13 +62,14 @@ class ManifestContext:
     """Values shared by all objects of a job.
 
     `owner_uid` is the uid of its ElasticJob, empty without one. `url` is the API URL for agents, `image` the default
-    image. `tolerations` are keyed by node.
+    image, `agent` the image with the node agent. `tolerations` are keyed by node.
     """
 
     namespace: str
     epoch: int
     url: str
     image: str
+    agent: AgentImage
     resource_name: str = ""
     owner_uid: str = ""
     tolerations: Mapping[str, Sequence[Toleration]] = field(default_factory=dict)
@@ -84,6 +91,8 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
     )
     spec["containers"][0] = _build_agent_container(spec["containers"][0], job, new_pod, context, grace_s)
     spec["volumes"] = [*spec.get("volumes", ()), *_build_volumes(job, needs_shm=not mounts_shm)]
+    spec["volumes"].append(build_agent_volume(context.agent))
+    spec["initContainers"] = build_init_containers(context.agent, spec)
     spec["tolerations"] = [*spec.get("tolerations", ()), *_build_tolerations(context.tolerations.get(new_pod.node, ()))]
     spec["affinity"] = _require_node(spec.get("affinity") or {}, new_pod.node)
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
@@ -211,6 +220,7 @@ def _build_volume_mounts(container: Mapping[str, Any], job: Job) -> list[Manifes
         {"name": "ebbtide-run", "mountPath": RUN_ROOT},
         {"name": "ebbtide-token", "mountPath": TOKEN_DIR, "readOnly": True},
         {"name": "ebbtide-plan", "mountPath": PLAN_DIR, "readOnly": True},
+        build_agent_mount(),
     ]
     if job.spec.checkpoint.volume is not None:
         folder = job.spec.checkpoint.volume.sub_path or job.id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from scheduler.kubernetes.api_objects import (
 )
 
 _ENDED_PHASES = ("Succeeded", "Failed")
+_USUAL_REASONS = ("ContainerCreating", "PodInitializing", "Completed")
 _REASONS_AFTER_ADMISSION = ("DeadlineExceeded", "Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated")
 """Reasons of failed pods that their node had admitted."""
 
@@ -135,15 +136,20 @@ def _first_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _describe_error(first: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    return ": ".join(_error_parts(first, status))
+    """Return reason and message of what keeps the pod from running or has ended it, else an empty text."""
+    for container in status.get("initContainerStatuses") or ():
+        if parts := _list_error_parts(container):
+            return ": ".join((parts[0], f"init container {container.get('name', '')}", *parts[1:]))
+    return ": ".join(_list_error_parts(first) or _list_reason_parts(status))
 
 
-def _error_parts(first: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reason and message of a container that waits or has ended, else those of the pod."""
-    state = first.get("state") or {}
-    for source in (state.get("waiting") or {}, state.get("terminated") or {}, status):
-        if source.get("reason") and source["reason"] not in ("ContainerCreating", "PodInitializing", "Completed"):
-            yield str(source["reason"])
-            if source.get("message"):
-                yield str(source["message"])[:300]
-            return
+def _list_error_parts(container: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return reason and message of a container that waits or has ended."""
+    state = container.get("state") or {}
+    return _list_reason_parts(state.get("waiting") or {}) or _list_reason_parts(state.get("terminated") or {})
+
+
+def _list_reason_parts(source: Mapping[str, Any]) -> tuple[str, ...]:
+    if not source.get("reason") or source["reason"] in _USUAL_REASONS:
+        return ()
+    return (str(source["reason"]), *([str(source["message"])[:300]] if source.get("message") else []))

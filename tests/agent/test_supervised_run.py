@@ -246,12 +246,12 @@ def test_status_of_a_rank_is_read_and_an_invalid_one_ignored(machine: TestMachin
 
 
 def test_reference_trainer_is_forked_from_preloaded_modules(machine: TestMachine) -> None:
-    command = ("python", "-m", "scheduler.agent.supervisor", "--help")
+    command = ("python", "-m", "scheduler.trainer.train", "--help")
     run, state = machine.finish(python_job("", ranks=2, command=command), preload=("numpy.linalg",))
     assert state.exit_codes == {0: 0, 1: 0}
     assert run.folder.read_record("prepared.json")["loaded"] == ["numpy.linalg"]
     assert run.folder.read_record("started.json")["is_forked"], "libraries of the modules have started threads"
-    assert "--reserve-port" in run.folder.log_path(1).read_text()
+    assert "--ledger" in run.folder.log_path(1).read_text()
 
 
 def test_generation_never_begins_twice(machine: TestMachine) -> None:

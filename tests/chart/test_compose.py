@@ -45,6 +45,25 @@ def test_mounts_exist_and_ports_are_loopback(services: dict[str, Any]) -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
+def test_agent_runs_ranks_in_the_worker_image_without_the_secrets_of_the_service(services: dict[str, Any]) -> None:
+    agent = services["agent"]
+    assert agent["image"] == "ebbtide/worker:0.1.0"
+    assert agent["profiles"] == ["agent"], "it needs a join token first"
+    assert "environment" not in agent, "the URL of the database has a password"
+    assert not set(agent["volumes"]) & set(services["controller"]["volumes"])
+    assert set(agent["volumes"]) <= set(services["prepare"]["volumes"]), "new volumes belong to root"
+
+
+def test_gpus_of_the_machine_are_detected_and_given_to_the_agent(services: dict[str, Any]) -> None:
+    override = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"]
+    assert list(override) == ["agent"]
+    gpu, cpu = override["agent"]["command"], services["agent"]["command"]
+    assert [word for word in cpu if word not in gpu] == ["--gpus=2", "--gpu=cpu", "--gpu-memory=2GiB"]
+    assert set(gpu) <= set(cpu)
+    (devices,) = override["agent"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
 def test_settings_are_known(services: dict[str, Any]) -> None:
     known = {f"EBBTIDE_{name.upper()}" for name in Settings.model_fields}
     named = {name for service in services.values() for name in service.get("environment", {}) if name[:4] == "EBBT"}

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -128,28 +128,38 @@ class Desk:
 
 
 class Pod:
-    """The processes of one pod. `folder / "run"` is the volume of its state."""
+    """The processes of one pod. `folder / "run"` is the volume of its state.
 
-    def __init__(self, folder: Path, desk: Desk) -> None:
+    Args:
+        command: starts the agent; more arguments follow.
+        variables: environment of the image. None: that of this process.
+        host: name of this machine in the pod.
+    """
+
+    def __init__(
+        self, folder: Path, desk: Desk, *, command: Sequence[str], variables: Mapping[str, str] | None, host: str
+    ) -> None:
         self.folder, self.desk = folder, desk
+        self._url = desk.url.replace("127.0.0.1", host)
+        self._command = tuple(command)
+        self._variables = {**os.environ, "PATH": PATH} if variables is None else variables
         (folder / "token").write_text("eba_secret\n")
         self.start()
 
     def start(self, *arguments: str, **more: str) -> None:
         env = {
-            **os.environ,
-            "PATH": PATH,
+            **self._variables,
             "EBBTIDE_JOB_ID": JOB,
             "EBBTIDE_NODE": NODE,
             "EBBTIDE_POD": "p1",
-            "EBBTIDE_URL": f"{self.desk.url}/base/",
+            "EBBTIDE_URL": f"{self._url}/base/",
             "EBBTIDE_TOKEN_FILE": str(self.folder / "token"),
             "EBBTIDE_RUN_ROOT": str(self.folder / "run"),
             "EBBTIDE_GRACE_S": "5",
             **more,
         }
         with self.log_path.open("ab") as log:
-            command = [sys.executable, "-P", "-m", "scheduler.agent.pod", "--preload", "json", *arguments]
+            command = [*self._command, "--preload", "json", *arguments]
             self.process = subprocess.Popen(command, env=env, cwd=self.folder, stdout=log, stderr=log)
 
     @property
@@ -223,12 +233,17 @@ def a_document(generation: int, ranks: int, **more: Any) -> RunDocument:
 
 
 @contextmanager
-def agent_pod(folder: Path) -> Iterator[Pod]:
-    desk = Desk()
-    made = Pod(folder, desk)
-    try:
-        yield made
-    finally:
-        kill_tree(made.process)
-        desk.close()
-        made.wait(lambda: not find_run_processes(folder / "run"))
+def agent_pod(
+    folder: Path,
+    *,
+    command: Sequence[str] = (sys.executable, "-I", "-m", "scheduler.agent.pod"),
+    variables: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+) -> Iterator[Pod]:
+    with contextlib.closing(Desk()) as desk:
+        made = Pod(folder, desk, command=command, variables=variables, host=host)
+        try:
+            yield made
+        finally:
+            kill_tree(made.process)
+            made.wait(lambda: not find_run_processes(folder / "run"))

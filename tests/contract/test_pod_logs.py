@@ -62,5 +62,5 @@ def test_preload_failure_is_printed(pod: Pod) -> None:
     pod.process.terminate()
     pod.process.wait()
     pod.start("--preload", "no_such_module")
-    pod.order("", ranks=1, command=("python", "-m", "scheduler.no_such_trainer"))
+    pod.order("", ranks=1, command=("python", "-m", "scheduler.trainer.no_such_trainer"))
     pod.wait(lambda: "supervisor | ModuleNotFoundError: No module named 'no_such_module'" in pod.log())

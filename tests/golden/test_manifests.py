@@ -18,6 +18,7 @@ import yaml
 from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.manifests import (
     Manifest,
     ManifestContext,
@@ -36,6 +37,7 @@ SITE = ManifestContext(
     7,
     "http://ebbtide.ebbtide.svc:8787",
     "ebbtide/worker:0.1.0",
+    AgentImage("ebbtide/agent:0.1.0"),
     resource_name="llama",
     owner_uid="1a2b",
     tolerations={"i4": (Toleration("dedicated", "serving", "NoSchedule"), Toleration("zone"))},
@@ -62,7 +64,7 @@ TEMPLATE = {
                 "image": "harbour/train:4",
                 "command": ["python", "train.py"],
                 "env": [{"name": "SEED", "value": "3"}, {"name": "EBBTIDE_TOKEN_FILE", "value": "theirs"}],
-                "resources": {"requests": {"cpu": "8", "memory": "64Gi"}},
+                "resources": {"requests": {"cpu": "8", "memory": "64Gi", "rdma/hca": "1"}, "limits": {"rdma/hca": "1"}},
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "big", "mountPath": "/dev/shm"}],
             },
             {"name": "log-shipper", "image": "harbour/logs:1"},
@@ -99,10 +101,16 @@ def objects() -> list[Manifest]:
     return [build_service(job, SITE), build_plan_config_map(job, SITE), build_token_secret(job, SITE, "ebta_secret")]
 
 
+def pods_with_an_image_volume() -> list[Manifest]:
+    site = replace(SITE, agent=replace(SITE.agent, delivery=AgentDelivery.IMAGE_VOLUME))
+    return [build_agent_pod(plain_job(), new, site) for new in plan_pod_changes(plain_job(), [], 0.0).create[:1]]
+
+
 CASES: dict[str, Callable[[], list[Manifest]]] = {
     "pods_of_a_plain_job": lambda: pods(plain_job()),
     "pods_from_a_template": lambda: pods(job_with_template())[:1],
     "pods_with_a_checkpoint_volume": lambda: pods(job_with_volume()),
+    "pods_with_an_image_volume": pods_with_an_image_volume,
     "objects_of_a_job": objects,
 }
 

@@ -2,7 +2,7 @@
 
 A container gets the variables of its spec and image, volumes as folders, SIGTERM when its pod is deleted, and SIGKILL
 for all its processes after the grace period. It has no root file system: a variable that begins with a mount path gets
-the real folder instead.
+the real folder instead, and the interpreter of the tests stands for that of the agent's bundle.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from scheduler.domain.agent_bundle import BUNDLE_PYTHON
 from scheduler.kubernetes.api_objects import CONFIG_MAP, SECRET, Object, name_of, namespace_of, uid_of
 from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -96,7 +97,7 @@ class Containers:
         log = self._folder / f"{name_of(pod)}.log"
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [*container["command"], *container.get("args", ())],
+                [sys.executable if word == BUNDLE_PYTHON else word for word in container["command"]],
                 env=env,
                 cwd="/tmp",
                 stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.api_objects import JOB_LABEL, POD, Object
 from scheduler.kubernetes.client import KubernetesClient
@@ -63,7 +64,9 @@ class Site:
 
     def new_executor(self) -> KubernetesExecutor:
         """Return an executor without history, as a new leader has."""
-        rules = JobDefaults(self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test")
+        rules = JobDefaults(
+            self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test", AgentImage("ebbtide/agent:test")
+        )
         return KubernetesExecutor(
             JobObjectActions(
                 self.cluster,

@@ -26,6 +26,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .Values.workerImage.repository }}:{{ .Values.workerImage.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "ebbtide.agentImage" -}}
+{{ .Values.agentImage.repository }}:{{ .Values.agentImage.tag | default .Chart.AppVersion }}
+{{- end }}
+
 {{- define "ebbtide.apiHost" -}}
 {{ include "ebbtide.fullname" . }}-api.{{ .Release.Namespace }}.svc
 {{- end }}

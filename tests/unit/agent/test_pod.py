@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.agent import pod_environment
 from scheduler.agent.pod_daemon import read_cpu_limit
-from scheduler.agent.pod_environment import PodIdentity, read_pod_environment
+from scheduler.agent.pod_environment import PodIdentity, find_certificates, read_pod_environment
 
 _RUN = "import sys; from scheduler.agent.pod import Pod; sys.exit(Pod(('/bin/sh', '-c', sys.argv[1], 'agent')).run())"
 VARIABLES = {
@@ -68,6 +69,17 @@ def test_identity_of_a_pod() -> None:
     assert identity.archive_path("sha256:00", "a/b") == "/v1/archives/sha256:00?job=a%2Fb"
     assert identity.describe_agent() == {"pod": "uid", "address": "10.1.0.2"}
     assert identity.url == "http://api:8787/base"
+
+
+@pytest.mark.parametrize(("found", "expected"), [("", {"SSL_CERT_FILE": "{}/bundle.crt"}), ("bundle.crt", {})])
+def test_certificates_of_the_image_are_named_where_openssl_finds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str, expected: dict[str, str]
+) -> None:
+    (tmp_path / "bundle.crt").touch()
+    monkeypatch.setattr(pod_environment, "CERTIFICATE_FILES", (f"{tmp_path}/none.crt", f"{tmp_path}/bundle.crt"))
+    monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/{found}")
+    monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path}/none")
+    assert find_certificates() == {name: value.format(tmp_path) for name, value in expected.items()}
 
 
 @pytest.mark.parametrize("name", VARIABLES)

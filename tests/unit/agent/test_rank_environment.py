@@ -196,6 +196,7 @@ def test_job_without_a_command_is_refused() -> None:
     [
         (("python", "-m", "scheduler.trainer.train", "--size", "s"), True),
         (("python", "-m", "scheduler_of_mine"), False),
+        (("python", "-m", "scheduler.train"), False),
         (("python", "scheduler/trainer/train.py"), False),
         (("/usr/bin/python", "-m", "scheduler.trainer.train"), False),
         ((), False),

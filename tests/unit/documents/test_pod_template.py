@@ -14,6 +14,7 @@ from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
 from scheduler.kubernetes.pod_changes import plan_pod_changes
 from tests.builders import a_job
@@ -105,7 +106,7 @@ def render(spec: JobSpec) -> dict[str, Any]:
     """Render the agent pod of a job with this specification."""
     running = replace(a_job("a", 1, 2, state=JobState.STARTING, on={"t0": (0,)}), spec=spec)
     (new,) = plan_pod_changes(running, [], 0.0).create
-    return build_agent_pod(running, new, ManifestContext("harbour", 1, "http://api", "worker"))
+    return build_agent_pod(running, new, ManifestContext("harbour", 1, "http://api", "worker", AgentImage("agent")))
 
 
 _JSON = st.recursive(

@@ -10,6 +10,7 @@ import pytest
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.client import connect
 from scheduler.kubernetes.cluster_cache import ClusterCache, ClusterView, PlanConfigMap
@@ -28,7 +29,7 @@ class Clock:
 
 def objects(folder: Path, url: str, clock: Clock) -> JobObjectActions:
     cluster = connect(kubeconfig(folder, url), limits=QUICK)
-    rules = JobDefaults("jobs", "http://api", "worker")
+    rules = JobDefaults("jobs", "http://api", "worker", AgentImage("agent"))
     return JobObjectActions(
         cluster,
         ClusterCache(cluster),

@@ -11,6 +11,8 @@ import pytest
 
 from scheduler.documents.job import parse_job
 from scheduler.domain.job_state import Allocation
+from scheduler.domain.pod_requirements import PER_GPU, compute_pod_requests
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_objects import NODE_LABEL
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod, build_service, job_object_name
 from scheduler.kubernetes.pod_changes import PodToCreate, plan_pod_changes
@@ -19,7 +21,7 @@ from scheduler.kubernetes.resources.elastic_job import NAME_MAX_LENGTH
 from tests.builders import a_job
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-SITE = ManifestContext("harbour", 1, "http://ebbtide:8787", "ebbtide/worker")
+SITE = ManifestContext("harbour", 1, "http://ebbtide:8787", "ebbtide/worker", AgentImage("ebbtide/agent"))
 LONGEST = f"a{'-' * (NAME_MAX_LENGTH - 2)}b-k3f9q1"
 
 
@@ -81,3 +83,62 @@ def test_given_tmpdir_is_kept() -> None:
 @pytest.mark.parametrize(("spec", "grace_s"), [({}, "60"), ({"terminationGracePeriodSeconds": 600}, "600")])
 def test_agent_gets_its_grace_period(spec: dict[str, Any], grace_s: str) -> None:
     assert values_of(container_of(template_json=build_template(**spec)), "EBBTIDE_GRACE_S") == [grace_s]
+
+
+def test_copying_the_agent_changes_no_request_of_the_pod() -> None:
+    resources = {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "64Gi", "rdma/hca": "1"}}
+    sidecar = {"name": "proxy", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}
+    spec = {"containers": [{"name": "train", "resources": resources}], "initContainers": [sidecar]}
+    job = a_job("llama-k3f9q1", 1, 8, template_json=json.dumps({"spec": spec}), resources_per=PER_GPU)
+    made = build_agent_pod(job, PodToCreate(job.id, f"{job.id}-g1-0", "t0", 2), SITE)["spec"]
+    without = {**made, "initContainers": made["initContainers"][1:]}
+    assert compute_pod_requests(made) == compute_pod_requests(without)
+    assert dict(compute_pod_requests(made)) == job.spec.pod_requirements.compute_requests(2) | {"nvidia.com/gpu": 2}
+    assert made["initContainers"][0]["resources"]["limits"].keys() == {"memory"}, "a device is not copied"
+
+
+@pytest.mark.parametrize(("user", "is_non_root"), [(None, True), (1000, True), (0, False)])
+def test_copying_the_agent_meets_the_restricted_standard_unless_the_pod_runs_as_root(
+    user: int | None, is_non_root: bool
+) -> None:
+    security = {} if user is None else {"runAsUser": user}
+    job = a_job("llama-k3f9q1", 1, 8, template_json=build_template(securityContext=security))
+    (copying,) = build_agent_pod(job, PodToCreate(job.id, f"{job.id}-g1-0", "t0", 2), SITE)["spec"]["initContainers"]
+    assert copying["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": is_non_root,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("init", "first", "error"),
+    [
+        (
+            {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+            {"waiting": {"reason": "PodInitializing"}},
+            "ImagePullBackOff: init container ebbtide-agent: no such image",
+        ),
+        (
+            {"terminated": {"reason": "Error", "exitCode": 1}},
+            {"waiting": {"reason": "PodInitializing"}},
+            "Error: init container ebbtide-agent",
+        ),
+        (
+            {"terminated": {"reason": "Completed", "exitCode": 0}},
+            {"waiting": {"reason": "ErrImagePull", "message": "no such image"}},
+            "ErrImagePull: no such image",
+        ),
+        ({"running": {}}, {"waiting": {"reason": "PodInitializing"}}, ""),
+    ],
+)
+def test_container_that_cannot_copy_the_agent_is_named(init: dict[str, Any], first: dict[str, Any], error: str) -> None:
+    job = a_job("llama-k3f9q1", 1, 8)
+    pod = build_agent_pod(job, PodToCreate(job.id, f"{job.id}-g1-0", "t0", 8), SITE)
+    statuses = {
+        "initContainerStatuses": [{"name": "ebbtide-agent", "state": init}],
+        "containerStatuses": [{"name": "worker", "state": first}],
+    }
+    assert parse_pod_view({**pod, "status": {"phase": "Pending", **statuses}}).error == error

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job
 from scheduler.domain.job_state import JobState
+from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
 from scheduler.kubernetes.pod_changes import PodToCreate
 from scheduler.kubernetes.resources.elastic_job_status import build_checkpoints_condition
 from tests.builders import a_job
 
-SITE = ManifestContext("harbour", 7, "http://ebbtide:8787", "ebbtide/worker:1")
+SITE = ManifestContext("harbour", 7, "http://ebbtide:8787", "ebbtide/worker:1", AgentImage("ebbtide/agent:1"))
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
