@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import count
 
@@ -140,6 +140,10 @@ class FakeKubelet:
         status = {"capacity": amounts, "allocatable": amounts, "conditions": [_condition("Ready", "True")]}
         self._nodes.add(name)
         return self._cluster.patch_status(NODE, name, change={"status": status})
+
+    def adopt_nodes(self, names: Iterable[str]) -> None:
+        """Serve nodes that exist, as a kubelet does after its restart."""
+        self._nodes |= set(names)
 
     def fail_node(self, name: str) -> None:
         """Make the node silent, as the node lifecycle controller would see it. Its pods keep their last status."""
