@@ -81,6 +81,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         event_recorder=EventRecorder(store, reporting_instance=identity),
         actions=effects,
         job_namespace=settings.job_namespace,
+        allows_undeclared_queues=settings.undeclared_queues == "allow",
         save_estimates=lambda profiles: save_estimated_gpus(
             store.machines, profiles, origin="labels", now_s=clock.now_s()
         ),
