@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from scheduler.documents.checkpoint import (
     CheckpointDocument,
     check_checkpoint_mount,
+    check_trainer_location,
     to_checkpoint_document,
     to_checkpoint_spec,
 )
@@ -258,9 +259,12 @@ class JobDocument(Document):
         return self
 
     @model_validator(mode="after")
-    def _check_mounts(self) -> Self:
+    def _check_checkpoints(self) -> Self:
+        command = self.command
         if self.template is not None:
             check_checkpoint_mount(self.checkpoint, self.template)
+            command = command or list(template_command(self.template))
+        check_trainer_location(self.checkpoint, command)
         return self
 
 

@@ -119,6 +119,11 @@ JOBS: Mapping[str, Case] = {
     "missing claim for checkpoints": job(
         {"checkpoint": {"volume": _claim("nowhere")}}, "checkpoint.volume", "nowhere", reason="ClaimNotFound"
     ),
+    "bucket without a name": job({"checkpoint": {"dir": "s3:///runs"}}, "spec.checkpoint.dir", "s3://BUCKET"),
+    "bucket with credentials": job(
+        {"checkpoint": {"dir": "s3://key:secret@runs/a"}}, "spec.checkpoint.dir", "credentials"
+    ),
+    "unknown kind of bucket": job({"checkpoint": {"dir": "s4://runs/a"}}, "spec.checkpoint.dir", "s3://BUCKET"),
     "more GPUs than there are": job({"gpus": {"min": 96, "max": 96}}, "96", "16", reason="NoMatchingFlavor"),
 }
 
