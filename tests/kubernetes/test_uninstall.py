@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from scheduler.kubernetes.api_objects import (
+    CONFIG_MAP,
     ELASTIC_JOB,
+    JOB_LABEL,
     LEASE,
     LOAN,
     LOAN_LABEL,
     NODE,
     POOL,
     QUEUE,
+    SECRET,
+    SERVICE,
     Object,
+    ResourceKind,
     labels_of,
 )
 from scheduler.kubernetes.client import connect
@@ -80,6 +85,10 @@ def hanging_objects(operated: Operated) -> list[Object]:
     return [each for each in objects if each["metadata"].get("finalizers") or each["kind"] == "Loan"] + marked
 
 
+def _list_job_objects(operated: Operated, kind: ResourceKind) -> tuple[Object, ...]:
+    return operated.cluster.list(kind, namespace=operated.namespace, label_selector=JOB_LABEL).items
+
+
 def test_uninstallation_is_refused_while_a_job_runs(operated: Operated, kubeconfigs: dict[bool, Path]) -> None:
     operated.add_nodes(1)
     operated.start_operator()
@@ -109,6 +118,8 @@ def test_jobs_are_stopped_and_nodes_are_returned(operated: Operated, kubeconfigs
     assert operated.lent_nodes() == []
     assert hanging_objects(operated) == []
     assert operated.job("llama")["spec"]["suspend"] is True
+    objects = [each for kind in (SERVICE, SECRET, CONFIG_MAP) for each in _list_job_objects(operated, kind)]
+    assert all(each["metadata"].get("ownerReferences") for each in objects), "they are deleted with the ElasticJob"
     operator.send_signal(signal.SIGTERM)
     assert operator.wait(timeout=60) == 0
     assert hanging_objects(operated) == [], "an operator that is ending writes nothing"

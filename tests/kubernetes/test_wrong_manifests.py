@@ -8,12 +8,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cli.composition.kubernetes_operator import build_operator
-from scheduler.kubernetes.api_objects import QUEUE
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, POOL, QUEUE
 from scheduler.kubernetes.client import connect
 from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
@@ -29,6 +31,7 @@ from tests.kubernetes.wrong_manifests import CASES, Case
 
 TICKS_MAX = 2
 JOBS = "wrong-manifests"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 
 
 class Applied:
@@ -121,6 +124,23 @@ def test_wrong_manifest_is_refused_or_explained(applied: Applied, number: int, n
         applied.delete(case, resource)
     assert all(word in found["message"] for word in case.words), found
     assert found["status"] != ("False" if case.reason == "SelectorsOverlap" else "True")
+
+
+def test_examples_are_accepted(applied: Applied) -> None:
+    """The files are applied in the order of `kubectl apply -f examples/kubernetes`: the queue comes after its jobs."""
+    manifests = [each for path in sorted(EXAMPLES.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+    applied.operated.cluster.delete(QUEUE, "research")
+    eventually(lambda: not applied.store.load().snapshot.queues, what="the queue is gone")
+    kinds = {kind.name: kind for kind in (ELASTIC_JOB, POOL, QUEUE)}
+    for manifest in manifests:
+        if manifest["kind"] == "ElasticJob":
+            manifest["metadata"]["namespace"] = JOBS
+        assert not applied.apply(manifest)
+    for manifest in manifests:
+        case = Case(kinds[manifest["kind"]], {}, (), "Accepted")
+        found = await_condition(applied, case, manifest["metadata"]["name"], count_ticks())
+        assert found["status"] == "True"
+    assert len(manifests) >= 10
 
 
 def await_condition(applied: Applied, case: Case, name: str, before: int) -> dict[str, Any]:
