@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,6 +46,8 @@ from scheduler.kubernetes.resources.meta import get_mapping
 
 logger = logging.getLogger(__name__)
 
+LEASE_TAKEN_S = 600
+"""Duration of the Lease during the preparation, longer than it takes in a large cluster."""
 LEASE_KEPT_S = 60
 """Duration of the Lease after the preparation, in which Helm deletes the operator before a replica could lead again."""
 POLL_S = 1.0
@@ -70,12 +72,8 @@ class ClusterUse:
         return bool(self.pods or self.lent_nodes)
 
     def __str__(self) -> str:
-        parts = [f"{len(names)} {noun} ({_format(names)})" for names, noun in self._listed() if names]
-        return " and ".join(parts)
-
-    def _listed(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        yield self.pods, "pods of jobs"
-        yield self.lent_nodes, "lent nodes"
+        used = {"pods of jobs": self.pods, "lent nodes": self.lent_nodes}
+        return "; ".join(f"{noun}: {_format(names)}" for noun, names in used.items() if names)
 
 
 class Uninstallation:
@@ -139,7 +137,7 @@ class Uninstallation:
     def _require_unused(self) -> None:
         if use := self.find_use():
             raise UninstallationError(
-                f"Ebbtide still uses the cluster: {use}. Suspend or cancel the jobs and wait until the nodes are "
+                f"Ebbtide still uses the cluster ({use}). Suspend or cancel the jobs and wait until the nodes are "
                 "returned, or let the uninstallation stop them: `ebbtide prepare-uninstall --stop-jobs`, with Helm "
                 "the value uninstall.stopJobs."
             )
@@ -165,7 +163,7 @@ class Uninstallation:
         """
         before = self._cluster.get_or_none(LEASE, OPERATOR_LEASE, self._lease_namespace)
         spec = get_mapping(before, "spec")
-        self._write_lease(holder=self._identity, duration_s=LEASE_KEPT_S)
+        self._write_lease(holder=self._identity, duration_s=LEASE_TAKEN_S)
         if spec.get("holderIdentity"):
             self._sleep(float(spec.get("leaseDurationSeconds") or LeaseTimings().lease_duration_s))
 

@@ -97,7 +97,7 @@ def test_uninstallation_is_refused_while_a_job_runs(operated: Operated, kubeconf
     done = prepare(kubeconfigs[False])
     (pod,) = operated.pods()
     assert done.returncode == 1, done.stderr
-    assert f"1 pods of jobs ({operated.namespace}/{pod['metadata']['name']})" in done.stderr
+    assert f"(pods of jobs: {operated.namespace}/{pod['metadata']['name']})" in done.stderr
     assert "uninstall.stopJobs" in done.stderr
     assert operated.phase("llama") == "Running"
     assert hanging_objects(operated), "an uninstallation that is refused changes nothing"
