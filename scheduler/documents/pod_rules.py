@@ -1,12 +1,12 @@
 """Rules of Kubernetes for the pods of a template, beyond the names and types of fields.
 
 The API server rejects a pod that breaks them, but only when the job starts. With these checks, the job is refused when
-it is read. They need nothing but the template. Source: Kubernetes API reference, PodSpec.
+it is read. They need nothing but the template. Two are stricter: a grace period must not be negative, and the operators
+Gt and Lt of a node affinity need numbers. Source: Kubernetes API reference, PodSpec.
 """
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -57,11 +57,13 @@ def check_pod_rules(template: Object, *, reserved_volume_prefix: str) -> None:
     _check_pod(spec)
     volumes = _check_volumes(spec.get("volumes") or ())
     _check_names(spec)
-    host_ports: dict[tuple[int, str], str] = {}
+    host_ports: dict[tuple[str, int, str], str] = {}
     for path, container in _list_containers(spec):
         _check_container(path, container)
         _check_mounts(path, container, volumes, reserved_volume_prefix)
-        _check_ports(path, container, host_ports, is_on_host=spec.get("hostNetwork") is True)
+        # Init containers end before the containers start, so that both may have the same ports.
+        taken = host_ports if path.startswith("spec.containers") else {}
+        _check_ports(path, container, taken, is_on_host=spec.get("hostNetwork") is True)
 
 
 def _list_containers(spec: Object) -> Iterator[tuple[str, Object]]:
@@ -130,9 +132,8 @@ def _check_volumes(volumes: Sequence[Object]) -> frozenset[str]:
     for number, volume in enumerate(volumes):
         path = f"spec.volumes[{number}]"
         _check_unique_name(f"{path}.name", volume.get("name"), names)
-        if len(sources := [field for field in volume if field != "name"]) != 1:
-            allowed = "exactly one source beside its name, such as persistentVolumeClaim or emptyDir"
-            raise invalid_field(path, ", ".join(sources) or None, allowed)
+        if len(sources := [field for field in volume if field != "name"]) > 1:
+            raise invalid_field(path, ", ".join(sources), "one source beside its name; without one it is an emptyDir")
     return frozenset(names)
 
 
@@ -178,18 +179,17 @@ def _check_mounts(path: str, container: Object, volumes: frozenset[str], reserve
             raise invalid_field(f"{place}.name", name, allowed)
         if not target:
             raise invalid_field(f"{place}.mountPath", target, "a path in the container")
-        folder = posixpath.normpath(target)
-        if folder in places:
-            raise invalid_field(f"{place}.mountPath", target, f"a unique path; {places[folder]} has it too")
-        places[folder] = f"{place}.mountPath"
+        if target in places:
+            raise invalid_field(f"{place}.mountPath", target, f"a unique path; {places[target]} has it too")
+        places[target] = f"{place}.mountPath"
 
 
-def _check_ports(path: str, container: Object, host_ports: dict[tuple[int, str], str], *, is_on_host: bool) -> None:
-    """Check the ports. `host_ports` are the paths of those that earlier containers have on the node; adds to them."""
+def _check_ports(path: str, container: Object, taken: dict[tuple[str, int, str], str], *, is_on_host: bool) -> None:
+    """Check the ports. `taken` are the paths of those that earlier containers have on the node; adds to them."""
     for number, port in enumerate(container.get("ports") or ()):
         place, inside, protocol = f"{path}.ports[{number}]", port.get("containerPort"), port.get("protocol") or "TCP"
         _check_choice(f"{place}.protocol", protocol, _PROTOCOLS)
-        on_node = port.get("hostPort", inside if is_on_host else None)
+        on_node = port.get("hostPort") or (inside if is_on_host else None)
         for field, value in (("containerPort", inside), ("hostPort", inside if on_node is None else on_node)):
             if value is None or not 1 <= value <= _PORT_MAX:
                 raise invalid_field(f"{place}.{field}", value, f"a port from 1 to {_PORT_MAX}")
@@ -197,6 +197,7 @@ def _check_ports(path: str, container: Object, host_ports: dict[tuple[int, str],
             continue
         if is_on_host and on_node != inside:
             raise invalid_field(f"{place}.hostPort", on_node, f"{inside}, its containerPort, because of hostNetwork")
-        if (on_node, protocol) in host_ports:
-            raise invalid_field(f"{place}.hostPort", on_node, f"a unique port; {host_ports[on_node, protocol]} has it")
-        host_ports[on_node, protocol] = f"{place}.hostPort"
+        key = (port.get("hostIP") or "", on_node, protocol)
+        if key in taken:
+            raise invalid_field(f"{place}.hostPort", on_node, f"a unique port; {taken[key]} has it")
+        taken[key] = f"{place}.hostPort"

@@ -170,7 +170,9 @@ TEMPLATES: Mapping[str, Case] = {
         "template.spec.volumes[1].name",
         "unique",
     ),
-    "volume without a source": template({"volumes": [{"name": "a"}]}, "template.spec.volumes[0]", "persistentVolume"),
+    "volume with two sources": template(
+        {"volumes": [{"name": "a", "emptyDir": {}, **_claim("b")}]}, "template.spec.volumes[0]", "persistentVolumeClaim"
+    ),
     "mount of no volume": container(
         {"volumeMounts": [{"name": "dta", "mountPath": "/data"}]},
         "template.spec.containers[0].volumeMounts[0].name",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.documents.job import parse_job
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.job_state import Allocation
 from scheduler.kubernetes.api_objects import NODE_LABEL
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod, build_service, job_object_name
@@ -81,3 +82,10 @@ def test_given_tmpdir_is_kept() -> None:
 @pytest.mark.parametrize(("spec", "grace_s"), [({}, "60"), ({"terminationGracePeriodSeconds": 600}, "600")])
 def test_agent_gets_its_grace_period(spec: dict[str, Any], grace_s: str) -> None:
     assert values_of(container_of(template_json=build_template(**spec)), "EBBTIDE_GRACE_S") == [grace_s]
+
+
+def test_object_store_reaches_the_agent_and_needs_no_volume() -> None:
+    container = container_of(checkpoint=CheckpointSpec("s3://runs/llama"))
+    assert values_of(container, "EBBTIDE_CHECKPOINT_DIR") == ["s3://runs/llama"]
+    assert not [mount for mount in container["volumeMounts"] if "s3" in mount["mountPath"]]
+    assert "ebbtide-checkpoints" not in {mount["name"] for mount in container["volumeMounts"]}
