@@ -163,7 +163,9 @@ class CheckpointsView(TypedDict):
     ]
     interval_s: Annotated[float, Field(description="Seconds between two automatic checkpoints.")]
     keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
-    dir: Annotated[str, Field(description="Directory of the checkpoints. Empty: the executor chose one.")]
+    dir: Annotated[
+        str, Field(description="Directory or object store of the checkpoints. Empty: the executor chose a directory.")
+    ]
 
 
 def checkpoints_view(job: Job) -> CheckpointsView:

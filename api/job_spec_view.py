@@ -40,7 +40,10 @@ class VolumeView(TypedDict):
 
 
 class CheckpointSpecView(TypedDict):
-    dir: Annotated[str, Field(description="Directory for checkpoints. Empty: one that the executor chooses.")]
+    dir: Annotated[
+        str,
+        Field(description="Directory or object store for checkpoints. Empty: a directory that the executor chooses."),
+    ]
     interval: Annotated[float, Field(description="Seconds between two checkpoints.")]
     keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
     volume: NotRequired[Annotated[VolumeView, Field(description="Volume mounted at `dir`. Absent: none.")]]

@@ -15,6 +15,7 @@ from api.identity.principals import Role
 from api.state import RequestContext
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
 from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_queue import describe_existing_queues, is_existing_queue
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
@@ -67,15 +68,13 @@ def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_qu
     """Check that the queue accepts a job of this owner.
 
     Raises:
-        InvalidDocumentError: the queue is undeclared although others are declared, and `undeclared_queues` is "refuse".
+        InvalidDocumentError: the queue does not exist, and `undeclared_queues` is "refuse".
         ProblemError: 409 if the owner has as many jobs in the queue as it allows.
     """
     queues = context.snapshot.queues
-    if undeclared_queues == "refuse" and queues and name not in queues:
-        visible = sorted(queue for queue in queues if context.principal.has_role(Role.VIEWER, queue))
-        raise_invalid_field(
-            "queue", name, f"one of {', '.join(visible)}{suggest(name, visible)}" if visible else "a declared queue"
-        )
+    if undeclared_queues == "refuse" and not is_existing_queue(name, queues):
+        visible = [queue for queue in queues if context.principal.has_role(Role.VIEWER, queue)]
+        raise_invalid_field("queue", name, describe_existing_queues(name, visible))
     if why := user_job_limit_error(context.snapshot.jobs, queues.get(name), owner):
         raise_conflict(why)
 

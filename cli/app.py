@@ -101,6 +101,12 @@ SUBCOMMANDS = (
     ),
     Subcommand("agent", "cli.commands.agent:agent", SERVICE_PANEL, "Run ranks on this machine."),
     Subcommand("operator", "cli.commands.service:operator", SERVICE_PANEL, "Run the Kubernetes operator."),
+    Subcommand(
+        "prepare-uninstall",
+        "cli.commands.uninstall:prepare_uninstall",
+        SERVICE_PANEL,
+        "Release nodes and custom resources of a cluster before the operator is removed.",
+    ),
     Subcommand("migrate", "cli.commands.service:migrate", SERVICE_PANEL, "Upgrade the database schema."),
     Subcommand(
         "export-trace", "cli.commands.service:export_trace", SERVICE_PANEL, "Export job history and demand as a trace."

@@ -172,9 +172,9 @@ class Settings(BaseSettings):
         default=False, description="Treat every job as if it scaled linearly, for comparison with scaling curves."
     )
     undeclared_queues: Literal["allow", "refuse"] = Field(
-        default="allow",
-        description="`allow` accepts jobs for queues that were never created. `refuse` rejects them as soon as at "
-        "least one queue exists.",
+        default="refuse",
+        description="`refuse` rejects jobs for queues that do not exist. The queue `default` always exists. `allow` "
+        "accepts them; such a queue has no guarantee and no limit.",
     )
 
     # API

@@ -17,10 +17,11 @@ from scheduler.kubernetes.event_recorder import EventRecorder
 from scheduler.kubernetes.executor import KubernetesExecutor
 from scheduler.kubernetes.flow_control import ClientLimits, RequestRecord
 from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
-from scheduler.kubernetes.leader_election import ELECTION_LIMITS, LeaderElector
+from scheduler.kubernetes.leader_election import ELECTION_LIMITS, OPERATOR_LEASE, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
 from scheduler.kubernetes.resource_writer import ResourceWriter
+from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
@@ -43,7 +44,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     load_estimated_gpus(store.machines)
     identity = make_holder_id()
     votes = connect(kubeconfig, limits=ELECTION_LIMITS, on_request=_record_request)
-    election = LeaderElector(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
+    election = LeaderElector(votes, name=OPERATOR_LEASE, namespace=settings.lease_namespace, identity=identity)
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     effects = ActionPool(available_requests=cluster.count_available_requests)
@@ -84,6 +85,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         event_recorder=EventRecorder(store, reporting_instance=identity),
         actions=effects,
         job_namespace=settings.job_namespace,
+        allows_undeclared_queues=settings.undeclared_queues == "allow",
         save_estimates=lambda profiles: save_estimated_gpus(
             store.machines, profiles, origin="labels", now_s=clock.now_s()
         ),
@@ -95,6 +97,17 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
 def _build_job_defaults(settings: Settings) -> JobDefaults:
     agent = AgentImage(settings.agent_image, AgentDelivery(settings.agent_delivery))
     return JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent)
+
+
+def build_uninstallation(settings: Settings) -> Uninstallation:
+    """Build the preparation of an uninstallation.
+
+    Raises:
+        NoClusterError: no Kubernetes API server is configured.
+    """
+    return Uninstallation(
+        connect(settings.kubeconfig or ""), lease_namespace=settings.lease_namespace, identity=make_holder_id()
+    )
 
 
 def _record_request(request: RequestRecord) -> None:

@@ -25,6 +25,7 @@ class RankEnvironment:
     token: str = field(default="", repr=False)
     plan_path: Path | None = None
     checkpoint_dir: Path | None = None
+    checkpoint_url: str = ""
     run_dir: Path | None = None
     steps_total: int = 0
     frozen_layers: int = 0
@@ -48,6 +49,7 @@ def read_rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
     if rank >= world_size:
         raise ValueError(f"`RANK` is {rank}, but `WORLD_SIZE` is {world_size}. Set `RANK` to 0 to {world_size - 1}.")
     url = variables.get("EBBTIDE_URL", "")
+    checkpoints = variables.get("EBBTIDE_CHECKPOINT_DIR", "")
     store_host = variables.get("MASTER_ADDR", "")
     store_port = _parse_count(variables, "MASTER_PORT", default=0)
     if store_host and not 0 < store_port < 65536:
@@ -70,7 +72,8 @@ def read_rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
         url=parse_url(url) if url else "",
         token=variables.get("EBBTIDE_TOKEN", ""),
         plan_path=_parse_path(variables, "EBBTIDE_PLAN"),
-        checkpoint_dir=_parse_path(variables, "EBBTIDE_CHECKPOINT_DIR"),
+        checkpoint_dir=Path(checkpoints) if checkpoints and "://" not in checkpoints else None,
+        checkpoint_url=checkpoints if "://" in checkpoints else "",
         run_dir=_parse_path(variables, "EBBTIDE_RUN_DIR"),
         steps_total=_parse_count(variables, "EBBTIDE_STEPS", default=0),
         frozen_layers=_parse_count(variables, "EBBTIDE_FROZEN_LAYERS", default=0),

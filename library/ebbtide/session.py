@@ -128,8 +128,22 @@ class Session:
 
     @property
     def checkpoint_dir(self) -> Path | None:
-        """Directory for the job's checkpoints, shared by its ranks; None if the executor does not set it."""
+        """Directory for the job's checkpoints, shared by its ranks; None if the executor does not set it.
+
+        Raises:
+            ValueError: checkpoints are in an object store.
+        """
+        if self._environment.checkpoint_url:
+            raise ValueError(
+                f"`EBBTIDE_CHECKPOINT_DIR` is {self._environment.checkpoint_url}, an object store and no directory. "
+                "Save to `session.checkpoint_url`, or set `checkpoint.dir` of the job to a directory."
+            )
         return self._environment.checkpoint_dir
+
+    @property
+    def checkpoint_url(self) -> str:
+        """URL of the object store for the job's checkpoints, such as s3://bucket/run; empty for a directory."""
+        return self._environment.checkpoint_url
 
     @property
     def status(self) -> RankStatus:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scheduler.agent.containment import RankUser
+from scheduler.agent.containment import Containment, RankUser
 from scheduler.agent.run_folder import make_private_folder
+from scheduler.domain.checkpoints import is_object_store
 
 _TRY = """
 import os, sys
@@ -24,6 +25,28 @@ if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
     sys.exit("the user cannot read and write it")
 """
 _TIMEOUT_S = 30.0
+
+
+def open_checkpoint_folder(
+    location: str, containment: Containment, default: Path, user: RankUser | None
+) -> Path | None:
+    """Return the directory for checkpoints, which the ranks' user can write to, or None for an object store.
+
+    Args:
+        location: directory or URL that the job names, empty for `default`.
+
+    Raises:
+        ValueError: the directory cannot be used; the message says why and what to do.
+        OSError: the default directory cannot be created.
+    """
+    if is_object_store(location):
+        return None
+    if not location:
+        create_default_folder(default, user)
+        return default
+    path = containment.check_visible(Path(location), name="checkpointDir")
+    open_named_folder(path, user)
+    return path
 
 
 def create_default_folder(path: Path, user: RankUser | None) -> None:

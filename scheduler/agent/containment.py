@@ -145,7 +145,7 @@ class ContainerFolders:
     Args:
         run: folder of the generation.
         working: working directory.
-        checkpoints: checkpoint directory.
+        checkpoints: checkpoint directory, None for checkpoints in an object store.
         temporary: folder that ranks see as /tmp.
         readable: folders that ranks must read although a parent is closed to their user, for example an interpreter.
         visible_files: files in hidden folders that stay visible, read-only.
@@ -154,7 +154,7 @@ class ContainerFolders:
 
     run: Path
     working: Path
-    checkpoints: Path
+    checkpoints: Path | None
     temporary: Path
     readable: tuple[Path, ...] = ()
     visible_files: tuple[Path, ...] = ()
@@ -251,7 +251,7 @@ class Containment:
         words += [word for path in closed for word in ("--tmpfs", str(path))]
         binds = [("--ro-bind", path) for path in (*folders.readable, *folders.visible_files)]
         own = (*self.policy.writable, folders.working, folders.checkpoints, folders.run)
-        binds += [("--bind", path) for path in dict.fromkeys(own)]
+        binds += [("--bind", path) for path in dict.fromkeys(own) if path is not None]
         # A bind that contains a hidden folder is covered again. One inside of a hidden folder appears in the cover.
         is_inside = [any(hidden in path.parents for hidden in self.hidden) for _, path in binds]
         outside = (bind for bind, inside in zip(binds, is_inside, strict=True) if not inside)

@@ -53,10 +53,13 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Paths of a generation as its ranks see them. `plan` is None for a job without a plan."""
+    """Paths of a generation as its ranks see them.
+
+    `checkpoint_dir` may be the URL of an object store. `plan` is None for a job without a plan.
+    """
 
     run_dir: Path
-    checkpoint_dir: Path
+    checkpoint_dir: str
     home: Path
     plan: Path | None = None
 
@@ -205,7 +208,7 @@ def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
         "EBBTIDE_URL": document.url,
         "EBBTIDE_TOKEN": document.token,
         "EBBTIDE_PLAN": "" if paths.plan is None else str(paths.plan),
-        "EBBTIDE_CHECKPOINT_DIR": str(paths.checkpoint_dir),
+        "EBBTIDE_CHECKPOINT_DIR": paths.checkpoint_dir,
         "EBBTIDE_RUN_DIR": str(paths.run_dir),
         "EBBTIDE_STEPS": str(document.steps),
         "EBBTIDE_FROZEN_LAYERS": str(document.frozen_layers),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from scheduler.agent.checkpoint_folder import create_default_folder, open_named_folder
+from scheduler.agent.checkpoint_folder import open_checkpoint_folder
 from scheduler.agent.container_process import STATUS_FD, ContainerProcess
 from scheduler.agent.containment import (
     ContainerFolders,
@@ -183,7 +183,8 @@ class SupervisedRun:
         user = containment.policy.find_user(document.owner)
         if user is not None:
             user = replace(user, groups=find_device_groups(site.devices))
-        checkpoint_dir = _open_checkpoints(document, containment, site, user)
+        checkpoints = open_checkpoint_folder(document.checkpoint_dir, containment, site.default_checkpoint_dir, user)
+        location = document.checkpoint_dir if checkpoints is None else str(checkpoints)
         # The machine's `python` is often the agent's, and its folders may be closed to other users.
         readable = [*site.readable, *find_own_folders()]
         if document.venv:
@@ -196,13 +197,13 @@ class SupervisedRun:
             folder.open_parents()
         group = containment.groups.create(str(folder.path))
         group.limit(document.limits.with_defaults(containment.policy.limits))
-        record = _build_record(containment, site, user, checkpoint_dir, group)
+        record = _build_record(containment, site, user, location, group)
         run = cls(folder, document, replace(record, interpreter=interpreter))
         folder.write_record("supervisor.json", encode(run._record))
         folders = ContainerFolders(
             run=folder.path,
             working=site.working_dir,
-            checkpoints=checkpoint_dir,
+            checkpoints=checkpoints,
             temporary=folder.temporary_path,
             readable=tuple(dict.fromkeys(readable)),
             visible_files=() if site.lease is None else (site.lease,),
@@ -283,7 +284,7 @@ class SupervisedRun:
             argv = (record.interpreter, "-P", *argv[1:])
         paths = RunPaths(
             run_dir=self.folder.path,
-            checkpoint_dir=Path(record.checkpoint_dir),
+            checkpoint_dir=record.checkpoint_dir,
             home=Path(record.home),
             plan=None if self.document.plan is None else self.folder.plan_path,
         )
@@ -453,16 +454,6 @@ def _select_inherited(level: LevelName) -> dict[str, str]:
     return select_pod_variables(read_start_variables()) if level is LevelName.POD else select_inherited(os.environ)
 
 
-def _open_checkpoints(document: RunDocument, containment: Containment, site: RunSite, user: RankUser | None) -> Path:
-    """Return the checkpoint directory, which the ranks' user can write to."""
-    if not document.checkpoint_dir:
-        create_default_folder(site.default_checkpoint_dir, user)
-        return site.default_checkpoint_dir
-    path = containment.check_visible(Path(document.checkpoint_dir), name="checkpointDir")
-    open_named_folder(path, user)
-    return path
-
-
 def _find_venv_folders(venv: Path, containment: Containment, site: RunSite) -> list[Path]:
     """Return the folders that the ranks need for a virtual environment: of their own project, or anywhere visible."""
     own = (site.working_dir, *site.readable)
@@ -473,12 +464,12 @@ def _find_venv_folders(venv: Path, containment: Containment, site: RunSite) -> l
 
 
 def _build_record(
-    containment: Containment, site: RunSite, user: RankUser | None, checkpoint_dir: Path, group: ControlGroup
+    containment: Containment, site: RunSite, user: RankUser | None, checkpoint_dir: str, group: ControlGroup
 ) -> _Record:
     return _Record(
         level=containment.level.name,
         working_dir=str(site.working_dir),
-        checkpoint_dir=str(checkpoint_dir),
+        checkpoint_dir=checkpoint_dir,
         home=str(Path.home() if user is None else user.home),
         cores=site.machine.cores,
         vendor=site.machine.vendor,

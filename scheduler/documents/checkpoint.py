@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -13,10 +13,17 @@ from pydantic_core import PydanticCustomError
 from scheduler.documents.document import CAMEL_CASE, Document, Text, invalid_field
 from scheduler.documents.pod_template import CHECKPOINT_DIR, RESERVED_DIRS, SHM_DIR, first_container_mounts
 from scheduler.documents.units import PositiveDuration
-from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
+from scheduler.domain.checkpoints import (
+    OBJECT_STORE_FORM,
+    CheckpointSpec,
+    CheckpointVolume,
+    is_object_store,
+    is_valid_location,
+)
 
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _CLAIM_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
+REFERENCE_TRAINER = "scheduler.trainer.train"
 _RESERVED_PATHS = (*RESERVED_DIRS, SHM_DIR)
 
 
@@ -59,11 +66,15 @@ class CheckpointDocument(Document):
     """Location, interval and number of checkpoints.
 
     `volume` is mounted at `dir` in the job's pods. Without a volume here or in `template`, checkpoints are lost with
-    each pod.
+    each pod, unless `dir` is the URL of an object store, to which the script itself saves.
     """
 
     model_config = CAMEL_CASE
-    dir: Text = Field(default="", description="Directory for checkpoints. Default: one that the executor chooses.")
+    dir: Text = Field(
+        default="",
+        description="Directory for checkpoints, or the URL of an object store to which the script itself saves: "
+        "`s3://BUCKET/PATH`, `gs://`, `az://` or `abfs[s]://`. Default: a directory that the executor chooses.",
+    )
     interval: PositiveDuration = Field(
         default=900.0, description="Time between two checkpoints, in seconds or as text such as 15m."
     )
@@ -75,6 +86,15 @@ class CheckpointDocument(Document):
     )
 
     @model_validator(mode="after")
+    def _check_location(self) -> Self:
+        if not is_valid_location(self.dir):
+            raise invalid_field("dir", _hide_credentials(self.dir), OBJECT_STORE_FORM)
+        if self.volume is not None and is_object_store(self.dir):
+            claim = self.volume.persistent_volume_claim.claim_name
+            raise invalid_field("volume", claim, f"nothing; checkpoint.dir is {self.dir}, which needs no volume")
+        return self
+
+    @model_validator(mode="after")
     def _check_mount_path(self) -> Self:
         if self.volume is not None and self.dir and not _is_mount_path(self.dir):
             reserved = ", ".join(_RESERVED_PATHS)
@@ -83,6 +103,20 @@ class CheckpointDocument(Document):
             )
             raise invalid_field("dir", self.dir, allowed)
         return self
+
+
+def check_trainer_location(checkpoint: CheckpointDocument, command: Sequence[str]) -> None:
+    """Check that the reference trainer, which writes folders only, is not given the URL of an object store.
+
+    Raises:
+        PydanticCustomError: it is.
+    """
+    if is_object_store(checkpoint.dir) and REFERENCE_TRAINER in command:
+        allowed = (
+            f"a directory; {REFERENCE_TRAINER} writes folders only. Mount the bucket as a volume, or run a script that "
+            "saves to the URL"
+        )
+        raise invalid_field("checkpoint.dir", checkpoint.dir, allowed)
 
 
 def check_checkpoint_mount(checkpoint: CheckpointDocument, template: Mapping[str, Any]) -> None:
@@ -119,6 +153,11 @@ def to_checkpoint_document(checkpoint: CheckpointSpec) -> dict[str, Any]:
         return document
     folder = {"subPath": checkpoint.volume.sub_path} if checkpoint.volume.sub_path else {}
     return {**document, "volume": {"persistentVolumeClaim": {"claimName": checkpoint.volume.claim}, **folder}}
+
+
+def _hide_credentials(url: str) -> str:
+    """Return the URL without what precedes an @ in its host, so that no message repeats a password."""
+    return re.sub(r"//[^/@]*:[^/@]*@", "//***@", url)
 
 
 def _is_mount_path(path: str) -> bool:

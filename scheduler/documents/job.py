@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from scheduler.documents.checkpoint import (
     CheckpointDocument,
     check_checkpoint_mount,
+    check_trainer_location,
     to_checkpoint_document,
     to_checkpoint_spec,
 )
@@ -28,7 +29,9 @@ from scheduler.documents.document import (
     to_printable,
 )
 from scheduler.documents.pod_template import (
+    RESERVED_VARIABLE_FORM,
     check_template,
+    is_reserved_variable,
     strip_nulls,
     template_command,
     template_image,
@@ -51,7 +54,6 @@ def _check_digest(digest: str) -> str:
 ArchiveDigest = Annotated[str, AfterValidator(_check_digest)]
 
 
-_RESERVED_ENV_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 GPUS_MAX = 100_000
 COUNT_MAX = 10**15
@@ -62,11 +64,8 @@ SEQUENCE_MAX = 100_000_000
 def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
         raise PydanticCustomError("env_name", "Input should be letters, digits and _, not starting with a digit")
-    if name in _RESERVED_ENV_NAMES or name.startswith("EBBTIDE_"):
-        reserved = ", ".join(_RESERVED_ENV_NAMES)
-        raise PydanticCustomError(
-            "env_name", "Input should be a name that Ebbtide does not set: not EBBTIDE_*, " + reserved
-        )
+    if is_reserved_variable(name):
+        raise PydanticCustomError("env_name", "Input should be {form}", {"form": RESERVED_VARIABLE_FORM})
     return name
 
 
@@ -261,9 +260,12 @@ class JobDocument(Document):
         return self
 
     @model_validator(mode="after")
-    def _check_mounts(self) -> Self:
+    def _check_checkpoints(self) -> Self:
+        command = self.command
         if self.template is not None:
             check_checkpoint_mount(self.checkpoint, self.template)
+            command = command or list(template_command(self.template))
+        check_trainer_location(self.checkpoint, command)
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler.documents.document import invalid_field
 from scheduler.documents.pod_fields import check_pod_fields
+from scheduler.documents.pod_rules import check_pod_rules
 from scheduler.domain.agent_bundle import BUNDLE_DIR
 from scheduler.domain.quantities import parse_quantity
 
@@ -31,7 +32,14 @@ CHECKPOINT_DIR = "/checkpoints"
 """Checkpoint directory in pods of jobs that set none."""
 RESERVED_VOLUME_PREFIX = "ebbtide-"
 """Prefix of the names of volumes that Ebbtide adds."""
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RESERVED_VARIABLE_FORM = f"a name that Ebbtide does not set: not EBBTIDE_*, {', '.join(RANK_VARIABLES)}"
 _RESERVED_FIELDS = ("schedulerName", "nodeName", "restartPolicy", "hostname", "subdomain")
+
+
+def is_reserved_variable(name: str) -> bool:
+    """Return whether Ebbtide sets this environment variable of each rank."""
+    return name in RANK_VARIABLES or name.startswith("EBBTIDE_")
 
 
 def check_template(template: Mapping[str, Any]) -> None:
@@ -44,8 +52,8 @@ def check_template(template: Mapping[str, Any]) -> None:
         template: without null fields, which count as absent, as in the API server.
 
     Raises:
-        PydanticCustomError: a required field is missing, a field does not exist in Kubernetes or has another type, or a
-            field is set that Ebbtide sets itself.
+        PydanticCustomError: a required field is missing, a field does not exist in Kubernetes or has another type, a
+            field is set that Ebbtide sets itself, or the API server would reject the pods.
     """
     for name in template:
         if name not in ("metadata", "spec"):
@@ -69,6 +77,7 @@ def check_template(template: Mapping[str, Any]) -> None:
     for name in volume_sources(template):
         if name.startswith(RESERVED_VOLUME_PREFIX):
             raise invalid_field("spec.volumes", name, f"a name that does not start with {RESERVED_VOLUME_PREFIX}")
+    check_pod_rules(template, reserved_volume_prefix=RESERVED_VOLUME_PREFIX)
 
 
 def first_container_mounts(template: Mapping[str, Any]) -> dict[str, str]:
@@ -97,6 +106,8 @@ def _check_container_fields(place: str, container: Mapping[str, Any]) -> None:
     for number, variable in enumerate(container.get("env") or ()):
         if not variable.get("name"):
             raise invalid_field(f"{place}.env[{number}].name", None, "the name of an environment variable")
+        if place == "spec.containers[0]" and is_reserved_variable(variable["name"]):
+            raise invalid_field(f"{place}.env[{number}].name", variable["name"], RESERVED_VARIABLE_FORM)
     for kind in ("requests", "limits"):
         for name, amount in ((container.get("resources") or {}).get(kind) or {}).items():
             if name.startswith(_GPU_RESOURCE_PREFIXES):

@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_OBJECT_STORE_URL = re.compile(
+    r"((s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*|abfss?://[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?)"
+    r"(/[^\s?#@]*)?",
+    re.ASCII,
+)
+_LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(s3|gs|az|abfss?):", re.ASCII)
+_PARENT = re.compile(r"(^|/)\.\.(/|$)")
+OBJECT_STORE_FORM = (
+    "a directory, or a URL: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or "
+    "abfs[s]://CONTAINER@ACCOUNT/PATH, without credentials, query and '..'; set credentials in env or in the template"
+)
+
+
+def is_object_store(location: str) -> bool:
+    """Return whether a checkpoint location is a URL of an object store, not a directory."""
+    return "://" in location
+
+
+def is_valid_location(location: str) -> bool:
+    """Return whether a checkpoint location is a directory, or a well-formed URL of an object store."""
+    if _LIKE_URL.match(location) is None:
+        return True
+    return _OBJECT_STORE_URL.fullmatch(location) is not None and _PARENT.search(location) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +42,8 @@ class CheckpointVolume:
 class CheckpointSpec:
     """Location, interval and number of checkpoints.
 
-    An empty `dir` means a directory that the executor chooses. `volume` is mounted there in each pod of the job.
+    `dir` is a directory or the URL of an object store; empty means a directory that the executor chooses. `volume` is
+    mounted there in each pod of the job.
     """
 
     dir: str = ""

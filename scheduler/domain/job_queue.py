@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from scheduler.domain.suggestions import suggest
+
+DEFAULT_QUEUE = "default"
+"""Queue of jobs that name none. It exists without being created."""
 QUOTA_GPUS_MAX = 100_000
 QUOTA_JOBS_MAX = 1_000_000
 QUOTA_WEIGHT_MAX = 1e6
@@ -144,6 +148,21 @@ def _list_declared_fields() -> dict[str, QuotaField]:
 
 QUOTA_FIELDS: Mapping[str, QuotaField] = _list_declared_fields()
 """Declarations of the quota fields by field name, in the order of JobQueue."""
+
+
+def is_existing_queue(name: str, created: Collection[str]) -> bool:
+    return name == DEFAULT_QUEUE or name in created
+
+
+def describe_existing_queues(name: str, visible: Iterable[str]) -> str:
+    """Return what a job may name instead of the queue `name`, which does not exist.
+
+    Args:
+        visible: names of created queues that the caller may know.
+    """
+    names = sorted({DEFAULT_QUEUE, *visible})
+    return f"one of {', '.join(names)}, or a new queue that is created first{suggest(name, names)}"
+
 
 HOUR_S = 3600
 

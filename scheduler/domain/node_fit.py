@@ -225,7 +225,8 @@ class NodeFit:
             return "nodes refused its pods and are avoided for now"
         if reason == "labels":
             selector = ", ".join(f"{key}={value}" for key, value in requirements.selector)
-            wanted = " and ".join(text for text in (selector, format_terms(requirements.terms)) if text)
+            parts = {"nodeSelector": selector, "node affinity": format_terms(requirements.terms)}
+            wanted = " and ".join(f"{field} {text}" for field, text in parts.items() if text)
             return f"nodes do not match {wanted}"
         if reason == "volumes":
             return "nodes cannot mount its volumes, because of the volumes' node affinity"

@@ -65,7 +65,7 @@ class RunDocument:
         archive_bytes_max: limit of uploaded archives, from which that of the unpacked files follows. None: the default.
         setup: command that runs once per machine in a new working directory, before any rank. Empty for none.
         venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
-        checkpoint_dir: directory for checkpoints; empty lets the agent choose one.
+        checkpoint_dir: directory or object store for checkpoints; empty lets the agent choose a directory.
         checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
         hang_timeout_s: time without progress after which the run counts as hung. None: never.
         url, token: the API for the ranks' progress reports, and the token of this generation.

@@ -84,7 +84,7 @@ def compute_demand_gpus(
 
 def describe_no_match(selector: Mapping[str, str]) -> str:
     labels = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
-    return f"no Deployment with labels {labels} has pods that request {GPU_RESOURCE}"
+    return f"demand.selector: no Deployment with labels {labels} has pods that request {GPU_RESOURCE}"
 
 
 _PARSED_KEY = "facts"

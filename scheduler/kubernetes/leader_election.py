@@ -20,6 +20,8 @@ from scheduler.kubernetes.api_objects import LEASE, Object
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.flow_control import ClientLimits
 
+OPERATOR_LEASE = "ebbtide-operator"
+"""Name of the Lease for which replicas of the operator compete."""
 JITTER = 0.2
 ELECTION_LIMITS = ClientLimits(qps=5.0, burst=10, connect_timeout_s=2.0, read_timeout_s=3.0, retry_timeout_s=0.0)
 """Limits for the election's own client. A separate client keeps renewals from queueing behind other writes; retries are

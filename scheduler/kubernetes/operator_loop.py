@@ -101,6 +101,7 @@ class Operator:
     """The loop of one operator replica. All its state can be recovered from the cluster and the store.
 
     Args:
+        allows_undeclared_queues: whether jobs may name queues that do not exist.
         save_estimates: stores estimated GPU profiles, as JSON text by name, and makes them known to this process.
     """
 
@@ -117,6 +118,7 @@ class Operator:
         event_recorder: EventRecorder,
         actions: ActionPool,
         job_namespace: str,
+        allows_undeclared_queues: bool,
         save_estimates: Callable[[Mapping[str, str]], None],
         on_iteration: Callable[[LoopIteration], None] = lambda iteration: None,
         intervals: LoopIntervals | None = None,
@@ -131,6 +133,7 @@ class Operator:
         self._event_recorder = event_recorder
         self._actions = actions
         self._job_namespace = job_namespace
+        self._allows_undeclared_queues = allows_undeclared_queues
         self._save_estimates = save_estimates
         self._on_iteration = on_iteration
         self._intervals = intervals or LoopIntervals()
@@ -242,7 +245,11 @@ class Operator:
         """Send commands for all differences. Return also the ids that are already applied to the snapshot."""
         loaded, now_s = self._store.load(), self._clock.now_s()
         spec_commands = compute_spec_commands(
-            self._cache.list_resources(), loaded, now_s, job_namespace=self._job_namespace
+            self._cache.list_resources(),
+            loaded,
+            now_s,
+            job_namespace=self._job_namespace,
+            allows_undeclared_queues=self._allows_undeclared_queues,
         )
         if spec_commands.fleet.estimated_gpus:
             self._save_estimates(spec_commands.fleet.estimated_gpus)

@@ -8,12 +8,22 @@ as deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.documents.document import InvalidDocumentError
-from scheduler.domain.commands import CancelJob, Command, CommandBody, ResumeJob, ScaleJob, SubmitJob, SuspendJob
+from scheduler.documents.document import InvalidDocumentError, InvalidField
+from scheduler.domain.commands import (
+    CancelJob,
+    Command,
+    CommandBody,
+    CreateQueue,
+    ResumeJob,
+    ScaleJob,
+    SubmitJob,
+    SuspendJob,
+)
 from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_queue import describe_existing_queues, is_existing_queue
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.fleet_commands import FleetCommands, compute_fleet_commands
 from scheduler.kubernetes.resources.elastic_job import (
@@ -69,23 +79,30 @@ class SpecCommands:
 
 
 def compute_spec_commands(
-    resources: ClusterResources, loaded: LoadedState, now_s: float, *, job_namespace: str
+    resources: ClusterResources,
+    loaded: LoadedState,
+    now_s: float,
+    *,
+    job_namespace: str,
+    allows_undeclared_queues: bool = False,
 ) -> SpecCommands:
     """Return the commands for all differences, and a condition for each resource that was read.
 
     Never raises: an invalid spec becomes a condition. The owner of an ElasticJob's job is its namespace, because
-    resources do not record their creator. Jobs without a namespace have their resources in `job_namespace`.
+    resources do not record their creator. Jobs without a namespace have their resources in `job_namespace`. A new job
+    whose queue does not exist waits for it with a condition, unless `allows_undeclared_queues`.
     """
     snapshot = loaded.snapshot
     fleet = compute_fleet_commands(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
+    queues = None if allows_undeclared_queues else _list_queues(loaded, fleet)
     conditions, command_ids = dict(fleet.conditions), dict[str, tuple[str, ...]]()
     submitted_at_s, owners = dict[str, float](), dict[str, str]()
     for resource in resources.elastic_jobs:
         if not is_managed_by_us(resource):
             continue
         meta = parse_metadata(resource)
-        job_bodies, condition = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace))
+        job_bodies, condition = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace), queues)
         bodies |= job_bodies
         command_ids[meta.uid] = tuple(job_bodies)
         if condition is not None:
@@ -99,10 +116,19 @@ def compute_spec_commands(
     return SpecCommands(tuple(commands), conditions, command_ids, fleet, resources)
 
 
+def _list_queues(loaded: LoadedState, fleet: FleetCommands) -> frozenset[str]:
+    """Return the queues that exist when the next commands are applied, so that a job may be applied with its queue."""
+    bodies = (*fleet.bodies.values(), *(command.body for command in loaded.inbox))
+    return frozenset(loaded.snapshot.queues) | {body.queue.name for body in bodies if isinstance(body, CreateQueue)}
+
+
 def _job_commands(
-    resource: Resource, meta: Metadata, job: Job | None
+    resource: Resource, meta: Metadata, job: Job | None, queues: Collection[str] | None
 ) -> tuple[dict[str, CommandBody], Condition | None]:
-    """Return the commands of an ElasticJob by id, and the condition if its spec was validated."""
+    """Return the commands of an ElasticJob by id, and the condition if its spec was validated.
+
+    `queues` are those that a new job may name, None for all names.
+    """
     if meta.is_deleting:
         return ({f"cancel-{meta.uid}": CancelJob(job.id)} if job is not None and _is_wanted(job) else {}), None
     status = get_mapping(resource, "status")
@@ -119,10 +145,18 @@ def _job_commands(
     except InvalidDocumentError as error:
         return {}, Condition(ACCEPTED, False, "Refused", str(error))
     if job is None:
-        return _submission(parsed, meta)
+        refusal = None if queues is None else _find_queue_problem(parsed.spec.queue, queues)
+        return ({}, refusal) if refusal is not None else _submission(parsed, meta)
     if changed := find_immutable_changes(parsed.spec, job):
         return {}, _immutable_field_condition(changed)
     return dict(_job_changes(parsed, job, meta)), Condition(ACCEPTED, True, "Accepted")
+
+
+def _find_queue_problem(name: str, queues: Collection[str]) -> Condition | None:
+    if is_existing_queue(name, queues):
+        return None
+    invalid = InvalidField("queue", name, describe_existing_queues(name, queues))
+    return Condition(ACCEPTED, False, "QueueNotFound", invalid.message)
 
 
 def _submission(parsed: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:

@@ -205,6 +205,13 @@ def test_checkpoint_directory_of_another_user_is_refused(machine: TestMachine, t
         machine.prepare(python_job("pass", checkpoint_dir=str(closed / "deeper")))
 
 
+def test_object_store_reaches_ranks_and_creates_no_folder(machine: TestMachine) -> None:
+    script = "import json, os; print(json.dumps([os.environ['EBBTIDE_CHECKPOINT_DIR'], os.listdir('.')]))"
+    run, _ = machine.finish(python_job(script, checkpoint_dir="s3://runs/a"))
+    assert read_output(run) == ["s3://runs/a", []]
+    assert not machine.folders.checkpoint_dir("job-1").exists()
+
+
 def test_time_that_containment_adds_to_a_start(machine: TestMachine, tmp_path: Path) -> None:
     """Print the median of 20 starts. `make bench` has no part of the agent's start that is this small."""
     assert is_full(machine)

@@ -108,6 +108,10 @@ class ApiService:
         made: dict[str, Any] = answer.json()
         return made
 
+    def create_queues(self, *names: str) -> None:
+        for name in names:
+            self.made("/v1/queues", {"name": name})
+
     def submit(self, name: str = "train", **fields: object) -> str:
         """Submit a job of 1 to 2 GPUs without a model, unless `fields` say otherwise, and return its id."""
         return str(

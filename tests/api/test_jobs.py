@@ -326,6 +326,7 @@ def test_paging_is_stable_while_jobs_end_and_arrive(fleet: ApiService) -> None:
 
 
 def test_jobs_are_filtered_by_state_queue_owner_name_and_time(fleet: ApiService) -> None:
+    fleet.create_queues("blue", "red")
     plain = fleet.submit("plain", queue="blue", gpus={"min": 64, "max": 64})
     fleet.tick(after_s=10.0)
     gone = fleet.submit("gone", queue="red")
@@ -349,6 +350,7 @@ def test_jobs_are_filtered_by_state_queue_owner_name_and_time(fleet: ApiService)
 
 def test_every_list_has_each_item_once(fleet: ApiService) -> None:
     fleet.lend_all()
+    fleet.create_queues("other")
     fleet.submit("other", queue="other")
     for noun in ("jobs", "pools", "nodes", "queues", "loans", "events", "decisions"):
         whole = fleet.get(f"/v1/{noun}", limit=1000)["items"]
@@ -364,6 +366,7 @@ def test_every_list_has_each_item_once(fleet: ApiService) -> None:
 
 
 def test_jobs_are_listed_by_state_and_queue(fleet: ApiService) -> None:
+    fleet.create_queues("blue", "red")
     running = fleet.submit(queue="red")
     fleet.tick()
     waiting = fleet.submit(queue="blue", gpus={"min": 64, "max": 64})

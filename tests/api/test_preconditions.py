@@ -64,6 +64,7 @@ def test_a_node_is_drained_conditionally(fleet: ApiService, problem: Problem) ->
 
 
 def test_queue_and_priority_of_a_job_can_be_changed(fleet: ApiService) -> None:
+    fleet.create_queues("blue")
     job_id = fleet.submit()
     body = fleet.http.patch(f"/v1/jobs/{job_id}", json={"queue": "blue", "priority": 7}).json()
     assert (body["queue"], body["priority"]) == ("blue", 7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,13 +69,13 @@ def test_a_queue_shows_used_borrowed_and_pending_gpus(fleet: ApiService) -> None
     fleet.made("/v1/queues", VISION)
     fleet.submit(gpus={"min": 2, "max": 2}, queue="vision", priority=1)
     fleet.submit(queue="vision")
-    fleet.submit(queue="elsewhere", gpus={"min": 3, "max": 3})
+    fleet.submit(gpus={"min": 3, "max": 3})
     fleet.tick()
-    elsewhere, vision = fleet.get("/v1/queues")["items"]
+    default, vision = fleet.get("/v1/queues")["items"]
     assert (vision["used_gpus"], vision["own_gpus"], vision["borrowed_gpus"], vision["running_jobs"]) == (2, 1, 1, 1)
     assert (vision["waiting_jobs"], vision["waiting_gpus"]) == (1, 1)
-    assert (elsewhere["name"], elsewhere["declared"], elsewhere["waiting_gpus"]) == ("elsewhere", False, 3)
-    assert (elsewhere["guaranteed_gpus"], elsewhere["limit_gpus"]) == (0, None)
+    assert (default["name"], default["declared"], default["waiting_gpus"]) == ("default", False, 3)
+    assert (default["guaranteed_gpus"], default["limit_gpus"]) == (0, None)
 
 
 def test_a_deleted_queue_leaves_its_jobs_without_guarantee(fleet: ApiService, problem: Problem) -> None:
@@ -126,7 +125,7 @@ def test_pending_jobs_per_user_are_limited(fleet: ApiService, problem: Problem) 
     problem(fleet.post("/v1/jobs:dry-run", document), 409)
     again = fleet.http.post("/v1/jobs", json=document, headers=key)
     assert again.json()["id"] == second.json()["id"], "a retry of an accepted submission must not be refused"
-    fleet.submit(queue="elsewhere", **fields)
+    fleet.submit(**fields)
     fleet.tick()
     body = fleet.get(f"/v1/jobs/{second.json()['id']}/explanation")
     assert body["reason"]["code"] == "WaitingForUserLimit"
@@ -134,35 +133,42 @@ def test_pending_jobs_per_user_are_limited(fleet: ApiService, problem: Problem) 
     assert "user limit" in body["unblocks"]
 
 
-def test_undeclared_queues_are_accepted_or_refused_by_setting(
-    fleet: ApiService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = fleet.submit(queue="visoin")
-    assert "declared" not in fleet.get(f"/v1/jobs/{first}/explanation")["summary"], "nobody has declared any"
-    fleet.made("/v1/queues", VISION)
-    summary = fleet.get(f"/v1/jobs/{first}/explanation")["summary"]
-    assert summary.endswith("; queue 'visoin' is not declared; did you mean 'vision'?")
-    other = fleet.submit(queue="text")
-    assert "declared" not in fleet.get(f"/v1/jobs/{other}/explanation")["summary"]
-
-    strict = Settings(undeclared_queues="refuse")
-    monkeypatch.setattr(fleet.app.state, "service", replace(fleet.app.state.service, settings=strict))
+def test_job_for_an_undeclared_queue_is_refused(fleet: ApiService) -> None:
     document = {**JOB, "queue": "visoin"}
+    (error,) = fleet.refused("POST", "/v1/jobs", document)["errors"]
+    assert error["allowed"] == "one of default, or a new queue that is created first"
+    fleet.made("/v1/queues", VISION)
     for path in ("/v1/jobs", "/v1/jobs:dry-run"):
         (error,) = fleet.refused("POST", path, document)["errors"]
-        assert (error["field"], error["allowed"]) == ("queue", "one of vision; did you mean 'vision'?")
-    fleet.submit(queue="vision")
+        allowed = "one of default, vision, or a new queue that is created first; did you mean 'vision'?"
+        assert (error["field"], error["value"], error["allowed"]) == ("queue", "visoin", allowed)
+    job_id = fleet.submit(queue="vision")
+    (error,) = fleet.refused("PATCH", f"/v1/jobs/{job_id}", {"queue": "visoin"})["errors"]
+    assert error["field"] == "queue"
     fleet.http.delete("/v1/queues/vision")
-    fleet.submit(queue="visoin")
+    fleet.refused("POST", "/v1/jobs", {**JOB, "queue": "vision"})
+    fleet.submit()
+
+
+def test_undeclared_queues_are_accepted_by_setting() -> None:
+    lenient = ApiService(Settings(auth="off", allowed_hosts="service", undeclared_queues="allow"))
+    first = lenient.submit(queue="visoin")
+    assert "declared" not in lenient.get(f"/v1/jobs/{first}/explanation")["summary"], "nobody has declared any"
+    lenient.made("/v1/queues", VISION)
+    summary = lenient.get(f"/v1/jobs/{first}/explanation")["summary"]
+    assert summary.endswith("; queue 'visoin' is not declared; did you mean 'vision'?")
+    other = lenient.submit(queue="text")
+    assert "declared" not in lenient.get(f"/v1/jobs/{other}/explanation")["summary"]
 
 
 def test_errors_reveal_nothing_about_hidden_queues() -> None:
-    guarded = AuthenticatedService(undeclared_queues="refuse").with_fleet()
+    guarded = AuthenticatedService().with_fleet()
     assert guarded.request("PATCH", "/v1/queues/vision", guarded.root, {"user_jobs_max": 1}).status_code == 202
     both, ann = guarded.token("ann", "submitter:vision", "submitter:research"), guarded.token("ann", "submitter:mine")
     document = {**JOB, "queue": "mine"}
     refused = guarded.request("POST", "/v1/jobs", ann, document)
-    assert (refused.status_code, refused.json()["errors"][0]["allowed"]) == (422, "a declared queue")
+    allowed = "one of default, or a new queue that is created first"
+    assert (refused.status_code, refused.json()["errors"][0]["allowed"]) == (422, allowed)
     guarded.job(both, "vision")
     job_id, of_one = guarded.job(both, "research"), guarded.token("ann", "submitter:research")
     for queue in ("vision", "nobody"):

@@ -105,7 +105,7 @@ def test_a_stream_survives_an_unavailable_database(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{job}/events", "/v1/jobs/{job}/logs"])
 def test_a_stream_ends_when_its_token_becomes_invalid(path: str) -> None:
-    guarded = AuthenticatedService()
+    guarded = AuthenticatedService().with_fleet()
     timings = replace(QUICK, lifetime_s=60.0, token_check_s=0.01)
     guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=1, timings=timings)
     job_id, secret = guarded.job(guarded.root, "research"), guarded.token("ann", "viewer", life_s=60.0)

@@ -17,6 +17,7 @@ THIS_HOUR_S = int(NOW_S // HOUR_S) * HOUR_S
 
 
 def test_running_jobs_are_counted_up_to_now(fleet: ApiService) -> None:
+    fleet.create_queues("vision")
     job = fleet.submit(gpus={"min": 2, "max": 2}, queue="vision")
     fleet.tick()
     begun_s = fleet.clock.now_s()
@@ -79,6 +80,7 @@ def test_an_invalid_query_names_its_field(query: str, field: str, allowed: str, 
 
 
 def test_csv_is_selected_by_accept_or_format(fleet: ApiService, problem: Problem) -> None:
+    fleet.create_queues("vision")
     fleet.submit(gpus={"min": 2, "max": 2}, queue="vision")
     fleet.tick()
     fleet.clock.move_to(fleet.clock.now_s() + 1.5)

@@ -27,6 +27,26 @@ EVERYTHING: Manifest = {
     **POSTGRESQL,
     "image": {"repository": "harbour.example/ebbtide", "tag": "1", "pullPolicy": "Always"},
     "imagePullSecrets": ["harbour"],
+    "priorityClassName": "system-cluster-critical",
+    "podAnnotations": {"sidecar.istio.io/inject": "false"},
+    "podLabels": {"team": "platform"},
+    "extraEnv": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"},
+        {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": {"secretKeyRef": {"name": "aws", "key": "secret"}}},
+    ],
+    "uninstall": {"stopJobs": True, "timeoutSeconds": 600},
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"},
+        "hosts": ["ebbtide.example.com"],
+        "tls": [{"secretName": "ebbtide-tls", "hosts": ["ebbtide.example.com"]}],
+    },
+    "httpRoute": {
+        "enabled": True,
+        "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],
+        "hostnames": ["ebbtide.example.com"],
+    },
     "tokenSecret": {"existingSecret": "tokens"},
     "jobNamespace": JOB_NAMESPACE,
     "settings": {"FULL_PASS_PERIOD_S": 60, "LEASE_S": 7.5, "SEASON_S": 604800},
@@ -63,6 +83,7 @@ NOTHING: Manifest = {
     "rbac": {"aggregate": False},
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},
+    "uninstall": {"guard": False},
 }
 CASES = {
     "postgresql": POSTGRESQL,

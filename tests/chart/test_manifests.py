@@ -15,7 +15,7 @@ from tests.chart import manifests
 from tests.chart.manifests import Manifest, named, pod_specs, read
 
 VERSION = "1.33"
-CUSTOM = ("ServiceMonitor", "PrometheusRule")
+CUSTOM = ("ServiceMonitor", "PrometheusRule", "HTTPRoute")
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
 FLEET = {"pools", "queues", "loans"}
 READING = {"get", "list", "watch"}
@@ -70,7 +70,7 @@ def test_pods_avoid_lent_nodes(case: str) -> None:
         assert all(each.get("key") for each in spec.get("tolerations", ())), name
 
 
-def test_only_the_operator_has_a_service_account_token(case: str) -> None:
+def test_only_the_operator_and_the_uninstallation_have_a_service_account_token(case: str) -> None:
     created = read(case)
     assert not any(each["automountServiceAccountToken"] for each in created if each["kind"] == "ServiceAccount")
     for name, spec in pod_specs(created):
@@ -78,9 +78,10 @@ def test_only_the_operator_has_a_service_account_token(case: str) -> None:
         accounts = {volume["name"] for volume in spec["volumes"] if "projected" in volume}
         for container in containers(spec):
             has_account = bool(accounts & {mount["name"] for mount in container["volumeMounts"]})
-            assert has_account == (container["name"] == "operator"), (name, container["name"])
+            assert has_account == (container["name"] in ("operator", "uninstall")), (name, container["name"])
     bindings = [each for each in created if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
-    assert {subject["name"] for each in bindings for subject in each["subjects"]} == {"ebbtide-operator"}
+    uninstall = set() if case == "nothing" else {"ebbtide-uninstall"}
+    assert {subject["name"] for each in bindings for subject in each["subjects"]} == {"ebbtide-operator"} | uninstall
 
 
 def test_roles_have_no_wildcards_and_read_no_secrets(case: str) -> None:
@@ -94,7 +95,7 @@ def test_roles_have_no_wildcards_and_read_no_secrets(case: str) -> None:
 
 def test_user_roles_cannot_write_cluster_scoped_resources(case: str) -> None:
     for name, rule in rules(case):
-        if not name.endswith("-operator") and FLEET & set(rule["resources"]):
+        if not name.endswith(("-operator", "-uninstall")) and FLEET & set(rule["resources"]):
             assert set(rule["verbs"]) <= READING, name
 
 
@@ -215,3 +216,48 @@ def test_only_the_api_mounts_the_webhook_authorities(case: str) -> None:
                 (volume,) = [each for each in spec["volumes"] if "configMap" in each]
                 (mount,) = [each for each in container["volumeMounts"] if each["name"] == volume["name"]]
                 assert path == f"{mount['mountPath']}/{volume['configMap']['items'][0]['path']}"
+
+
+def test_uninstallation_has_fewer_permissions_than_the_operator(case: str) -> None:
+    granted: dict[str, set[tuple[str, str, str]]] = {"-operator": set(), "-uninstall": set()}
+    for name, rule in rules(case):
+        for suffix, verbs in granted.items():
+            if name.endswith(suffix):
+                verbs |= {
+                    (group, resource, verb)
+                    for group in rule["apiGroups"] for resource in rule["resources"] for verb in rule["verbs"]
+                }  # fmt: skip
+    assert granted["-uninstall"] <= granted["-operator"]
+    may_delete = ("", "pods", "delete") in granted["-uninstall"]
+    assert may_delete == (case == "everything"), "pods are deleted with uninstall.stopJobs only"
+
+
+def test_pods_have_the_fields_of_all_pods(case: str) -> None:
+    for each in read(case):
+        template = each.get("spec", {}).get("template", {})
+        if "spec" not in template:
+            continue
+        is_full, name = case == "everything", each["metadata"]["name"]
+        assert template["spec"].get("priorityClassName") == ("system-cluster-critical" if is_full else None), name
+        assert ("team" in template["metadata"]["labels"]) == is_full, name
+        assert ("sidecar.istio.io/inject" in template["metadata"].get("annotations", {})) == is_full, name
+        own = {container["name"]: container for container in template["spec"]["containers"]}
+        proxied = {
+            container for container, fields in own.items()
+            if "HTTPS_PROXY" in {variable["name"] for variable in fields.get("env", ())}
+        }  # fmt: skip
+        assert proxied == ({*own} - {"metrics"} if is_full else set()), name
+
+
+def test_routes_lead_to_the_api(case: str) -> None:
+    created = read(case)
+    routes = {each["kind"]: each["spec"] for each in created if each["kind"] in ("Ingress", "HTTPRoute")}
+    assert set(routes) == ({"Ingress", "HTTPRoute"} if case == "everything" else set())
+    if not routes:
+        return
+    (port,) = named(created, "Service", "ebbtide-api")["spec"]["ports"]
+    (path,) = routes["Ingress"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "ebbtide-api", "port": {"name": port["name"]}}
+    (backend,) = routes["HTTPRoute"]["rules"][0]["backendRefs"]
+    assert backend == {"name": "ebbtide-api", "port": port["port"]}
+    assert routes["Ingress"]["tls"][0]["hosts"] == [routes["Ingress"]["rules"][0]["host"]]

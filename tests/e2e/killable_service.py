@@ -39,6 +39,7 @@ def build_settings(folder: Path, port: int, *, grace_s: float = GRACE_S) -> Sett
         leave_grace_s=grace_s,
         tick_s_max=0.1,
         lease_s=1.0,
+        undeclared_queues="allow",
     )
 
 

@@ -21,15 +21,15 @@ PERIOD_S = 0.1
 
 
 @contextmanager
-def finished_jobs(cluster: KubernetesClient, namespace: str) -> Iterator[None]:
-    """Mark each Job of the namespace as succeeded, because nothing runs pods here."""
+def finished_jobs(cluster: KubernetesClient, namespace: str, *, succeed: bool = True) -> Iterator[None]:
+    """Mark each Job of the namespace as succeeded or failed, because nothing runs pods here."""
     stop = threading.Event()
 
     def work() -> None:
         while not stop.wait(PERIOD_S):
             for job in cluster.list(JOB, namespace=namespace).items:
                 if not job.get("status", {}).get("conditions"):
-                    cluster.patch_status(JOB, name_of(job), namespace, change={"status": _success()})
+                    cluster.patch_status(JOB, name_of(job), namespace, change={"status": _outcome(succeed=succeed)})
 
     thread = threading.Thread(target=work, name="jobs")
     thread.start()
@@ -49,7 +49,9 @@ def rendered(cluster: KubernetesClient, release: str, namespace: str) -> list[di
     return [each for text in texts for each in yaml.safe_load_all(text) if each]
 
 
-def _success() -> dict[str, Any]:
+def _outcome(*, succeed: bool) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    held = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in ("SuccessCriteriaMet", "Complete")]
-    return {"succeeded": 1, "startTime": now, "completionTime": now, "conditions": held}
+    kinds = ("SuccessCriteriaMet", "Complete") if succeed else ("FailureTarget", "Failed")
+    held = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds]
+    counts = {"succeeded": 1, "completionTime": now} if succeed else {"failed": 1}
+    return {"startTime": now, "conditions": held, **counts}

@@ -74,12 +74,11 @@ def test_job_with_invalid_pods_fails_alone(operated: Operated) -> None:
     operator = operated.start_operator()
     operated.submit("sound", 4, 4)
     operated.until_phase("sound", "Running")
-    mount = {"volumeMounts": [{"name": "nowhere", "mountPath": "/data"}]}
-    operated.apply_job("broken", build_job(4, container=mount))
+    operated.apply_job("broken", build_job(4, container={"securityContext": {"runAsUser": -5}}))
     operated.until_phase("broken", "Failed")
     status, reason, message = job_condition(operated, "broken", "Failed")
     assert (status, reason) == ("True", "Failed")
-    assert "spec.containers[0].volumeMounts[0].name: Not found" in message
+    assert "spec.containers[0].securityContext.runAsUser: Invalid value" in message
     operated.submit("after", 4, 4)
     operated.until_phase("after", "Running")
     assert operated.phase("sound") == "Running"

@@ -46,8 +46,9 @@ class Chart:
         with finished_jobs(self._cluster, self.namespace):
             helm.upgrade(*self._at, values)
 
-    def uninstall(self) -> None:
-        helm.uninstall(*self._at)
+    def uninstall(self, *, guard_succeeds: bool = True) -> None:
+        with finished_jobs(self._cluster, self.namespace, succeed=guard_succeeds):
+            helm.uninstall(*self._at)
 
     def refusal(self, values: dict[str, Any]) -> str:
         with pytest.raises(helm.HelmError) as refused:
@@ -67,15 +68,24 @@ def chart(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Ch
             cluster.delete(kind, item["metadata"]["name"], manifests.NAMESPACE)
 
 
-def _serve_prometheus_kinds(cluster: KubernetesClient) -> None:
-    """Serve the Prometheus operator's kinds without a schema."""
-    for kind, plural in (("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")):
-        group = "monitoring.coreos.com"
+FOREIGN_KINDS = (
+    ("monitoring.coreos.com", "ServiceMonitor", "servicemonitors"),
+    ("monitoring.coreos.com", "PrometheusRule", "prometheusrules"),
+    ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
+)
+
+
+def _serve_foreign_kinds(cluster: KubernetesClient) -> None:
+    """Serve the kinds of the Prometheus operator and of the Gateway API without a schema."""
+    for group, kind, plural in FOREIGN_KINDS:
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
         version = {"name": "v1", "served": True, "storage": True, "schema": schema}
         names = {"kind": kind, "plural": plural, "singular": kind.lower()}
         spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
-        cluster.apply(DEFINITION, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
+        # Names in the groups of Kubernetes need an approval.
+        approval = {"api-approved.kubernetes.io": "unapproved, for tests"}
+        metadata = {"name": f"{plural}.{group}", "annotations": approval}
+        cluster.apply(DEFINITION, {"metadata": metadata, "spec": spec})
         served = ResourceKind(group, "v1", kind, plural)
         eventually(partial(_is_served, cluster, served), what=f"{kind} is served")
 
@@ -91,7 +101,7 @@ def _is_served(cluster: KubernetesClient, kind: ResourceKind) -> bool:
 @pytest.mark.parametrize("case", manifests.CASES)
 def test_rendering_matches_the_golden_files(chart: Chart, cluster: KubernetesClient, case: str) -> None:
     if case == "everything":
-        _serve_prometheus_kinds(cluster)
+        _serve_foreign_kinds(cluster)
     chart.install(manifests.CASES[case])
     created = manifests.comparable(rendered(cluster, manifests.RELEASE, chart.namespace))
     chart.uninstall()
@@ -123,6 +133,19 @@ def test_user_objects_outlive_the_release(chart: Chart, cluster: KubernetesClien
     assert cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"] == secret
     assert cluster.get(ELASTIC_JOB, "job", chart.namespace)["spec"]["gpus"] == {"min": 1, "max": 2}
     chart.uninstall()
+
+
+def test_failing_guard_keeps_the_release(chart: Chart, cluster: KubernetesClient) -> None:
+    chart.install(manifests.SQLITE)
+    with pytest.raises(helm.HelmError, match="ebbtide-uninstall"):
+        chart.uninstall(guard_succeeds=False)
+    assert cluster.get_or_none(DEPLOYMENT, "ebbtide-operator", chart.namespace) is not None
+    assert cluster.get_or_none(BINDING, "ebbtide-operator") is not None
+    assert cluster.get_or_none(JOB, "ebbtide-uninstall", chart.namespace) is not None, "its log says what to do"
+    chart.uninstall()
+    assert cluster.get_or_none(DEPLOYMENT, "ebbtide-operator", chart.namespace) is None
+    assert cluster.get_or_none(JOB, "ebbtide-uninstall", chart.namespace) is None
+    assert cluster.get_or_none(BINDING, "ebbtide-uninstall") is None
 
 
 def test_changed_settings_restart_pods(chart: Chart, cluster: KubernetesClient) -> None:

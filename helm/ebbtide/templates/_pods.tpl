@@ -1,5 +1,5 @@
-{{- /* Fields shared by all pods. Arguments: root, component. Pods carry only the labels of their selector: a version label
-       would restart all pods at each chart upgrade. */}}
+{{- /* Fields shared by all pods. Arguments: root, component. Pods carry the labels of their selector and podLabels: a version
+       label would restart all pods at each chart upgrade. */}}
 {{- define "ebbtide.pod" -}}
 {{- $values := index .root.Values .component | default dict -}}
 automountServiceAccountToken: false
@@ -25,6 +25,9 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "ebbtide.selector" . | nindent 8 }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -38,6 +41,20 @@ nodeSelector:
 {{- with $values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Labels of pods. Arguments: root, component. */}}
+{{- define "ebbtide.podLabels" -}}
+{{ include "ebbtide.selector" . }}
+{{- with .root.Values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "ebbtide.extraEnv" -}}
+{{- with .Values.extraEnv }}
+{{- toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -75,6 +92,7 @@ envFrom:
 env:
   {{- include "ebbtide.database" . | nindent 2 }}
   - {name: PROMETHEUS_MULTIPROC_DIR, value: /run/metrics}
+  {{- include "ebbtide.extraEnv" . | nindent 2 }}
 {{- end }}
 
 {{- define "ebbtide.mounts" -}}
@@ -223,4 +241,14 @@ volumeMounts:
   {{- end }}
   resources:
     {{- toYaml .Values.operator.resources | nindent 4 }}
+{{- end }}
+
+{{- /* Labels and annotations of the account and the roles that exist during `helm uninstall` only. */}}
+{{- define "ebbtide.uninstallMetadata" -}}
+labels:
+  {{- include "ebbtide.labels" (dict "root" . "component" "uninstall") | nindent 2 }}
+annotations:
+  helm.sh/hook: pre-delete
+  helm.sh/hook-weight: "-1"
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}

@@ -11,7 +11,7 @@ from typing import Any
 
 from scheduler.documents.pod_template import CHECKPOINT_DIR, first_container_mounts, volume_sources
 from scheduler.domain import gpu_sets
-from scheduler.domain.checkpoints import CheckpointSpec
+from scheduler.domain.checkpoints import CheckpointSpec, is_object_store
 from scheduler.domain.decisions import Reason
 from scheduler.domain.job import Intent, Job, JobSpec
 from scheduler.domain.job_state import ENDED_STATES, JobState
@@ -36,7 +36,10 @@ from scheduler.kubernetes.resources.meta import (
 
 _POD_LOCAL_KINDS = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "projected", "secret")
 _NODE_DEPENDENT_KINDS = ("csi", "flexVolume", "hostPath")
-_REMEDY = "set checkpoint.volume to a persistentVolumeClaim with access mode ReadWriteMany"
+_REMEDY = (
+    "set checkpoint.volume to a persistentVolumeClaim with access mode ReadWriteMany, or checkpoint.dir to the URL of "
+    "an object store"
+)
 
 
 def build_checkpoints_condition(spec: JobSpec) -> Condition:
@@ -47,6 +50,8 @@ def build_checkpoints_condition(spec: JobSpec) -> Condition:
 @lru_cache(maxsize=4096)
 def _build_cached_condition(checkpoint: CheckpointSpec, template_json: str) -> Condition:
     directory, volume = checkpoint.dir or CHECKPOINT_DIR, checkpoint.volume
+    if is_object_store(directory):
+        return Condition(CHECKPOINTS_SHARED, True, "ObjectStore", f"the job saves to {directory}")
     if volume is not None:
         subdirectory = volume.sub_path or "the job's own directory"
         return Condition(

@@ -24,7 +24,7 @@ from scheduler.domain.run_document import LaunchMode, MasterAddress, RankSeat, R
 
 MASTER = MasterAddress("10.0.0.1", 29501)
 MACHINE = MachineFacts(cores=64, gpu_ids={index: f"GPU-{index}" for index in range(8)})
-PATHS = RunPaths(Path("/run/gen-3"), Path("/checkpoints"), Path("/home/ada"), plan=Path("/run/gen-3/plan.json"))
+PATHS = RunPaths(Path("/run/gen-3"), "/checkpoints", Path("/home/ada"), plan=Path("/run/gen-3/plan.json"))
 JOB = RunDocument(
     job_id="llama/7b",
     owner="ada",
@@ -76,7 +76,11 @@ def test_rank_reads_the_same_values_back_through_the_library() -> None:
     assert (read.node, read.job_id, read.generation) == ("node-b", "llama/7b", 3)
     assert (read.store_host, read.store_port, read.uses_agent_store) == ("10.0.0.1", 29501, False)
     assert (read.url, read.token) == ("http://127.0.0.1:8000", "token")
-    assert (read.plan_path, read.checkpoint_dir, read.run_dir) == (PATHS.plan, PATHS.checkpoint_dir, PATHS.run_dir)
+    assert (read.plan_path, read.checkpoint_dir, read.run_dir) == (
+        PATHS.plan,
+        Path(PATHS.checkpoint_dir),
+        PATHS.run_dir,
+    )
     assert (read.steps_total, read.frozen_layers, read.checkpoint_step) == (1000, 2, 40)
     assert (read.checkpoint_interval_s, read.checkpoint_keep) == (60.0, 3)
 

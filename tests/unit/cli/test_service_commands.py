@@ -271,6 +271,7 @@ def test_user_limits_are_changed(ask: Ask, run: Run, fleet: Any) -> None:
 
 def test_usage_as_table_and_csv(ask: Ask, run: Run, fleet: Any) -> None:
     assert "GPU-hours" not in run("usage").stdout
+    ask("queues", "create", "vision")
     submit_job(ask, "train", "--queue", "vision")
     fleet.tick()
     fleet.clock.move_to(fleet.clock.now_s() + 1800.0)

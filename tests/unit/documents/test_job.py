@@ -175,3 +175,62 @@ def test_speeds_are_only_for_jobs_without_a_model() -> None:
         JobSpec("a", 1, 1, model="gpt2", global_batch=8, speeds={"t4": 0.2})
     with pytest.raises(ValueError, match=r"speeds\.t4 must be a finite number above 0, got 0\.0"):
         JobSpec("a", 1, 1, speeds={"t4": 0.0})
+
+
+STORED: dict[str, Any] = {"name": "a", "gpus": {"min": 1, "max": 2}, "command": ["python", "train.py"]}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://runs",
+        "s3://runs/speech/v1",
+        "gs://my.bucket_1/a-b",
+        "az://container/run",
+        "abfs://container@account.dfs.core.windows.net/run",
+        "abfss://container/run/..b",
+    ],
+)
+def test_object_store_holds_checkpoints_without_a_volume(url: str) -> None:
+    spec = parse_job({**STORED, "checkpoint": {"dir": url}})
+    assert spec.checkpoint.dir == url
+    assert spec.on_resize is OnResize.CHECKPOINT
+    assert parse_job(to_job_document(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://",
+        "s3:///runs",
+        "s3:/runs",
+        "S3://runs",
+        "s4://runs/a",
+        "https://account.blob.core.windows.net/container",
+        "s3://runs/a?versionId=7",
+        "s3://runs/../other",
+        "s3://runs/a b",
+        "gs://runs:443/a",
+    ],
+)
+def test_malformed_object_store_is_refused(url: str) -> None:
+    with pytest.raises(
+        InvalidDocumentError, match=r'^checkpoint.dir: got ".*allowed: a directory, or a URL: s3://BUCKET'
+    ):
+        parse_job({**STORED, "checkpoint": {"dir": url}})
+
+
+def test_credentials_in_an_object_store_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidDocumentError, match=r'got "s3://\*\*\*@runs/a".*without credentials') as refused:
+        parse_job({**STORED, "checkpoint": {"dir": "s3://key:secret@runs/a"}})
+    assert "secret" not in str(refused.value)
+
+
+def test_object_store_excludes_a_volume_and_the_reference_trainer() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "shared"}}
+    document = {**STORED, "checkpoint": {"dir": "s3://runs/a", "volume": claim}}
+    with pytest.raises(InvalidDocumentError, match=r'checkpoint\.volume: got "shared"; allowed: nothing'):
+        parse_job(document)
+    trainer = {**STORED, "command": ["python", "-m", "scheduler.trainer.train"], "checkpoint": {"dir": "s3://runs/a"}}
+    with pytest.raises(InvalidDocumentError, match=r'checkpoint\.dir: got "s3://runs/a".*writes folders only'):
+        parse_job(trainer)

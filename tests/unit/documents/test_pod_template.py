@@ -18,6 +18,7 @@ from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
 from scheduler.kubernetes.pod_changes import plan_pod_changes
 from tests.builders import a_job
+from tests.pod_rule_cases import ACCEPTED, REJECTED, affinity
 from tools.pod_template_schema import TARGET, build_schema
 
 TEMPLATE: dict[str, Any] = {
@@ -68,6 +69,12 @@ def test_command_and_image_of_the_job_take_precedence() -> None:
             {"spec": {"containers": [{"imagePulPolicy": "Always"}]}},
             r"spec.containers\[0\].imagePulPolicy.*imagePullPolicy",
         ),
+        (
+            {"spec": {"containers": [{}], "terminationGracePeriodSeconds": -1}},
+            "spec.terminationGracePeriodSeconds: got -1",
+        ),
+        ({"spec": {"containers": [{}], **affinity("Gt", "many")}}, r"spec.affinity.*values: got \"many\""),
+        ({"spec": {"containers": [{"env": [{"name": "RANK", "value": "0"}]}]}}, r"spec.containers\[0\].env\[0\].name"),
         ({"spec": {"containers": [{}], "nodeSelecter": {"zone": "a"}}}, "spec.nodeSelecter.*nodeSelector"),
         ({"spec": {"containers": [{"stdin": "yes"}]}}, r"spec.containers\[0\].stdin: got \"yes\""),
         ({"spec": {"containers": [{}], "terminationGracePeriodSeconds": "30"}}, "spec.terminationGracePeriodSeconds"),
@@ -77,6 +84,22 @@ def test_command_and_image_of_the_job_take_precedence() -> None:
 def test_missing_or_reserved_field_is_named(template: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidDocumentError, match=f"template.{field}"):
         parse_job(job(template))
+
+
+@pytest.mark.parametrize(("spec", "field"), REJECTED)
+def test_pod_that_the_api_server_would_reject_is_refused(spec: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidDocumentError, match=f"template.spec.{field}"):
+        parse_job(job({"spec": spec}, command=["python"]))
+
+
+@pytest.mark.parametrize("spec", ACCEPTED)
+def test_pod_that_the_api_server_accepts_is_accepted(spec: dict[str, Any]) -> None:
+    assert parse_job(job({"spec": spec}, command=["python"])).template_json
+
+
+def test_sidecar_may_mount_the_volumes_of_ebbtide() -> None:
+    sidecar = {"name": "sync", "image": "x", "volumeMounts": [{"name": "ebbtide-checkpoints", "mountPath": "/c"}]}
+    assert parse_job(job({"spec": {"containers": [{}, sidecar]}}, command=["python"])).command
 
 
 def test_quantities_and_ports_may_be_numbers() -> None:

@@ -141,6 +141,7 @@ def test_checkpoint_volume_round_trips(sub_path: str) -> None:
         ({"template": build_template("persistentVolumeClaim", "/data")}, False, "InPodsOnly", "nothing is mounted"),
         ({"template": build_template("emptyDir", "/checkpoints")}, False, "InPodsOnly", "(emptyDir)"),
         ({"template": build_template("hostPath", "/")}, None, "NodesDecide", "(hostPath)"),
+        ({"checkpoint": {"dir": "s3://runs/a"}}, True, "ObjectStore", "s3://runs/a"),
     ],
 )
 def test_checkpoints_shared_condition(change: dict[str, Any], holds: bool | None, reason: str, words: str) -> None:

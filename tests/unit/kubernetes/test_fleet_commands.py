@@ -12,6 +12,7 @@ from scheduler.domain.fleet import PoolKind
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import NODE, POOL, QUEUE
+from scheduler.solver.profiles import catalog
 from tests.builders import a_job, a_loan
 from tests.unit.kubernetes.operator_rig import OperatorRig
 
@@ -133,6 +134,28 @@ def test_a_pool_with_an_unknown_gpu_is_not_accepted() -> None:
     holds, reason, message = condition(rig, "training", "Accepted")
     assert (holds, reason) == ("False", "Refused")
     assert "h100-80g" in message
+
+
+def test_an_accepted_pool_keeps_nodes_and_policy_while_its_new_gpu_is_unknown() -> None:
+    rig = build_fleet()
+    before = rig.snapshot
+    changed = {"nodeSelector": SERVE, "gpu": "a100-80gb", "lending": {"returnDeadline": "9m"}}
+    rig.server.change(POOL, "serving", "", **changed)
+    rig.run_until_stable()
+    assert condition(rig, "serving", "Accepted")[:2] == ("False", "Refused")
+    assert (rig.snapshot.nodes, rig.snapshot.pools) == (before.nodes, before.pools)
+    rig.server.change(POOL, "serving", "", gpu="a100-80g")
+    rig.run_until_stable()
+    assert condition(rig, "serving", "Accepted")[0] == "True"
+    assert rig.snapshot.pools["serving"].lending.return_deadline_s == 540.0
+
+
+def test_a_pool_may_name_an_estimated_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_estimates", {"a10g": "{}"})
+    rig = OperatorRig()
+    rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": TRAIN, "gpu": "a10g"})
+    rig.run_until_stable()
+    assert condition(rig, "training", "Accepted")[0] == "True"
 
 
 def test_gpu_model_comes_from_the_pool_or_the_label() -> None:

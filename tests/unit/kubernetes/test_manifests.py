@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.documents.job import parse_job
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.job_state import Allocation
 from scheduler.domain.pod_requirements import PER_GPU, compute_pod_requests
 from scheduler.kubernetes.agent_injection import AgentImage
@@ -142,3 +143,10 @@ def test_container_that_cannot_copy_the_agent_is_named(init: dict[str, Any], fir
         "containerStatuses": [{"name": "worker", "state": first}],
     }
     assert parse_pod_view({**pod, "status": {"phase": "Pending", **statuses}}).error == error
+
+
+def test_object_store_reaches_the_agent_and_needs_no_volume() -> None:
+    container = container_of(checkpoint=CheckpointSpec("s3://runs/llama"))
+    assert values_of(container, "EBBTIDE_CHECKPOINT_DIR") == ["s3://runs/llama"]
+    assert not [mount for mount in container["volumeMounts"] if "s3" in mount["mountPath"]]
+    assert "ebbtide-checkpoints" not in {mount["name"] for mount in container["volumeMounts"]}

@@ -9,9 +9,11 @@ import pytest
 from scheduler.domain.commands import CancelJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent
 from scheduler.domain.job_state import JobState
-from scheduler.kubernetes.api_objects import ELASTIC_JOB
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, QUEUE, ResourceKind
 from scheduler.kubernetes.resources.elastic_job import derive_job_id
 from scheduler.kubernetes.resources.meta import parse_metadata
+from scheduler.kubernetes.spec_commands import compute_spec_commands
+from scheduler.store.protocol import LoadedState
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.unit.kubernetes.fake_server import CREATED_S
 from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
@@ -44,6 +46,44 @@ def test_new_resource_is_submitted_once_with_its_creation_time() -> None:
     assert rig.run_round() == ["SubmitJob"]
     rig.run_until_stable()
     assert rig.compute_commands().commands == ()
+
+
+@pytest.mark.parametrize("order", [(QUEUE, ELASTIC_JOB), (ELASTIC_JOB, QUEUE)])
+def test_job_and_its_queue_may_be_applied_in_any_order(order: tuple[ResourceKind, ...]) -> None:
+    rig, specs = OperatorRig(), {ELASTIC_JOB: {**SPEC, "queue": "research"}, QUEUE: {"guaranteed": 4}}
+    names = {ELASTIC_JOB: ("llama", "team-a"), QUEUE: ("research", "")}
+    first, second = order
+    rig.server.add(first, names[first][0], specs[first], namespace=names[first][1])
+    rig.run_until_stable()
+    if first is ELASTIC_JOB:
+        message = 'queue: got "research"; allowed: one of default, or a new queue that is created first'
+        assert accepted(rig) == ("False", "QueueNotFound", message)
+        assert not rig.snapshot.jobs
+    rig.server.add(second, names[second][0], specs[second], namespace=names[second][1])
+    assert rig.run_round() == [*(["CreateQueue"] if second is QUEUE else []), "SubmitJob"]
+    rig.run_until_stable()
+    assert accepted(rig)[0] == "True"
+
+
+def test_job_keeps_running_when_its_queue_is_deleted() -> None:
+    rig = OperatorRig()
+    rig.server.add(QUEUE, "research", {})
+    rig.server.add(ELASTIC_JOB, "llama", {**SPEC, "queue": "research"}, namespace="team-a")
+    rig.run_until_stable()
+    rig.server.delete(QUEUE, "research")
+    rig.run_until_stable()
+    assert [job.intent for job in rig.snapshot.jobs.values()] == [Intent.RUN]
+    assert accepted(rig)[0] == "True"
+
+
+def test_undeclared_queues_can_be_allowed() -> None:
+    rig = OperatorRig()
+    rig.server.add(ELASTIC_JOB, "llama", {**SPEC, "queue": "research"}, namespace="team-a")
+    loaded = LoadedState(rig.snapshot, ())
+    found = compute_spec_commands(
+        rig.server.resources(), loaded, NOW_S, job_namespace="jobs", allows_undeclared_queues=True
+    )
+    assert [type(command.body) for command in found.commands] == [SubmitJob]
 
 
 def test_resource_created_suspended_is_suspended_in_the_same_tick() -> None:

@@ -34,6 +34,15 @@ def test_session_does_not_import_torch_before_the_process_group() -> None:
     assert completed.stdout.strip() == "False"
 
 
+def test_object_store_is_a_url_and_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBBTIDE_CHECKPOINT_DIR", "s3://runs/a")
+    with Session.from_environment() as session:
+        assert session.checkpoint_url == "s3://runs/a"
+        with pytest.raises(ValueError, match=r"s3://runs/a, an object store.*session\.checkpoint_url"):
+            _ = session.checkpoint_dir
+        session.succeed()
+
+
 def test_without_executor_there_is_one_rank_and_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
         monkeypatch.delenv(name)
