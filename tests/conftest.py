@@ -112,9 +112,11 @@ def _run_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 def restored_settings() -> Iterator[None]:
-    """Remove the EBBTIDE_ variables that a command set in this process for its children."""
+    """Undo what a command set in this process for its children: EBBTIDE_ variables and the umask."""
     before = {name: value for name, value in os.environ.items() if name.startswith("EBBTIDE_")}
+    os.umask(umask := os.umask(0))
     yield
+    os.umask(umask)
     for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
         del os.environ[name]
     os.environ.update(before)

@@ -275,7 +275,7 @@ def _idle_rows(
     )
     operator = operated.start_operator()
     eventually(
-        lambda: len(cluster.list(ELASTIC_JOB).items) == SMALL_JOBS + GANGS, what="all are told of", timeout_s=300.0
+        lambda: len(cluster.list(ELASTIC_JOB).items) == SMALL_JOBS + GANGS + 1, what="all are told of", timeout_s=300.0
     )
     time.sleep(60.0)
     before = _requests(plane)
