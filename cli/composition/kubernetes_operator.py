@@ -20,6 +20,7 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.leader_election import ELECTION_LIMITS, OPERATOR_LEASE, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
+from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
 from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.clock import RealClock
@@ -81,9 +82,11 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         store=store,
         clock=clock,
         demand=DemandSources(cluster, prometheus_url=settings.prometheus_url),
-        writer=ResourceWriter(cluster, mirrors),
-        event_recorder=EventRecorder(store, reporting_instance=identity),
-        actions=effects,
+        publisher=ResourcePublisher(
+            ResourceWriter(cluster, mirrors),
+            EventRecorder(store, reporting_instance=identity),
+            ActionPool(available_requests=cluster.count_available_requests),
+        ),
         job_namespace=settings.job_namespace,
         allows_undeclared_queues=settings.undeclared_queues == "allow",
         save_estimates=lambda profiles: save_estimated_gpus(

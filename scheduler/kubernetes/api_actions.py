@@ -68,18 +68,18 @@ class ActionPool:
         """
         return self._run(list(actions), until_s=math.inf).ambiguous
 
-    def run_batch(self, actions: Iterable[ApiAction]) -> BatchResult:
+    def run_batch(self, actions: Iterable[ApiAction], *, seconds: float = BATCH_S) -> BatchResult:
         """Run the first actions, at least one, and defer the others.
 
-        The batch uses at most half of the requests that the rate limit allows at once, and begins actions for BATCH_S.
-        So it does not wait for the limit, and neither do the requests that follow it.
+        The batch uses at most half of the requests that the rate limit allows at once, and begins actions for
+        `seconds`. So it does not wait for the limit, and neither do the requests that follow it.
 
         Raises:
             FencedError: a newer leader has written, or this process no longer leads.
         """
         listed = list(actions)
         affordable = count_affordable(listed, _BATCH_SHARE * self._available_requests())
-        result = self._run(listed[:affordable], until_s=self._monotonic_s() + BATCH_S)
+        result = self._run(listed[:affordable], until_s=self._monotonic_s() + seconds)
         return replace(result, deferred=len(listed) - result.run)
 
     def close(self) -> None:

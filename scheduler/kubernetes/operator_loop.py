@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,14 +17,12 @@ from scheduler.domain.decisions import Reason
 from scheduler.domain.fleet import Loan
 from scheduler.domain.job import Job
 from scheduler.domain.tick_report import TickReport
-from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources, with_demand
-from scheduler.kubernetes.event_recorder import EventRecorder
 from scheduler.kubernetes.leader_election import LeaderElector
-from scheduler.kubernetes.resource_sync import compute_resource_writes, find_unreported_jobs, find_unreported_loans
-from scheduler.kubernetes.resource_writer import ResourceWriter
-from scheduler.kubernetes.resource_writes import PublishState, Writes
+from scheduler.kubernetes.resource_publisher import ResourcePublisher
+from scheduler.kubernetes.resource_sync import find_unreported_jobs, find_unreported_loans
+from scheduler.kubernetes.resource_writes import PublishState
 from scheduler.kubernetes.spec_commands import ClusterResources, SpecCommands, compute_spec_commands
 from scheduler.runtime.clock import Clock
 from scheduler.runtime.controller import Controller, DatabaseOutage
@@ -114,9 +112,7 @@ class Operator:
         store: Store,
         clock: Clock,
         demand: DemandSources,
-        writer: ResourceWriter,
-        event_recorder: EventRecorder,
-        actions: ActionPool,
+        publisher: ResourcePublisher,
         job_namespace: str,
         allows_undeclared_queues: bool,
         save_estimates: Callable[[Mapping[str, str]], None],
@@ -129,9 +125,7 @@ class Operator:
         self._store = store
         self._clock = clock
         self._demand = demand
-        self._writer = writer
-        self._event_recorder = event_recorder
-        self._actions = actions
+        self._publisher = publisher
         self._job_namespace = job_namespace
         self._allows_undeclared_queues = allows_undeclared_queues
         self._save_estimates = save_estimates
@@ -143,8 +137,7 @@ class Operator:
         self._waiting_reasons: Mapping[str, Reason] = {}
         self._synced_change_count = -1
         self._synced_at_s = float("-inf")
-        self._next_write = 0
-        self._has_deferred_writes = False
+        self._has_unpublished = False
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`: lead while elected, stand by otherwise. Releases the Lease on exit."""
@@ -160,7 +153,7 @@ class Operator:
             self._election.release()
             self._demand.stop()
             self._cache.stop()
-            self._actions.close()
+            self._publisher.close()
 
     @property
     def may_lead(self) -> bool:
@@ -226,7 +219,7 @@ class Operator:
         if not self.may_lead:
             return self._controller.step()  # gives up leadership if it was held
         changes, since_s = self._cache.change_count, time.monotonic() - self._synced_at_s
-        has_news = self._has_deferred_writes or changes != self._synced_change_count
+        has_news = self._has_unpublished or changes != self._synced_change_count
         is_due = since_s >= (self._intervals.min_round_s if has_news else self._intervals.max_round_s)
         spec_commands, applied_ids = self._send_spec_commands() if is_due else (None, frozenset[str]())
         report = self._controller.step()
@@ -238,7 +231,7 @@ class Operator:
         if spec_commands is None:
             spec_commands, applied_ids = self._send_spec_commands()
         self._synced_change_count, self._synced_at_s = changes, time.monotonic()
-        self._write_resources(spec_commands, applied_ids)
+        self._publish(spec_commands, applied_ids)
         return report
 
     def _send_spec_commands(self) -> tuple[SpecCommands, frozenset[str]]:
@@ -258,10 +251,21 @@ class Operator:
         known_ids = [command.id for command in spec_commands.commands if not self._store.send(command)]
         return spec_commands, frozenset(known_ids) - pending_ids
 
-    def _write_resources(self, spec_commands: SpecCommands, applied_command_ids: frozenset[str]) -> None:
-        """Write resources and Events for the current snapshot."""
+    def _publish(self, spec_commands: SpecCommands, applied_command_ids: frozenset[str]) -> None:
+        """Write resources and Events for the current snapshot in the background, unless the last writes still run."""
+        try:
+            if self._publisher.is_ready():
+                self._publisher.publish(self._build_publish_state(spec_commands, applied_command_ids))
+                self._has_unpublished = self._publisher.has_more
+            else:
+                self._has_unpublished = True
+        except FencedError as error:
+            log.warning("stepping down: %s", error)
+            self._controller.step_down()
+
+    def _build_publish_state(self, spec_commands: SpecCommands, applied_command_ids: frozenset[str]) -> PublishState:
         loaded, resources = self._store.load(), spec_commands.resources
-        state = PublishState(
+        return PublishState(
             snapshot=loaded.snapshot,
             spec_commands=spec_commands,
             now_s=self._clock.now_s(),
@@ -273,20 +277,6 @@ class Operator:
             applied_command_ids=applied_command_ids,
             jobs_with_pods=self._cache.jobs_with_pods,
         )
-        try:
-            has_deferred = self._write_batch(compute_resource_writes(state))
-            self._actions.run_all(self._writer.build_actions(self._event_recorder.build_writes(state)))
-            self._has_deferred_writes = has_deferred or self._event_recorder.has_more
-        except FencedError as error:
-            log.warning("stepping down: %s", error)
-            self._controller.step_down()
-
-    def _write_batch(self, writes: Sequence[Writes]) -> bool:
-        """Write as many resources as the rate limit allows now, in turn. Return whether some were left."""
-        start = self._next_write % len(writes) if writes else 0
-        batch = self._actions.run_batch(self._writer.build_actions((*writes[start:], *writes[:start])))
-        self._next_write = start + batch.run
-        return batch.deferred > 0
 
     def _find_ended_jobs(self, resources: ClusterResources, loaded: LoadedState) -> dict[str, Job]:
         found = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,9 @@ from sqlalchemy import (
     Named,
     String,
     Table,
+    Text,
     TypedColumns,
+    cast,
     delete,
     insert,
     select,
@@ -52,8 +55,12 @@ class AgentReportColumns(TypedColumns):
 
 BEGUN_RUNS = Table("begun_runs", METADATA, BegunRunColumns)
 AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
-_SELECT_BEGUN_RUNS = select(BEGUN_RUNS).order_by(BEGUN_RUNS.c.job_id, BEGUN_RUNS.c.generation)
-_SELECT_REPORTS = select(AGENT_REPORTS).order_by(AGENT_REPORTS.c.job_id, AGENT_REPORTS.c.node)
+_RUN_KEY, _REPORT_KEY = (BEGUN_RUNS.c.job_id, BEGUN_RUNS.c.generation), (AGENT_REPORTS.c.job_id, AGENT_REPORTS.c.node)
+# Bodies are read as text. Each tick reads all of them, and parses only those that it does not know.
+_SELECT_BEGUN_RUNS = select(
+    *_RUN_KEY, cast(BEGUN_RUNS.c.body, Text).label("body"), BEGUN_RUNS.c.doom, BEGUN_RUNS.c.ended
+).order_by(*_RUN_KEY)
+_SELECT_REPORTS = select(*_REPORT_KEY, cast(AGENT_REPORTS.c.body, Text).label("body")).order_by(*_REPORT_KEY)
 _RUN_CACHE_MAX = 4096
 
 
@@ -64,9 +71,7 @@ class SqlRunLog:
         self._engine = engine
         self._read_engine = make_snapshot_engine(engine)
         self._run_cache: dict[tuple[str, int], BegunRun] = {}  # bodies never change
-        self._report_cache: dict[
-            tuple[str, str], tuple[Any, AgentReport]
-        ] = {}  # of the last list_reports: body and report
+        self._report_cache: dict[tuple[str, str], tuple[str, AgentReport]] = {}  # of the last list_reports
 
     def begin_run(self, run: BegunRun, *, epoch: int) -> bool:
         row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run)}
@@ -110,16 +115,17 @@ class SqlRunLog:
 
     def get_report(self, job_id: str, node: str) -> AgentReport | None:
         query = _SELECT_REPORTS.where(AGENT_REPORTS.c.job_id == job_id, AGENT_REPORTS.c.node == node)
-        return next((decode(AgentReport, row.body) for row in fetch_rows(self._read_engine, query)), None)
+        return next((decode(AgentReport, json.loads(row.body)) for row in fetch_rows(self._read_engine, query)), None)
 
     def list_reports(self) -> tuple[AgentReport, ...]:
-        """Return all reports. Called at each observation, so that only changed rows are decoded."""
-        before, self._report_cache = self._report_cache, {}
+        """Return all reports."""
+        before, now = self._report_cache, dict[tuple[str, str], tuple[str, AgentReport]]()
         for row in fetch_rows(self._read_engine, _SELECT_REPORTS):
             key, body = (row.job_id, row.node), row.body
             cached = before.get(key)
-            self._report_cache[key] = cached if cached and cached[0] == body else (body, decode(AgentReport, body))
-        return tuple(report for _, report in self._report_cache.values())
+            now[key] = cached if cached and cached[0] == body else (body, decode(AgentReport, json.loads(body)))
+        self._report_cache = now
+        return tuple(report for _, report in now.values())
 
     def delete_runs(self, job_id: str, *, up_to_generation: int, epoch: int) -> None:
         with transaction(self._engine) as connection:
@@ -130,7 +136,7 @@ class SqlRunLog:
 
     def _decode_run_row(self, row: AnyRow) -> BegunRun:
         key = (row.job_id, row.generation)
-        begun = self._run_cache.get(key) or decode(BegunRun, row.body)
+        begun = self._run_cache.get(key) or decode(BegunRun, json.loads(row.body))
         self._run_cache[key] = begun
         if len(self._run_cache) > _RUN_CACHE_MAX:
             self._run_cache = {}  # replaced instead of cleared: other threads may be reading it
