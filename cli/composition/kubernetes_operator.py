@@ -6,7 +6,7 @@ import logging
 import time
 from functools import partial
 
-from cli.composition.service import assemble_controller, build_retention, install_stop_signal, make_holder_id
+from cli.composition.service import assemble_controller, build_retention, make_holder_id
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
@@ -26,6 +26,7 @@ from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
+from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.settings import Settings, load_token_secret
 from scheduler.store.sql_store import SqlStore
 from scheduler.telemetry.logs import configure_logging

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
+from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.settings import Settings, load_token_secret
@@ -146,14 +146,6 @@ def build_retention(
 def make_holder_id() -> str:
     """Return a unique name of this process."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def install_stop_signal() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set from now on."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def run_controller(settings: Settings) -> None:

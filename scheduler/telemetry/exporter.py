@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import threading
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -18,18 +17,18 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 logger = logging.getLogger(__name__)
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s exporter %(levelname)s %(message)s")
     arguments = _arguments()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # in all threads, for sigwait
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(arguments.folder))  # type: ignore[no-untyped-call]  # untyped in the library
     server, thread = start_http_server(arguments.port, arguments.host, registry)
     logger.info("serving %s on %s:%d", arguments.folder, arguments.host, server.server_port)
-    stop.wait()
+    signal.sigwait(_STOP_SIGNALS)
     server.shutdown()
     server.server_close()
     thread.join()
