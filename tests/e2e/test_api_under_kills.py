@@ -77,6 +77,7 @@ class Site:
             "EBBTIDE_RUN_DIR": str(folder / "run"),
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_LEASE_S": str(LEASE_S),
+            "EBBTIDE_UNDECLARED_QUEUES": "allow",
         }
         self.kills: Counter[str] = Counter()
         _open(self.url)
