@@ -9,4 +9,4 @@ from __future__ import annotations
 BUNDLE_DIR = "/opt/ebbtide-agent"
 BUNDLE_PYTHON = f"{BUNDLE_DIR}/bin/python3"
 BUNDLE_ENTRIES = ("bin", "lib")
-"""What the folder contains. In the image it lies at the root, next to folders that container runtimes add."""
+"""Entries of the bundle. In the image they are at the root, next to folders that container runtimes add."""

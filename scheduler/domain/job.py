@@ -137,7 +137,7 @@ class JobSpec:
 
     @property
     def pod_requirements(self) -> PodRequirements:
-        """What the job's pods require of a node on Kubernetes."""
+        """Requirements of the job's pods on a node of Kubernetes."""
         volume = self.checkpoint.volume
         return parse_requirements(self.template_json, self.resources_per, "" if volume is None else volume.claim)
 

@@ -315,7 +315,7 @@ class NodeFit:
         return unused
 
     def _free_resources(self, node: Node, *, without: str = "") -> Mapping[str, int]:
-        """Return what the node has left beside all pods, or all but those of the job `without`."""
+        """Return the resources that no pod requests, or no pod of jobs other than `without`."""
         index, known = self._index, self._free.get(node.name)
         room = index.free_by_node.get(node.name)
         if known is not None and known[0] is room and room is not None and not without:

@@ -1,4 +1,4 @@
-"""What the cluster said about the pods of a job: refusals by nodes, and the state of its volume claims."""
+"""Facts from the cluster about the pods of a job: refusals by nodes, and the state of its volume claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pods of a job require of their node besides GPUs, and what a node offers."""
+"""Requirements of a job's pods on their node besides GPUs, and the capacity of a node."""
 
 from __future__ import annotations
 
