@@ -137,6 +137,9 @@ class AgentReplyView(TypedDict):
     disconnect_s: Annotated[
         float, Field(description="Seconds without an answered report after which the agent ends its ranks.")
     ]
+    waited_s: Annotated[
+        float, Field(description="Seconds that this reply waited. The control plane counts them as contact.")
+    ]
     poll_after_s: Annotated[float, Field(description="Seconds to wait before the next report.")]
     runs: Annotated[list[RunOrderView], Field(description="One entry per job and node that the agent has to know of.")]
 
@@ -161,18 +164,19 @@ async def report_machine(
     reports = await run_in_threadpool(
         read_reports, document, agent_id(reporter), service.clock.now_s(), address=reporter.address
     )
-    # A JSONResponse skips validation, which costs more than everything else.
-    return JSONResponse(
-        await wait_for_orders(
-            service,
-            lambda: _build_reply(service, reporter, reports),
-            has_orders,
-            lambda snapshot: snapshot.generation,
-            wait_s=document.wait_s,
-            watch_period_s=WATCH_PERIOD_S,
-            recheck_after_s=recheck_after_s,
-        )
+    reply = await wait_for_orders(
+        service,
+        lambda: _build_reply(service, reporter, reports),
+        has_orders,
+        lambda snapshot: snapshot.generation,
+        wait_s=document.wait_s,
+        watch_period_s=WATCH_PERIOD_S,
+        recheck_after_s=recheck_after_s,
     )
+    # The lease of the ranks counts from the end of the wait, so the recorded contact must not be earlier.
+    await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
+    # A JSONResponse skips validation, which costs more than everything else.
+    return JSONResponse(reply)
 
 
 async def wait_for_orders(
@@ -185,7 +189,7 @@ async def wait_for_orders(
     watch_period_s: float,
     recheck_after_s: float,
 ) -> ReplyT:
-    """Return a reply as soon as it is due, or after `wait_s`.
+    """Return a reply as soon as it is due, or after `wait_s`. Sets its `waited_s`.
 
     Args:
         build_reply: returns the reply and the snapshot that it follows from.
@@ -194,9 +198,11 @@ async def wait_for_orders(
         watch_period_s: time between two looks at the version.
         recheck_after_s: time after which a reply is built again in any case: runs can be ended without a decision.
     """
-    deadline_s = time.monotonic() + min(wait_s, service.settings.disconnect_s / 4)
+    began_s = time.monotonic()
+    deadline_s = began_s + min(wait_s, service.settings.disconnect_s / 4)
     while True:
         snapshot, reply = await run_in_threadpool(build_reply)
+        reply["waited_s"] = time.monotonic() - began_s
         if is_due(reply):
             return reply
         version, recheck_s = find_version(snapshot), min(deadline_s, time.monotonic() + recheck_after_s)
@@ -210,6 +216,7 @@ async def wait_for_orders(
                 cached = await run_in_threadpool(service.agent_state.snapshot, now_s)
             snapshot = cached
         if time.monotonic() >= deadline_s:
+            reply["waited_s"] = time.monotonic() - began_s
             return reply
 
 
@@ -240,6 +247,7 @@ def build_reply(service: Service, epoch: int, orders: list[RunOrderView], *, pol
     return {
         "epoch": epoch,
         "disconnect_s": service.settings.disconnect_s,
+        "waited_s": 0.0,
         "poll_after_s": poll_after_s,
         "runs": orders,
     }

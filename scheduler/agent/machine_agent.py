@@ -201,7 +201,8 @@ class MachineAgent:
             if not self._state.accept_epoch(int(document["epoch"])):
                 logger.warning("Ignoring a reply of leader epoch %s: a later one was seen", document["epoch"])
                 return
-            self._extend_lease(reply.sent_at_s, float(document["disconnect_s"]))
+            waited_s = float(document.get("waited_s", 0.0))  # a control plane of an earlier version sends none
+            self._extend_lease(reply.sent_at_s + waited_s, float(document["disconnect_s"]))
             if document.get("done"):  # in replies to pods only
                 self._job_end = JobEnd.FAILED if document["failed"] else JobEnd.DONE
             for order in document["runs"]:

@@ -174,6 +174,12 @@ def test_agents_of_an_ended_job_are_done(agent: Agent) -> None:
     assert agent.log.list_reports() == (), "nobody would ever forget it"
 
 
+def test_a_reply_states_how_long_it_waited(agent: Agent) -> None:
+    agent.begin()
+    assert agent.reply(running())["waited_s"] < 0.2
+    assert 0.3 <= agent.reply(running(), wait_s=0.3)["waited_s"] < 3.0
+
+
 def test_reports_are_stored_unless_only_steps_have_changed(agent: Agent) -> None:
     agent.reply(running())
     first = agent.report

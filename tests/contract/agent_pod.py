@@ -52,6 +52,7 @@ class Desk:
         self.kill = ""
         self.epoch = 1
         self.disconnect_s = 600.0
+        self.waited_s = 0.0
         self.ending: dict[str, bool] = {"done": False, "failed": False}
         self.is_reachable = True
         self.malformed: dict[str, Any] | None = None
@@ -124,6 +125,7 @@ class Desk:
         if is_alive:
             order |= {"notice": self.notice, "kill": self.kill}
         head = {"epoch": self.epoch, "disconnect_s": self.disconnect_s, "poll_after_s": 0.1}
+        head["waited_s"] = self.waited_s
         return {**head, "runs": [order] if report["runs"] or wanted else [], **self.ending}
 
 
