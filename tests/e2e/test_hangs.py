@@ -42,7 +42,10 @@ def has_failed_once(site: MachineSite, job_id: str) -> bool:
     return bool(site.client.job(job_id)["failure"])
 
 
-@pytest.mark.parametrize(("mode", "function"), [("sleep", "wait_forever"), ("spin", "spin_forever")])
+@pytest.mark.parametrize(
+    ("mode", "function"),
+    [pytest.param("sleep", "wait_forever", marks=pytest.mark.full), ("spin", "spin_forever")],
+)
 def test_rank_that_stops_stepping_is_restarted_and_its_stack_is_in_the_log(
     site: MachineSite, record_property: Any, mode: str, function: str
 ) -> None:

@@ -18,7 +18,7 @@ RANK = Path(__file__).with_name("straggling_rank.py")
 SECONDS = 4.0
 
 
-@pytest.mark.parametrize("slow_rank", [1, -1])
+@pytest.mark.parametrize("slow_rank", [1, pytest.param(-1, marks=pytest.mark.full)])
 def test_only_a_slowed_rank_is_a_straggler(tmp_path: Path, slow_rank: int) -> None:
     straggler = run_ranks(tmp_path, slow_rank)
     if slow_rank < 0:
