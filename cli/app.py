@@ -86,6 +86,12 @@ SUBCOMMANDS = (
     Subcommand("audit", "cli.commands.accounting:audit", IDENTITY_PANEL, "List the audit log (admins only)."),
     Subcommand("context", "cli.commands.identity:contexts_app", IDENTITY_PANEL, "List, use or delete saved services."),
     Subcommand("token", "cli.commands.identity:tokens_app", IDENTITY_PANEL, "Create, list or revoke API tokens."),
+    Subcommand(
+        "accounts",
+        "cli.commands.accounts:app",
+        IDENTITY_PANEL,
+        "Manage service accounts, the callers of programs, and rotate their tokens.",
+    ),
     Subcommand("plan", "cli.commands.plan:plan", LOCAL_PANEL, "Find the fastest parallel plan of a model."),
     Subcommand("fit", "cli.commands.fit:fit", LOCAL_PANEL, "Calibrate a GPU profile from measured runs."),
     Subcommand("simulate", "cli.commands.simulate:simulate", LOCAL_PANEL, "Compare scheduling policies on a trace."),
