@@ -25,7 +25,7 @@ OVERLAP_S_DEFAULT = 86_400.0
 OVERLAP_S_MAX = 30 * 86_400.0
 
 
-class AccountView(TypedDict):
+class ServiceAccountView(TypedDict):
     """A service account with its tokens, without their secrets."""
 
     name: Annotated[str, Field(description="Unique name, which is also the display name of the caller.")]
@@ -53,10 +53,10 @@ class AccountView(TypedDict):
     ]
 
 
-class AccountTokenView(TypedDict):
+class ServiceAccountTokenView(TypedDict):
     """A service account with a new token."""
 
-    account: Annotated[AccountView, Field(description="The account, with all its valid tokens.")]
+    account: Annotated[ServiceAccountView, Field(description="The account, with all its valid tokens.")]
     token: Annotated[TokenView, Field(description="The new token. It has a `secret` only in the first response.")]
     overlap_until_s: NotRequired[
         Annotated[
@@ -71,7 +71,7 @@ Grants = Annotated[list[GrantText], Field(min_length=1, max_length=100)]
 _TOKEN_LIFETIME = "Lifetime of the token, in seconds. Null: it is valid as long as the account."
 
 
-class AccountDocument(Document):
+class ServiceAccountDocument(Document):
     """A service account to create."""
 
     name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(description="Unique name of the account.")
@@ -84,7 +84,7 @@ class AccountDocument(Document):
     token_expires_in_s: Lifetime | None = Field(default=None, description=_TOKEN_LIFETIME)
 
 
-class AccountChange(Document):
+class ServiceAccountChange(Document):
     """Changes of a service account. Omitted fields keep their value. They apply to all its tokens within 5 s."""
 
     enabled: bool | None = Field(default=None, description="Whether its tokens are accepted. Null: unchanged.")
@@ -117,14 +117,14 @@ AccountNamePath = Annotated[str, Path(description="Name of the service account."
 @router.post("", status_code=201, responses={**CREATED_BEFORE, **problem_responses(409)})
 @requires(ADMIN)
 def create_account(
-    document: AccountDocument,
+    document: ServiceAccountDocument,
     service: ServiceDep,
     store: StoreDep,
     principal: PrincipalDep,
     response: Response,
     *,
     key: IdempotencyKeyHeader = "",
-) -> AccountTokenView:
+) -> ServiceAccountTokenView:
     """Create a service account and its first token. Only this response contains the token's secret. With an
     `Idempotency-Key`, a retry returns the same token without the secret; if the first response was lost, rotate."""
     now_s = service.clock.now_s()
@@ -157,7 +157,7 @@ def create_account(
 @requires(ADMIN)
 def list_accounts(
     service: ServiceDep, store: StoreDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
-) -> PageOf[AccountView]:
+) -> PageOf[ServiceAccountView]:
     """List service accounts by name, with their valid tokens."""
     place = decode_cursor(cursor, "accounts", str)
     found = store.accounts.list_accounts(after=place[0] if place else "", limit=limit + 1)
@@ -168,7 +168,7 @@ def list_accounts(
 
 @router.get("/{name}")
 @requires(ADMIN)
-def get_account(name: AccountNamePath, service: ServiceDep, store: StoreDep) -> AccountView:
+def get_account(name: AccountNamePath, service: ServiceDep, store: StoreDep) -> ServiceAccountView:
     """Return a service account with its valid tokens."""
     return account_view(_find_account(store, name), store.accounts, service.clock.now_s())
 
@@ -176,8 +176,8 @@ def get_account(name: AccountNamePath, service: ServiceDep, store: StoreDep) -> 
 @router.patch("/{name}")
 @requires(ADMIN)
 def change_account(
-    name: AccountNamePath, change: AccountChange, service: ServiceDep, store: StoreDep, principal: PrincipalDep
-) -> AccountView:
+    name: AccountNamePath, change: ServiceAccountChange, service: ServiceDep, store: StoreDep, principal: PrincipalDep
+) -> ServiceAccountView:
     """Enable or disable a service account, or change its roles or its expiry."""
     account, now_s = _find_account(store, name), service.clock.now_s()
     changes: dict[str, Any] = {}
@@ -204,7 +204,7 @@ def rotate_account(
     response: Response,
     *,
     key: IdempotencyKeyHeader = "",
-) -> AccountTokenView:
+) -> ServiceAccountTokenView:
     """Create another token of the account. Its earlier tokens expire after `overlap_s`, so that clients can change
     over. Only this response contains the secret; with an `Idempotency-Key`, a retry returns the token without it."""
     account, now_s = _find_account(store, name), service.clock.now_s()
@@ -237,7 +237,7 @@ def delete_account(name: AccountNamePath, service: ServiceDep, store: StoreDep, 
         raise_not_found("service account", name)
 
 
-def account_view(account: ServiceAccount, accounts: AccountStore, now_s: float) -> AccountView:
+def account_view(account: ServiceAccount, accounts: AccountStore, now_s: float) -> ServiceAccountView:
     tokens = accounts.list_account_tokens(account.id)
     uses = [token.last_used_at_s for token in tokens if token.last_used_at_s is not None]
     return {
@@ -276,7 +276,7 @@ def _generate_account_token(
 
 def _new_token_response(
     accounts: AccountStore, token: ApiToken, secret: str, now_s: float, response: Response
-) -> AccountTokenView:
+) -> ServiceAccountTokenView:
     account = token.account
     if account is None:
         raise_conflict(f"service account {token.name}, which this key created, was deleted. Use a new key")

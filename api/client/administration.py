@@ -13,7 +13,7 @@ from api.webhooks.signature import SignatureError, verify
 __all__ = ["AccountMethods", "RecordMethods", "SignatureError", "TokenMethods", "WebhookMethods", "verify"]
 
 if TYPE_CHECKING:
-    from api.accounts import AccountTokenView, AccountView
+    from api.accounts import ServiceAccountTokenView, ServiceAccountView
     from api.event_views import DecisionView, EventView, SnapshotView
     from api.plans import SolvedPlanView
     from api.tokens import AuditView, TokenView, WhoAmIView
@@ -89,7 +89,7 @@ class AccountMethods(ClientMethods):
         expires_in_s: float | None = None,
         token_expires_in_s: float | None = None,
         key: str = "",
-    ) -> AccountTokenView:
+    ) -> ServiceAccountTokenView:
         """Create a service account with its first token, whose `secret` only this response contains."""
         document = {
             "name": name,
@@ -98,29 +98,29 @@ class AccountMethods(ClientMethods):
             "token_expires_in_s": token_expires_in_s,
         }
         created = self._connection.request("POST", "/v1/accounts", json=document, key=key or secrets.token_hex(16))
-        return cast("AccountTokenView", created)
+        return cast("ServiceAccountTokenView", created)
 
-    def accounts(self, *, limit: int = 100) -> Iterator[AccountView]:
+    def accounts(self, *, limit: int = 100) -> Iterator[ServiceAccountView]:
         for item in self._connection.list_items("/v1/accounts", limit=limit, query={}):
-            yield cast("AccountView", item)
+            yield cast("ServiceAccountView", item)
 
-    def account(self, name: str) -> AccountView:
-        return cast("AccountView", self._connection.request("GET", _account_path(name)))
+    def account(self, name: str) -> ServiceAccountView:
+        return cast("ServiceAccountView", self._connection.request("GET", _account_path(name)))
 
-    def change_account(self, name: str, change: Mapping[str, Any]) -> AccountView:
+    def change_account(self, name: str, change: Mapping[str, Any]) -> ServiceAccountView:
         """Change `enabled`, `grants` or `expires_in_s`. Fields that are left out stay as they are."""
-        return cast("AccountView", self._connection.request("PATCH", _account_path(name), json=change))
+        return cast("ServiceAccountView", self._connection.request("PATCH", _account_path(name), json=change))
 
     def rotate_account(
         self, name: str, *, overlap_s: float | None = None, token_expires_in_s: float | None = None, key: str = ""
-    ) -> AccountTokenView:
+    ) -> ServiceAccountTokenView:
         """Create another token. Earlier tokens expire after `overlap_s`; None: after the service's default of a day."""
         document = {"token_expires_in_s": token_expires_in_s}
         if overlap_s is not None:
             document["overlap_s"] = overlap_s
         path = f"{_account_path(name)}:rotate"
         rotated = self._connection.request("POST", path, json=document, key=key or secrets.token_hex(16))
-        return cast("AccountTokenView", rotated)
+        return cast("ServiceAccountTokenView", rotated)
 
     def delete_account(self, name: str) -> None:
         self._connection.request("DELETE", _account_path(name))
