@@ -42,6 +42,7 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from api.tokens import WhoAmIView
     from scheduler.store.sql_store import SqlStore
 
 
@@ -77,17 +78,15 @@ def login(
     print_document(
         {**caller, "url": url, "context": context},
         output,
-        lambda: render_facts(_format_caller(caller["name"], caller["grants"], url)),
+        lambda: render_facts(_format_caller(caller, url)),
     )
 
 
 def whoami(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show your name and roles on the service."""
+    """Show your name, id and roles on the service."""
     with service_client(url) as client:
         caller = client.whoami()
-    print_document(
-        caller, output, lambda: render_facts(_format_caller(caller["name"], caller["grants"], resolve_target(url).url))
-    )
+    print_document(caller, output, lambda: render_facts(_format_caller(caller, resolve_target(url).url)))
 
 
 @contexts_app.callback(invoke_without_command=True)
@@ -137,8 +136,9 @@ def delete_context(name: ContextArgument, output: OutputOption = OutputFormat.TA
     print_document({"context": name}, output, lambda: render_facts({"deleted": name}))
 
 
-def _format_caller(name: str, grants: list[str], url: str) -> dict[str, str]:
-    return {"name": name, "roles": ", ".join(grants) or "none", "service": url}
+def _format_caller(caller: WhoAmIView, url: str) -> dict[str, str]:
+    roles = ", ".join(caller["grants"]) or "none"
+    return {"name": caller["name"], "id": caller["owner_id"], "roles": roles, "service": url}
 
 
 tokens_app = typer.Typer(name="token", help="Create, list or revoke API tokens.")
