@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api import (
+    accounts,
     archives,
     events,
     health,
@@ -74,7 +75,7 @@ _ROUTERS = (
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
     machines.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
-    *(tokens.audit_router, health.router, web_console.router),
+    *(accounts.router, tokens.audit_router, health.router, web_console.router),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests add commands to an inbox, and the controller's next tick applies them. "

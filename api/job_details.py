@@ -18,8 +18,9 @@ from api.http.paging import CursorParameter, JobId, PageOf
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.jobs import generate_job_id
-from api.plans import JobPlanView, check_job, check_queue, job_plan_view
+from api.plans import JobPlanView, check_job, job_plan_view
 from api.state import new_command
+from api.submission_rules import check_submission
 from scheduler.documents.job import JobDocument, to_job_spec
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CheckpointJob, SubmitJob
@@ -268,9 +269,9 @@ def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep)
     spec = to_job_spec(document)
     check_job(spec)
     context.require_role(Role.SUBMITTER, spec.queue)
-    check_queue(spec.queue, context, owner=context.principal.name, undeclared_queues=service.settings.undeclared_queues)
+    check_submission(spec, context, undeclared_queues=service.settings.undeclared_queues)
     job_id = generate_job_id(spec.name)
-    command = new_command(SubmitJob(job_id, spec), context.now_s, actor=context.principal.name)
+    command = new_command(SubmitJob(job_id, spec), context.now_s, context.principal)
     with_job = dry_run_tick(context.snapshot, service.policies, command)
     without_job = dry_run_tick(context.snapshot, service.policies)
     unrelated = {_decision_effect(decision) for decision in without_job.report.decisions}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import math
 import secrets
-from dataclasses import dataclass
 from typing import Annotated, Self, cast
 
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Response
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
@@ -17,20 +15,19 @@ from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, r
 from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import (
-    TEXT_PATTERN,
     CursorParameter,
     GpusByNode,
     PageOf,
-    StatesParameter,
     encode_gpus,
     page_of_jobs,
-    parse_states,
 )
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
+from api.job_filter import JobFilter
 from api.job_spec_view import GpuRangeView, JobSpecView
-from api.plans import check_job, check_queue
+from api.plans import check_job
 from api.state import RequestContext
+from api.submission_rules import check_change, check_queue, check_submission
 from scheduler.documents.document import Document, Label, invalid_field
 from scheduler.documents.job import (
     GpuCount,
@@ -45,9 +42,8 @@ from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_account import OnResize, RunFailure
-from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.job_state import JobState
 from scheduler.scheduling.preconditions import job_etag
-from scheduler.store.api_protocol import JobQuery
 
 
 class JobGpusView(GpuRangeView):
@@ -163,7 +159,8 @@ class JobView(TypedDict):
     id: Annotated[str, Field(description="Unique id: the name and ten random characters.")]
     name: Annotated[str, Field(description="Display name from the job document.")]
     queue: Annotated[str, Field(description="Queue whose GPU quota is charged.")]
-    owner: Annotated[str, Field(description="Principal that submitted it. Empty: unknown.")]
+    owner: Annotated[str, Field(description="Display name of the caller that submitted it. Empty: unknown.")]
+    owner_id: Annotated[str, Field(description="Stable id of that caller, as in `/v1/whoami`. Empty: unknown.")]
     priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
     state: Annotated[JobState, Field(description="Where the job is in its life cycle.")]
     state_since_s: Annotated[
@@ -203,6 +200,7 @@ def job_view(job: Job, now_s: float) -> JobView:
         "name": spec.name,
         "queue": spec.queue,
         "owner": job.owner,
+        "owner_id": job.owner_key,
         "priority": spec.priority,
         "state": job.state,
         "state_since_s": job.state_since_s,
@@ -269,52 +267,6 @@ def memory_view(job: Job) -> MemoryView:
     return {"factor": memory.factor, "deaths": deaths, "retry_at_s": memory.retry_at_s}
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
-    """Query parameters of job lists. A job must match all of them."""
-
-    state: StatesParameter = ""
-    queue: Annotated[
-        str,
-        Query(
-            max_length=2000,
-            pattern=TEXT_PATTERN,
-            description="Only jobs in one of these queues, separated by commas. Empty: all.",
-        ),
-    ] = ""
-    owner: Annotated[
-        str,
-        Query(max_length=200, pattern=TEXT_PATTERN, description="Only jobs that this principal submitted. Empty: all."),
-    ] = ""
-    name: Annotated[
-        str,
-        Query(
-            max_length=200,
-            pattern=TEXT_PATTERN,
-            description="Only jobs whose display name starts with this text. Empty: all.",
-        ),
-    ] = ""
-    submitted_since_s: Annotated[
-        float | None,
-        Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
-    ] = None
-    submitted_until_s: Annotated[
-        float | None,
-        Query(ge=0, allow_inf_nan=False, description="Submitted before this time, in seconds since 1970 (UTC)."),
-    ] = None
-
-    def to_query(self) -> JobQuery:
-        """Raises InvalidDocumentError for an unknown state."""
-        return JobQuery(
-            states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
-            queues=frozenset(name.strip() for name in self.queue.split(",")) if self.queue else None,
-            owner=self.owner,
-            name_prefix=self.name,
-            since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
-            until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
-        )
-
-
 router = create_router("jobs")
 
 
@@ -367,9 +319,7 @@ def submit_job(
     context.require_role(Role.SUBMITTER, spec.queue)
 
     def new_id() -> str:
-        check_queue(
-            spec.queue, context, owner=context.principal.name, undeclared_queues=service.settings.undeclared_queues
-        )
+        check_submission(spec, context, undeclared_queues=service.settings.undeclared_queues)
         return generate_job_id(spec.name)
 
     if key:
@@ -390,7 +340,7 @@ def list_jobs(
     cursor: CursorParameter = "",
 ) -> PageOf[JobView]:
     """List jobs, newest first, including ended ones. `next` is the cursor of the following page."""
-    query = job_filter.to_query().restrict_to_queues(context.principal.readable_queues)
+    query = job_filter.to_query(context.principal).restrict_to_queues(context.principal.readable_queues)
     page = page_of_jobs(context.snapshot.jobs.values(), context.store, query, cursor=cursor, limit=limit)
     visibility = context.visibility  # shared by all rows because it caches lookups
     return {
@@ -422,7 +372,9 @@ def change_job(
     basis = require_match(if_match, job_etag(job), f"job {job_id}")
     if change.queue is not None and change.queue != job.spec.queue:
         context.require_role(Role.SUBMITTER, change.queue)  # first, so that errors reveal nothing about the queue
-        check_queue(change.queue, context, owner=job.owner, undeclared_queues=service.settings.undeclared_queues)
+        undeclared = service.settings.undeclared_queues
+        check_queue(change.queue, context, owner=job.owner, owner_key=job.owner_key, undeclared_queues=undeclared)
+    check_change(job, queue=change.queue, priority=change.priority, context=context)
     after = context.send(_change_command(job, change), basis=basis)
     return _job_response(after, after.job(job_id), response)
 

@@ -47,4 +47,4 @@ def drain_leaving_nodes(service: Service, machine: Machine) -> None:
 
 
 def _as_principal(machine: Machine) -> Principal:
-    return Principal(f"machine {machine.name}", (Grant(Role.ADMIN),))
+    return Principal(f"machine {machine.name}", (Grant(Role.ADMIN),), subject=f"machine:{machine.name}")

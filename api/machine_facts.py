@@ -57,7 +57,7 @@ def update_machine_facts(
 
 def _drain_incomplete_node(machine: Machine, service: Service, now_s: float) -> Node | None:
     """Drain the machine's node if it promises GPUs that are gone. Return the node, None if it was deleted."""
-    principal = Principal(f"machine {machine.name}", (Grant(Role.ADMIN),))
+    principal = Principal(f"machine {machine.name}", (Grant(Role.ADMIN),), subject=f"machine:{machine.name}")
     context = load_request_context(service.state_reader, service.store, now_s, principal)
     node = context.snapshot.nodes.get(machine.name)
     if node is not None and not node.draining and lacks_gpus(build_node(machine), node):

@@ -37,6 +37,7 @@ from scheduler.domain.fleet import PROCESSOR_SLOTS
 from scheduler.domain.job import Job
 from scheduler.domain.machine import Machine
 from scheduler.domain.observation import AgentReport, BegunRun
+from scheduler.domain.owner_ids import OIDC_PREFIX
 from scheduler.domain.run_document import RankSeat, RunDocument
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_worker_token
@@ -332,6 +333,15 @@ def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport
     return job is None or job.is_ended or run is None or run.end is not None
 
 
+def _get_machine_owner(job: Job) -> str:
+    """Return the owner by which a machine chooses the user of the ranks.
+
+    It is the display name, except for subjects of an OIDC issuer: such a name may be chosen by its bearer, so it must
+    not select a user that an operator set up for somebody else.
+    """
+    return job.owner_id if job.owner_id.startswith(OIDC_PREFIX) else job.owner
+
+
 def build_run_document(
     job: Job, snapshot: Snapshot, node: str, *, secret: bytes, archive_bytes_max: int | None = None
 ) -> RunDocument:
@@ -342,7 +352,7 @@ def build_run_document(
     checkpoint = spec.checkpoint
     return RunDocument(
         job_id=job.id,
-        owner=job.owner,
+        owner=_get_machine_owner(job),
         node=node,
         generation=allocation.generation,
         command=spec.command,

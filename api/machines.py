@@ -208,7 +208,7 @@ def join_machine(
     now_s = service.clock.now_s()
     token = _require_join_token(service, request, now_s)
     check_agent(document, now_s)
-    principal = Principal(f"join token {token.id}", (Grant(Role.ADMIN),))
+    principal = Principal(f"join token {token.id}", (Grant(Role.ADMIN),), subject=f"join-token:{token.id}")
     context = load_request_context(service.state_reader, service.store, now_s, principal)
     _check_name(document, token, context)
     _check_lease(document.name, service, now_s)
@@ -433,7 +433,8 @@ def machine_audit_entry(action: str, machine: Machine, principal: Principal, now
     return _audit_entry(action, machine.name, fields, principal, now_s)
 
 
-def _audit_entry(action: str, subject: str, fields: dict[str, Any], principal: Principal, now_s: float) -> AuditEntry:
+def _audit_entry(action: str, subject: str, values: dict[str, Any], principal: Principal, now_s: float) -> AuditEntry:
     """Return the entry of a creation, whose fields are new, or of a removal, whose fields are gone."""
-    before, after = (None, fields) if action.startswith(("Create", "Join")) else (fields, None)
-    return AuditEntry(now_s, principal.name, principal.token_id, action, subject, before, after, REQUEST_ID.get())
+    before, after = (None, values) if action.startswith(("Create", "Join")) else (values, None)
+    fields = (action, subject, before, after, REQUEST_ID.get())
+    return AuditEntry(now_s, principal.name, principal.token_id, *fields, actor_id=principal.subject)

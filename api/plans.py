@@ -9,17 +9,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import Service, ServiceDep, create_router
-from api.http.errors import ProblemError, raise_conflict, raise_invalid_field
+from api.http.errors import ProblemError, raise_invalid_field
 from api.identity.authorization import VIEWER, requires
-from api.identity.principals import Role
-from api.state import RequestContext
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
 from scheduler.domain.job import Job, JobSpec
-from scheduler.domain.job_queue import describe_existing_queues, is_existing_queue
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.scheduling.preconditions import user_job_limit_error
 from scheduler.solver.curve import build_solve_request
 from scheduler.solver.inspection import Bound, Inspection, inspect_plan, search_outcome_to_json
 from scheduler.solver.plan_rules import PlanError
@@ -62,21 +58,6 @@ def check_job(spec: JobSpec) -> None:
             raise_invalid_field("profile", None, str(error))
     if problem := find_lengths_problem(spec):
         raise_invalid_field("lengths", spec.lengths[-1][0], problem)
-
-
-def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_queues: str) -> None:
-    """Check that the queue accepts a job of this owner.
-
-    Raises:
-        InvalidDocumentError: the queue does not exist, and `undeclared_queues` is "refuse".
-        ProblemError: 409 if the owner has as many jobs in the queue as it allows.
-    """
-    queues = context.snapshot.queues
-    if undeclared_queues == "refuse" and not is_existing_queue(name, queues):
-        visible = [queue for queue in queues if context.principal.has_role(Role.VIEWER, queue)]
-        raise_invalid_field("queue", name, describe_existing_queues(name, visible))
-    if why := user_job_limit_error(context.snapshot.jobs, queues.get(name), owner):
-        raise_conflict(why)
 
 
 def gpu_memory_bytes(gpu: str) -> int:

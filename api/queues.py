@@ -34,6 +34,7 @@ class QueueView(TypedDict):
     user_limit_gpus: Annotated[int | None, Field(description=QUOTA_FIELDS["user_limit_gpus"].description)]
     user_jobs_max: Annotated[int | None, Field(description=QUOTA_FIELDS["user_jobs_max"].description)]
     weight: Annotated[float, Field(description=QUOTA_FIELDS["weight"].description)]
+    priority_max: Annotated[int, Field(description=QUOTA_FIELDS["priority_max"].description)]
     declared: Annotated[
         bool,
         Field(description="Whether the queue was created. Otherwise live jobs name it, and it has the default quota."),
@@ -105,9 +106,12 @@ def get_queue(name: QueueNamePath, context: ContextDep, response: Response) -> Q
 def change_queue(
     name: QueueNamePath, change: QuotaDocument, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> QueueView:
-    """Change the quota; null removes a limit. A lower limit stops starts and growth but ends no job."""
+    """Change the quota; null removes a limit. A lower limit stops starts and growth but ends no job. Queue-admins may
+    lower `guaranteed_gpus`, `limit_gpus`, `weight` and `priority_max`, but only admins raise them."""
     queue = _get_declared_queue(context, name)
     basis = require_match(if_match, queue_etag(queue), f"queue {name}")
+    if not context.principal.has_role(Role.ADMIN):
+        basis = queue_etag(queue)  # so that this command cannot undo a lower quota that an admin sets meanwhile
     changed = apply_queue_change(queue, change)
     return _queue_response(context.send(ChangeQueue(changed), basis=basis), name, response)
 

@@ -36,7 +36,8 @@ class SimulationView(TypedDict):
     """A simulation that runs in the background."""
 
     id: Annotated[str, Field(description="Unique id that starts with `sim-`.")]
-    owner: Annotated[str, Field(description="Principal that submitted it.")]
+    owner: Annotated[str, Field(description="Display name of the caller that submitted it.")]
+    owner_id: Annotated[str, Field(description="Stable id of that caller, as in `/v1/whoami`.")]
     state: Annotated[str, Field(description="One of queued, running, succeeded, failed and cancelled.")]
     policies: Annotated[list[str], Field(description="Names of the policy sets to compare, in order.")]
     seed: Annotated[int, Field(description="Start value of the random numbers. The same one gives the same report.")]
@@ -54,6 +55,7 @@ def simulation_view(task: SimulationTask) -> SimulationView:
     return {
         "id": task.id,
         "owner": task.owner,
+        "owner_id": task.owner_id,
         "state": task.state.value,
         "policies": list(task.policies),
         "seed": task.seed,
@@ -91,7 +93,7 @@ SimulationIdPath = Annotated[str, Path(description="Unique id from the response 
 
 def _visible_task(simulation_id: SimulationIdPath, store: StoreDep, principal: PrincipalDep) -> SimulationTask:
     found = store.simulations.get_task(simulation_id)
-    if found is None or not (found.owner == principal.name or principal.has_role(Role.ADMIN)):
+    if found is None or not (principal.owns(found.owner_id) or principal.has_role(Role.ADMIN)):
         raise_not_found("simulation", simulation_id)
     return found
 
@@ -117,7 +119,7 @@ def create_simulation(
     creation_key = build_creation_key(key, principal, "simulation", document)
 
     def create() -> SimulationTask:
-        if store.simulations.count_live_tasks(principal.name) >= LIVE_SIMULATIONS_MAX:
+        if store.simulations.count_live_tasks(principal.subject) >= LIVE_SIMULATIONS_MAX:
             raise_conflict(f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} are unfinished. Cancel one or wait")
         files = to_simulation_files(document)
         task = _new_task(document, principal, service, jobs=_count_jobs(files, document.policies, service))
@@ -135,9 +137,9 @@ def list_simulations(
     store: StoreDep, principal: PrincipalDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[SimulationView]:
     """List the caller's simulations, newest first; admins see all. `next` is the cursor of the following page."""
-    owner = "" if principal.has_role(Role.ADMIN) else principal.name
+    owner_id = "" if principal.has_role(Role.ADMIN) else principal.subject
     before = decode_number_cursor(cursor, "simulations")
-    found = store.simulations.list_tasks(limit=limit + 1, before=before, owner=owner)
+    found = store.simulations.list_tasks(limit=limit + 1, before=before, owner_id=owner_id)
     next_cursor = encode_cursor("simulations", found[limit - 1].number) if len(found) > limit else None
     return {"items": [simulation_view(task) for task in found[:limit]], "next": next_cursor}
 
@@ -174,6 +176,7 @@ def _new_task(document: SimulationDocument, principal: Principal, service: Servi
     return SimulationTask(
         id=f"sim-{base64.b32encode(secrets.token_bytes(10)).decode().lower()}",
         owner=principal.name,
+        owner_id=principal.subject,
         created_at_s=service.clock.now_s(),
         policies=tuple(document.policies),
         seed=document.seed,

@@ -194,14 +194,14 @@ class RequestContext:
             ProblemError: 403 if the principal may not send it, 409 if the current state does not allow it, 412 if the
                 resource no longer matches `basis`. The first two are found before anything is sent.
         """
-        command = new_command(body, self.now_s if at_s is None else at_s, actor=self.principal.name)
+        command = new_command(body, self.now_s if at_s is None else at_s, self.principal)
         after = self._send(replace(command, basis=basis))
         assert after is not None, "random command ids are unique"
         return after
 
     def send_once(self, body: CommandBody, command_id: str) -> RequestContext | None:
         """Send a command like `send`, or return None if a command with this id was sent before."""
-        return self._send(new_command(body, self.now_s, actor=self.principal.name, command_id=command_id))
+        return self._send(new_command(body, self.now_s, self.principal, command_id=command_id))
 
     def _send(self, command: Command) -> RequestContext | None:
         authorize_command(self.principal, command.body, self.snapshot)
@@ -229,6 +229,7 @@ def load_request_context(
     return RequestContext(store, principal, at_s, state.committed, replace(state.snapshot, now_s=at_s), state_reader)
 
 
-def new_command(body: CommandBody, at_s: float, *, actor: str, command_id: str = "") -> Command:
-    """Return a command with the given id, or with a random one."""
-    return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor, is_counted=True)
+def new_command(body: CommandBody, at_s: float, principal: Principal, *, command_id: str = "") -> Command:
+    """Return a command of the principal with the given id, or with a random one."""
+    command_id = command_id or f"api-{secrets.token_hex(12)}"
+    return Command(command_id, at_s, body, principal.name, is_counted=True, actor_id=principal.subject)

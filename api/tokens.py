@@ -1,4 +1,4 @@
-"""API tokens, the caller's identity, and the audit log."""
+"""API tokens, the caller's identity, and the audit log. `api.accounts` has the tokens of service accounts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from fastapi import Path, Query, Response
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
+from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_key, create_once
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_number
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Grant, Principal, generate_token
 from scheduler.documents.document import Document
-from scheduler.store.api_protocol import ApiToken, AuditEntry, AuditFilter, HistoryLog, StoredAuditEntry
+from scheduler.store.api_protocol import AuditEntry, AuditFilter, HistoryLog, StoredAuditEntry
+from scheduler.store.credentials import ApiToken
 from scheduler.telemetry.logs import REQUEST_ID
 
 
@@ -23,7 +25,11 @@ class TokenView(TypedDict):
     """A token without its secret."""
 
     id: Annotated[str, Field(description="Public id, with which to revoke the token.")]
-    name: Annotated[str, Field(description="Principal that the token stands for. It becomes the owner of its jobs.")]
+    name: Annotated[str, Field(description="Display name of the caller with the token. Several callers may have it.")]
+    owner_id: Annotated[
+        str, Field(description="Stable id of the caller with the token, which owns what the caller creates.")
+    ]
+    account: Annotated[str, Field(description="Service account that the token belongs to. Empty: none.")]
     prefix: Annotated[str, Field(description="First characters of the secret, to recognize it.")]
     grants: Annotated[
         list[str], Field(description="Roles such as `admin`, or `submitter:research` for a single queue.")
@@ -41,7 +47,11 @@ class TokenView(TypedDict):
     ]
     secret: NotRequired[
         Annotated[
-            str, Field(description="Text to send as `Authorization: Bearer`. Only in the response to its creation.")
+            str,
+            Field(
+                description="Text to send as `Authorization: Bearer`. Only in the response to its creation, and not in "
+                "that to a repeated request with its `Idempotency-Key`."
+            ),
         ]
     ]
 
@@ -49,7 +59,11 @@ class TokenView(TypedDict):
 class WhoAmIView(TypedDict):
     """The caller of the request."""
 
-    name: Annotated[str, Field(description="Principal of the caller. `anybody` while authentication is off.")]
+    name: Annotated[str, Field(description="Display name of the caller. `anybody` while authentication is off.")]
+    owner_id: Annotated[
+        str,
+        Field(description="Stable id that the caller alone has, such as `token:tok-3f9c`, and which owns its jobs."),
+    ]
     grants: Annotated[
         list[str], Field(description="Roles such as `admin`, or `submitter:research` for a single queue.")
     ]
@@ -63,7 +77,8 @@ class AuditView(TypedDict):
 
     number: Annotated[int, Field(description="Position in the log. Numbers ascend and never repeat.")]
     at_s: Annotated[float, Field(description="Time of the request, in seconds since 1970 (UTC).")]
-    actor: Annotated[str, Field(description="Principal that requested the change.")]
+    actor: Annotated[str, Field(description="Display name of the caller that requested the change.")]
+    actor_id: Annotated[str, Field(description="Stable id of that caller. Empty: recorded by an older release.")]
     token_id: Annotated[str, Field(description="API token of the request. Empty: none.")]
     action: Annotated[str, Field(description="Name of the command or, for a forbidden request, method and path.")]
     subject: Annotated[
@@ -85,8 +100,10 @@ def token_view(token: ApiToken) -> TokenView:
     return {
         "id": token.id,
         "name": token.name,
+        "owner_id": token.owner_id,
+        "account": "" if token.account is None else token.account.name,
         "prefix": token.prefix,
-        "grants": list(token.grants),
+        "grants": list(token.effective_grants),
         "created_at_s": token.created_at_s,
         "created_by": token.created_by,
         "expires_at_s": token.expires_at_s,
@@ -101,6 +118,7 @@ def audit_view(stored: StoredAuditEntry) -> AuditView:
         "number": stored.number,
         "at_s": entry.at_s,
         "actor": entry.actor,
+        "actor_id": entry.actor_id,
         "token_id": entry.token_id,
         "action": entry.action,
         "subject": entry.subject,
@@ -123,7 +141,7 @@ class TokenDocument(Document):
     """A token to create."""
 
     name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(
-        description="Principal that the token stands for. It becomes the owner of its jobs."
+        description="Display name of the caller with the token. Another token of this name is another caller."
     )
     grants: Annotated[list[GrantText], Field(min_length=1, max_length=100)] = Field(
         description="Roles: admin, or viewer, submitter or queue-admin, each with :QUEUE for a single queue."
@@ -136,26 +154,51 @@ class TokenDocument(Document):
 @router.get("/whoami")
 @requires(VIEWER)
 def who_am_i(principal: PrincipalDep) -> WhoAmIView:
-    """Return the caller's name and roles. While authentication is off, the caller is `anybody`."""
-    return {"name": principal.name, "grants": list(map(str, principal.grants)), "token_id": principal.token_id}
+    """Return the caller's name, id and roles. While authentication is off, the caller is `anybody`."""
+    return {
+        "name": principal.name,
+        "owner_id": principal.subject,
+        "grants": list(map(str, principal.grants)),
+        "token_id": principal.token_id,
+    }
 
 
-@router.post("/tokens", status_code=201)
+CREATED_BEFORE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The `Idempotency-Key` was used before. The token of the first request, without its secret."}
+}
+
+
+@router.post("/tokens", status_code=201, responses={**CREATED_BEFORE, **problem_responses(409)})
 @requires(ADMIN)
 def create_token(
-    document: TokenDocument, service: ServiceDep, principal: PrincipalDep, response: Response
+    document: TokenDocument,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    response: Response,
+    *,
+    key: IdempotencyKeyHeader = "",
 ) -> TokenView:
-    """Create a token. Only this response contains its secret; the service stores a digest."""
+    """Create a token. Only this response contains its secret; the service stores a digest. With an `Idempotency-Key`, a
+    retry returns the same token without the secret; if the first response was lost, revoke it and create another."""
     now_s = service.clock.now_s()
     expires_at_s = None if document.expires_in_s is None else now_s + document.expires_in_s
     grants = [Grant.parse(text) for text in document.grants]
-    token, secret = generate_token(
+    new, secret = generate_token(
         document.name, grants, created_by=principal.name, now_s=now_s, expires_at_s=expires_at_s
     )
-    service.store.tokens.add(token, token_audit_entry("CreateToken", token, principal, now_s))
+    creation_key = build_creation_key(key, principal, "token", document)
+
+    def create() -> ApiToken:
+        service.store.tokens.add(new, token_audit_entry("CreateToken", new, principal, now_s), creation_key)
+        return new
+
+    token = create_once(service.store, creation_key, create, service.store.tokens.find_by_id)
     response.headers["Location"] = f"/v1/tokens/{token.id}"
     response.headers["Cache-Control"] = "no-store"
-    return {**token_view(token), "secret": secret}
+    if token.id == new.id:
+        return {**token_view(token), "secret": secret}
+    response.status_code = 200
+    return token_view(token)
 
 
 @router.get("/tokens")
@@ -188,9 +231,10 @@ def revoke_token(token_id: TokenIdPath, service: ServiceDep, principal: Principa
 
 def token_audit_entry(action: str, token: ApiToken, principal: Principal, now_s: float) -> AuditEntry:
     """Return the audit log entry for a created or revoked token."""
-    fields = {"name": token.name, "grants": list(token.grants), "expires_at_s": token.expires_at_s}
-    before, after = (None, fields) if action == "CreateToken" else (fields, None)
-    return AuditEntry(now_s, principal.name, principal.token_id, action, token.id, before, after, REQUEST_ID.get())
+    values = {"name": token.name, "grants": list(token.effective_grants), "expires_at_s": token.expires_at_s}
+    before, after = (None, values) if action == "CreateToken" else (values, None)
+    fields = (action, token.id, before, after, REQUEST_ID.get())
+    return AuditEntry(now_s, principal.name, principal.token_id, *fields, actor_id=principal.subject)
 
 
 audit_router = create_router("identity")

@@ -5,6 +5,7 @@ Rank 0 reports progress. The reply contains the notice to act on.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -21,6 +22,7 @@ from api.http.dependencies import (
 )
 from api.http.errors import raise_invalid_field
 from api.identity.authorization import VIEWER, Caller, RouteRule, requires
+from api.identity.principals import WORKER
 from api.jobs import ProgressView, progress_view
 from api.state import load_request_context, new_command
 from scheduler.documents.document import Document
@@ -93,9 +95,10 @@ def report_job_progress(
             report.peak_bytes,
             frozen,
         )
+        worker = replace(WORKER, name=f"worker of {job_id}")
         # A worker repeats an unchanged report to get notices. The inbox drops commands with a known id.
         command_id = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
-        context.store.send(new_command(body, context.now_s, actor=f"worker of {job_id}", command_id=command_id))
+        context.store.send(new_command(body, context.now_s, worker, command_id=command_id))
     return {"notice": notice}
 
 

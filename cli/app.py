@@ -82,10 +82,18 @@ SUBCOMMANDS = (
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
     Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
-    Subcommand("whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name and roles on the service."),
+    Subcommand(
+        "whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name, id and roles on the service."
+    ),
     Subcommand("audit", "cli.commands.accounting:audit", IDENTITY_PANEL, "List the audit log (admins only)."),
     Subcommand("context", "cli.commands.identity:contexts_app", IDENTITY_PANEL, "List, use or delete saved services."),
     Subcommand("token", "cli.commands.identity:tokens_app", IDENTITY_PANEL, "Create, list or revoke API tokens."),
+    Subcommand(
+        "accounts",
+        "cli.commands.accounts:app",
+        IDENTITY_PANEL,
+        "Manage service accounts, the callers of programs, and rotate their tokens.",
+    ),
     Subcommand("plan", "cli.commands.plan:plan", LOCAL_PANEL, "Find the fastest parallel plan of a model."),
     Subcommand("fit", "cli.commands.fit:fit", LOCAL_PANEL, "Calibrate a GPU profile from measured runs."),
     Subcommand("simulate", "cli.commands.simulate:simulate", LOCAL_PANEL, "Compare scheduling policies on a trace."),

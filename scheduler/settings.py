@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from scheduler.domain.program import ARCHIVE_BYTES_MAX
@@ -57,6 +57,9 @@ Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 RetentionDays = Annotated[int, Field(ge=0, le=36_500)]
 OptionalUrl = Annotated[str, AfterValidator(_check_http_url)]
 CaFile = Annotated[Path, AfterValidator(_check_ca_file)]
+
+
+GrantText = Annotated[str, StringConstraints(pattern=r"^(admin|(viewer|submitter|queue-admin)(:[^:\s]{1,63})?)$")]
 
 
 class Settings(BaseSettings):
@@ -247,6 +250,14 @@ class Settings(BaseSettings):
         description="Token claim that lists grants, such as `submitter:research`.",
     )
     oidc_name_claim: str = Field(default="sub", min_length=1, description="Token claim with the caller's name.")
+    oidc_groups_claim: str = Field(
+        default="groups", min_length=1, description="Token claim that lists the caller's groups."
+    )
+    oidc_groups: Mapping[str, tuple[GrantText, ...]] = Field(
+        default={},
+        description='Grants by group, as JSON, such as `{"ml-research": ["submitter:research"], "ops": ["admin"]}`. '
+        "Groups that are not listed grant nothing.",
+    )
 
     # Logs
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(

@@ -7,7 +7,7 @@ from typing import Self
 
 import httpx
 
-from api.client.administration import RecordMethods, TokenMethods, WebhookMethods
+from api.client.administration import AccountMethods, RecordMethods, TokenMethods, WebhookMethods
 from api.client.archives import ArchiveMethods
 from api.client.connection import (
     Connection,
@@ -38,6 +38,7 @@ class Client(
     WebhookMethods,
     SimulationMethods,
     TokenMethods,
+    AccountMethods,
 ):
     """A client of one service. Use it as a context manager, or call `close`.
 

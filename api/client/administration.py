@@ -1,4 +1,4 @@
-"""Client methods for events, decisions, snapshots, plans, API tokens, the audit log and webhooks."""
+"""Client methods for events, decisions, snapshots, plans, API tokens, service accounts, the audit log and webhooks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from urllib.parse import quote
 from api.client.connection import ClientMethods
 from api.webhooks.signature import SignatureError, verify
 
-__all__ = ["RecordMethods", "SignatureError", "TokenMethods", "WebhookMethods", "verify"]
+__all__ = ["AccountMethods", "RecordMethods", "SignatureError", "TokenMethods", "WebhookMethods", "verify"]
 
 if TYPE_CHECKING:
+    from api.accounts import ServiceAccountTokenView, ServiceAccountView
     from api.event_views import DecisionView, EventView, SnapshotView
     from api.plans import SolvedPlanView
     from api.tokens import AuditView, TokenView, WhoAmIView
@@ -41,10 +42,17 @@ class TokenMethods(ClientMethods):
     def whoami(self) -> WhoAmIView:
         return cast("WhoAmIView", self._connection.request("GET", "/v1/whoami"))
 
-    def create_token(self, name: str, grants: Sequence[str], *, expires_in_s: float | None = None) -> TokenView:
-        """Create a token with grants such as "submitter:research". Only this response contains its `secret`."""
+    def create_token(
+        self, name: str, grants: Sequence[str], *, expires_in_s: float | None = None, key: str = ""
+    ) -> TokenView:
+        """Create a token with grants such as "submitter:research".
+
+        `key` is the idempotency key, by default a random value per call. If the response of the first attempt was lost,
+        that of a retry has no `secret`: revoke the token and create another.
+        """
         document = {"name": name, "grants": list(grants), "expires_in_s": expires_in_s}
-        return cast("TokenView", self._connection.request("POST", "/v1/tokens", json=document))
+        created = self._connection.request("POST", "/v1/tokens", json=document, key=key or secrets.token_hex(16))
+        return cast("TokenView", created)
 
     def tokens(self, *, limit: int = 100) -> Iterator[TokenView]:
         """Yield all tokens, including revoked and expired ones."""
@@ -68,6 +76,58 @@ class TokenMethods(ClientMethods):
 
 def _token_path(token_id: str) -> str:
     return f"/v1/tokens/{quote(token_id, safe='')}"
+
+
+class AccountMethods(ClientMethods):
+    """Service accounts. `key` is the idempotency key, as of `TokenMethods.create_token`."""
+
+    def create_account(
+        self,
+        name: str,
+        grants: Sequence[str],
+        *,
+        expires_in_s: float | None = None,
+        token_expires_in_s: float | None = None,
+        key: str = "",
+    ) -> ServiceAccountTokenView:
+        """Create a service account with its first token, whose `secret` only this response contains."""
+        document = {
+            "name": name,
+            "grants": list(grants),
+            "expires_in_s": expires_in_s,
+            "token_expires_in_s": token_expires_in_s,
+        }
+        created = self._connection.request("POST", "/v1/accounts", json=document, key=key or secrets.token_hex(16))
+        return cast("ServiceAccountTokenView", created)
+
+    def accounts(self, *, limit: int = 100) -> Iterator[ServiceAccountView]:
+        for item in self._connection.list_items("/v1/accounts", limit=limit, query={}):
+            yield cast("ServiceAccountView", item)
+
+    def account(self, name: str) -> ServiceAccountView:
+        return cast("ServiceAccountView", self._connection.request("GET", _account_path(name)))
+
+    def change_account(self, name: str, change: Mapping[str, Any]) -> ServiceAccountView:
+        """Change `enabled`, `grants` or `expires_in_s`. Fields that are left out stay as they are."""
+        return cast("ServiceAccountView", self._connection.request("PATCH", _account_path(name), json=change))
+
+    def rotate_account(
+        self, name: str, *, overlap_s: float | None = None, token_expires_in_s: float | None = None, key: str = ""
+    ) -> ServiceAccountTokenView:
+        """Create another token. Earlier tokens expire after `overlap_s`; None: after the service's default of a day."""
+        document = {"token_expires_in_s": token_expires_in_s}
+        if overlap_s is not None:
+            document["overlap_s"] = overlap_s
+        path = f"{_account_path(name)}:rotate"
+        rotated = self._connection.request("POST", path, json=document, key=key or secrets.token_hex(16))
+        return cast("ServiceAccountTokenView", rotated)
+
+    def delete_account(self, name: str) -> None:
+        self._connection.request("DELETE", _account_path(name))
+
+
+def _account_path(name: str) -> str:
+    return f"/v1/accounts/{quote(name, safe='')}"
 
 
 class WebhookMethods(ClientMethods):

@@ -35,14 +35,14 @@ class JobMethods(ClientMethods):
         return self._connection.request("POST", "/v1/jobs:dry-run", json=document)
 
     def jobs(
-        self, *, state: str = "", queue: str = "", owner: str = "", name: str = "", limit: int = 100
+        self, *, state: str = "", queue: str = "", owner: str = "", owner_id: str = "", name: str = "", limit: int = 100
     ) -> Iterator[JobView]:
-        """Yield the jobs that match all filters, newest first.
+        """Yield the jobs that match all filters, newest first. `owner_id` "me" is the caller.
 
         `state`: one or more states, or `live` or `ended`, separated by commas. `name`: a prefix of the name. `limit`:
         page size.
         """
-        query = {"state": state, "queue": queue, "owner": owner, "name": name}
+        query = {"state": state, "queue": queue, "owner": owner, "owner_id": owner_id, "name": name}
         yield from self._connection.list_items("/v1/jobs", limit=limit, query=query)
 
     def job(self, job_id: str) -> JobView:

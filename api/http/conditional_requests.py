@@ -6,8 +6,8 @@ If-Match compares strongly (RFC 9110, 13.1.1). Responses that carry a tag forbid
 because other parts of the body change under the same tag.
 
 Idempotency-Key: the key determines the command id, per principal, and the store accepts a command id once. A retry gets
-the job of the first request, even if both arrive at once. Webhooks and simulations are created without a command: the
-store saves their keys in the same transaction.
+the job of the first request, even if both arrive at once. Webhooks, simulations, tokens and service accounts are
+created without a command: the store saves their keys in the same transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from api.state import RequestContext, load_request_context
 from scheduler.documents.document import Document
 from scheduler.domain.commands import SubmitJob
 from scheduler.domain.job import JobSpec
-from scheduler.store.api_protocol import IdempotencyKey, IdempotencyKeyUsedError, ServiceStore
+from scheduler.store.api_protocol import ApiStore, IdempotencyKey, IdempotencyKeyUsedError
 
 KEY_LENGTH_MAX = 255
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def submit_once(
     Raises:
         ProblemError: 422 if the key was used with another job document; 409 if the job is or was refused.
     """
-    command_id = f"api-key-{_digest(f'{context.principal.name} {key}')}"
+    command_id = f"api-key-{_digest(f'{context.principal.idempotency_scope} {key}')}"
     problem: ProblemError | None = None
     try:  # Most keys are new, so send first. A reason against a new job does not matter if the job exists already.
         job_id = new_id()
@@ -102,15 +102,15 @@ def submit_once(
 
 
 def build_creation_key(key: str, principal: Principal, noun: str, document: Document) -> IdempotencyKey | None:
-    """Return the stored form of the key of a webhook or simulation, or None if `key` is empty."""
+    """Return the stored form of the key of a `noun` to create, or None if `key` is empty."""
     if not key:
         return None
     request = json.dumps(document.model_dump(mode="json"), sort_keys=True)
-    return IdempotencyKey(_digest(f"{noun} {principal.name} {key}"), _digest(request))
+    return IdempotencyKey(_digest(f"{noun} {principal.idempotency_scope} {key}"), _digest(request))
 
 
 def create_once(
-    store: ServiceStore, key: IdempotencyKey | None, create: Callable[[], T], find: Callable[[str], T | None]
+    store: ApiStore, key: IdempotencyKey | None, create: Callable[[], T], find: Callable[[str], T | None]
 ) -> T:
     """Return the result of `create` or, if the key was used before, the object that the first request created.
 

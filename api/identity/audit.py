@@ -64,6 +64,7 @@ def command_audit_entry(command: Command, principal: Principal, before: Snapshot
         before_fields,
         after_fields,
         REQUEST_ID.get(),
+        actor_id=principal.subject,
     )
 
 
@@ -103,6 +104,7 @@ def record_forbidden_request(request: Request, status: int) -> None:
             None,
             REQUEST_ID.get(),
             outcome="forbidden",
+            actor_id=principal.subject,
         )
     )
 

@@ -18,6 +18,7 @@ from scheduler.domain.worker_token import WORKER_TOKEN_PREFIX as WORKER_PREFIX
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import TokenStore
+from scheduler.store.credentials import ApiToken
 from scheduler.store.protocol import UnavailableError
 
 
@@ -138,7 +139,7 @@ class Authenticator:
             except ProblemError:
                 self._enforce_rate_limit(self._address_limiter, address)
                 raise
-        self._enforce_rate_limit(self._caller_limiter, known.principal.token_id or known.principal.name)
+        self._enforce_rate_limit(self._caller_limiter, known.principal.token_id or known.principal.subject)
         return known.principal
 
     async def is_still_valid(self, authorization: str) -> bool:
@@ -183,13 +184,26 @@ class Authenticator:
             raise_unauthenticated(f"the token {token.prefix}... was revoked. Ask an admin for a new one")
         if not token.is_live(now_s):
             raise_unauthenticated(f"the token {token.prefix}... has expired. Ask an admin for a new one")
+        self._check_account(token, now_s)
         if token.last_used_at_s is None or now_s - token.last_used_at_s >= LAST_USE_INTERVAL_S:
             try:
                 self._tokens.record_use(token.id, now_s)
             except UnavailableError as error:  # the last-use time is not worth failing the request
                 logger.warning("last use of token %s not recorded: %s", token.id, error)
-        expires_at_s = float("inf") if token.expires_at_s is None else token.expires_at_s
+        ends_at_s = (token.expires_at_s, None if token.account is None else token.account.expires_at_s)
+        expires_at_s = min((at_s for at_s in ends_at_s if at_s is not None), default=float("inf"))
         return _CachedToken(token_principal(token), now_s, expires_at_s)
+
+    def _check_account(self, token: ApiToken, now_s: float) -> None:
+        """Raise a 401 if the token's service account was deleted, is disabled or has expired."""
+        account = token.account
+        if account is None:
+            if token.account_id:
+                raise_unauthenticated(f"the service account {token.name} was deleted. Ask an admin for a new one")
+        elif account.disabled_at_s is not None:
+            raise_unauthenticated(f"the service account {account.name} is disabled. Ask an admin to enable it")
+        elif account.has_expired(now_s):
+            raise_unauthenticated(f"the service account {account.name} has expired. Ask an admin to extend it")
 
     def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float) -> _CachedToken:
         try:

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route, compile_path
 
 from api.http.errors import ProblemError
 from api.identity.principals import Principal, Role
+from scheduler.documents.document import InvalidField
 from scheduler.domain.commands import (
     CancelJob,
     ChangeJob,
@@ -28,6 +29,7 @@ from scheduler.domain.commands import (
     SuspendJob,
 )
 from scheduler.domain.job import Job
+from scheduler.domain.job_queue import QUOTA_FIELDS, JobQueue, format_quota_value
 from scheduler.domain.snapshot import Snapshot
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -140,8 +142,31 @@ def authorize_command(principal: Principal, body: CommandBody, snapshot: Snapsho
                 require_role(principal, Role.SUBMITTER, queue)
         case ChangeQueue(queue):
             require_role(principal, Role.QUEUE_ADMIN, queue.name)
+            _authorize_quota(principal, snapshot.queues.get(queue.name), queue)
         case _:
             require_role(principal, Role.ADMIN)
+
+
+def _authorize_quota(principal: Principal, before: JobQueue | None, after: JobQueue) -> None:
+    """Check that no field which takes GPUs or precedence from other queues is raised, unless by an admin.
+
+    Raises:
+        ProblemError: 403 that names each raised field, its value, and the value up to which it may be set.
+    """
+    if before is None or principal.has_role(Role.ADMIN):
+        return
+    raised = tuple(
+        InvalidField(
+            name,
+            getattr(after, name),
+            f"at most {format_quota_value(getattr(before, name))}, the present value; only an admin raises it",
+        )
+        for name, declared in QUOTA_FIELDS.items()
+        if declared.takes_from_others and declared.is_raised(getattr(before, name), getattr(after, name))
+    )
+    if raised:
+        detail = f"raising a queue's share needs the role admin; you are {principal}. "
+        raise ProblemError(403, "forbidden", detail + "; ".join(each.message for each in raised), raised)
 
 
 def authorize_job_change(principal: Principal, job: Job) -> None:
@@ -151,9 +176,9 @@ def authorize_job_change(principal: Principal, job: Job) -> None:
         ProblemError: 403 if the principal may not.
     """
     queue = job.spec.queue
-    owns = job.owner == principal.name and principal.has_role(Role.SUBMITTER, queue)
+    owns = principal.owns(job.owner_key) and principal.has_role(Role.SUBMITTER, queue)
     if not owns and not principal.has_role(Role.QUEUE_ADMIN, queue):
-        owner = f"its owner is {job.owner}" if job.owner else "it has no owner"
+        owner = f"its owner is {job.owner}, {job.owner_key}" if job.owner else "it has no owner"
         _raise_forbidden(principal, Role.QUEUE_ADMIN, queue, f"; you do not own job {job.id} ({owner})")
 
 

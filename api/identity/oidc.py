@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import jwt
 
-from api.identity.principals import Grant, Principal
+from api.identity.claims import build_principal
+from api.identity.principals import Principal
 from scheduler.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -22,8 +23,7 @@ LEEWAY_S = 30.0
 KEYS_TTL_S = 3600.0
 REFRESH_INTERVAL_MIN_S = 10.0
 _TIMEOUT_S = 5.0
-_NAME_LENGTH_MAX = 200
-_REQUIRED_CLAIMS = ["exp", "iss", "aud"]
+_REQUIRED_CLAIMS = ["exp", "iss", "aud", "sub"]
 
 
 class InvalidTokenError(ValueError):
@@ -81,14 +81,10 @@ class OidcIssuer:
         return VerifiedIdentity(self._principal(claims), float(claims["exp"]) + LEEWAY_S)
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
-        name = claims.get(self._settings.oidc_name_claim)
-        if not isinstance(name, str) or not 0 < len(name) <= _NAME_LENGTH_MAX or not name.isprintable():
-            raise InvalidTokenError(f"its claim {self._settings.oidc_name_claim} is missing or not a name")
-        roles = claims.get(self._settings.oidc_roles_claim, [])
-        grants = [
-            grant for grant in map(_parse_grant, roles if isinstance(roles, list) else [roles]) if grant is not None
-        ]
-        return Principal(name, tuple(grants))
+        try:
+            return build_principal(claims, self._settings)
+        except ValueError as error:
+            raise InvalidTokenError(str(error)) from error
 
     def _find_key(self, kid: str, elapsed_s: float) -> jwt.PyJWK:
         with self._lock:
@@ -134,14 +130,6 @@ class OidcIssuer:
         if not isinstance(document, dict):
             raise ValueError(f"{url} did not answer with a JSON object")
         return document
-
-
-def _parse_grant(text: object) -> Grant | None:
-    """Return the grant, or None for a role of another application that uses the same issuer."""
-    try:
-        return Grant.parse(str(text))
-    except ValueError:
-        return None
 
 
 def _parse_public_key(document: object) -> jwt.PyJWK | None:

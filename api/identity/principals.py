@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 
+from scheduler.domain.owner_ids import LOCAL_OWNER_ID, LOCAL_OWNER_NAME, get_idempotency_scope
 from scheduler.domain.suggestions import suggest
-from scheduler.store.api_protocol import ApiToken
+from scheduler.store.credentials import ApiToken, ServiceAccount
 
 
 class Role(IntEnum):
@@ -69,12 +70,16 @@ class Grant:
 class Principal:
     """The caller of a request.
 
-    `name` is recorded in jobs, commands and the audit log. `token_id` is empty without an API token.
+    Args:
+        name: display name in jobs, commands and the audit log. Several principals may have it.
+        subject: stable id that no other principal has. Ownership is compared by it alone.
+        token_id: API token of the request. Empty without one.
     """
 
     name: str
     grants: tuple[Grant, ...]
     token_id: str = ""
+    subject: str = field(kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.name} with {', '.join(map(str, self.grants)) or 'no role'}"
@@ -88,14 +93,22 @@ class Principal:
         """The queues whose jobs it may read; None means all."""
         return None if self.has_role(Role.VIEWER) else frozenset(grant.queue for grant in self.grants)
 
+    @property
+    def idempotency_scope(self) -> str:
+        return get_idempotency_scope(self.subject)
+
+    def owns(self, owner_key: str) -> bool:
+        """Return whether it is the owner with this id. An empty id is that of no owner."""
+        return bool(owner_key) and owner_key == self.subject
+
     def has_role_anywhere(self, role: Role) -> bool:
         """Return whether it has `role` on at least one queue."""
         return any(grant.role >= role for grant in self.grants)
 
 
-ANONYMOUS = Principal("anybody", (Grant(Role.ADMIN),))
+ANONYMOUS = Principal(LOCAL_OWNER_NAME, (Grant(Role.ADMIN),), subject=LOCAL_OWNER_ID)
 """Every caller while authentication is off."""
-WORKER = Principal("worker", (Grant(Role.VIEWER),))
+WORKER = Principal("worker", (Grant(Role.VIEWER),), subject="worker")
 """A worker or agent on a route that takes its token. The endpoint checks the token against the job."""
 
 
@@ -105,7 +118,13 @@ _PREFIX_LENGTH = 10
 
 
 def generate_token(
-    name: str, grants: Iterable[Grant], *, created_by: str, now_s: float, expires_at_s: float | None
+    name: str,
+    grants: Iterable[Grant],
+    *,
+    created_by: str,
+    now_s: float,
+    expires_at_s: float | None,
+    account: ServiceAccount | None = None,
 ) -> tuple[ApiToken, str]:
     """Return a new token to store and its secret, which is stored nowhere."""
     secret = API_TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
@@ -118,8 +137,14 @@ def generate_token(
         created_at_s=now_s,
         created_by=created_by,
         expires_at_s=expires_at_s,
+        account_id="" if account is None else account.id,
+        account=account,
     )
     return token, secret
+
+
+def generate_account_id() -> str:
+    return f"sa-{secrets.token_hex(6)}"
 
 
 def token_digest(secret: str) -> str:
@@ -127,4 +152,5 @@ def token_digest(secret: str) -> str:
 
 
 def token_principal(token: ApiToken) -> Principal:
-    return Principal(token.name, tuple(map(Grant.parse, token.grants)), token.id)
+    grants = tuple(map(Grant.parse, token.effective_grants))
+    return Principal(token.name, grants, token.id, subject=token.owner_id)

@@ -100,10 +100,10 @@ class EventStreamResponse(Response):
 
 
 def _stream_owner(scope: Scope) -> str:
-    """Return the token id or name of the stream's principal; empty while authentication is off."""
+    """Return the token id or the subject of the stream's principal; empty while authentication is off."""
     state = scope.get("state", {})
     principal = state.get("principal")
-    return "" if principal is None or "is_token_valid" not in state else principal.token_id or principal.name
+    return "" if principal is None or "is_token_valid" not in state else principal.token_id or principal.subject
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -30,7 +30,8 @@ JobLookup = Callable[[str], Job | None]
 
 def webhook_visibility(webhook: Webhook, snapshot: Snapshot, ended_job: JobLookup) -> Visibility:
     """Return the visibility of a webhook: that of a queue-admin of its queue, whoever created the webhook."""
-    return Visibility(Principal(webhook.owner, (Grant(Role.QUEUE_ADMIN, webhook.queue),)), snapshot, ended_job)
+    grants = (Grant(Role.QUEUE_ADMIN, webhook.queue),)
+    return Visibility(Principal(webhook.owner, grants, subject=webhook.owner_id), snapshot, ended_job)
 
 
 def build_delivery(webhook: Webhook, stored: StoredEvent, visibility: Visibility, *, now_s: float) -> Delivery | None:
@@ -82,6 +83,7 @@ def _job_summary(job: Job) -> dict[str, object]:
         "name": job.spec.name,
         "queue": job.spec.queue,
         "owner": job.owner,
+        "owner_id": job.owner_key,
         "state": job.state.value,
         "gpus": {"min": job.spec.min_gpus, "max": job.spec.max_gpus, "target": job.allocation.target_gpus},
     }

@@ -32,7 +32,8 @@ class WebhookView(TypedDict):
     """A URL that receives events."""
 
     id: Annotated[str, Field(description="Unique id that starts with `wh_`.")]
-    owner: Annotated[str, Field(description="Principal that created it.")]
+    owner: Annotated[str, Field(description="Display name of the caller that created it.")]
+    owner_id: Annotated[str, Field(description="Stable id of that caller, as in `/v1/whoami`.")]
     url: Annotated[str, Field(description="Address to which messages are posted.")]
     codes: Annotated[list[str], Field(description="Event types that are sent. Empty: all.")]
     queue: Annotated[str, Field(description="Queue whose events, and those of its jobs, are sent. Empty: all.")]
@@ -87,6 +88,7 @@ def webhook_view(webhook: Webhook) -> WebhookView:
     return {
         "id": webhook.id,
         "owner": webhook.owner,
+        "owner_id": webhook.owner_id,
         "url": webhook.url,
         "codes": list(webhook.codes),
         "queue": webhook.queue,
@@ -162,6 +164,7 @@ def create_webhook(
     new = Webhook(
         id=f"wh_{base64.b32encode(secrets.token_bytes(10)).decode().lower()}",
         owner=principal.name,
+        owner_id=principal.subject,
         url=document.url,
         created_at_s=service.clock.now_s(),
         codes=tuple(dict.fromkeys(document.codes)),

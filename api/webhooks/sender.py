@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 import ssl
 import time
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import httpx
 
+logger = logging.getLogger(__name__)
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host name. Raises OSError if it has none."""
@@ -26,7 +29,17 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class RefusedAddressError(ValueError):
-    """The host resolves to an address that webhooks may not reach."""
+    """Webhooks may not reach the host.
+
+    The message is the same for every name that cannot be used, so that it reveals neither whether an internal name
+    exists nor its address. `detail`, for the service's log, has the reason.
+    """
+
+    def __init__(self, host: str, detail: str) -> None:
+        super().__init__(
+            f"{host} is not the host of a public address. An operator can allow the host with EBBTIDE_WEBHOOK_HOSTS"
+        )
+        self.detail = detail
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
@@ -66,22 +79,25 @@ def check_host(host: str, allowed: frozenset[str]) -> None:
     name = host.strip("[]").lower()
     is_local = name.rstrip(".") == "localhost" or name.rstrip(".").endswith(".localhost")
     if name not in allowed and (is_local or _is_address(name)) and not is_public(name):
-        raise RefusedAddressError(_refusal_message(host))
+        raise RefusedAddressError(host, "it is not public")
 
 
 async def resolve_allowed(host: str, port: int, allowed: frozenset[str], resolve: Resolver) -> list[str]:
     """Return the addresses to connect to.
 
     Raises:
-        RefusedAddressError: one of the addresses is not public. None of them may be used then.
-        OSError: the host has no address.
+        RefusedAddressError: the host has no address, or one of its addresses is not public. None of them may be used
+            then.
     """
     name = host.strip("[]").lower()
-    found = [name] if _is_address(name) else await resolve(name, port)
+    try:
+        found = [name] if _is_address(name) else await resolve(name, port)
+    except OSError as error:
+        raise RefusedAddressError(host, f"it has no address: {error}") from error
     if name not in allowed:
         for address in found:
             if not is_public(address):
-                raise RefusedAddressError(_refusal_message(host if address == name else f"{host} ({address})"))
+                raise RefusedAddressError(host, f"its address {address} is not public")
     return found
 
 
@@ -91,10 +107,6 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _refusal_message(host: str) -> str:
-    return f"{host} is not a public address. An operator can allow the host with EBBTIDE_WEBHOOK_HOSTS"
 
 
 ATTEMPT_TIMEOUT_S = 10.0
@@ -147,15 +159,16 @@ class WebhookSender:
         except TimeoutError:
             return DeliveryOutcome(None, f"no response within {self.timeout_s:g} s")
         except RefusedAddressError as error:
+            logger.warning("no webhook message was sent to %s: %s", httpx.URL(url).host, error.detail)
             return DeliveryOutcome(None, str(error))
         except httpx.ConnectError as error:
             return DeliveryOutcome(None, _certificate_error(error) or f"ConnectError: {error}")
         except httpx.HTTPError as error:
             return DeliveryOutcome(None, f"{type(error).__name__}: {error}".removesuffix(": "))
+        except OSError as error:
+            return DeliveryOutcome(None, f"the connection failed: {type(error).__name__}")
         except (httpx.InvalidURL, UnicodeError) as error:  # for example an empty or overlong label
             return DeliveryOutcome(None, f"the host name is invalid: {error}")
-        except OSError as error:
-            return DeliveryOutcome(None, f"{httpx.URL(url).host} has no address: {error.strerror or error}")
 
     async def _send(self, url: httpx.URL, headers: Mapping[str, str], body: bytes) -> DeliveryOutcome:
         port = url.port or (443 if url.scheme == "https" else 80)

@@ -42,6 +42,7 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from api.tokens import WhoAmIView
     from scheduler.store.sql_store import SqlStore
 
 
@@ -77,17 +78,15 @@ def login(
     print_document(
         {**caller, "url": url, "context": context},
         output,
-        lambda: render_facts(_format_caller(caller["name"], caller["grants"], url)),
+        lambda: render_facts(_format_caller(caller, url)),
     )
 
 
 def whoami(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show your name and roles on the service."""
+    """Show your name, id and roles on the service."""
     with service_client(url) as client:
         caller = client.whoami()
-    print_document(
-        caller, output, lambda: render_facts(_format_caller(caller["name"], caller["grants"], resolve_target(url).url))
-    )
+    print_document(caller, output, lambda: render_facts(_format_caller(caller, resolve_target(url).url)))
 
 
 @contexts_app.callback(invoke_without_command=True)
@@ -137,8 +136,9 @@ def delete_context(name: ContextArgument, output: OutputOption = OutputFormat.TA
     print_document({"context": name}, output, lambda: render_facts({"deleted": name}))
 
 
-def _format_caller(name: str, grants: list[str], url: str) -> dict[str, str]:
-    return {"name": name, "roles": ", ".join(grants) or "none", "service": url}
+def _format_caller(caller: WhoAmIView, url: str) -> dict[str, str]:
+    roles = ", ".join(caller["grants"]) or "none"
+    return {"name": caller["name"], "id": caller["owner_id"], "roles": roles, "service": url}
 
 
 tokens_app = typer.Typer(name="token", help="Create, list or revoke API tokens.")
@@ -187,6 +187,7 @@ def create_token(
     else:
         with service_client(url) as client:
             created = dict(client.create_token(name, grant, expires_in_s=document.get("expires_in_s")))
+    require_secret(created, "revoke it with `ebbtide token revoke`, and create another")
     print_message("The token is shown only once. Save it now.")
     if quiet:
         typer.echo(created["secret"])
@@ -196,7 +197,7 @@ def create_token(
         "id": created["id"],
         "name": name,
         "grants": ", ".join(created["grants"]),
-        "expires": _format_optional_time(created["expires_at_s"], "never"),
+        "expires": format_optional_time(created["expires_at_s"], "never"),
     }
     print_document(created, output, lambda: render_facts(facts))
 
@@ -234,6 +235,12 @@ def revoke_token(
     print_document(revoked, output, lambda: render_facts({"revoked": f"{revoked['id']} of {revoked['name']}"}))
 
 
+def require_secret(token: Mapping[str, Any], advice: str) -> None:
+    """Raise an error if the secret was in a response that was lost: the service stores only its digest."""
+    if "secret" not in token:
+        raise CommandError(f"token {token['id']} was created, but the response with its secret was lost; {advice}")
+
+
 def _uses_database(url: str, database_url: str | None) -> bool:
     return database_url is not None or not (url or resolve_target("").context)
 
@@ -244,12 +251,13 @@ def _create_in_database(document: Mapping[str, Any], database_url: str | None) -
     from api.identity.principals import Grant, Principal, generate_token
     from api.tokens import TokenDocument, token_audit_entry, token_view
     from scheduler.documents.document import InvalidDocumentError, to_invalid_fields
+    from scheduler.domain.owner_ids import LOCAL_OWNER_ID
 
     try:
         checked = TokenDocument.model_validate(document)
     except ValidationError as error:
         raise_input_error(str(InvalidDocumentError(*to_invalid_fields(error.errors()))))
-    now_s, caller = time.time(), Principal("command line", ())
+    now_s, caller = time.time(), Principal("command line", (), subject=LOCAL_OWNER_ID)
     expires_at_s = None if checked.expires_in_s is None else now_s + checked.expires_in_s
     grants = map(Grant.parse, checked.grants)
     token, secret = generate_token(checked.name, grants, created_by=caller.name, now_s=now_s, expires_at_s=expires_at_s)
@@ -261,12 +269,14 @@ def _create_in_database(document: Mapping[str, Any], database_url: str | None) -
 def _revoke_in_database(token_id: str, database_url: str | None) -> Mapping[str, Any]:
     from api.identity.principals import Principal
     from api.tokens import token_audit_entry, token_view
+    from scheduler.domain.owner_ids import LOCAL_OWNER_ID
 
     with _open_store(database_url) as store:
         token, now_s = store.tokens.find_by_id(token_id), time.time()
+        caller = Principal("command line", (), subject=LOCAL_OWNER_ID)
         if token is None:
             raise CommandError(f"there is no token {token_id!r}; `ebbtide token list` lists all tokens")
-        entry = token_audit_entry("RevokeToken", token, Principal("command line", ()), now_s)
+        entry = token_audit_entry("RevokeToken", token, caller, now_s)
         return token_view(store.tokens.revoke(token_id, now_s, entry) or token)
 
 
@@ -308,8 +318,8 @@ def _render_tokens(tokens: Sequence[Mapping[str, Any]]) -> RenderableType:
                 each["name"],
                 f"{each['prefix']}...",
                 ", ".join(each["grants"]),
-                _format_optional_time(each["last_used_at_s"], "never"),
-                "revoked" if each["revoked_at_s"] is not None else _format_optional_time(each["expires_at_s"], "never"),
+                format_optional_time(each["last_used_at_s"], "never"),
+                "revoked" if each["revoked_at_s"] is not None else format_optional_time(each["expires_at_s"], "never"),
             ]
             for each in tokens
         ),
@@ -318,5 +328,5 @@ def _render_tokens(tokens: Sequence[Mapping[str, Any]]) -> RenderableType:
     )
 
 
-def _format_optional_time(at_s: float | None, otherwise: str) -> str:
+def format_optional_time(at_s: float | None, otherwise: str) -> str:
     return otherwise if at_s is None else format_time(at_s)

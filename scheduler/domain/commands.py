@@ -12,6 +12,7 @@ from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.parallel_plan import ParallelPlan
 
 
@@ -233,7 +234,7 @@ class Command:
 
     `basis` is the entity tag that the caller read (see preconditions); the command is refused if the entity has changed
     since. An empty `basis` applies to any state. With `is_counted`, a job that enters a queue counts against the
-    queue's `user_jobs_max`.
+    queue's `user_jobs_max`. `actor` is the display name of the caller, `actor_id` its stable id.
     """
 
     id: str
@@ -242,3 +243,9 @@ class Command:
     actor: str = ""
     basis: str = ""
     is_counted: bool = False
+    actor_id: str = ""
+
+    @property
+    def actor_key(self) -> str:
+        """The id by which jobs of this caller are recognized. Commands of older releases have only a name."""
+        return self.actor_id or derive_owner_id(self.actor)

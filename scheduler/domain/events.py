@@ -90,9 +90,9 @@ class DeliveryState(StrEnum):
 class Webhook:
     """A URL that receives events after `cursor` that match `codes`, `queue` and `subject`; an empty filter matches all.
 
-    `number` ascends with creation. The secret is derived from the service's secret and `secret_number`. Until
-    `old_secret_until_s`, deliveries are signed with the previous secret as well. `dead_in_a_row` counts dead deliveries
-    since the last successful one.
+    `number` ascends with creation. `owner` is the display name of its creator, `owner_id` the stable id. The secret is
+    derived from the service's secret and `secret_number`. Until `old_secret_until_s`, deliveries are signed with the
+    previous secret as well. `dead_in_a_row` counts dead deliveries since the last successful one.
     """
 
     id: str
@@ -109,6 +109,7 @@ class Webhook:
     secret_number: int = 1
     old_secret_until_s: float = 0.0
     number: int = 0
+    owner_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

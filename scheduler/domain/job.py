@@ -27,6 +27,7 @@ from scheduler.domain.job_state import (
     Allocation,
     JobState,
 )
+from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
 from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
 from scheduler.domain.program import DEFAULT_PROGRAM, Program
@@ -214,7 +215,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A submitted job. `owner` is the caller that submitted it, or empty if unknown.
+    """A submitted job. `owner` is the display name of the caller that submitted it, or empty if unknown, and `owner_id`
+    the caller's stable id, which jobs of older releases lack. Compare owners by `owner_key`.
 
     `save_wish` is the last checkpoint request, fulfilled or not. `sampled` is None before the first progress sample.
     `failure` is the last failed run. `placement` records what nodes and volumes said about its pods.
@@ -238,6 +240,12 @@ class Job:
     sampled: SampleSeries | None = None
     failure: RunFailure | None = None
     placement: PlacementRecord = NO_PLACEMENT_RECORD
+    owner_id: str = ""
+
+    @property
+    def owner_key(self) -> str:
+        """The id by which owners are compared. Empty: it has no owner."""
+        return self.owner_id or derive_owner_id(self.owner)
 
     @property
     def resize_mode(self) -> OnResize:
@@ -433,7 +441,7 @@ class Job:
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
             message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled, self.failure,
-            self.placement,
+            self.placement, self.owner_id,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:
@@ -450,20 +458,11 @@ class Job:
         """Advance the progress to `now_s`. Measurements of the current workers are reset if new ones start."""
         old = self.progress
         steps = self.steps_at(now_s)
+        samples_per_s, peak_bytes = (None, None) if resets_measurements else (old.samples_per_s, old.peak_bytes)
         progress = Progress(
-            now_s,
-            steps,
-            old.checkpoint_steps,
-            old.checkpoint_at_s,
-            old.correction,
-            old.loss,
-            old.corrections,
-            None if resets_measurements else old.samples_per_s,
-            None if resets_measurements else old.peak_bytes,
-            old.measured_gpu,
-            old.other_gpus,
-            old.is_reported,
-        )
+            now_s, steps, old.checkpoint_steps, old.checkpoint_at_s, old.correction, old.loss, old.corrections,
+            samples_per_s, peak_bytes, old.measured_gpu, old.other_gpus, old.is_reported,
+        )  # fmt: skip
         if now_s - self.state_since_s < SPEED_MEASUREMENT_S_MIN or not self._records_speed:
             return progress
         gpu_s = self.gpu_seconds_per_step()

@@ -13,6 +13,7 @@ DEFAULT_QUEUE = "default"
 QUOTA_GPUS_MAX = 100_000
 QUOTA_JOBS_MAX = 1_000_000
 QUOTA_WEIGHT_MAX = 1e6
+PRIORITY_LIMIT = 1000
 
 
 class QuotaField(NamedTuple):
@@ -22,6 +23,7 @@ class QuotaField(NamedTuple):
     here only. `option` is the CLI option, `label` the name in tables and messages. `spec_name` is the name in the
     custom resource, or empty if the field cannot be set there. Valid values are `minimum` to `maximum`; without
     `includes_minimum`, the minimum itself is invalid. A default of None means no limit. Tables show listed fields only.
+    More of a field that `takes_from_others` disadvantages other queues, so only an admin of all queues raises it.
     """
 
     name: str
@@ -35,6 +37,7 @@ class QuotaField(NamedTuple):
     minimum: float = 0
     includes_minimum: bool = True
     is_listed: bool = True
+    takes_from_others: bool = False
 
     @property
     def is_optional(self) -> bool:
@@ -42,6 +45,10 @@ class QuotaField(NamedTuple):
 
     def describe_range(self) -> str:
         return f"at least {self.minimum:g}" if self.includes_minimum else f"above {self.minimum:g} and finite"
+
+    def is_raised(self, before: float | None, after: float | None) -> bool:
+        """Return whether `after` gives the queue more than `before`. None is no limit, so it is more than any value."""
+        return before is not None and (after is None or after > before)
 
     def accepts(self, value: float | None) -> bool:
         if value is None:
@@ -70,6 +77,7 @@ class JobQueue:
         label="guaranteed",
         spec_name="guaranteed",
         maximum=QUOTA_GPUS_MAX,
+        takes_from_others=True,
     )
     limit_gpus: int | None = _quota(
         None,
@@ -78,6 +86,7 @@ class JobQueue:
         label="limit",
         spec_name="limit",
         maximum=QUOTA_GPUS_MAX,
+        takes_from_others=True,
     )
     weight: float = _quota(
         1.0,
@@ -88,6 +97,7 @@ class JobQueue:
         spec_name="weight",
         maximum=QUOTA_WEIGHT_MAX,
         includes_minimum=False,
+        takes_from_others=True,
     )
     user_limit_gpus: int | None = _quota(
         None,
@@ -108,6 +118,18 @@ class JobQueue:
         maximum=QUOTA_JOBS_MAX,
         is_listed=False,
     )
+    priority_max: int = _quota(
+        100,
+        "Highest priority that submitters may give jobs of this queue. Only a queue-admin of the queue may give a job "
+        "a higher one, and an ElasticJob with a higher one is refused.",
+        option="--max-priority",
+        label="max priority",
+        spec_name="maxPriority",
+        minimum=-PRIORITY_LIMIT,
+        maximum=PRIORITY_LIMIT,
+        is_listed=False,
+        takes_from_others=True,
+    )
 
     def __post_init__(self) -> None:
         for name, quota in QUOTA_FIELDS.items():
@@ -127,9 +149,16 @@ class JobQueue:
 
 
 def describe_quota(quota: Mapping[str, Any]) -> str:
-    """Describe quota values by field name without absent limits, for example `guaranteed 8, limit 16, weight 2`."""
-    values = {declared.label: quota[name] for name, declared in QUOTA_FIELDS.items()}
-    return ", ".join(f"{label} {format_quota_value(value)}" for label, value in values.items() if value is not None)
+    """Describe quota values by field name, for example `guaranteed 8, limit 16, weight 2`.
+
+    Absent limits are left out, and so are the defaults of fields that tables do not show.
+    """
+    values = ((declared, quota[name]) for name, declared in QUOTA_FIELDS.items())
+    return ", ".join(
+        f"{declared.label} {format_quota_value(value)}"
+        for declared, value in values
+        if value is not None and (declared.is_listed or value != declared.default)
+    )
 
 
 def format_quota_value(value: float | None) -> str:

@@ -31,7 +31,7 @@ class SimulationTask:
     """A submitted simulation. `jobs_done` of `jobs_total` jobs have ended, over all policy sets.
 
     `playing` is the policy set that runs now. `tries` counts the attempts. `reason` says why it failed or waits for
-    another attempt. `number` ascends with creation.
+    another attempt. `number` ascends with creation. `owner` is a display name, `owner_id` the owner's stable id.
     """
 
     id: str
@@ -48,3 +48,4 @@ class SimulationTask:
     ended_at_s: float | None = None
     reason: str = ""
     number: int = 0
+    owner_id: str = ""

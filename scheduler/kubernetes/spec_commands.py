@@ -8,12 +8,13 @@ as deleted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.documents.document import InvalidDocumentError, InvalidField
 from scheduler.domain.commands import (
     CancelJob,
+    ChangeQueue,
     Command,
     CommandBody,
     CreateQueue,
@@ -22,8 +23,9 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
 )
-from scheduler.domain.job import Intent, Job
-from scheduler.domain.job_queue import describe_existing_queues, is_existing_queue
+from scheduler.domain.job import Intent, Job, JobSpec
+from scheduler.domain.job_queue import JobQueue, describe_existing_queues, is_existing_queue
+from scheduler.domain.owner_ids import build_namespace_owner_id, build_namespace_owner_name
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.fleet_commands import FleetCommands, compute_fleet_commands
 from scheduler.kubernetes.resources.elastic_job import (
@@ -95,39 +97,68 @@ def compute_spec_commands(
     snapshot = loaded.snapshot
     fleet = compute_fleet_commands(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
-    queues = None if allows_undeclared_queues else _list_queues(loaded, fleet)
+    rules = _QueueRules(_collect_queues(loaded, fleet), allows_undeclared_queues)
     conditions, command_ids = dict(fleet.conditions), dict[str, tuple[str, ...]]()
-    submitted_at_s, owners = dict[str, float](), dict[str, str]()
+    submitted_at_s, namespaces = dict[str, float](), dict[str, str]()
     for resource in resources.elastic_jobs:
         if not is_managed_by_us(resource):
             continue
         meta = parse_metadata(resource)
-        job_bodies, condition = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace), queues)
+        job_bodies, condition = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace), rules)
         bodies |= job_bodies
         command_ids[meta.uid] = tuple(job_bodies)
         if condition is not None:
             conditions[meta.uid] = (condition,)
         submitted_at_s[f"submit-{meta.uid}"] = min(now_s, parse_time_s(meta.created_at) or now_s)
-        owners[f"submit-{meta.uid}"] = f"namespace/{meta.namespace}"
+        namespaces[f"submit-{meta.uid}"] = meta.namespace
     bodies |= _cancel_missing(resources, snapshot)
     commands = (
-        Command(name, submitted_at_s.get(name, now_s), body, owners.get(name, ACTOR)) for name, body in bodies.items()
+        _build_command(name, submitted_at_s.get(name, now_s), body, namespaces.get(name))
+        for name, body in bodies.items()
     )
     return SpecCommands(tuple(commands), conditions, command_ids, fleet, resources)
 
 
-def _list_queues(loaded: LoadedState, fleet: FleetCommands) -> frozenset[str]:
-    """Return the queues that exist when the next commands are applied, so that a job may be applied with its queue."""
-    bodies = (*fleet.bodies.values(), *(command.body for command in loaded.inbox))
-    return frozenset(loaded.snapshot.queues) | {body.queue.name for body in bodies if isinstance(body, CreateQueue)}
+def _build_command(name: str, at_s: float, body: CommandBody, namespace: str | None) -> Command:
+    if namespace is None:
+        return Command(name, at_s, body, ACTOR)
+    owner, owner_id = build_namespace_owner_name(namespace), build_namespace_owner_id(namespace)
+    return Command(name, at_s, body, owner, actor_id=owner_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueRules:
+    """What a new job must satisfy to be accepted by its queue, one of `queues` unless undeclared ones are allowed."""
+
+    queues: Mapping[str, JobQueue]
+    allows_undeclared: bool
+
+    def find_problem(self, spec: JobSpec) -> Condition | None:
+        """Return the condition of a job that its queue does not accept. Nobody has a role in a queue here."""
+        name = spec.queue
+        if not self.allows_undeclared and not is_existing_queue(name, self.queues):
+            invalid = InvalidField("queue", name, describe_existing_queues(name, self.queues))
+            return Condition(ACCEPTED, False, "QueueNotFound", invalid.message)
+        ceiling = self.queues.get(name, JobQueue(name)).priority_max
+        if spec.priority > ceiling:
+            invalid = InvalidField("priority", spec.priority, f"at most {ceiling}, the maxPriority of queue {name}")
+            return Condition(ACCEPTED, False, "PriorityTooHigh", invalid.message)
+        return None
+
+
+def _collect_queues(loaded: LoadedState, fleet: FleetCommands) -> dict[str, JobQueue]:
+    """Return the queues as the next commands leave them, so that a job may be applied with its queue."""
+    bodies = (*(command.body for command in loaded.inbox), *fleet.bodies.values())
+    changed = [body.queue for body in bodies if isinstance(body, CreateQueue | ChangeQueue)]
+    return {**loaded.snapshot.queues, **{queue.name: queue for queue in changed}}
 
 
 def _job_commands(
-    resource: Resource, meta: Metadata, job: Job | None, queues: Collection[str] | None
+    resource: Resource, meta: Metadata, job: Job | None, rules: _QueueRules
 ) -> tuple[dict[str, CommandBody], Condition | None]:
     """Return the commands of an ElasticJob by id, and the condition if its spec was validated.
 
-    `queues` are those that a new job may name, None for all names.
+    `rules` apply to a new job only.
     """
     if meta.is_deleting:
         return ({f"cancel-{meta.uid}": CancelJob(job.id)} if job is not None and _is_wanted(job) else {}), None
@@ -145,18 +176,11 @@ def _job_commands(
     except InvalidDocumentError as error:
         return {}, Condition(ACCEPTED, False, "Refused", str(error))
     if job is None:
-        refusal = None if queues is None else _find_queue_problem(parsed.spec.queue, queues)
+        refusal = rules.find_problem(parsed.spec)
         return ({}, refusal) if refusal is not None else _submission(parsed, meta)
     if changed := find_immutable_changes(parsed.spec, job):
         return {}, _immutable_field_condition(changed)
     return dict(_job_changes(parsed, job, meta)), Condition(ACCEPTED, True, "Accepted")
-
-
-def _find_queue_problem(name: str, queues: Collection[str]) -> Condition | None:
-    if is_existing_queue(name, queues):
-        return None
-    invalid = InvalidField("queue", name, describe_existing_queues(name, queues))
-    return Condition(ACCEPTED, False, "QueueNotFound", invalid.message)
 
 
 def _submission(parsed: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:

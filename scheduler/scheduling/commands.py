@@ -106,7 +106,7 @@ def _submit_job(snapshot: MutableSnapshot, submit: SubmitJob, command: Command) 
     submitted_at_s = min(command.at_s, snapshot.now_s)
     account = JobAccount(settled_at_s=submitted_at_s)
     job = Job(job_id, spec, JobState.SUBMITTED, submitted_at_s, snapshot.now_s, progress=progress, account=account)
-    snapshot.put_job(replace(job, owner=command.actor))
+    snapshot.put_job(replace(job, owner=command.actor, owner_id=command.actor_id))
     message = f"submitted: {spec.name}, {spec.min_gpus} to {spec.max_gpus} GPUs"
     snapshot.record_event(EventCode.JOB_STATE, job_id, message, job=JobStep(JobState.SUBMITTED))
 

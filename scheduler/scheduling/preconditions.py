@@ -46,22 +46,26 @@ def check_preconditions(snapshot: MutableSnapshot, command: Command) -> Event | 
             return _build_refusal(snapshot, command, subject, message)
     match command.body:
         case SubmitJob(job_id, spec) if command.is_counted:
-            queue, owner = spec.queue, command.actor
+            queue, owner, owner_key = spec.queue, command.actor, command.actor_key
         case ChangeJob(job_id, queue=str(queue)) if command.is_counted and job_id in snapshot.jobs:
             if snapshot.jobs[job_id].spec.queue == queue:
                 return None
-            owner = snapshot.jobs[job_id].owner
+            owner, owner_key = snapshot.jobs[job_id].owner, snapshot.jobs[job_id].owner_key
         case _:
             return None
-    error = user_job_limit_error(snapshot.jobs, snapshot.queues.get(queue), owner)
+    error = user_job_limit_error(snapshot.jobs, snapshot.queues.get(queue), owner, owner_key)
     return _build_refusal(snapshot, command, job_id, error) if error else None
 
 
-def user_job_limit_error(jobs: Mapping[str, Job], queue: JobQueue | None, owner: str) -> str:
-    """Return why the queue accepts no further waiting job of this owner, or an empty string."""
+def user_job_limit_error(jobs: Mapping[str, Job], queue: JobQueue | None, owner: str, owner_key: str) -> str:
+    """Return why the queue accepts no further waiting job of this owner, or an empty string.
+
+    Args:
+        owner: the owner's display name, for the text. Jobs are counted by `owner_key`.
+    """
     if queue is None or queue.user_jobs_max is None:
         return ""
-    own = (job for job in jobs.values() if job.spec.queue == queue.name and job.owner == owner)
+    own = (job for job in jobs.values() if job.spec.queue == queue.name and job.owner_key == owner_key)
     waiting = sum(not job.is_placed and not job.is_ended for job in own)
     if waiting < queue.user_jobs_max:
         return ""

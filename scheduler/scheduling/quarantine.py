@@ -67,7 +67,7 @@ def add_incident(
     incident = NodeIncident(
         kind=kind,
         job_id=job.id,
-        owner=job.owner,
+        owner=job.owner_key,
         at_s=snapshot.now_s,
         generation=job.allocation.generation,
         steps=steps,

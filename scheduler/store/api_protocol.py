@@ -24,6 +24,7 @@ from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
+from scheduler.store.credentials import ApiToken, ServiceAccount
 from scheduler.store.protocol import Page, Store, StoredEvent
 
 Row = TypeVar("Row")
@@ -49,6 +50,7 @@ class JobQuery:
     states: frozenset[JobState] | None = None
     queues: frozenset[str] | None = None
     owner: str = ""
+    owner_id: str = ""
     name_prefix: str = ""
     since_s: float = -math.inf
     until_s: float = math.inf
@@ -69,6 +71,7 @@ class JobQuery:
             (self.states is None or job.state in self.states)
             and (self.queues is None or spec.queue in self.queues)
             and self.owner in ("", job.owner)
+            and self.owner_id in ("", job.owner_key)
             and spec.name.startswith(self.name_prefix)
             and self.since_s <= job.submitted_at_s < self.until_s
         )
@@ -108,36 +111,12 @@ def take_page(
 
 
 @dataclass(frozen=True, slots=True)
-class ApiToken:
-    """An API token without its secret. Times are Unix seconds.
-
-    Args:
-        prefix: the first characters of the secret, by which its owner recognizes it.
-        digest: SHA-256 of the secret in hexadecimal.
-        grants: texts such as "submitter:research".
-    """
-
-    id: str
-    name: str
-    prefix: str
-    digest: str
-    grants: tuple[str, ...]
-    created_at_s: float
-    created_by: str
-    expires_at_s: float | None = None
-    last_used_at_s: float | None = None
-    revoked_at_s: float | None = None
-
-    def is_live(self, now_s: float) -> bool:
-        return self.revoked_at_s is None and (self.expires_at_s is None or now_s < self.expires_at_s)
-
-
-@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """One requested change.
 
     Args:
         action: the command's name or, for a refused request, its method and path.
+        actor: display name of the caller; `actor_id`: its stable id, which entries of older releases lack.
         token_id: empty for callers that did not use an API token.
         before: the changed fields before the change; `after`: the same fields after it.
     """
@@ -151,6 +130,7 @@ class AuditEntry:
     after: Mapping[str, Any] | None
     request_id: str
     outcome: str = "accepted"
+    actor_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +175,38 @@ class HistoryLog(StrEnum):
     DELIVERIES = "deliveries"
 
 
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """An Idempotency-Key of a caller.
+
+    Args:
+        id: digest of resource kind, principal and key.
+        document: digest of the request document.
+    """
+
+    id: str
+    document: str
+
+
+class IdempotencyKeyUsedError(Exception):
+    """The key has created something before. Nothing was written."""
+
+
+class IdempotencyKeyStore(Protocol):
+    """Keys with which webhooks, simulations, tokens and service accounts were created.
+
+    Keys of jobs are ids of commands in the inbox.
+    """
+
+    def find(self, key_id: str) -> tuple[IdempotencyKey, str] | None:
+        """Return the stored key and the id of the resource it created; None for a new key."""
+
+
 class TokenStore(Protocol):
     """API tokens. Every method may raise UnavailableError."""
 
-    def add(self, token: ApiToken, audit: AuditEntry) -> None:
-        """Store a new token and its audit entry in one transaction."""
+    def add(self, token: ApiToken, audit: AuditEntry, key: IdempotencyKey | None = None) -> None:
+        """Store a new token and its audit entry in one transaction. Raises IdempotencyKeyUsedError."""
 
     def find_by_digest(self, digest: str) -> ApiToken | None: ...
 
@@ -215,6 +222,41 @@ class TokenStore(Protocol):
         """
 
     def record_use(self, token_id: str, now_s: float) -> None: ...
+
+
+class AccountNameTakenError(Exception):
+    """A service account of this name exists. Nothing was written."""
+
+
+class AccountStore(Protocol):
+    """Service accounts. Every method may raise UnavailableError. Audit entries are written in the same transaction."""
+
+    def create(
+        self, account: ServiceAccount, token: ApiToken, audit: AuditEntry, key: IdempotencyKey | None = None
+    ) -> None:
+        """Store an account with its first token. Raises AccountNameTakenError or IdempotencyKeyUsedError."""
+
+    def get_account(self, name: str) -> ServiceAccount | None: ...
+
+    def list_accounts(self, *, after: str, limit: int) -> tuple[ServiceAccount, ...]:
+        """Return accounts with a name above `after`, by name."""
+
+    def list_account_tokens(self, account_id: str) -> tuple[ApiToken, ...]:
+        """Return all tokens of an account, oldest first, including revoked and expired ones."""
+
+    def rotate(
+        self, token: ApiToken, *, overlap_until_s: float, audit: AuditEntry, key: IdempotencyKey | None = None
+    ) -> bool:
+        """Store another token of an account, and let its live tokens expire at `overlap_until_s` at the latest.
+
+        Returns False if the account does not exist. Raises IdempotencyKeyUsedError.
+        """
+
+    def update_account(self, account_id: str, changes: Mapping[str, Any], audit: AuditEntry) -> ServiceAccount | None:
+        """Change the given fields and return the account; None if it does not exist."""
+
+    def delete(self, account_id: str, now_s: float, audit: AuditEntry) -> bool:
+        """Delete an account and revoke its tokens. Return False if it does not exist."""
 
 
 class JoinTokenSpentError(Exception):
@@ -296,6 +338,9 @@ class ApiStore(Store, Protocol):
     def audit_log(self) -> AuditLog: ...
 
     @property
+    def idempotency_keys(self) -> IdempotencyKeyStore: ...
+
+    @property
     def machines(self) -> MachineStore: ...
 
     def get_last_event_number(self) -> int:
@@ -323,32 +368,8 @@ class ApiStore(Store, Protocol):
         """Append to the inbox as `Store.send` does. A new command's `audit` is written in the same transaction."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyKey:
-    """An Idempotency-Key of a caller.
-
-    Args:
-        id: digest of resource kind, principal and key.
-        document: digest of the request document.
-    """
-
-    id: str
-    document: str
-
-
-class IdempotencyKeyUsedError(Exception):
-    """The key has created something before. Nothing was written."""
-
-
 class ClaimLostError(Exception):
     """The webhook was deleted, or its claim expired and may belong to another process. Nothing was written."""
-
-
-class IdempotencyKeyStore(Protocol):
-    """Keys with which webhooks and simulations were created. Keys of jobs are ids of commands in the inbox."""
-
-    def find(self, key_id: str) -> tuple[IdempotencyKey, str] | None:
-        """Return the stored key and the id of the resource it created; None for a new key."""
 
 
 class WebhookStore(Protocol):
@@ -420,10 +441,10 @@ class SimulationStore(Protocol):
 
     def get_task(self, task_id: str) -> SimulationTask | None: ...
 
-    def list_tasks(self, *, limit: int, before: int | None = None, owner: str = "") -> tuple[SimulationTask, ...]:
+    def list_tasks(self, *, limit: int, before: int | None = None, owner_id: str = "") -> tuple[SimulationTask, ...]:
         """Return simulations with a number below `before`, newest first, of one owner or of all."""
 
-    def count_live_tasks(self, owner: str) -> int:
+    def count_live_tasks(self, owner_id: str) -> int:
         """Return how many of the owner's simulations have not ended."""
 
     def get_files(self, task_id: str) -> SimulationFiles | None: ...
@@ -452,7 +473,7 @@ class SimulationStore(Protocol):
 
 @runtime_checkable
 class ServiceStore(ApiStore, Protocol):
-    """The store of a service: `ApiStore` plus webhooks, simulations and idempotency keys."""
+    """The store of a service: `ApiStore` plus webhooks, simulations and service accounts."""
 
     @property
     def webhooks(self) -> WebhookStore: ...
@@ -461,4 +482,4 @@ class ServiceStore(ApiStore, Protocol):
     def simulations(self) -> SimulationStore: ...
 
     @property
-    def idempotency_keys(self) -> IdempotencyKeyStore: ...
+    def accounts(self) -> AccountStore: ...

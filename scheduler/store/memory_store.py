@@ -17,10 +17,11 @@ from scheduler.domain.job_records import Sample
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import (
-    ApiToken,
     AuditEntry,
     AuditFilter,
     HistoryLog,
+    IdempotencyKey,
+    IdempotencyKeyUsedError,
     JobQuery,
     JoinTokenSpentError,
     LoanQuery,
@@ -32,6 +33,7 @@ from scheduler.store.api_protocol import (
     get_loan_sort_key,
     take_page,
 )
+from scheduler.store.credentials import ApiToken
 from scheduler.store.protocol import (
     Commit,
     ConflictError,
@@ -61,16 +63,34 @@ class MemoryAuditLog:
         return tuple(islice((each for each in after if filters.matches(each.entry)), page.limit))
 
 
+class MemoryIdempotencyKeys:
+    """IdempotencyKeyStore in memory."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, tuple[IdempotencyKey, str]] = {}
+
+    def find(self, key_id: str) -> tuple[IdempotencyKey, str] | None:
+        return self._used.get(key_id)
+
+    def use(self, key: IdempotencyKey, created_id: str) -> None:
+        """Store the key. Raises IdempotencyKeyUsedError."""
+        if self._used.setdefault(key.id, (key, created_id))[1] != created_id:
+            raise IdempotencyKeyUsedError(key.id)
+
+
 class MemoryTokenStore:
     """TokenStore in memory."""
 
-    def __init__(self, audit_log: MemoryAuditLog) -> None:
+    def __init__(self, audit_log: MemoryAuditLog, keys: MemoryIdempotencyKeys) -> None:
+        self._keys = keys
         self._tokens: dict[str, ApiToken] = {}
         self._audit_log = audit_log
         self._lock = threading.Lock()
 
-    def add(self, token: ApiToken, audit: AuditEntry) -> None:
+    def add(self, token: ApiToken, audit: AuditEntry, key: IdempotencyKey | None = None) -> None:
         with self._lock:
+            if key is not None:
+                self._keys.use(key, token.id)
             self._tokens[token.id] = token
             self._audit_log.append(audit)
 
@@ -215,7 +235,8 @@ class MemoryStore:
         self._samples: dict[str, dict[int, Sample]] = {}
         self._usage: dict[UsageKey, tuple[float, float]] = {}
         self.audit_log = MemoryAuditLog()
-        self.tokens = MemoryTokenStore(self.audit_log)
+        self.idempotency_keys = MemoryIdempotencyKeys()
+        self.tokens = MemoryTokenStore(self.audit_log, self.idempotency_keys)
         self.machines = MemoryMachineStore(self.audit_log)
 
     def load(self) -> LoadedState:

@@ -1,4 +1,4 @@
-"""Tables that only the API writes: audit log, API tokens and idempotency keys."""
+"""Tables that only the API writes: audit log and idempotency keys."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from sqlalchemy import (
     Engine,
     Index,
     Named,
-    Select,
     String,
     Table,
     TypedColumns,
     insert,
     select,
-    update,
 )
 
 from scheduler.store.api_protocol import (
-    ApiToken,
     AuditEntry,
     AuditFilter,
     IdempotencyKey,
@@ -33,7 +30,6 @@ from scheduler.store.api_protocol import (
 from scheduler.store.database import (
     METADATA,
     ROW_NUMBER,
-    AnyRow,
     build_insert,
     fetch_rows,
     make_autocommit_engine,
@@ -53,6 +49,7 @@ class AuditColumns(TypedColumns):
     after: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
     request_id: Named[str] = Column(String)
     outcome: Named[str] = Column(String)
+    actor_id: Named[str] = Column(String, server_default="")
 
 
 AUDIT_LOG = Table("audit_log", METADATA, AuditColumns)
@@ -92,67 +89,6 @@ def insert_audit_entries(connection: Connection, entries: Sequence[AuditEntry]) 
         connection.execute(
             insert(AUDIT_LOG), [{name: getattr(entry, name) for name in _AUDIT_FIELDS} for entry in entries]
         )
-
-
-class TokenColumns(TypedColumns):
-    id: Named[str] = Column(String, primary_key=True)
-    name: Named[str] = Column(String)
-    prefix: Named[str] = Column(String)
-    digest: Named[str] = Column(String, unique=True, index=True)
-    grants: Named[Any] = Column(JSON, nullable=False)
-    created_at_s: Named[float] = Column(Double)
-    created_by: Named[str] = Column(String)
-    expires_at_s: Named[float | None] = Column(Double)
-    last_used_at_s: Named[float | None] = Column(Double)
-    revoked_at_s: Named[float | None] = Column(Double)
-
-
-API_TOKENS = Table("api_tokens", METADATA, TokenColumns)
-_TOKEN_FIELDS = tuple(ApiToken.__dataclass_fields__)
-
-
-class SqlTokenStore:
-    """TokenStore in SQL. Only digests are stored: they do not authenticate a reader of the database."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._read_engine = make_autocommit_engine(engine)
-
-    def add(self, token: ApiToken, audit: AuditEntry) -> None:
-        row = {name: getattr(token, name) for name in _TOKEN_FIELDS} | {"grants": list(token.grants)}
-        with transaction(self._engine) as connection:
-            connection.execute(insert(API_TOKENS), row)
-            insert_audit_entries(connection, [audit])
-
-    def find_by_digest(self, digest: str) -> ApiToken | None:
-        return next(iter(self._fetch_tokens(select(API_TOKENS).where(API_TOKENS.c.digest == digest))), None)
-
-    def find_by_id(self, token_id: str) -> ApiToken | None:
-        return next(iter(self._fetch_tokens(select(API_TOKENS).where(API_TOKENS.c.id == token_id))), None)
-
-    def list_tokens(self, *, after: str, limit: int) -> tuple[ApiToken, ...]:
-        return self._fetch_tokens(
-            select(API_TOKENS).where(API_TOKENS.c.id > after).order_by(API_TOKENS.c.id).limit(limit)
-        )
-
-    def revoke(self, token_id: str, now_s: float, audit: AuditEntry) -> ApiToken | None:
-        live = (API_TOKENS.c.id == token_id) & API_TOKENS.c.revoked_at_s.is_(None)
-        with transaction(self._engine) as connection:
-            if connection.execute(update(API_TOKENS).where(live).values(revoked_at_s=now_s)).rowcount:
-                insert_audit_entries(connection, [audit])
-        return self.find_by_id(token_id)
-
-    def record_use(self, token_id: str, now_s: float) -> None:
-        with transaction(self._engine) as connection:
-            connection.execute(update(API_TOKENS).where(API_TOKENS.c.id == token_id).values(last_used_at_s=now_s))
-
-    def _fetch_tokens(self, query: Select[*tuple[Any, ...]]) -> tuple[ApiToken, ...]:
-        return tuple(map(_decode_token_row, fetch_rows(self._read_engine, query)))
-
-
-def _decode_token_row(row: AnyRow) -> ApiToken:
-    values = {name: getattr(row, name) for name in _TOKEN_FIELDS}
-    return ApiToken(**{**values, "grants": tuple(row.grants)})
 
 
 class IdempotencyKeyColumns(TypedColumns):

@@ -70,6 +70,7 @@ class EndedJobColumns(TypedColumns):
     queue: Named[str] = Column(String, server_default="")
     owner: Named[str] = Column(String, server_default="")
     name: Named[str] = Column(String, server_default="")
+    owner_id: Named[str] = Column(String, server_default="")
 
 
 class EndedLoanColumns(TypedColumns):
@@ -125,7 +126,7 @@ Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)
 # These indexes cover all filters of lists, so that rows that do not match are skipped inside the index.
 _JOB = ENDED_JOBS.c
-Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, _JOB.queue, _JOB.owner, _JOB.name)
+Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, _JOB.queue, _JOB.owner, _JOB.name, _JOB.owner_id)
 _LOAN = ENDED_LOANS.c
 Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)
 
@@ -149,8 +150,10 @@ def build_appended_rows(commit: Commit) -> list[tuple[Table[Any], list[dict[str,
 
 def _build_job_list_columns(job: Job) -> dict[str, Any]:
     spec = job.spec
-    known = {"submitted_at_s": job.submitted_at_s, "state": job.state.value, "owner": job.owner}
-    return {**known, "queue": spec.queue, "name": spec.name}
+    owner = {"owner": job.owner, "owner_id": job.owner_key}
+    return {
+        "submitted_at_s": job.submitted_at_s, "state": job.state.value, **owner, "queue": spec.queue, "name": spec.name
+    }  # fmt: skip
 
 
 def _build_loan_list_columns(loan: Loan) -> dict[str, Any]:
@@ -204,6 +207,8 @@ def select_ended_job_keys(query: JobQuery, after: SortKey | None, limit: int) ->
         conditions.append(row.queue.in_(sorted(query.queues)))
     if query.owner:
         conditions.append(row.owner == query.owner)
+    if query.owner_id:
+        conditions.append(row.owner_id == query.owner_id)
     if query.name_prefix:
         conditions.append(func.substr(row.name, 1, len(query.name_prefix)) == query.name_prefix)
     if query.since_s > -math.inf:

@@ -28,6 +28,7 @@ from sqlalchemy import (
     update,
 )
 
+from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.simulation_task import LIVE_TASK_STATES, SimulationFiles, SimulationTask, TaskState
 from scheduler.store.api_protocol import IdempotencyKey
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
@@ -53,6 +54,7 @@ class SimulationColumns(TypedColumns):
     reason: Named[str] = Column(String)
     holder: Named[str] = Column(String)
     claimed_until_s: Named[float] = Column(Double)
+    owner_id: Named[str] = Column(String, index=True, server_default="")
 
 
 class SimulationTextColumns(TypedColumns):
@@ -89,16 +91,16 @@ class SqlSimulations:
         rows = fetch_rows(self._read_engine, select(SIMULATIONS).where(SIMULATIONS.c.id == task_id))
         return next(map(_decode_task_row, rows), None)
 
-    def list_tasks(self, *, limit: int, before: int | None = None, owner: str = "") -> tuple[SimulationTask, ...]:
+    def list_tasks(self, *, limit: int, before: int | None = None, owner_id: str = "") -> tuple[SimulationTask, ...]:
         query = select(SIMULATIONS).order_by(SIMULATIONS.c.number.desc()).limit(limit)
         if before is not None:
             query = query.where(SIMULATIONS.c.number < before)
-        if owner:
-            query = query.where(SIMULATIONS.c.owner == owner)
+        if owner_id:
+            query = query.where(SIMULATIONS.c.owner_id == owner_id)
         return tuple(map(_decode_task_row, fetch_rows(self._read_engine, query)))
 
-    def count_live_tasks(self, owner: str) -> int:
-        query = select(func.count()).select_from(SIMULATIONS).where(SIMULATIONS.c.owner == owner, _LIVE)
+    def count_live_tasks(self, owner_id: str) -> int:
+        query = select(func.count()).select_from(SIMULATIONS).where(SIMULATIONS.c.owner_id == owner_id, _LIVE)
         with transaction(self._read_engine) as connection:
             return connection.execute(query).scalar_one()
 
@@ -180,4 +182,5 @@ def _decompress_json(compressed: bytes) -> dict[str, Any]:
 
 def _decode_task_row(row: AnyRow) -> SimulationTask:
     task = SimulationTask(**{field.name: getattr(row, field.name) for field in fields(SimulationTask)})
-    return replace(task, policies=tuple(task.policies), state=TaskState(task.state))
+    owner_id = task.owner_id or derive_owner_id(task.owner)  # an older API process writes none
+    return replace(task, policies=tuple(task.policies), state=TaskState(task.state), owner_id=owner_id)

@@ -32,7 +32,8 @@ from scheduler.store.database import (
 from scheduler.store.machines import SqlMachines
 from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDecision, StoredEvent
 from scheduler.store.schema_migration import require_current_revision
-from scheduler.store.sql_api_tables import SqlAuditLog, SqlIdempotencyKeys, SqlTokenStore
+from scheduler.store.sql_api_tables import SqlAuditLog, SqlIdempotencyKeys
+from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_retention import SqlRetention
@@ -73,6 +74,7 @@ class SqlStore:
         self.simulations = SqlSimulations(self._engine)
         self.idempotency_keys = SqlIdempotencyKeys(self._engine)
         self.tokens = SqlTokenStore(self._engine)
+        self.accounts = SqlAccountStore(self._engine)
         self.audit_log = SqlAuditLog(self._engine)
         self.machines = SqlMachines(self._engine)
         self.retention = SqlRetention(self._engine)

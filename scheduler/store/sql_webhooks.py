@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
+from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.store.api_protocol import ClaimLostError, IdempotencyKey
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, fetch_rows, make_autocommit_engine, transaction
 from scheduler.store.sql_api_tables import insert_idempotency_key
@@ -61,6 +62,7 @@ class WebhookColumns(TypedColumns):
     due_at_s: Named[float | None] = Column(Double)
     holder: Named[str] = Column(String)
     claimed_until_s: Named[float] = Column(Double)
+    owner_id: Named[str] = Column(String, server_default="")
 
 
 class DeliveryColumns(TypedColumns):
@@ -253,7 +255,8 @@ def _encode_row(value: Webhook | Delivery) -> dict[str, Any]:
 
 def _decode_webhook_row(row: AnyRow) -> Webhook:
     webhook = Webhook(**{field.name: getattr(row, field.name) for field in fields(Webhook)})
-    return replace(webhook, codes=tuple(webhook.codes))
+    owner_id = webhook.owner_id or derive_owner_id(webhook.owner)  # an older API process writes none
+    return replace(webhook, codes=tuple(webhook.codes), owner_id=owner_id)
 
 
 def _decode_delivery_row(row: AnyRow) -> Delivery:

@@ -8,7 +8,8 @@ import httpx
 
 from api.identity.principals import Grant, generate_token
 from scheduler.settings import Settings
-from scheduler.store.api_protocol import ApiStore, ApiToken, AuditEntry
+from scheduler.store.api_protocol import ApiStore, AuditEntry
+from scheduler.store.credentials import ApiToken
 from tests.api.conftest import JOB, NOW_S, ApiService
 
 MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")

@@ -45,8 +45,21 @@ def test_a_secret_is_shown_once_and_stored_as_a_digest(guarded: AuthenticatedSer
     assert kept is not None
     assert made["secret"] not in repr(kept)
     assert guarded.request("GET", "/v1/whoami", made["secret"]).json() == {
-        "name": "ci", "grants": ["submitter:research"], "token_id": made["id"],
+        "name": "ci", "owner_id": f"token:{made['id']}", "grants": ["submitter:research"], "token_id": made["id"],
     }  # fmt: skip
+
+
+def test_a_retried_creation_returns_the_same_token_without_its_secret(
+    guarded: AuthenticatedService, problem: Problem
+) -> None:
+    headers = {"Authorization": f"Bearer {guarded.root}", "Idempotency-Key": "k"}
+    document = {"name": "ci", "grants": ["viewer"]}
+    first, repeated = (guarded.http.post("/v1/tokens", json=document, headers=headers) for _ in range(2))
+    assert (first.status_code, repeated.status_code) == (201, 200)
+    assert first.json()["id"] == repeated.json()["id"]
+    assert ("secret" in first.json(), "secret" in repeated.json()) == (True, False)
+    assert len(items(guarded.request("GET", f"/v1/audit?subject={first.json()['id']}", guarded.root))) == 1
+    problem(guarded.http.post("/v1/tokens", json={**document, "name": "other"}, headers=headers), 422)
 
 
 def test_a_revoked_token_is_refused_within_seconds(guarded: AuthenticatedService, problem: Problem) -> None:
@@ -139,8 +152,8 @@ def test_submitters_change_their_own_jobs_and_queue_admins_all_of_their_queue(
     assert refused.startswith("this needs the role queue-admin on queue research; you are carl with submitter:research")
     assert guarded.request("POST", f"/v1/jobs/{job}:suspend", anna).status_code == 202
     assert guarded.request("DELETE", f"/v1/jobs/{job}", boss).status_code == 202
-    assert guarded.request("PATCH", "/v1/queues/research", boss, {"weight": 2}).status_code == 202
-    problem(guarded.request("PATCH", "/v1/queues/vision", boss, {"weight": 2}), 404)
+    assert guarded.request("PATCH", "/v1/queues/research", boss, {"user_jobs_max": 2}).status_code == 202
+    problem(guarded.request("PATCH", "/v1/queues/vision", boss, {"user_jobs_max": 2}), 404)
     problem(guarded.request("POST", "/v1/lending:pause", boss), 403)
 
 
@@ -158,8 +171,9 @@ def test_submitting_needs_the_role_on_the_queue(guarded: AuthenticatedService, p
 def test_idempotency_keys_are_per_principal(guarded: AuthenticatedService) -> None:
     document = {**JOB, "name": "x", "queue": "research", "steps": 9}
     ids = set()
-    for name in ("anna", "carl", "anna"):
-        headers = {"Authorization": f"Bearer {guarded.token(name, 'submitter')}", "Idempotency-Key": "k"}
+    anna, carl = guarded.token("anna", "submitter"), guarded.token("carl", "submitter")
+    for token in (anna, carl, anna):
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "k"}
         ids.add(guarded.http.post("/v1/jobs", json=document, headers=headers).json()["id"])
     assert len(ids) == 2
 

@@ -96,11 +96,12 @@ def guarded(provider: Provider) -> Iterator[AuthenticatedService]:
 def test_a_jwt_gives_name_and_roles(guarded: AuthenticatedService, provider: Provider, problem: Problem) -> None:
     token = signed(provider.claims())
     assert guarded.request("GET", "/v1/whoami", token).json() == {
-        "name": "anna", "grants": ["submitter:research"], "token_id": "",
+        "name": "anna", "owner_id": f"oidc:{provider.url}#anna", "grants": ["submitter:research"], "token_id": "",
     }  # fmt: skip
     job = guarded.job(token, "research")
     assert guarded.request("GET", f"/v1/jobs/{job}", token).json()["owner"] == "anna"
     problem(guarded.request("POST", "/v1/lending:pause", token), 403)
+    problem(guarded.request("DELETE", f"/v1/jobs/{job}", guarded.token("anna", "submitter:research")), 403)
     assert provider.asked == ["/.well-known/openid-configuration", "/keys"], "the keys are fetched once"
 
 

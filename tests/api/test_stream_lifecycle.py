@@ -153,7 +153,7 @@ def test_a_viewer_of_a_queue_gets_events_of_its_jobs_only() -> None:
         tell(store, "a", "b", "t0")
         tell(store, "b", code=EventCode.QUEUE_CHANGED)
         tell(store, "a", code=EventCode.QUEUE_CHANGED)
-        viewer = Principal("ann", (Grant(Role.VIEWER, "a"),))
+        viewer = Principal("ann", (Grant(Role.VIEWER, "a"),), subject="token:ann")
         streams = StreamRegistry(store, streams_max=1, timings=QUICK)
         chunks = follow_events(streams, store, EventSubscription(viewer, 0))
         first = [await anext(chunks) for _ in range(2)][1]

@@ -20,7 +20,7 @@ from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_store import SqlStore
 from tests.webhook_receiver import wait_for
 
-TASK = SimulationTask("sim-a", "ada", 5.0, ("fifo", "ebbtide"), 7, 20)
+TASK = SimulationTask("sim-a", "ada", 5.0, ("fifo", "ebbtide"), 7, 20, owner_id="token:ada")
 FILES = SimulationFiles("job_id\n", "", "pools: []\n")
 ROWS = "".join(f"j{at},{at * 60},{600 + 97 * (at % 31)},{1 + at % 8}\n" for at in range(20_000))
 LONG = SimulationFiles(
@@ -55,13 +55,15 @@ def state_of(simulations: SqlSimulations, task_id: str = "sim-a") -> TaskState:
 
 def test_simulation_is_stored_with_its_files_and_listed_by_owner(simulations: SqlSimulations) -> None:
     simulations.create(TASK, FILES)
-    simulations.create(replace(TASK, id="sim-b", owner="bob"), FILES)
+    simulations.create(replace(TASK, id="sim-b", owner_id="token:bob"), FILES)
     first, second = simulations.get_task("sim-a"), simulations.get_task("sim-b")
     assert first == replace(TASK, number=1)
     assert simulations.get_files("sim-a") == FILES
     assert simulations.list_tasks(limit=9) == (second, first)
-    assert simulations.list_tasks(limit=9, before=2) == simulations.list_tasks(limit=9, owner="ada") == (first,)
-    assert (simulations.count_live_tasks("ada"), simulations.count_live_tasks("eve")) == (1, 0)
+    assert (
+        simulations.list_tasks(limit=9, before=2) == simulations.list_tasks(limit=9, owner_id="token:ada") == (first,)
+    )
+    assert (simulations.count_live_tasks("token:ada"), simulations.count_live_tasks("token:eve")) == (1, 0)
     assert (simulations.get_task("sim-c"), simulations.get_files("sim-c"), simulations.get_report("sim-a")) == (
         None,
         None,

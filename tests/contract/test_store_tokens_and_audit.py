@@ -9,7 +9,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from scheduler.domain.commands import Command, PauseLending
-from scheduler.store.api_protocol import ApiStore, ApiToken, AuditEntry, AuditFilter, StoredAuditEntry
+from scheduler.store.api_protocol import ApiStore, AuditEntry, AuditFilter, StoredAuditEntry
+from scheduler.store.credentials import ApiToken
 from scheduler.store.protocol import Page
 
 ENTRY = AuditEntry(5.0, "anna", "tok-1", "ScaleJob", "job-1", {"gpus": {"min": 1}}, {"gpus": {"min": 2}}, "r-1")

@@ -30,7 +30,7 @@ export function noLending(who) {
 /** Returns why `who` may not change this job, or "". Submitters may change their own jobs, queue-admins all. */
 export function noChange(who, job) {
   if (may(who, "queue-admin", job.queue)) return "";
-  if (job.owner === who.name && may(who, "submitter", job.queue)) return "";
+  if (job.owner_id === who.owner_id && may(who, "submitter", job.queue)) return "";
   return `Only ${job.owner || "its owner"} or a queue-admin of queue ${job.queue} may do this; ${is(who)}.`;
 }
 

@@ -154,7 +154,7 @@ class QuotaReclaimer:
             return {}
         line = self._jobs_by_queue.get(job.spec.queue, [])
         if self.quota.user_excess(job, gpus):
-            line = [other for other in line if other.owner == job.owner]
+            line = [other for other in line if other.owner_key == job.owner_key]
         offers = [self._shrink_offer(other, gpus) for other in line if (gpus := self._flexible_gpus(other))]
         return self._commit(self._select(offers, missing, missing) or {})
 

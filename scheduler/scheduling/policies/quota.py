@@ -31,7 +31,7 @@ _OWN = frozenset({"_gpus", "_used", "_base", "_fixed", "_of_user", "_base_of_use
 
 
 def user_key(job: Job) -> UserKey:
-    return job.spec.queue, job.owner
+    return job.spec.queue, job.owner_key
 
 
 class QuotaState:

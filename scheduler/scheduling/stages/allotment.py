@@ -151,7 +151,7 @@ def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: b
     missing = over
     for reduction in tuple(state.reductions) if may_reduce else ():
         other = reduction.job
-        if missing > 0 and other.spec.queue == job.spec.queue and (not over_user or other.owner == job.owner):
+        if missing > 0 and other.spec.queue == job.spec.queue and (not over_user or other.owner_key == job.owner_key):
             _accept(state, reduction, job)
             missing -= other.allocation.target_gpus - reduction.remaining_gpus
     return count - over

@@ -99,8 +99,9 @@ def test_a_host_with_a_private_address_is_refused_unless_allowed() -> None:
     async def mixed(host: str, port: int) -> list[str]:
         return ["93.184.216.34", "10.0.0.7"]
 
-    with pytest.raises(RefusedAddressError, match=r"hooks\.example \(10\.0\.0\.7\) is not a public address"):
+    with pytest.raises(RefusedAddressError, match="EBBTIDE_WEBHOOK_HOSTS") as refused:
         asyncio.run(resolve_allowed("hooks.example", 443, frozenset(), mixed))
+    assert "10.0.0.7" not in str(refused.value)
     named = parse_allowed_hosts(" Hooks.Example, [::1]")
     assert asyncio.run(resolve_allowed("HOOKS.example", 443, named, mixed)) == ["93.184.216.34", "10.0.0.7"]
     assert asyncio.run(resolve_allowed("[::1]", 443, named, mixed)) == ["::1"]

@@ -41,11 +41,21 @@ def test_new_resource_is_submitted_once_with_its_creation_time() -> None:
     (command,) = rig.compute_commands().commands
     assert (command.id, command.at_s) == (f"submit-{created['metadata']['uid']}", CREATED_S)
     assert isinstance(command.body, SubmitJob)
-    assert command.actor == "namespace/team-a", "the owner, for user limits and usage"
+    assert (command.actor, command.actor_id) == ("namespace/team-a", "namespace:team-a"), "the owner"
     assert (command.body.spec.namespace, command.body.spec.resource_uid) == ("team-a", created["metadata"]["uid"])
     assert rig.run_round() == ["SubmitJob"]
     rig.run_until_stable()
     assert rig.compute_commands().commands == ()
+
+
+def test_a_priority_above_the_ceiling_of_the_queue_is_refused() -> None:
+    rig, spec = OperatorRig(), {**SPEC, "queue": "research"}
+    rig.server.add(QUEUE, "research", {"maxPriority": 7})
+    for name, priority in (("high", 8), ("fair", 7)):
+        rig.server.add(ELASTIC_JOB, name, {**spec, "priority": priority}, namespace="team-a")
+    rig.run_until_stable()
+    assert accepted(rig, "high")[:2] == ("False", "PriorityTooHigh")
+    assert accepted(rig, "fair")[:2] == ("True", "Accepted")
 
 
 @pytest.mark.parametrize("order", [(QUEUE, ELASTIC_JOB), (ELASTIC_JOB, QUEUE)])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import JSON, Engine, inspect, text
+from sqlalchemy import JSON, Engine, TextClause, inspect, text
 from sqlalchemy.types import TypeEngine
 
 from scheduler.domain.codec import encode
@@ -24,7 +27,7 @@ from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
+from scheduler.store.api_protocol import AuditEntry, JobQuery, LoanQuery, SortKey
 from scheduler.store.database import METADATA, StoreError, open_engine
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import build_alembic_config, migrate
@@ -150,6 +153,45 @@ def _rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
         names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
         selected = {name: connection.execute(text(f'SELECT * FROM "{name}"')).mappings().all() for name in names}
     return {name: [dict(row) for row in rows] for name, rows in selected.items()}
+
+
+def test_owners_of_revision_14_keep_what_their_name_owned(url: str) -> None:
+    migrate(url)
+    engine, config = open_engine(url), build_alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0014")
+    with engine.begin() as connection:
+        for number, owner in enumerate(("anna", "bert", "anybody", "namespace/ml", "")):
+            job = replace(_ENDED_JOB, id=f"j{number}", owner=owner, submitted_at_s=float(number))
+            body = {name: value for name, value in encode(job).items() if name != "owner_id"}
+            columns = {"number": number + 1, "id": job.id, "generation": 1, "body": json.dumps(body), "owner": owner}
+            connection.execute(_build_insert("ended_jobs", columns), columns)
+        token = {"id": "tok-1", "name": "anna", "prefix": "ebk_a", "digest": "d", "grants": "[]", "created_by": "root"}
+        connection.execute(_build_insert("api_tokens", token | {"created_at_s": 1.0}), token | {"created_at_s": 1.0})
+    migrate(url)
+    store = SqlStore(url)
+    jobs = store.find_ended_jobs(JobQuery(), after=None, limit=9)
+    assert {job.owner: job.owner_key for job in jobs} == {
+        "anna": "name:anna", "bert": "name:bert", "anybody": "local", "namespace/ml": "namespace:ml", "": "",
+    }  # fmt: skip
+    for job in jobs:
+        if job.owner:
+            assert store.find_ended_jobs(JobQuery(owner_id=job.owner_key), after=None, limit=9) == (job,)
+    old = store.tokens.find_by_id("tok-1")
+    assert old is not None
+    store.tokens.add(
+        replace(old, id="tok-2", digest="d2", stored_owner_id=""), AuditEntry(1.0, "", "", "", "", None, None, "")
+    )
+    new = store.tokens.find_by_id("tok-2")
+    assert new is not None
+    assert (old.owner_id, new.owner_id) == ("name:anna", "token:tok-2"), "later tokens of the name do not inherit"
+    store.close()
+    engine.dispose()
+
+
+def _build_insert(table: str, columns: Iterable[str]) -> TextClause:
+    return text(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})")
 
 
 def test_threads_can_migrate_databases_concurrently(tmp_path: Path) -> None:
