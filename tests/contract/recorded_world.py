@@ -279,6 +279,9 @@ def codes() -> dict[str, Any]:
         "problems": sorted(TITLES),
         "commands": sorted(union_members(CommandBody)),
         "decisions": sorted(union_members(Decision)),
+        "operations": sorted(
+            operation["operationId"] for methods in read_openapi()["paths"].values() for operation in methods.values()
+        ),
     }
 
 
