@@ -83,6 +83,8 @@ def _build_document(app: FastAPI) -> dict[str, Any]:
     schemas |= {"Problem": PROBLEM_SCHEMA, "FieldError": FIELD_ERROR_SCHEMA}
     for name, schema in schemas.items():
         schema["title"] = name
+        for field in schema.get("properties", {}).values():
+            field |= {"anyOf": [_to_enum(choice) for choice in field["anyOf"]]} if "anyOf" in field else {}
     document["components"]["securitySchemes"] = {"bearer": _BEARER_SCHEME}
     document["security"] = [{"bearer": []}]
     for method, path, operation in iterate_operations(document):
@@ -100,6 +102,12 @@ def _name_pages(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with `PageOf_JobView_` renamed to `JobPage`, in schemas and in references to them."""
     renamed: dict[str, Any] = json.loads(_PAGE_NAME.sub(r"\1Page", json.dumps(document)))
     return renamed
+
+
+def _to_enum(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return one choice of a union with `enum` in place of `const`, which openapi-python-client refuses to read there."""
+    others = {key: value for key, value in choice.items() if key != "const"}
+    return {**others, "enum": [choice["const"]]} if "const" in choice else choice
 
 
 def iterate_operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
