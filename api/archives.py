@@ -86,7 +86,10 @@ def check_archive(digest: DigestPath, service: ServiceDep, _: PrincipalDep) -> R
 @router.get(
     "/archives/{digest}",
     response_class=FileResponse,
-    responses={200: {"content": {MEDIA_TYPE: _BYTES, _PLAIN_MEDIA_TYPE: _BYTES}, "description": "The archive."}, **NOT_MODIFIED},
+    responses={
+        200: {"content": {MEDIA_TYPE: _BYTES, _PLAIN_MEDIA_TYPE: _BYTES}, "description": "The archive."},
+        **NOT_MODIFIED,
+    },
 )
 @requires(_READER)
 def download_archive(

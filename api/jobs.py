@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import math
 import secrets
-from dataclasses import dataclass
 from typing import Annotated, Self, cast
 
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Response
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
@@ -16,18 +14,10 @@ from api.archives import require_archive
 from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, require_match, set_etag, submit_once
 from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
-from api.http.paging import (
-    TEXT_PATTERN,
-    CursorParameter,
-    GpusByNode,
-    PageOf,
-    StatesParameter,
-    encode_gpus,
-    page_of_jobs,
-    parse_states,
-)
+from api.http.paging import CursorParameter, GpusByNode, PageOf, encode_gpus, page_of_jobs
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
+from api.job_filter import JobFilter
 from api.job_spec_view import GpuRangeView, JobSpecView
 from api.plans import check_job, check_queue
 from api.state import RequestContext
@@ -45,9 +35,8 @@ from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_account import OnResize, RunFailure
-from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.job_state import JobState
 from scheduler.scheduling.preconditions import job_etag
-from scheduler.store.api_protocol import JobQuery
 
 
 class JobGpusView(GpuRangeView):
@@ -269,52 +258,6 @@ def memory_view(job: Job) -> MemoryView:
     return {"factor": memory.factor, "deaths": deaths, "retry_at_s": memory.retry_at_s}
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
-    """Query parameters of job lists. A job must match all of them."""
-
-    state: StatesParameter = ""
-    queue: Annotated[
-        str,
-        Query(
-            max_length=2000,
-            pattern=TEXT_PATTERN,
-            description="Only jobs in one of these queues, separated by commas. Empty: all.",
-        ),
-    ] = ""
-    owner: Annotated[
-        str,
-        Query(max_length=200, pattern=TEXT_PATTERN, description="Only jobs that this principal submitted. Empty: all."),
-    ] = ""
-    name: Annotated[
-        str,
-        Query(
-            max_length=200,
-            pattern=TEXT_PATTERN,
-            description="Only jobs whose display name starts with this text. Empty: all.",
-        ),
-    ] = ""
-    submitted_since_s: Annotated[
-        float | None,
-        Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
-    ] = None
-    submitted_until_s: Annotated[
-        float | None,
-        Query(ge=0, allow_inf_nan=False, description="Submitted before this time, in seconds since 1970 (UTC)."),
-    ] = None
-
-    def to_query(self) -> JobQuery:
-        """Raises InvalidDocumentError for an unknown state."""
-        return JobQuery(
-            states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
-            queues=frozenset(name.strip() for name in self.queue.split(",")) if self.queue else None,
-            owner=self.owner,
-            name_prefix=self.name,
-            since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
-            until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
-        )
-
-
 router = create_router("jobs")
 
 
@@ -390,7 +333,7 @@ def list_jobs(
     cursor: CursorParameter = "",
 ) -> PageOf[JobView]:
     """List jobs, newest first, including ended ones. `next` is the cursor of the following page."""
-    query = job_filter.to_query().restrict_to_queues(context.principal.readable_queues)
+    query = job_filter.to_query(context.now_s).restrict_to_queues(context.principal.readable_queues)
     page = page_of_jobs(context.snapshot.jobs.values(), context.store, query, cursor=cursor, limit=limit)
     visibility = context.visibility  # shared by all rows because it caches lookups
     return {

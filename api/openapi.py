@@ -105,7 +105,7 @@ def _name_pages(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_enum(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return one choice of a union with `enum` in place of `const`, which openapi-python-client refuses to read there."""
+    """Return one choice of a union with `enum` in place of `const`, which openapi-python-client cannot read there."""
     others = {key: value for key, value in choice.items() if key != "const"}
     return {**others, "enum": [choice["const"]]} if "const" in choice else choice
 

@@ -1,7 +1,6 @@
-"""Headers that make requests conditional or safe to repeat: `ETag` with `If-Match` or `If-None-Match`, `Idempotency-Key`.
+"""Headers of conditional and repeatable requests: `ETag`, `If-Match`, `If-None-Match` and `Idempotency-Key`.
 
-If-None-Match: a response whose tag covers the whole body (a snapshot, an archive) is answered with 304 if the client has
-it already.
+If-None-Match: if a tag covers the whole body (a snapshot, an archive), a client that has the body gets 304.
 
 If-Match: scheduler/scheduling defines what an ETag covers. A stale tag is answered with 412 at once. A matching tag
 travels with the command as its `basis` and is compared again when the command is applied. Tags are strong, because

@@ -1,0 +1,69 @@
+"""Query parameters of job lists."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Query
+
+from api.http.paging import TEXT_PATTERN, StatesParameter, parse_states
+from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.store.api_protocol import JobQuery
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Query parameters of job lists. A job must match all of them."""
+
+    state: StatesParameter = ""
+    queue: Annotated[
+        str,
+        Query(
+            max_length=2000,
+            pattern=TEXT_PATTERN,
+            description="Only jobs in one of these queues, separated by commas. Empty: all.",
+        ),
+    ] = ""
+    owner: Annotated[
+        str,
+        Query(max_length=200, pattern=TEXT_PATTERN, description="Only jobs that this principal submitted. Empty: all."),
+    ] = ""
+    name: Annotated[
+        str,
+        Query(
+            max_length=200,
+            pattern=TEXT_PATTERN,
+            description="Only jobs whose display name starts with this text. Empty: all.",
+        ),
+    ] = ""
+    id: Annotated[
+        str,
+        Query(max_length=200, pattern=TEXT_PATTERN, description="Only jobs whose id starts with this. Empty: all."),
+    ] = ""
+    ended_within_s: Annotated[
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="Only jobs that ended at most this many seconds ago."),
+    ] = None
+    submitted_since_s: Annotated[
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
+    ] = None
+    submitted_until_s: Annotated[
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="Submitted before this time, in seconds since 1970 (UTC)."),
+    ] = None
+
+    def to_query(self, now_s: float) -> JobQuery:
+        """Raises InvalidDocumentError for an unknown state."""
+        return JobQuery(
+            states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
+            queues=frozenset(name.strip() for name in self.queue.split(",")) if self.queue else None,
+            owner=self.owner,
+            name_prefix=self.name,
+            id_prefix=self.id,
+            ended_since_s=-math.inf if self.ended_within_s is None else now_s - self.ended_within_s,
+            since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
+            until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
+        )
