@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := .venv-tools
 # Many tests wait for processes, so three fit on two cores.
 JOBS ?= 3
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
@@ -12,7 +13,7 @@ FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernet
 # Tests start hundreds of Python processes. Some images forbid cached bytecode, and each process would compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-full lint serve bench docs helm console clean
+.PHONY: demo check test test-full lint serve bench docs helm console generators clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
@@ -20,10 +21,10 @@ demo: $(VENV)/installed
 check: lint
 	$(PYTEST) -q $(FAST)
 
-test: lint
+test: lint generators
 	$(PYTEST)
 
-test-full: lint
+test-full: lint generators
 	$(PYTEST) --full
 
 lint: $(VENV)/installed
@@ -53,9 +54,18 @@ $(VENV)/installed: pyproject.toml library/pyproject.toml api/console/package-loc
 	$(MAKE) console
 	touch $@
 
+# Generators of API clients, with which tests read the OpenAPI document as users do. Their pins clash with Ebbtide's.
+generators: $(TOOLS)/installed
+
+$(TOOLS)/installed: tests/clients/requirements.txt tests/clients/package-lock.json
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	npm ci --prefix tests/clients --no-fund --no-audit --loglevel=error || echo 'npm failed: no TypeScript client' >&2
+	touch $@
+
 # The chart library of the console. Without npm, the console shows its figures as tables.
 console:
 	npm ci --prefix api/console --no-fund --no-audit --loglevel=error || echo 'npm failed: the console draws no charts' >&2
 
 clean:
-	rm -rf $(VENV) build api/console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) build api/console/node_modules tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

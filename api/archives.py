@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from typing_extensions import TypedDict
 
+from api.http.conditional_requests import NOT_MODIFIED, IfNoneMatchHeader, is_current, not_modified
 from api.http.dependencies import (
     PrincipalDep,
     Service,
@@ -33,7 +34,9 @@ WRITE_BYTES = 2**20
 """Bytes that one call in a worker thread writes; the server delivers bodies in much smaller pieces."""
 _UPLOADER = RouteRule(role=Role.SUBMITTER, body_setting="archive_bytes_max")
 _READER = RouteRule(role=Role.ADMIN, on_all_queues=True, or_callers=(Caller.AGENTS, Caller.MACHINES))
-_BINARY = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_PLAIN_MEDIA_TYPE = "application/octet-stream"
+"""What generated clients send and accept, because they know no gzip."""
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 router = create_router("jobs")
 
@@ -52,7 +55,7 @@ class ArchiveView(TypedDict):
     status_code=201,
     response_model=ArchiveView,
     responses={200: {"model": ArchiveView, "description": "The archive was stored before."}},
-    openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+    openapi_extra={"requestBody": {"required": True, "content": {_PLAIN_MEDIA_TYPE: _BYTES}}},
 )
 @requires(_UPLOADER)
 async def upload_archive(digest: DigestPath, request: Request, service: ServiceDep, _: PrincipalDep) -> JSONResponse:
@@ -83,7 +86,10 @@ def check_archive(digest: DigestPath, service: ServiceDep, _: PrincipalDep) -> R
 @router.get(
     "/archives/{digest}",
     response_class=FileResponse,
-    responses={200: {"content": _BINARY, "description": "The archive."}},
+    responses={
+        200: {"content": {MEDIA_TYPE: _BYTES, _PLAIN_MEDIA_TYPE: _BYTES}, "description": "The archive."},
+        **NOT_MODIFIED,
+    },
 )
 @requires(_READER)
 def download_archive(
@@ -93,13 +99,20 @@ def download_archive(
     principal: PrincipalDep,
     *,
     job: Annotated[str, Query(max_length=200, description="Job whose agent downloads. Empty for others.")] = "",
-) -> FileResponse:
+    if_none_match: IfNoneMatchHeader = "",
+) -> Response:
     """Download an archive. Needs an admin, a machine that runs a job with the archive, or the agent of such a job."""
     authorize_download(service, request, principal, digest=digest, job_id=job)
     file = service.archives.find(digest)
     if file is None:
         raise_not_found("archive", digest)
-    return FileResponse(file, media_type=MEDIA_TYPE)
+    etag = f'"{digest}"'
+    if is_current(if_none_match, etag):
+        return not_modified(etag)
+    accepts_plain = request.headers.get("Accept", "").startswith(_PLAIN_MEDIA_TYPE)
+    media_type = _PLAIN_MEDIA_TYPE if accepts_plain else MEDIA_TYPE
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept"}
+    return FileResponse(file, media_type=media_type, headers=headers)
 
 
 def authorize_download(service: Service, request: Request, principal: Principal, *, digest: str, job_id: str) -> None:

@@ -15,6 +15,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.event_views import DecisionView, EventView, SnapshotView, decision_view, event_view, snapshot_view
+from api.http.conditional_requests import NOT_MODIFIED, IfNoneMatchHeader, is_current, not_modified
 from api.http.dependencies import (
     AfterParameter,
     ContextDep,
@@ -190,8 +191,15 @@ def page_of_events(context: RequestContext, *, subject: str, after: int, limit: 
 snapshot_router = create_router("record")
 
 
-@snapshot_router.get("/snapshots/latest")
+@snapshot_router.get("/snapshots/latest", response_model=SnapshotView, responses=NOT_MODIFIED)
 @requires(VIEWER_OF_ALL)
-def get_latest_snapshot(service: ServiceDep) -> SnapshotView:
+def get_latest_snapshot(
+    service: ServiceDep, response: Response, if_none_match: IfNoneMatchHeader = ""
+) -> SnapshotView | Response:
     """Return the newest committed snapshot. Commands in the inbox are not applied."""
-    return snapshot_view(service.store.load().snapshot)
+    snapshot = service.store.load().snapshot
+    etag = f'"{snapshot.generation}-{snapshot.now_s!r}"'  # a restored database counts generations again
+    if is_current(if_none_match, etag):
+        return not_modified(etag)
+    response.headers.update({"ETag": etag, "Cache-Control": "private, no-cache"})
+    return snapshot_view(snapshot)

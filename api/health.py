@@ -50,7 +50,11 @@ def get_readiness(service: ServiceDep) -> ReadyView:
     return {"status": "ok", "inbox_commands": waiting}
 
 
-@router.get("/metrics", response_class=Response)
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "One line per sample."}},
+)
 @requires(RouteRule(Caller.SCRAPERS, on_all_queues=True))
 def get_metrics(service: ServiceDep) -> Response:
     """All metrics in the Prometheus text format."""

@@ -54,6 +54,14 @@ class JobFilter:
             description="Only jobs whose display name starts with this text. Empty: all.",
         ),
     ] = ""
+    id: Annotated[
+        str,
+        Query(max_length=200, pattern=TEXT_PATTERN, description="Only jobs whose id starts with this. Empty: all."),
+    ] = ""
+    ended_within_s: Annotated[
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="Only jobs that ended at most this many seconds ago."),
+    ] = None
     submitted_since_s: Annotated[
         float | None,
         Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
@@ -63,7 +71,7 @@ class JobFilter:
         Query(ge=0, allow_inf_nan=False, description="Submitted before this time, in seconds since 1970 (UTC)."),
     ] = None
 
-    def to_query(self, principal: Principal) -> JobQuery:
+    def to_query(self, principal: Principal, now_s: float) -> JobQuery:
         """Return the query of this principal. Raises InvalidDocumentError for an unknown state."""
         return JobQuery(
             states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
@@ -71,6 +79,8 @@ class JobFilter:
             owner=self.owner,
             owner_id=principal.subject if self.owner_id == OWN_JOBS else self.owner_id,
             name_prefix=self.name,
+            id_prefix=self.id,
+            ended_since_s=-math.inf if self.ended_within_s is None else now_s - self.ended_within_s,
             since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
             until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
         )

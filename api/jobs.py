@@ -14,13 +14,7 @@ from api.archives import require_archive
 from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, require_match, set_etag, submit_once
 from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
-from api.http.paging import (
-    CursorParameter,
-    GpusByNode,
-    PageOf,
-    encode_gpus,
-    page_of_jobs,
-)
+from api.http.paging import CursorParameter, GpusByNode, PageOf, encode_gpus, page_of_jobs
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.job_filter import JobFilter
@@ -340,7 +334,7 @@ def list_jobs(
     cursor: CursorParameter = "",
 ) -> PageOf[JobView]:
     """List jobs, newest first, including ended ones. `next` is the cursor of the following page."""
-    query = job_filter.to_query(context.principal).restrict_to_queues(context.principal.readable_queues)
+    query = job_filter.to_query(context.principal, context.now_s).restrict_to_queues(context.principal.readable_queues)
     page = page_of_jobs(context.snapshot.jobs.values(), context.store, query, cursor=cursor, limit=limit)
     visibility = context.visibility  # shared by all rows because it caches lookups
     return {

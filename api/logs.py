@@ -103,9 +103,22 @@ def _log_reader(
     job = context.job(job_id)
     root = LogRoot(service.settings.run_dir)
     logs = JobLogReader(root, job_id, rank, generation=generation, now=service.clock.now_s)
+    _require_rank(job, logs, rank)
     if not logs.generations():
         _require_available(job, service, generation)
     return logs
+
+
+def _require_rank(job: Job, logs: JobLogReader, rank: int) -> None:
+    """Check that the rank can exist: the job has at most one for each GPU, and a larger range may have had more.
+
+    Raises:
+        InvalidDocumentError: it cannot.
+    """
+    printed = logs.ranks()
+    if rank >= job.spec.max_gpus and rank not in printed:
+        listed = f"; with output: {', '.join(map(str, printed))}" if printed else ""
+        raise_invalid_field("rank", rank, f"0 to {job.spec.max_gpus - 1}{listed}")
 
 
 def _require_available(job: Job, service: Service, generation: int | None) -> None:

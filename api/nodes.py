@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import Response
 
-from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
+from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, NodeNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, PoolParameter, page_by_name
@@ -26,7 +26,7 @@ router = create_router("fleet")
 _SHAPE_FIELDS = ("pool", "gpu", "gpus", "gpu_memory_bytes")
 
 
-@router.post("/nodes", status_code=201, responses=problem_responses(409))
+@router.post("/nodes", status_code=201, responses=repeated_creation(NodeView) | problem_responses(409))
 @requires(ADMIN)
 def add_node(document: NodeDocument, context: ContextDep, response: Response) -> NodeView:
     """Add a node. Repeating the request returns 200 and changes nothing; another shape is a conflict."""

@@ -1,8 +1,12 @@
-"""The OpenAPI document: FastAPI's, plus the problems, headers, authentication and examples that all routes share."""
+"""The OpenAPI document: FastAPI's, plus the problems, headers, authentication and examples that all routes share.
+
+Generators of clients read it, so every schema has one name, which is its title too: pages of `JobView` are `JobPage`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,7 +14,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
+from api.http.deprecation import HEADERS as DEPRECATION_HEADERS
+from api.http.deprecation import find_deprecation
 from api.http.errors import FIELD_ERROR_SCHEMA, PROBLEM_SCHEMA, problem_responses
 
 PUBLIC_TAG = "service"
@@ -44,6 +51,8 @@ _REQUEST_ID_HEADER = {
 _ETAG_HEADER = {"description": "The resource's ETag, to send as `If-Match`.", "schema": {"type": "string"}}
 _ETAG_SCHEMAS = ("JobView", "PoolView", "NodeView", "QueueView")
 """Schemas of responses that carry an ETag."""
+_SERVERS = [{"url": "/", "description": "The service that serves this document."}]
+_PAGE_NAME = re.compile(r"PageOf_(\w+?)(?:View)?_")
 _LOCATION_HEADER = {"description": "Path of the created resource.", "schema": {"type": "string"}}
 
 
@@ -58,22 +67,47 @@ class OpenApiApp(FastAPI):
 
 def _build_document(app: FastAPI) -> dict[str, Any]:
     tags = [{"name": name, "description": text} for name, text in _TAG_DESCRIPTIONS.items()]
-    document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=tags
+    document = _name_pages(
+        get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=tags,
+            servers=_SERVERS,
+        )
     )
     schemas = document["components"]["schemas"]
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     schemas |= {"Problem": PROBLEM_SCHEMA, "FieldError": FIELD_ERROR_SCHEMA}
+    for name, schema in schemas.items():
+        schema["title"] = name
+        for field in schema.get("properties", {}).values():
+            field |= {"anyOf": [_to_enum(choice) for choice in field["anyOf"]]} if "anyOf" in field else {}
     document["components"]["securitySchemes"] = {"bearer": _BEARER_SCHEME}
     document["security"] = [{"bearer": []}]
     for method, path, operation in iterate_operations(document):
         _add_problem_responses(operation, method, path)
         _add_headers(operation, method)
+        _drop_invalid_defaults(operation)
         _add_examples(operation)
         if PUBLIC_TAG in operation.get("tags", ()):
             operation["security"] = []
+    _mark_deprecated(document, app)
     return document
+
+
+def _name_pages(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with `PageOf_JobView_` renamed to `JobPage`, in schemas and in references to them."""
+    renamed: dict[str, Any] = json.loads(_PAGE_NAME.sub(r"\1Page", json.dumps(document)))
+    return renamed
+
+
+def _to_enum(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return one choice of a union with `enum` in place of `const`, which openapi-python-client cannot read there."""
+    others = {key: value for key, value in choice.items() if key != "const"}
+    return {**others, "enum": [choice["const"]]} if "const" in choice else choice
 
 
 def iterate_operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -111,6 +145,25 @@ def _add_headers(operation: dict[str, Any], method: str) -> None:
             headers["ETag"] = _ETAG_HEADER
 
 
+def _drop_invalid_defaults(operation: dict[str, Any]) -> None:
+    """Remove each default that its own pattern rejects: it stands for an absent parameter and must not be sent."""
+    for parameter in operation.get("parameters", ()):
+        schema = parameter["schema"]
+        if isinstance(schema.get("default"), str) and not re.search(schema.get("pattern", ""), schema["default"]):
+            del schema["default"]
+
+
+def _mark_deprecated(document: dict[str, Any], app: FastAPI) -> None:
+    for route in app.routes:
+        if not isinstance(route, APIRoute) or find_deprecation(route) is None:
+            continue
+        for method in route.methods or ():
+            operation = document["paths"][route.path][method.lower()]
+            operation["deprecated"] = True
+            for response in operation["responses"].values():
+                response["headers"] |= DEPRECATION_HEADERS
+
+
 def _add_examples(operation: dict[str, Any]) -> None:
     """Add examples by schema name, so that a noun looks the same in every request and response."""
     bodies = [operation.get("requestBody", {})]
@@ -132,5 +185,7 @@ def _schema_name(content: dict[str, Any]) -> str:
 def load_examples() -> dict[str, Any]:
     """Return example documents by schema name."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
-    pages = {f"PageOf_{name}_": {"items": [document], "next": None} for name, document in found.items()}
+    pages = {
+        f"{name.removesuffix('View')}Page": {"items": [document], "next": None} for name, document in found.items()
+    }
     return {**pages, **found}

@@ -10,7 +10,7 @@ from fastapi import Query, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
+from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, PoolNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, page_by_name
@@ -242,7 +242,7 @@ class PoolChange(Document):
     lending: LendingDocument = Field(description="Lending policy. Omitted fields keep their value.")
 
 
-@router.post("/pools", status_code=201, responses=problem_responses(409))
+@router.post("/pools", status_code=201, responses=repeated_creation(PoolView) | problem_responses(409))
 @requires(ADMIN)
 def create_pool(document: PoolDocument, context: ContextDep, response: Response) -> PoolView:
     """Create a pool. Repeating the request returns 200 and changes nothing; a different pool of that name is a

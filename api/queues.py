@@ -10,7 +10,7 @@ from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
+from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, QueueNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, page_by_name
@@ -66,7 +66,7 @@ Q = TypeVar("Q")
 router = create_router("queues")
 
 
-@router.post("/queues", status_code=201, responses=problem_responses(409))
+@router.post("/queues", status_code=201, responses=repeated_creation(QueueView) | problem_responses(409))
 @requires(ADMIN)
 def create_queue(document: QueueDocument, context: ContextDep, response: Response) -> QueueView:
     """Declare a queue. Repeating the request returns 200 and changes nothing; a different queue of that name is a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run `ebbtide` and exit: code 0 for success, 1 for failure, 2 for invalid input."""
+    """Run `ebbtide` and exit with one of `cli.exit_codes.ExitCode`."""
     from cli.app import app
 
     app(prog_name="ebbtide")

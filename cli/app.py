@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from cli.inputs import EXIT_FAILED
+from cli.exit_codes import CommandError, ExitCode, format_error, wants_json
 
 JOBS_PANEL = "Jobs"
 FLEET_PANEL = "Fleet"
@@ -51,7 +51,7 @@ SUBCOMMANDS = (
         "Submit a job from a file, from options, or both.",
         takes_command=True,
     ),
-    Subcommand("ps", "cli.commands.jobs:ps", JOBS_PANEL, "List jobs with their state, GPUs, plan and progress."),
+    Subcommand("ps", "cli.commands.jobs:ps", JOBS_PANEL, "List live jobs, and those that failed in the last 24 hours."),
     Subcommand("describe", "cli.commands.jobs:describe", JOBS_PANEL, "Show the details of one job."),
     Subcommand("explain", "cli.commands.events:explain", JOBS_PANEL, "Explain why a job is in its current state."),
     Subcommand("events", "cli.commands.events:events", JOBS_PANEL, "List the most recent events, oldest first."),
@@ -174,7 +174,10 @@ class EbbtideGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line. Every error ends the process with one message on stderr and an exit code."""
+        """Run the command line. Every error ends the process with one message on stderr and an exit code.
+
+        With `-o json`, the message is a JSON object.
+        """
         if COMPLETE_VARIABLE in os.environ:
             from cli.completion import enable_completion
 
@@ -182,16 +185,31 @@ class EbbtideGroup(TyperGroup):
         try:
             exit_code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
-            typer.echo(f"Error: {_format_error(error)}", err=True)
+            _report(error, sys.argv[1:] if args is None else args)
             sys.exit(error.exit_code)
         except typer.Abort:
-            typer.echo("Error: aborted", err=True)
-            sys.exit(EXIT_FAILED)
+            _report(CommandError("aborted"), sys.argv[1:] if args is None else args)
+            sys.exit(ExitCode.FAILED)
         sys.exit(exit_code if isinstance(exit_code, int) else 0)
 
 
-def _format_error(error: typer.TyperException) -> str:
+def _report(error: typer.TyperException, words: Sequence[str]) -> None:
+    message = _describe(error)
+    typer.echo(format_error(error, message) if wants_json(words) else f"Error: {message}", err=True)
+
+
+_OPTION_ADVICE = {
+    ("submit", "--gpus"): "Use --min N and --max N; a job that is not elastic needs --min N alone.",
+    ("scale", "--gpus"): "Use --min N, --max N or both.",
+}
+"""What to use in place of an option that other schedulers have, by command."""
+
+
+def _describe(error: typer.TyperException) -> str:
     """Return the error message. Adds the value of a rejected option, which typer's message omits."""
+    option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    if advice := _OPTION_ADVICE.get((getattr(context, "info_name", ""), option)):
+        return f"No such option: {option}. {advice}"
     message = error.format_message().replace("Value error, ", "")
     if isinstance(error, typer.BadParameter) and error.__cause__ is not None:
         from pydantic import ValidationError
@@ -212,7 +230,20 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from cli.commands.about import find_version
+
+        typer.echo(f"ebbtide {find_version()}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+
+
 @app.callback(invoke_without_command=True)
-def show_help(context: typer.Context) -> None:
+def show_help(context: typer.Context, is_version: VersionOption = False) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

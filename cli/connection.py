@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.inputs import CommandError, InputError, input_errors_from
+from cli.exit_codes import ExitCode, InputError, ServiceError, choose_exit_code
+from cli.inputs import input_errors_from
 
 if TYPE_CHECKING:
     from api.client import Client, ProblemError
@@ -151,10 +152,6 @@ UrlOption = Annotated[
     ),
 ]
 
-# Statuses of requests that are invalid in themselves. Other 4xx statuses depend on the state of the service.
-INPUT_ERROR_STATUSES = frozenset({400, 409, 413, 415, 422})
-
-
 _REMEDIES = {
     401: " (log in with `ebbtide login`, or set EBBTIDE_TOKEN)",
     403: " (`ebbtide whoami` shows your roles; an admin can grant more)",
@@ -166,8 +163,7 @@ def service_client(url: str) -> Iterator[Client]:
     """Connect to the service at `url`, or to that of the current context, with its token.
 
     Raises:
-        InputError: the service rejected the request as invalid.
-        CommandError: the service rejected the request, or is unreachable.
+        ServiceError: the service rejected the request, or is unreachable. The exit code says which.
     """
     with target_client(resolve_target(url)) as client:
         yield client
@@ -183,10 +179,11 @@ def target_client(target: Target) -> Iterator[Client]:
         with client:
             yield client
     except ProblemError as problem:
-        kind = InputError if problem.status in INPUT_ERROR_STATUSES else CommandError
-        raise kind(format_problem(problem) + _REMEDIES.get(problem.status, "")) from problem
+        message = format_problem(problem) + _REMEDIES.get(problem.status, "")
+        raise ServiceError(message, choose_exit_code(problem.status), problem) from problem
     except UnreachableError as error:
-        raise CommandError(f"{error} (start a service with `ebbtide serve`, or set --url)") from error
+        message = f"{error} (start a service with `ebbtide serve`, or set --url)"
+        raise ServiceError(message, ExitCode.UNAVAILABLE) from error
 
 
 def format_problem(problem: ProblemError) -> str:

@@ -1,4 +1,4 @@
-"""Errors and exit codes of commands, and readers of files and options that report invalid input by name."""
+"""Readers of files and options that report invalid input by name."""
 
 from __future__ import annotations
 
@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from typer import TyperException
 
+from cli.exit_codes import InputError
 from scheduler.domain.suggestions import suggest
 
 if TYPE_CHECKING:
+    from yaml import MarkedYAMLError
+
     from scheduler.solver.profiles.catalog import HardwareProfile
-
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-
-
-class CommandError(TyperException):
-    """The input was valid, but the command failed. Exit code 1."""
-
-    exit_code = EXIT_FAILED
-
-
-class InputError(TyperException):
-    """Invalid input. The message names the field, the value and the accepted values. Exit code 2."""
-
-    exit_code = EXIT_BAD_INPUT
 
 
 def raise_input_error(message: str) -> NoReturn:
@@ -106,8 +91,18 @@ def read_yaml(source: str) -> Any:
 
     try:
         return yaml.safe_load(read_text(source))
+    except yaml.MarkedYAMLError as error:
+        raise InputError(_format_yaml_error(source, error)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _format_yaml_error(source: str, error: MarkedYAMLError) -> str:
+    """Return the error with its place first, as compilers do: `job.yaml:3:7: is not YAML: ...`."""
+    mark = error.problem_mark or error.context_mark
+    place = source if mark is None else f"{source}:{mark.line + 1}:{mark.column + 1}"
+    why = ", ".join(part for part in (error.context, error.problem, error.note) if part)
+    return f"{place}: is not YAML: {' '.join(why.split())}"
 
 
 def read_env_file(source: str) -> dict[str, str]:

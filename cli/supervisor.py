@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from cli.inputs import EXIT_FAILED, EXIT_OK
+from cli.exit_codes import ExitCode
 from scheduler.executors.run_outcome import signal_name
 
 logger = logging.getLogger(__name__)
@@ -177,12 +177,12 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 
 def _describe_outcome(children: Sequence[Child], killed: tuple[str, ...], *, stop_requested: bool) -> tuple[int, str]:
     if killed:
-        return EXIT_FAILED, f"{' and '.join(killed)} did not exit in time and had to be killed"
+        return ExitCode.FAILED, f"{' and '.join(killed)} did not exit in time and had to be killed"
     if not stop_requested:
         first = next(child for child in children if child.has_failed)
         reason = f"the {first.name} process exited {SHORT_LIVES_MAX} times soon after its start"
-        return EXIT_FAILED, f"{reason} ({describe_exit(first.process)}); the others were stopped"
+        return ExitCode.FAILED, f"{reason} ({describe_exit(first.process)}); the others were stopped"
     failed = [child for child in children if child.process.returncode not in _CLEAN_EXITS]
     if failed:
-        return EXIT_FAILED, f"the {failed[0].name} process failed ({describe_exit(failed[0].process)})"
-    return EXIT_OK, "stopped"
+        return ExitCode.FAILED, f"the {failed[0].name} process failed ({describe_exit(failed[0].process)})"
+    return ExitCode.OK, "stopped"

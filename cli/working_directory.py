@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from cli.inputs import InputError
+from cli.exit_codes import InputError
 from scheduler.domain.program import (
     ARCHIVE_BYTES_MAX,
     ARCHIVE_ENTRIES_MAX,

@@ -21,6 +21,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import ebbtide
 from api.http.errors import TITLES, TYPE_PREFIX
 from cli.app import SUBCOMMANDS, load_command
+from cli.exit_codes import MEANINGS
 from scheduler.documents.job import JobDocument
 from scheduler.domain.snapshot import Snapshot
 from scheduler.settings import Settings
@@ -96,7 +97,21 @@ def _code(value: object) -> str:
 def _render_command_line() -> str:
     sections = [_render_command(path, command) for path, command in _commands()]
     introduction = "Every command prints a table, or with `-o json` and `-o yaml` a document for scripts."
-    return _page("Command line", introduction, *sections)
+    return _page("Command line", introduction, _render_exit_codes(), *sections)
+
+
+def _render_exit_codes() -> str:
+    rows = ((str(int(code)), _code(code.label), meaning) for code, meaning in MEANINGS.items())
+    return "\n\n".join(
+        (
+            "## Exit codes",
+            _table(("Exit code", "Name", "Meaning"), rows),
+            "These codes are stable. An error is one message on stderr. With `-o json`, the last line of stderr is a "
+            "JSON object. It has `status`, `type` and `errors` if the service answered:",
+            '```json\n{"error": {"code": "not-found", "exit_code": 4, "message": "job ghost does not exist", "status": '
+            '404, "type": "urn:ebbtide:problem:not-found", "errors": []}}\n```',
+        )
+    )
 
 
 def _commands() -> Iterator[tuple[str, Any]]:

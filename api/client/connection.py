@@ -14,6 +14,8 @@ import httpx
 import httpx_sse
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, retry_if_result, stop_after_attempt
 
+from api.client.server_url import suggest_scheme, suggest_url
+
 JsonObject = dict[str, Any]
 
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -101,12 +103,16 @@ class Connection:
         retries: RetryPolicy,
         transport: httpx.BaseTransport | None,
     ) -> None:
-        """Raises ValueError if the URL is not http or https, or if the token cannot be sent in a header."""
+        """Raises ValueError if the URL is not http or https, or has `/v1`, or if the token does not fit in a header."""
         if not token.isascii() or any(character.isspace() for character in token):
             raise ValueError("token: it has blanks or non-ASCII characters. Pass an API token (ebk_...) or a JWT")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url: {url!r} must start with http:// or https://")
         self.url = url.rstrip("/")
+        if self.url.endswith("/v1"):
+            raise ValueError(
+                f"url: {url!r} must not have /v1, which is added to it. Use {self.url.removesuffix('/v1')}"
+            )
         self.retries = retries
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
@@ -158,7 +164,8 @@ class Connection:
             return {}
         document = _read_json(response)
         if not isinstance(document, dict):
-            raise UnreachableError(f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?")
+            reason = f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?"
+            raise UnreachableError(reason + suggest_url(response))
         return _TaggedObject(document, response.headers.get("ETag", ""))
 
     @contextmanager
@@ -206,7 +213,11 @@ class Connection:
         try:
             response: httpx.Response = retrying(send_once)
         except httpx.TransportError as error:
-            raise UnreachableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
+            reason = f"{self.url} does not answer: {error or type(error).__name__}"
+            raise UnreachableError(f"{reason}{suggest_scheme(self.url)}") from error
+        is_page = response.status_code == httpx.codes.BAD_REQUEST and _read_json(response) is None
+        if is_page and (advice := suggest_scheme(self.url)):  # TLS servers answer plain HTTP so
+            raise UnreachableError(f"{self.url} does not answer{advice}")
         return response
 
     def _compute_delay_s(self, state: RetryCallState) -> float:

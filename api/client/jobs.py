@@ -35,14 +35,31 @@ class JobMethods(ClientMethods):
         return self._connection.request("POST", "/v1/jobs:dry-run", json=document)
 
     def jobs(
-        self, *, state: str = "", queue: str = "", owner: str = "", owner_id: str = "", name: str = "", limit: int = 100
+        self,
+        *,
+        state: str = "",
+        queue: str = "",
+        owner: str = "",
+        owner_id: str = "",
+        name: str = "",
+        job_id: str = "",
+        ended_within_s: float | None = None,
+        limit: int = 100,
     ) -> Iterator[JobView]:
         """Yield the jobs that match all filters, newest first. `owner_id` "me" is the caller.
 
-        `state`: one or more states, or `live` or `ended`, separated by commas. `name`: a prefix of the name. `limit`:
-        page size.
+        `state`: one or more states, or `live` or `ended`, separated by commas. `name`, `job_id`: the beginning of the
+        name or id. `ended_within_s`: only jobs that ended at most this many seconds ago. `limit`: page size.
         """
-        query = {"state": state, "queue": queue, "owner": owner, "owner_id": owner_id, "name": name}
+        query = {
+            "state": state,
+            "queue": queue,
+            "owner": owner,
+            "owner_id": owner_id,
+            "name": name,
+            "id": job_id,
+            "ended_within_s": "" if ended_within_s is None else str(ended_within_s),
+        }
         yield from self._connection.list_items("/v1/jobs", limit=limit, query=query)
 
     def job(self, job_id: str) -> JobView:

@@ -1,4 +1,6 @@
-"""Headers that make changes safe to send: `ETag` and `If-Match` for conditional changes, `Idempotency-Key` for retries.
+"""Headers of conditional and repeatable requests: `ETag`, `If-Match`, `If-None-Match` and `Idempotency-Key`.
+
+If-None-Match: if a tag covers the whole body (a snapshot, an archive), a client that has the body gets 304.
 
 If-Match: scheduler/scheduling defines what an ETag covers. A stale tag is answered with 412 at once. A matching tag
 travels with the command as its `basis` and is compared again when the command is applied. Tags are strong, because
@@ -16,7 +18,7 @@ import json
 import re
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Header, Response
 
@@ -50,6 +52,36 @@ IdempotencyKeyHeader = Annotated[
         description="Any text without blanks. A retry with the same key returns what the first request created.",
     ),
 ]
+IfNoneMatchHeader = Annotated[
+    str,
+    Header(
+        alias="If-None-Match",
+        max_length=1000,
+        description="`ETag` of the copy that the client has. If it is current, the response is 304 without a body.",
+    ),
+]
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {
+        "description": "The client's copy is current.",
+        "headers": {"ETag": {"description": "Tag of the current copy.", "schema": {"type": "string"}}},
+    }
+}
+"""The `responses` of a route that takes `IfNoneMatchHeader`."""
+
+
+def repeated_creation(view: type) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route whose repetition returns the existing object with status 200."""
+    return {200: {"model": view, "description": "It existed before, with the same fields. Nothing has changed."}}
+
+
+def is_current(if_none_match: str, etag: str) -> bool:
+    """Return whether `If-None-Match` lists `etag`. Compares weakly (RFC 9110, 13.1.2)."""
+    listed = (tag.removeprefix("W/") for tag in _ENTITY_TAGS.findall(if_none_match))
+    return if_none_match.strip() == "*" or etag in listed
+
+
+def not_modified(etag: str) -> Response:
+    return Response(status_code=304, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 
 
 def set_etag(response: Response, etag: str) -> None:

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from api.identity.audit import record_forbidden_request
 from scheduler.documents.document import InvalidDocumentError, InvalidField, to_invalid_fields, to_printable
@@ -139,7 +140,17 @@ def _handle_http_exception(request: Request, error: Exception) -> JSONResponse:
     where = f"{request.method} {to_printable(request.url.path)}"
     reason = error.detail if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else ""
     detail = f"{where}: {reason or HTTPStatus(error.status_code).phrase.lower()}"
-    return problem_response(request, ProblemError(error.status_code, slug, detail, headers=error.headers))
+    headers = error.headers
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"Allow": ", ".join(_list_allowed_methods(request))}
+        detail = f"{detail}; allowed: {headers['Allow']}"
+    return problem_response(request, ProblemError(error.status_code, slug, detail, headers=headers))
+
+
+def _list_allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes with the request's path. Starlette names those of the first one only."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def unavailable_response(request: Request, error: Exception) -> JSONResponse:
@@ -242,10 +253,44 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: _openapi_response(status) for status in statuses}
 
 
+_EXAMPLE_BY_STATUS = {
+    400: ("malformed", "the path is not percent-encoded UTF-8"),
+    401: ("unauthenticated", "this needs a token: Authorization: Bearer ebk_..."),
+    403: ("forbidden", "this needs the role admin; you are ada with submitter"),
+    404: ("not-found", "job train-x7k2qa4bcd does not exist"),
+    409: ("conflict", "job train-x7k2qa4bcd is running and not suspended"),
+    410: ("swept", "events up to number 4100 were deleted by retention. Start again without a cursor"),
+    412: ("changed", 'If-Match: job train-x7k2qa4bcd has changed since "a1"; its ETag is now "b2"'),
+    413: ("body-too-large", "the request body has more than 1048576 bytes, the maximum for this route"),
+    421: ("misdirected", "Host: 'evil.example' is not allowed while authentication is off"),
+    422: ("invalid-input", "gpus.max: got 1; allowed: a range with min <= max; this would be 2 to 1"),
+    429: ("rate-limited", "too many requests; retry after 1 s"),
+    500: ("internal", "the request failed. See the service's log for the reason"),
+    501: ("logs-elsewhere", "job train-x7k2qa4bcd runs in pods; the cluster has their logs"),
+    503: ("store-unavailable", "the database is unavailable"),
+}
+
+
+def _build_example(status: int) -> dict[str, Any]:
+    slug, detail = _EXAMPLE_BY_STATUS[status]
+    path = "/v1/jobs/train-x7k2qa4bcd"
+    example: dict[str, Any] = {
+        "type": TYPE_PREFIX + slug,
+        "title": TITLES[slug],
+        "status": status,
+        "detail": detail,
+        "instance": path,
+    }
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        allowed = "a range with min <= max; this would be 2 to 1"
+        example["errors"] = [{"field": "gpus.max", "value": 1, "allowed": allowed, "message": detail}]
+    return example
+
+
 def _openapi_response(status: int) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": _DESCRIPTION_BY_STATUS[status],
-        "content": {PROBLEM_MEDIA_TYPE: {"schema": PROBLEM_REFERENCE}},
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": PROBLEM_REFERENCE, "example": _build_example(status)}},
     }
     if status in (429, 503):
         response["headers"] = {"Retry-After": _RETRY_AFTER_HEADER}

@@ -26,6 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.deprecation import list_deprecation_headers
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
 from api.identity.audit import record_forbidden_request
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
@@ -96,7 +97,7 @@ class SecurityMiddleware:
             if message["type"] == "http.response.start":
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
-                message["headers"] = [*others, (name, request_id.encode())]
+                message["headers"] = [*others, (name, request_id.encode()), *list_deprecation_headers(scope)]
                 worker_caller = scope.get("state", {}).get("worker_caller")
                 if worker_caller is not None:
                     self.worker_authenticator.record_response(worker_caller, message["status"])

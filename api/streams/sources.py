@@ -116,6 +116,11 @@ class JobLogReader:
             else [number for number in generations if number == self._generation]
         )
 
+    def ranks(self) -> list[int]:
+        """Return the ranks that have output, in any of the generations."""
+        folders = (self._root.folder(self._job_id, number) for number in self.generations())
+        return sorted({rank for folder in folders for rank in folder.list_ranks()})
+
     def tail_position(self, lines: int) -> LogPosition:
         """Return the position of the last `lines` lines of the newest generation."""
         newest = self.newest_generation()

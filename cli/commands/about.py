@@ -12,17 +12,22 @@ from cli.output import OutputFormat, OutputOption, print_document, print_message
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Save the output as an SVG picture as well.")]
 
 
-def version(output: OutputOption = OutputFormat.TABLE) -> None:
-    """Print the version of Ebbtide and of Python."""
-    import platform
+def find_version() -> str:
+    """Return the version of the installed package."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed_version
 
     try:
-        ebbtide = installed_version("ebbtide-scheduler")
+        return installed_version("ebbtide-scheduler")
     except PackageNotFoundError:
-        ebbtide = "not installed (run from the source tree)"
-    document = {"ebbtide": ebbtide, "python": platform.python_version(), "platform": platform.platform()}
+        return "not installed (run from the source tree)"
+
+
+def version(output: OutputOption = OutputFormat.TABLE) -> None:
+    """Print the version of Ebbtide and of Python."""
+    import platform
+
+    document = {"ebbtide": find_version(), "python": platform.python_version(), "platform": platform.platform()}
     print_document(document, output, lambda: render_facts(document))
 
 

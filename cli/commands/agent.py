@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.commands.identity import parse_duration
-from cli.inputs import InputError, input_errors_from
+from cli.exit_codes import InputError
+from cli.inputs import input_errors_from
 
 if TYPE_CHECKING:
     from scheduler.agent.daemon import AgentOptions

@@ -14,7 +14,8 @@ import typer
 
 from cli.commands.jobs import JobArgument
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import CommandError
+from cli.exit_codes import CommandError
+from cli.job_lookup import TERMINAL_STATES, find_job_id
 from cli.output import (
     FollowOption,
     OutputFormat,
@@ -79,7 +80,7 @@ def render_events(events_found: Iterable[Mapping[str, Any]]) -> RenderableType:
 def explain(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Explain why a job is in its current state."""
     with service_client(url) as client:
-        result = client.explanation(job)
+        result = client.explanation(find_job_id(client, job))
     print_document(result, output, lambda: render_explanation(result))
 
 
@@ -88,7 +89,7 @@ def render_explanation(explanation: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     sentences = [_describe_state(explanation)]
-    if "needed_gpus" in explanation:
+    if explanation["state"] not in TERMINAL_STATES:
         needed = format_gpus(explanation["needed_gpus"])
         needs = f"{needed} to start" if explanation["reason"] else f"at least {needed}"
         free = explanation["free_gpus"]
@@ -134,7 +135,7 @@ def _describe_blockers(explanation: Mapping[str, Any]) -> Iterator[str]:
 def history(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Show a job's past states and allocations. With -o json, also its loss and throughput over time."""
     with service_client(url) as client:
-        result = client.history(job)
+        result = client.history(find_job_id(client, job))
     print_document(result, output, lambda: _render_history(result))
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.inputs import CommandError, input_errors_from, load_hardware, raise_input_error, read_text
+from cli.exit_codes import CommandError
+from cli.inputs import input_errors_from, load_hardware, raise_input_error, read_text
 from cli.output import OutputFormat, OutputOption, format_percent, print_document, render_facts, render_table, stack
 
 if TYPE_CHECKING:

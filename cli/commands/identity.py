@@ -28,7 +28,8 @@ from cli.connection import (
     service_client,
     target_client,
 )
-from cli.inputs import CommandError, InputError, has_no_subcommand, input_errors_from, raise_input_error
+from cli.exit_codes import CommandError, InputError
+from cli.inputs import has_no_subcommand, input_errors_from, raise_input_error
 from cli.output import (
     OutputFormat,
     OutputOption,

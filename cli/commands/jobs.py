@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.completion import complete_job_ids
+from cli.completion import complete_job_ids, complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import CommandError, raise_input_error
+from cli.exit_codes import CommandError
+from cli.inputs import raise_input_error
+from cli.job_lookup import find_job_id
 from cli.output import (
     FollowOption,
     IntervalOption,
@@ -35,38 +40,95 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from api.client import Client
+    from api.jobs import JobView
+
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", autocompletion=complete_job_ids, help="Job ID, as listed by `ebbtide ps`.")
+    str,
+    typer.Argument(
+        metavar="JOB", autocompletion=complete_job_ids, help="ID or name of the job, or the beginning of one."
+    ),
 ]
-JobStateOption = Annotated[str, typer.Option("--state", help="Show only jobs in this state.")]
+JobStateOption = Annotated[
+    str,
+    typer.Option("--state", help="Show only jobs in these states, or `live` or `ended`, separated by commas."),
+]
+AllOption = Annotated[bool, typer.Option("-a", "--all", help="Show jobs in all states, however long ago they ended.")]
+MineOption = Annotated[bool, typer.Option("--mine", help="Show only jobs that you own.")]
+QueueFilterOption = Annotated[
+    str,
+    typer.Option(
+        "--queue", autocompletion=complete_queue_names, help="Show only jobs in these queues, separated by commas."
+    ),
+]
+NameFilterOption = Annotated[str, typer.Option("--name", help="Show only jobs whose name starts with this text.")]
+LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=100_000, help="Show at most this many jobs.")]
 MaxGpusOption = Annotated[int | None, typer.Option("--max", help="Most GPUs that the job can use.")]
 MinGpusOption = Annotated[int | None, typer.Option("--min", help="Fewest GPUs that the job can run on.")]
 
 JOBS_PAGE_SIZE = 1000
+LIMIT_DEFAULT = 200
+RECENT_FAILURES_S = 86_400.0
+"""`ebbtide ps` shows jobs that failed at most this long ago besides the live ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSelection:
+    """The jobs that `ebbtide ps` shows, newest first. An empty `state` stands for live jobs and recent failures."""
+
+    state: str
+    queue: str
+    name: str
+    owner_id: str
+    limit: int
+
+    def list_jobs(self, client: Client) -> tuple[list[JobView], bool]:
+        """Return the jobs, and whether there are more."""
+        page_size = min(self.limit + 1, JOBS_PAGE_SIZE)
+        find = partial(client.jobs, queue=self.queue, name=self.name, owner_id=self.owner_id, limit=page_size)
+        if self.state:
+            found = [find(state="" if self.state == "all" else self.state)]
+        else:
+            found = [find(state="live"), find(state="failed", ended_within_s=RECENT_FAILURES_S)]
+        jobs = {job["id"]: job for jobs in found for job in islice(jobs, self.limit + 1)}
+        newest = sorted(jobs.values(), key=lambda job: (-job["submitted_at_s"], job["id"]))
+        return newest[: self.limit], len(newest) > self.limit
 
 
 def ps(
+    *,
+    mine: MineOption = False,
+    queue: QueueFilterOption = "",
+    name: NameFilterOption = "",
     state: JobStateOption = "",
+    everything: AllOption = False,
+    limit: LimitOption = LIMIT_DEFAULT,
     watch: WatchOption = False,
     every: IntervalOption = 2.0,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List jobs with their state, GPUs, plan and progress."""
+    """List live jobs, and those that failed within the last 24 hours. `--state` and `--all` show others."""
     require_table(output, watch)
+    if everything and state:
+        raise_input_error("--all: cannot be combined with --state. Use one of them.")
     with service_client(url) as client:
+        shown_state = "all" if everything else state
+        selection = JobSelection(shown_state, queue, name, "me" if mine else "", limit)
         if watch:
-            refresh_view(lambda: render_jobs(client.jobs(state=state, limit=JOBS_PAGE_SIZE)), every)
+            refresh_view(lambda: render_jobs(selection.list_jobs(client)[0]), every)
             return
-        jobs = list(client.jobs(state=state, limit=JOBS_PAGE_SIZE))
+        jobs, has_more = selection.list_jobs(client)
     print_document(jobs, output, lambda: render_jobs(jobs))
+    if has_more:
+        print_message(f"Only the newest {limit} jobs are shown. Use --limit to see more.")
 
 
 def describe(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the details of one job."""
     with service_client(url) as client:
-        result = client.job(job)
+        result = client.job(find_job_id(client, job))
     print_document(result, output, lambda: render_job(result))
 
 
@@ -81,28 +143,28 @@ def scale(
     if max_gpus is None and min_gpus is None:
         raise_input_error("scale: nothing to change. Set --min, --max or both.")
     with service_client(url) as client:
-        response = client.scale(job, max_gpus=max_gpus, min_gpus=min_gpus)
+        response = client.scale(find_job_id(client, job), max_gpus=max_gpus, min_gpus=min_gpus)
     print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 def suspend(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Checkpoint a job and release its GPUs. `ebbtide resume` starts it again."""
     with service_client(url) as client:
-        response = client.suspend(job)
+        response = client.suspend(find_job_id(client, job))
     print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 def resume(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Resume a suspended job."""
     with service_client(url) as client:
-        response = client.resume(job)
+        response = client.resume(find_job_id(client, job))
     print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Cancel a job and keep its last checkpoint."""
     with service_client(url) as client:
-        response = client.cancel(job)
+        response = client.cancel(find_job_id(client, job))
     print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
@@ -119,6 +181,7 @@ def checkpoint(
 ) -> None:
     """Request a checkpoint of a running job. The job saves at its next step and continues."""
     with service_client(url) as client:
+        job = find_job_id(client, job)
         response = client.checkpoint(job)
         while wait and response["awaited"] is not None:
             time.sleep(POLL_INTERVAL_S)
@@ -160,7 +223,7 @@ def logs(
     """Print the log of one rank of a job. With -f, keep printing until the job ends."""
     with service_client(url) as client:
         read = client.follow_logs if follow else client.logs
-        lines = read(job, rank=rank, generation=generation, tail=tail)
+        lines = read(find_job_id(client, job), rank=rank, generation=generation, tail=tail)
         if output is OutputFormat.TABLE or follow:
             print_stream(lines, output, _format_log_line)
             return
@@ -173,7 +236,6 @@ def _format_log_line(line: Mapping[str, Any]) -> str:
 
 
 JobJson = Mapping[str, Any]
-TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 
 FAILURE_WIDTH = 60

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from cli.inputs import CommandError, raise_input_error
+from cli.exit_codes import CommandError
+from cli.inputs import raise_input_error
 from cli.output import OutputFormat, OutputOption, print_document, print_message
 from cli.planning import request as options
 

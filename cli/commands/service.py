@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.inputs import CommandError, InputError, input_errors_from
+from cli.exit_codes import CommandError, InputError
+from cli.inputs import input_errors_from
 from cli.output import OutputFormat, OutputOption, format_count, print_document, print_message, render_facts
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.inputs import CommandError, input_errors_from, raise_input_error
+from cli.exit_codes import CommandError
+from cli.inputs import input_errors_from, raise_input_error
 from cli.output import (
     OutputFormat,
     OutputOption,

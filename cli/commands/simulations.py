@@ -13,7 +13,8 @@ import typer
 
 from cli.commands.simulate import ClusterOption, DemandOption, JobsOption, PolicyOption, SeedOption, parse_policies
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import CommandError, has_no_subcommand, raise_input_error, read_text
+from cli.exit_codes import CommandError
+from cli.inputs import has_no_subcommand, raise_input_error, read_text
 from cli.output import (
     OutputFormat,
     OutputOption,

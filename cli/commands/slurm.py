@@ -15,7 +15,7 @@ import typer
 from cli.commands.identity import parse_duration
 from cli.completion import complete_pool_names
 from cli.connection import DEFAULT_URL, UrlOption, resolve_target, service_client
-from cli.inputs import CommandError, InputError
+from cli.exit_codes import CommandError, InputError
 from cli.output import (
     OutputFormat,
     OutputOption,

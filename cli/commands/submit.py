@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.jobs import TERMINAL_STATES, format_progress, render_dry_run
+from cli.commands.jobs import format_progress, render_dry_run
 from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import (
-    CommandError,
-    InputError,
-    input_errors_from,
-    parse_count,
-    raise_input_error,
-    read_env_file,
-    read_yaml_object,
-)
+from cli.exit_codes import CommandError, InputError
+from cli.inputs import input_errors_from, parse_count, raise_input_error, read_env_file, read_yaml_object
+from cli.job_lookup import TERMINAL_STATES
 from cli.output import (
     OutputFormat,
     OutputOption,

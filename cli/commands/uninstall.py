@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from cli.commands.service import read_settings
-from cli.inputs import CommandError, input_errors_from
+from cli.exit_codes import CommandError
+from cli.inputs import input_errors_from
 from cli.output import print_message
 
 StopJobsOption = Annotated[

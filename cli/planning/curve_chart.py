@@ -8,7 +8,8 @@ from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.inputs import CommandError, raise_input_error
+from cli.exit_codes import CommandError
+from cli.inputs import raise_input_error
 from cli.output import format_number
 from cli.planning.plan_tables import PlanJson, summarize_plan
 

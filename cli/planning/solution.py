@@ -12,7 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from cli.inputs import CommandError, input_errors_from, raise_input_error, read_text
+from cli.exit_codes import CommandError
+from cli.inputs import input_errors_from, raise_input_error, read_text
 from cli.planning.request import PlanQuery, Solver, SolverOptions
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json

@@ -14,7 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from cli.inputs import CommandError, raise_input_error
+from cli.exit_codes import CommandError
+from cli.inputs import raise_input_error
 from cli.output import format_count, format_number
 from cli.simulation.charts import ALL_CHARTS, Chart, assign_line_styles, select_charts
 from cli.simulation.comparison_table import (

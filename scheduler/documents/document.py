@@ -40,6 +40,14 @@ class InvalidField:
         return f"{self.field}: got {got}; allowed: {self.allowed}"
 
 
+class UnknownField(InvalidField):
+    """A field that the document does not have, most often a misspelled one. `allowed` names those that it has."""
+
+    @property
+    def message(self) -> str:
+        return f"{self.field}: there is no such field; allowed: {self.allowed}"
+
+
 class InvalidDocumentError(ValueError):
     """A document has invalid fields. The message names all of them."""
 
@@ -60,6 +68,13 @@ def invalid_field(field: str, value: object, allowed: str) -> PydanticCustomErro
     )
 
 
+def _unknown_field(name: str, value: object, known: Iterable[str]) -> PydanticCustomError:
+    names = list(known)
+    allowed = f"one of the fields {', '.join(names)}{suggest(name, names)}"
+    context = {"field": name, "value": to_printable(value), "allowed": allowed}
+    return PydanticCustomError("unknown_field", "{allowed}", context)
+
+
 def to_printable(value: object) -> str | int | float | bool | None:
     """Return the value in a form that JSON and a terminal can always show."""
     if value is None or isinstance(value, bool):
@@ -76,11 +91,10 @@ def to_printable(value: object) -> str | int | float | bool | None:
 
 def _to_invalid_field(error: Mapping[str, Any], strip: int) -> InvalidField:
     location = [str(part) for part in error["loc"][strip:]]
-    if error["type"] == "refused_field":
+    if error["type"] in ("refused_field", "unknown_field"):
         context = error["ctx"]
-        return InvalidField(
-            str(to_printable(".".join([*location, context["field"]]))), context["value"], context["allowed"]
-        )
+        kind = UnknownField if error["type"] == "unknown_field" else InvalidField
+        return kind(str(to_printable(".".join([*location, context["field"]]))), context["value"], context["allowed"])
     field = str(to_printable(".".join(location))) or "document"
     allowed = _PLAIN_MESSAGES.get(error["type"]) or error["msg"].removeprefix("Input should be ")
     value = None if error["type"] == "missing" else error["input"]
@@ -125,9 +139,7 @@ class Document(BaseModel):
             known = [info.alias or name for name, info in cls.model_fields.items()]
             for name, value in document.items():
                 if name not in known:
-                    raise invalid_field(
-                        str(name), value, f"one of the fields {', '.join(known)}{suggest(str(name), known)}"
-                    )
+                    raise _unknown_field(str(name), value, known)
         return document
 
 

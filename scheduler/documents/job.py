@@ -106,6 +106,14 @@ class GpuRange(Document):
         "`model` or `profile`, or with `gpu`, never do.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_number(cls, document: Any) -> Any:
+        if isinstance(document, int) and not isinstance(document, bool):
+            form = f"an object with a range, such as {{min: {document}, max: {document}}}"
+            raise PydanticCustomError("gpu_range", "{form}", {"form": form})
+        return document
+
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.max < self.min:

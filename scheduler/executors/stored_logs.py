@@ -25,6 +25,10 @@ class LogFolder:
     def log_path(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
+    def list_ranks(self) -> list[int]:
+        """Return the ranks that have output."""
+        return sorted(int(path.stem.removeprefix("rank-")) for path in self.path.glob("rank-*.log"))
+
     def complete_path(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.complete"
 

@@ -44,7 +44,8 @@ class SortKey(NamedTuple):
 class JobQuery:
     """Filter for lists of jobs. None and the empty string match everything.
 
-    `since_s` is the first second of submission that matches, `until_s` the first that no longer does.
+    `since_s` is the first second of submission that matches, `until_s` the first that no longer does. With
+    `ended_since_s`, only jobs match that ended then or later.
     """
 
     states: frozenset[JobState] | None = None
@@ -52,8 +53,10 @@ class JobQuery:
     owner: str = ""
     owner_id: str = ""
     name_prefix: str = ""
+    id_prefix: str = ""
     since_s: float = -math.inf
     until_s: float = math.inf
+    ended_since_s: float = -math.inf
 
     @property
     def includes_ended(self) -> bool:
@@ -73,7 +76,9 @@ class JobQuery:
             and self.owner in ("", job.owner)
             and self.owner_id in ("", job.owner_key)
             and spec.name.startswith(self.name_prefix)
+            and job.id.startswith(self.id_prefix)
             and self.since_s <= job.submitted_at_s < self.until_s
+            and (self.ended_since_s == -math.inf or (job.is_ended and job.state_since_s >= self.ended_since_s))
         )
 
 

@@ -211,12 +211,28 @@ def select_ended_job_keys(query: JobQuery, after: SortKey | None, limit: int) ->
         conditions.append(row.owner_id == query.owner_id)
     if query.name_prefix:
         conditions.append(func.substr(row.name, 1, len(query.name_prefix)) == query.name_prefix)
+    if query.id_prefix:
+        # A range, because databases use an index for it. Ids are ASCII, and "~" follows every character in them.
+        conditions += [row.id >= query.id_prefix, row.id <= query.id_prefix + "~"]
+        conditions.append(func.substr(row.id, 1, len(query.id_prefix)) == query.id_prefix)
+    if query.ended_since_s > -math.inf:
+        conditions.append(row.number > _select_last_ended_before(query.ended_since_s))
     if query.since_s > -math.inf:
         conditions.append(row.submitted_at_s >= query.since_s)
     if query.until_s < math.inf:
         conditions.append(row.submitted_at_s < query.until_s)
     keys = select(row.number, row.id, row.generation)
     return _order_and_limit(keys.where(*conditions), row.submitted_at_s, row.id, after, limit=limit)
+
+
+def _select_last_ended_before(at_s: float) -> ColumnElement[int]:
+    """Select the number of the last job that ended before `at_s`, or 0.
+
+    Jobs are numbered in the order in which they end, so this reads only those that ended later.
+    """
+    older = ENDED_JOBS.alias()
+    newest = select(older.c.number).where(older.c.body["state_since_s"].as_float() < at_s)
+    return func.coalesce(newest.order_by(older.c.number.desc()).limit(1).scalar_subquery(), 0)
 
 
 def select_ended_job_rows(numbers: Sequence[int]) -> Select[*tuple[Any, ...]]:

@@ -46,10 +46,59 @@ def test_every_operation_has_a_unique_name_a_tag_and_a_description(document: dic
 def test_every_declared_problem_has_the_problem_schema(document: dict[str, Any]) -> None:
     for method, path, operation in iterate_operations(document):
         for status, response in operation["responses"].items():
-            if not status.startswith("2"):
+            if not status.startswith(("2", "3")):
                 [(media, content)] = response["content"].items()
                 assert media == "application/problem+json", (method, path)
                 assert content["schema"] == {"$ref": "#/components/schemas/Problem"}, (method, path)
+                assert content["example"]["status"] == int(status)
+                Draft202012Validator(_whole(document, "Problem")).validate(content["example"])
+
+
+def test_every_schema_has_one_name_that_is_its_title(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert [name for name in schemas if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name)] == []
+    assert [name for name, schema in schemas.items() if schema["title"] != name] == []
+    assert {"JobPage", "EventPage", "TokenPage"} <= schemas.keys()
+
+
+def test_every_default_is_accepted_by_its_schema(document: dict[str, Any]) -> None:
+    checked = 0
+    for method, path, operation in iterate_operations(document):
+        for parameter in operation.get("parameters", ()):
+            schema = parameter["schema"]
+            if "default" in schema:
+                assert Draft202012Validator(schema).is_valid(schema["default"]), (method, path, parameter["name"])
+                checked += 1
+    for name, schema in document["components"]["schemas"].items():
+        for field, property_ in schema.get("properties", {}).items():
+            if "default" in property_:
+                whole = {**property_, "components": document["components"]}
+                assert Draft202012Validator(whole).is_valid(property_["default"]), (name, field)
+                checked += 1
+    assert checked > 100
+
+
+def test_the_document_names_its_server(document: dict[str, Any]) -> None:
+    assert [server["url"] for server in document["servers"]] == ["/"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/pools", {"name": "more", "kind": "training"}),
+        ("/v1/nodes", {"name": "t9", "pool": "training", "gpu": "cpu", "gpus": 2}),
+        ("/v1/queues", {"name": "vision"}),
+    ],
+)
+def test_a_repeated_creation_answers_200_as_documented(
+    document: dict[str, Any], fleet: ApiService, path: str, body: dict[str, Any]
+) -> None:
+    first, again = fleet.post(path, body), fleet.post(path, body)
+    assert (first.status_code, again.status_code) == (201, 200)
+    responses = document["paths"][path]["post"]["responses"]
+    assert responses["200"]["content"]["application/json"] == responses["201"]["content"]["application/json"]
+    assert again.headers["etag"]
+    assert "ETag" in responses["200"]["headers"]
 
 
 def test_every_body_has_an_example(document: dict[str, Any]) -> None:
@@ -60,14 +109,12 @@ def test_every_body_has_an_example(document: dict[str, Any]) -> None:
 
 def test_every_example_matches_its_schema(document: dict[str, Any]) -> None:
     names = load_examples().keys() & document["components"]["schemas"].keys()
-    assert names >= {name for name in load_examples() if not name.startswith("PageOf")}
+    assert names >= {name for name in load_examples() if not name.endswith("Page")}
     for name in names:
-        whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-        Draft202012Validator(whole).validate(load_examples()[name])
+        Draft202012Validator(_whole(document, name)).validate(load_examples()[name])
 
 
 def test_problems_match_their_schema(document: dict[str, Any], service: ApiService, problem: Problem) -> None:
-    whole = {"$ref": "#/components/schemas/Problem", "components": document["components"]}
     answers = [
         problem(service.http.get("/v1/jobs/nobody"), 404),
         problem(service.http.put("/v1/jobs"), 405),
@@ -75,7 +122,12 @@ def test_problems_match_their_schema(document: dict[str, Any], service: ApiServi
         problem(service.http.get("/readyz"), 503),
     ]
     for answer in answers:
-        Draft202012Validator(whole).validate(answer)
+        Draft202012Validator(_whole(document, "Problem")).validate(answer)
+
+
+def _whole(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema `name` with all schemas that it may refer to."""
+    return {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
 
 
 def _json_bodies(operation: dict[str, Any]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
 from api.http.errors import TITLES
+from cli.exit_codes import ExitCode
 from scheduler.domain.codec import encode, union_members
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, ReasonCode
@@ -279,6 +280,10 @@ def codes() -> dict[str, Any]:
         "problems": sorted(TITLES),
         "commands": sorted(union_members(CommandBody)),
         "decisions": sorted(union_members(Decision)),
+        "exit_codes": {code.label: int(code) for code in ExitCode},
+        "operations": sorted(
+            operation["operationId"] for methods in read_openapi()["paths"].values() for operation in methods.values()
+        ),
     }
 
 

@@ -1,0 +1,93 @@
+"""A URL at which no service answers: the error says which one to use."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from api.client import Client, RetryPolicy, UnreachableError
+from tests.http_server import LoopbackServer, QuietHandler
+from tests.loopback import find_free_port
+
+
+class RedirectHandler(QuietHandler, BaseHTTPRequestHandler):
+    """Sends every client to another URL, as a proxy does that wants TLS."""
+
+    def do_GET(self) -> None:
+        self.send_response(308)
+        self.send_header("Location", "https://ebbtide.example.com/readyz")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815  # the name that http.server looks up
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """A server's context with a certificate that nobody trusts."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    file: Path = tmp_path_factory.mktemp("tls") / "server.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return context
+
+
+@pytest.fixture
+def plain() -> Iterator[LoopbackServer]:
+    with LoopbackServer(RedirectHandler) as server:
+        yield server
+
+
+def explain(url: str) -> str:
+    with Client(url, retries=RetryPolicy(attempts=1)) as client, pytest.raises(UnreachableError) as raised:
+        client.whoami()
+    return str(raised.value)
+
+
+def test_http_against_a_tls_server_says_https(tls: ssl.SSLContext) -> None:
+    with LoopbackServer(RedirectHandler, tls) as server:
+        assert f"use https://{server.address}" in explain(f"http://{server.address}")
+
+
+def test_https_against_a_plain_server_says_http(plain: LoopbackServer) -> None:
+    assert f"use http://{plain.address}" in explain(f"https://{plain.address}")
+
+
+def test_a_redirect_names_its_target(plain: LoopbackServer) -> None:
+    assert "https://ebbtide.example.com" in explain(plain.url)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_port_without_a_server_suggests_nothing(scheme: str) -> None:
+    assert "use http" not in explain(f"{scheme}://127.0.0.1:{find_free_port()}")
+
+
+@pytest.mark.parametrize("url", ["http://service/v1", "https://service/ebbtide/v1/"])
+def test_the_version_is_no_part_of_the_url(url: str) -> None:
+    with pytest.raises(ValueError, match=r"Use https?://service(/ebbtide)?$"):
+        Client(url)
