@@ -6,6 +6,7 @@ import gzip
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -240,7 +241,10 @@ def _migrate_database(settings: Settings, *, is_restored: bool = False) -> None:
     from scheduler.store.schema_migration import migrate as to_newest
 
     with input_errors_from("EBBTIDE_DATABASE_URL"):
-        (adopt_restored_database if is_restored else to_newest)(settings.database_url)
+        if is_restored:
+            adopt_restored_database(settings.database_url, now_s=time.time())
+        else:
+            to_newest(settings.database_url)
 
 
 def redact_database_url(database_url: str) -> str:

@@ -125,7 +125,11 @@ Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)
 # These indexes cover all filters of lists, so that rows that do not match are skipped inside the index.
 _JOB = ENDED_JOBS.c
-Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, _JOB.queue, _JOB.owner, _JOB.name)
+_JOB_FILTERS = (_JOB.state, _JOB.queue, _JOB.owner, _JOB.name)
+Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, *_JOB_FILTERS)
+for _filter in _JOB_FILTERS:  # one index per filter, so that a filter that few jobs match reads only these
+    _others = (column for column in _JOB_FILTERS if column is not _filter)
+    Index(f"ix_ended_jobs_{_filter.name}_list", _filter, _JOB.submitted_at_s, _JOB.id, *_others)
 _LOAN = ENDED_LOANS.c
 Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)
 

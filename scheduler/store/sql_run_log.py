@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Double,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     TypedColumns,
     cast,
     delete,
+    false,
     insert,
     select,
     update,
@@ -41,6 +43,7 @@ class BegunRunColumns(TypedColumns):
     body: Named[Any] = Column(JSON, nullable=False)
     doom: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
     ended: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+    is_restored: Named[bool] = Column(Boolean, server_default=false())
 
 
 class AgentReportColumns(TypedColumns):
@@ -58,7 +61,11 @@ AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
 _RUN_KEY, _REPORT_KEY = (BEGUN_RUNS.c.job_id, BEGUN_RUNS.c.generation), (AGENT_REPORTS.c.job_id, AGENT_REPORTS.c.node)
 # Bodies are read as text. Each tick reads all of them, and parses only those that it does not know.
 _SELECT_BEGUN_RUNS = select(
-    *_RUN_KEY, cast(BEGUN_RUNS.c.body, Text).label("body"), BEGUN_RUNS.c.doom, BEGUN_RUNS.c.ended
+    *_RUN_KEY,
+    cast(BEGUN_RUNS.c.body, Text).label("body"),
+    BEGUN_RUNS.c.doom,
+    BEGUN_RUNS.c.ended,
+    BEGUN_RUNS.c.is_restored,
 ).order_by(*_RUN_KEY)
 _SELECT_REPORTS = select(*_REPORT_KEY, cast(AGENT_REPORTS.c.body, Text).label("body")).order_by(*_REPORT_KEY)
 _RUN_CACHE_MAX = 4096
@@ -74,7 +81,7 @@ class SqlRunLog:
         self._report_cache: dict[tuple[str, str], tuple[str, AgentReport]] = {}  # of the last list_reports
 
     def begin_run(self, run: BegunRun, *, epoch: int) -> bool:
-        row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run)}
+        row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run), "is_restored": False}
         try:
             with transaction(self._engine) as connection:
                 sql_state.fence(connection, epoch)
@@ -141,7 +148,8 @@ class SqlRunLog:
         if len(self._run_cache) > _RUN_CACHE_MAX:
             self._run_cache = {}  # replaced instead of cleared: other threads may be reading it
         doom = None if row.doom is None else decode(KillOrder, row.doom)
-        return replace(begun, doom=doom, end=None if row.ended is None else decode(Run, row.ended))
+        end = None if row.ended is None else decode(Run, row.ended)
+        return replace(begun, doom=doom, end=end, is_restored=row.is_restored)
 
 
 def _upsert_report(connection: Connection, row: Mapping[str, Any]) -> None:

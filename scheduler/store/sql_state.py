@@ -84,6 +84,7 @@ class LeaseColumns(TypedColumns):
 STATE = Table("state", METADATA, StateColumns)
 CURVE_POINTS = Table("curve_points", METADATA, CurvePointColumns)
 LEASE = Table("lease", METADATA, LeaseColumns)
+JOBS = Table("jobs", METADATA, RecordColumns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class RecordKind:
 RECORD_KINDS = (
     RecordKind("pools", Table("pools", METADATA, RecordColumns), Pool),
     RecordKind("nodes", Table("nodes", METADATA, RecordColumns), Node),
-    RecordKind("jobs", Table("jobs", METADATA, RecordColumns), Job),
+    RecordKind("jobs", JOBS, Job),
     RecordKind("loans", Table("loans", METADATA, RecordColumns), Loan),
     RecordKind("demand", Table("demand", METADATA, RecordColumns), DemandReading),
     RecordKind("forecasts", Table("forecasts", METADATA, RecordColumns), Forecast),

@@ -184,11 +184,28 @@ def test_database_of_a_newer_version_is_refused(url: str) -> None:
     engine = open_engine(url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    engine.dispose()
+        connection.execute(text("UPDATE schema_compatibility SET oldest_revision = '9999'"))
     with pytest.raises(StoreError, match="revision 9999"):
         migrate(url)
     with pytest.raises(StoreError, match=r"revision 9999"):
         SqlStore(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE schema_compatibility"))
+    engine.dispose()
+    with pytest.raises(StoreError, match=r"revision 9999"):
+        SqlStore(url)
+
+
+def test_database_of_a_newer_version_that_only_added_to_it_is_used(url: str) -> None:
+    migrate(url)
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    migrate(url)
+    SqlStore(url).close()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+    engine.dispose()
 
 
 def test_migrations_can_be_reverted(url: str) -> None:
