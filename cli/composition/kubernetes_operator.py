@@ -23,6 +23,7 @@ from scheduler.kubernetes.operator_loop import LoopIteration, Operator, Operator
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
 from scheduler.kubernetes.uninstallation import Uninstallation
+from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
@@ -143,7 +144,8 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
     try:
         operator = build_operator(settings, store)
         probes.liveness_error, probes.readiness_error = operator.liveness_error, operator.readiness_error
-        with build_retention(settings, store, epoch=lambda: operator.epoch).run_in_background(stop):
+        retention = build_retention(settings, store, epoch=lambda: operator.epoch)
+        with run_in_background(retention.run, stop, name="retention"):
             operator.run(stop)
     finally:
         store.close()

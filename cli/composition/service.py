@@ -19,6 +19,7 @@ from scheduler.executors.executor import Executor
 from scheduler.executors.run_ledger import RunLedger
 from scheduler.executors.stored_logs import LogRoot
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
 from scheduler.runtime.departed_machines import DepartedMachines
@@ -126,9 +127,16 @@ def build_retention(
         HistoryLog.AUDIT: settings.audit_kept_days,
         HistoryLog.COMMANDS: settings.commands_kept_days,
         HistoryLog.DELIVERIES: settings.deliveries_kept_days,
+        HistoryLog.ENDED_JOBS: settings.jobs_kept_days,
+        HistoryLog.ENDED_LOANS: settings.jobs_kept_days,
+        HistoryLog.READINGS: settings.readings_kept_days,
+        HistoryLog.USAGE: settings.usage_kept_days,
     }
+    rows_s = {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days}
+    if HistoryLog.READINGS in rows_s:
+        rows_s[HistoryLog.READINGS] = max(rows_s[HistoryLog.READINGS], HISTORY_SEASONS * settings.season_s)
     kept = RetentionPeriods(
-        {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days},
+        rows_s,
         DAY_S * settings.logs_kept_days if settings.logs_kept_days else None,
         DAY_S * settings.archives_kept_days if settings.archives_kept_days else None,
     )
@@ -159,7 +167,10 @@ def run_controller(settings: Settings) -> None:
         departed = DepartedMachines(
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
-        with retention.run_in_background(stop), departed.run_in_background(stop):
+        with (
+            run_in_background(retention.run, stop, name="retention"),
+            run_in_background(departed.run, stop, name="departed-machines"),
+        ):
             controller.run(stop)
     finally:
         store.close()

@@ -173,8 +173,9 @@ class SqlStore:
         return tuple(decode(Job, row.body) for row in rows)
 
     def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
-        key_rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_job_keys(query, after, limit))
-        keys = [tuple(row) for row in key_rows]
+        has_rare_name = bool(query.name_prefix) and self._has_rare_name(query.name_prefix)
+        select_keys = sql_history.select_ended_job_keys(query, after, limit, has_rare_name=has_rare_name)
+        keys = [(row.number, row.id, row.generation) for row in fetch_rows(self._autocommit_engine, select_keys)]
         jobs = {key: job for key in keys if (job := self._ended_job_cache.get(key)) is not None}
         if missing := [key[0] for key in keys if key not in jobs]:
             rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_job_rows(missing))
@@ -183,6 +184,10 @@ class SqlStore:
             self._ended_job_cache = {}
         self._ended_job_cache.update(jobs)
         return tuple(jobs[key] for key in keys if key in jobs)
+
+    def _has_rare_name(self, name_prefix: str) -> bool:
+        found = fetch_rows(self._autocommit_engine, sql_history.select_named_jobs(name_prefix))
+        return len(found) <= sql_history.NAMED_JOBS_MAX
 
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_last_ended(ENDED_LOANS, limit=limit))

@@ -10,7 +10,12 @@ down_revision: str | None = "0014"
 branch_labels: str | None = None
 depends_on: str | None = None
 
-_FILTERS = ("state", "queue", "owner", "name")
+_INDEXES = {
+    "ix_ended_jobs_state_list": ["state", "submitted_at_s", "id", "queue", "owner", "name"],
+    "ix_ended_jobs_queue_list": ["queue", "state", "submitted_at_s", "id", "owner", "name"],
+    "ix_ended_jobs_owner_list": ["owner", "state", "submitted_at_s", "id", "queue", "name"],
+    "ix_ended_jobs_name": ["name"],
+}
 
 
 def upgrade() -> None:
@@ -20,13 +25,14 @@ def upgrade() -> None:
         sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("oldest_revision", sa.String, nullable=False),
     )
-    for name in _FILTERS:
-        others = [each for each in _FILTERS if each != name]
-        op.create_index(f"ix_ended_jobs_{name}_list", "ended_jobs", [name, "submitted_at_s", "id", *others])
+    if op.get_bind().dialect.name == "postgresql":
+        op.alter_column("ended_jobs", "name", type_=sa.String(collation="C"))  # names with a prefix are one range
+    for name, columns in _INDEXES.items():
+        op.create_index(name, "ended_jobs", columns)
 
 
 def downgrade() -> None:
-    for name in _FILTERS:
-        op.drop_index(f"ix_ended_jobs_{name}_list", "ended_jobs")
+    for name in _INDEXES:
+        op.drop_index(name, "ended_jobs")
     op.drop_table("schema_compatibility")
     op.drop_column("begun_runs", "is_restored")
