@@ -30,7 +30,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from scheduler.domain.codec import decode, decode_as, encode, encode_as
+from scheduler.domain.codec import decode_stored, decode_stored_as, encode, encode_as
 from scheduler.domain.decisions import Decision
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import DemandReading, Loan
@@ -177,7 +177,7 @@ def select_last_events(subject: str, limit: int) -> Select[*tuple[Any, ...]]:
 
 
 def decode_event_row(row: AnyRow) -> StoredEvent:
-    return StoredEvent(row.number, row.generation, decode(Event, row.body))
+    return StoredEvent(row.number, row.generation, decode_stored(Event, row.body))
 
 
 def select_decisions(page: Page) -> Select[*tuple[Any, ...]]:
@@ -186,7 +186,7 @@ def select_decisions(page: Page) -> Select[*tuple[Any, ...]]:
 
 
 def decode_decision_row(row: AnyRow) -> StoredDecision:
-    return StoredDecision(row.number, row.generation, row.at_s, decode_as(Decision, row.body))
+    return StoredDecision(row.number, row.generation, row.at_s, decode_stored_as(Decision, row.body))
 
 
 def select_readings(pool: str, since_s: float) -> Select[*tuple[Any, ...]]:

@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from scheduler.domain.codec import decode
+from scheduler.domain.codec import decode_stored
 from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.job_queue import HOUR_S
 from scheduler.store import sql_state
@@ -179,4 +179,4 @@ def _get_end_s(row: AnyRow) -> float:
 
 def _is_submission(row: AnyRow) -> bool:
     """Tell whether a command submits a job. These stay, so that a repeated submission never creates a second job."""
-    return isinstance(decode(Command, row.body).body, SubmitJob)
+    return isinstance(decode_stored(Command, row.body).body, SubmitJob)

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from scheduler.domain.codec import decode, encode
+from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, Run
 from scheduler.store import sql_state
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_snapshot_engine, transaction
@@ -122,7 +122,9 @@ class SqlRunLog:
 
     def get_report(self, job_id: str, node: str) -> AgentReport | None:
         query = _SELECT_REPORTS.where(AGENT_REPORTS.c.job_id == job_id, AGENT_REPORTS.c.node == node)
-        return next((decode(AgentReport, json.loads(row.body)) for row in fetch_rows(self._read_engine, query)), None)
+        return next(
+            (decode_stored(AgentReport, json.loads(row.body)) for row in fetch_rows(self._read_engine, query)), None
+        )
 
     def list_reports(self) -> tuple[AgentReport, ...]:
         """Return all reports."""
@@ -130,7 +132,7 @@ class SqlRunLog:
         for row in fetch_rows(self._read_engine, _SELECT_REPORTS):
             key, body = (row.job_id, row.node), row.body
             cached = before.get(key)
-            now[key] = cached if cached and cached[0] == body else (body, decode(AgentReport, json.loads(body)))
+            now[key] = cached if cached and cached[0] == body else (body, decode_stored(AgentReport, json.loads(body)))
         self._report_cache = now
         return tuple(report for _, report in now.values())
 
@@ -143,12 +145,12 @@ class SqlRunLog:
 
     def _decode_run_row(self, row: AnyRow) -> BegunRun:
         key = (row.job_id, row.generation)
-        begun = self._run_cache.get(key) or decode(BegunRun, json.loads(row.body))
+        begun = self._run_cache.get(key) or decode_stored(BegunRun, json.loads(row.body))
         self._run_cache[key] = begun
         if len(self._run_cache) > _RUN_CACHE_MAX:
             self._run_cache = {}  # replaced instead of cleared: other threads may be reading it
-        doom = None if row.doom is None else decode(KillOrder, row.doom)
-        end = None if row.ended is None else decode(Run, row.ended)
+        doom = None if row.doom is None else decode_stored(KillOrder, row.doom)
+        end = None if row.ended is None else decode_stored(Run, row.ended)
         return replace(begun, doom=doom, end=end, is_restored=row.is_restored)
 
 
