@@ -319,8 +319,11 @@ class OrderBuilder:
 
 
 def _has_ended(begun: Iterable[BegunRun], order: RunOrderView) -> bool:
-    """Return whether the wanted generation has ended already: the snapshot shows it until the next tick."""
-    return any(run.generation == order["generation"] and run.end is not None for run in begun)
+    """Return whether the wanted generation has ended already: the snapshot shows it until the next tick.
+
+    One that had begun before the database was backed up is never prepared again.
+    """
+    return any(run.generation == order["generation"] and (run.end is not None or run.is_restored) for run in begun)
 
 
 def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:

@@ -118,7 +118,7 @@ def restore_backup(path: Path, url: str, *, now_s: float, is_forced: bool) -> No
                 f"database {redact_url(engine)} is not empty: its table {table} has rows. Restore to an empty "
                 "database, or add --force to delete everything in it"
             )
-        with _temporary_database(Path(tempfile.gettempdir())) as copy:
+        with _temporary_database(_find_roomy_folder(engine)) as copy:
             shutil.copyfile(path, copy)
             _drop_contents(copy)
             adopt_restored_database(f"sqlite:///{copy}", now_s=now_s)
@@ -134,6 +134,12 @@ def _temporary_database(folder: Path) -> Iterator[Path]:
         file = Path(private) / "copy.sqlite"
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         yield file
+
+
+def _find_roomy_folder(engine: Engine) -> Path:
+    """Return the folder of the database file, where a copy of it finds room, else that of temporary files."""
+    is_file = engine.dialect.name == "sqlite" and engine.url.database
+    return Path(str(engine.url.database)).resolve().parent if is_file else Path(tempfile.gettempdir())
 
 
 def _copy_out(engine: Engine, copy: Path) -> None:

@@ -141,15 +141,22 @@ def _compute_leap(connection: Connection, now_s: float) -> int:
 
 
 def _skip_issued_numbers(connection: Connection, leap: int) -> None:
-    """Skip generations of the snapshot, of each job, and epochs."""
+    """Skip generations of the snapshot, of each job, and epochs.
+
+    A target that has not begun gets a new generation at once: its agents may have begun the old one after the backup.
+    """
     generation = STATE.c.generation + leap
     connection.execute(update(STATE).values(generation=generation, swept_generation=generation))
     connection.execute(update(LEASE).values(holder="", epoch=LEASE.c.epoch + leap))
+    begun = {tuple(row) for row in connection.execute(select(BEGUN_RUNS.c.job_id, BEGUN_RUNS.c.generation))}
     for row in connection.execute(select(JOBS).where(JOBS.c.body.is_not(None))).all():
         allocation = row.body["allocation"]
-        skipped = max(allocation["generation"], allocation.get("skipped_generation", 0)) + leap
-        body = row.body | {"allocation": allocation | {"skipped_generation": skipped}}
-        connection.execute(update(JOBS).where(JOBS.c.key == row.key).values(body=body))
+        current = allocation["generation"]
+        skipped = max(current, allocation.get("skipped_generation", 0)) + leap
+        numbers = {"generation": current if (row.key, current) in begun else skipped, "skipped_generation": skipped}
+        connection.execute(
+            update(JOBS).where(JOBS.c.key == row.key).values(body=row.body | {"allocation": allocation | numbers})
+        )
 
 
 def _shift_machine_contacts(connection: Connection, now_s: float) -> None:

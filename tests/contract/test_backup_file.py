@@ -75,7 +75,8 @@ def test_backup_of_either_database_restores_to_either(
     snapshot = restored.load().snapshot
     [job] = snapshot.jobs.values()
     assert job.allocation.next_generation > GENERATION_LEAP
-    allocation = replace(job.allocation, skipped_generation=0)
+    assert job.allocation.generation > GENERATION_LEAP  # its generation had not begun
+    allocation = replace(job.allocation, generation=0, skipped_generation=0)
     assert {"a": replace(job, allocation=allocation)} == live.load().snapshot.jobs
     assert snapshot.generation > GENERATION_LEAP
     assert len(restored.list_events(Page(limit=2000))) == 1500

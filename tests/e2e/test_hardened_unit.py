@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import stat
@@ -64,7 +65,7 @@ def test_service_works_within_the_restrictions_of_the_unit(tmp_path: Path) -> No
     ]
     environment = {
         "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "EBBTIDE_DATABASE_URL": f"sqlite:///{state / 'ebbtide.sqlite'}",
         "EBBTIDE_RUN_DIR": str(state / "run"),
         "EBBTIDE_PORT": str(port),

@@ -17,11 +17,13 @@ from sqlalchemy import text
 
 from api.client import Client
 from scheduler.store.database import open_engine
+from tests.e2e import machine_site
 from tests.e2e.machine_site import MachineSite
 from tests.loopback import find_free_port
 from tests.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 180.0
 MIGRATION = '''
 """What the next release adds."""
 import sqlalchemy as sa
@@ -79,10 +81,13 @@ def submit(client: Client, name: str, seconds: float = 0.0) -> str:
     return str(client.submit(document)["id"])
 
 
-def test_old_and_new_release_share_a_database_across_a_migration(tmp_path: Path, postgres: PostgresServer) -> None:
+def test_old_and_new_release_share_a_database_across_a_migration(
+    tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_site, "TIMEOUT_S", PATIENCE_S)
     next_release = build_next_release(tmp_path / "next")
     (tmp_path / "site").mkdir()
-    site = MachineSite(tmp_path / "site", disconnect_s=60.0, database_url=postgres.new_database())
+    site = MachineSite(tmp_path / "site", disconnect_s=PATIENCE_S, database_url=postgres.new_database())
     newer = {"PYTHONPATH": str(next_release)}
     port = find_free_port()
     new_client = Client(f"http://127.0.0.1:{port}")
