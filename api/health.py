@@ -59,7 +59,14 @@ def get_readiness(service: ServiceDep) -> ReadyView:
 def get_metrics(service: ServiceDep) -> Response:
     """All metrics in the Prometheus text format."""
     loaded = service.store.load()
-    current = replace(loaded.snapshot, now_s=max(service.clock.now_s(), loaded.snapshot.now_s))
+    now_s = service.clock.now_s()
+    current = replace(loaded.snapshot, now_s=max(now_s, loaded.snapshot.now_s))
     by_job = service.settings.metrics_by_job
-    gauges = FleetGauges(current, has_leader=service.has_leader, inbox_size=len(loaded.inbox), by_job=by_job)
+    gauges = FleetGauges(
+        current,
+        has_leader=service.has_leader,
+        inbox_size=len(loaded.inbox),
+        by_job=by_job,
+        clock_lead_s=max(0.0, loaded.snapshot.now_s - now_s),
+    )
     return Response(render_metrics(gauges), media_type=CONTENT_TYPE)

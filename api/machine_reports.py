@@ -272,12 +272,19 @@ class OrderBuilder:
         """
         agent_state, now_s = self.service.agent_state, self.now_s
         reported = {(report.job_id, report.node): replace(report, at_s=now_s) for report in reports}
-        orders = []
+        orders, strangers = [], set[str]()
         for (job_id, node), report in (dict(wanted) | reported).items():
-            job = agent_state.job(job_id, now_s)
-            if job is not None and not job.is_ended and (job_id, node) in reported:
+            job, begun = agent_state.job(job_id, now_s), agent_state.begun_runs(job_id, now_s)
+            # An agent does not report runs that it has forgotten. Those of a restored database have ended there.
+            is_news = (job_id, node) in reported or any(run.is_restored and run.end is None for run in begun)
+            if job is not None and not job.is_ended and is_news:
                 agent_state.record_report(report)
-            orders.append(self._build_order(job, agent_state.begun_runs(job_id, now_s), report))
+            if report.has_living_ranks and all(run.generation != report.generation for run in begun):
+                strangers.add(node)
+            orders.append(self._build_order(job, begun, report))
+        for order in orders:
+            if order["node"] in strangers:
+                order["begin"] = None  # ranks that a restored database does not know may hold the same GPUs
         return orders
 
     def _build_order(self, job: Job | None, begun: tuple[BegunRun, ...], report: AgentReport) -> RunOrderView:
@@ -321,8 +328,11 @@ class OrderBuilder:
 
 
 def _has_ended(begun: Iterable[BegunRun], order: RunOrderView) -> bool:
-    """Return whether the wanted generation has ended already: the snapshot shows it until the next tick."""
-    return any(run.generation == order["generation"] and run.end is not None for run in begun)
+    """Return whether the wanted generation has ended already: the snapshot shows it until the next tick.
+
+    One that had begun before the database was backed up is never prepared again.
+    """
+    return any(run.generation == order["generation"] and (run.end is not None or run.is_restored) for run in begun)
 
 
 def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:

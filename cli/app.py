@@ -115,6 +115,22 @@ SUBCOMMANDS = (
         SERVICE_PANEL,
         "Release nodes and custom resources of a cluster before the operator is removed.",
     ),
+    Subcommand("doctor", "cli.commands.doctor:doctor", SERVICE_PANEL, "Check settings, files, database and machine."),
+    Subcommand(
+        "backup",
+        "cli.commands.backup:backup",
+        SERVICE_PANEL,
+        "Back up the database and its secrets to a file, while the service runs.",
+    ),
+    Subcommand(
+        "restore",
+        "cli.commands.backup:restore",
+        SERVICE_PANEL,
+        "Restore the database and its secrets from a backup.",
+    ),
+    Subcommand(
+        "reset-clock", "cli.commands.doctor:reset_clock", SERVICE_PANEL, "Repair times that a wrong clock wrote."
+    ),
     Subcommand("migrate", "cli.commands.service:migrate", SERVICE_PANEL, "Upgrade the database schema."),
     Subcommand(
         "export-trace", "cli.commands.service:export_trace", SERVICE_PANEL, "Export job history and demand as a trace."

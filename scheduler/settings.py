@@ -300,6 +300,20 @@ class Settings(BaseSettings):
         "forever.",
     )
 
+    jobs_kept_days: RetentionDays = Field(
+        default=365,
+        description="Retention of the records of ended jobs and loans, in days after their end. 0 retains them "
+        "forever.",
+    )
+    readings_kept_days: RetentionDays = Field(
+        default=90,
+        description="Retention of demand readings, in days, but at least the 14 seasons (EBBTIDE_SEASON_S) that the "
+        "forecast uses. 0 retains them forever.",
+    )
+    usage_kept_days: RetentionDays = Field(
+        default=1095, description="Retention of hourly usage, in days. 0 retains it forever."
+    )
+
     # Webhooks
     webhook_hosts: str = Field(
         default="",

@@ -129,7 +129,10 @@ def submit_once(
         raise ProblemError(422, _KEY_REUSED, detail)
     current = load_request_context(context.state_reader, context.store, context.now_s, context.principal)
     if first.body.job_id not in current.snapshot.jobs and context.store.get_ended_job(first.body.job_id) is None:
-        raise_conflict("the job of this key was refused because a concurrent request was applied first. Use a new key")
+        raise_conflict(
+            "the job of this key was refused because a concurrent request was applied first, or its record was deleted "
+            "by retention. Use a new key"
+        )
     return current, first.body.job_id
 
 

@@ -6,6 +6,8 @@ import gzip
 import os
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,9 +64,11 @@ def serve(
     # Choose a free port here, not in the API process: the controller passes the same port to its workers.
     os.environ["EBBTIDE_PORT"] = str(_choose_port(settings))
     settings = read_settings()
+    _check_api_processes(settings)
     _check_policy(settings)
     _check_profiles(settings)
     _check_tracing()
+    _warn_of_unknown_variables()
     _migrate_database(settings)
     print_message(
         f"Ebbtide serves {settings.worker_url} on {redact_database_url(settings.database_url)}; Ctrl-C stops it."
@@ -114,13 +118,18 @@ def api() -> None:
     """Run the API server. `ebbtide serve` starts it."""
     from cli.composition.service import run_api
     from cli.supervisor import exit_with_parent
+    from scheduler.store.sqlite_lock import hold_api_lock
 
     os.umask(_UMASK)
     settings = read_settings()
     _check_auth(settings)
+    _check_api_processes(settings)
     exit_with_parent()
     _start_tracing("ebbtide-api")
-    run_api(settings)
+    with ExitStack() as held:
+        with input_errors_from("EBBTIDE_DATABASE_URL"):
+            held.enter_context(hold_api_lock(settings.database_url))
+        run_api(settings)
 
 
 def operator() -> None:
@@ -196,6 +205,21 @@ def _check_auth(settings: Settings) -> None:
         )
 
 
+def _check_api_processes(settings: Settings) -> None:
+    if settings.api_processes > 1 and settings.database_url.startswith("sqlite"):
+        raise InputError(
+            f"EBBTIDE_API_PROCESSES is {settings.api_processes}, but SQLite serves one API process. Set it to 1, or "
+            "set EBBTIDE_DATABASE_URL to a PostgreSQL database."
+        )
+
+
+def _warn_of_unknown_variables() -> None:
+    from cli.doctor.local_checks import find_unknown_variables
+
+    for name in find_unknown_variables(os.environ):
+        print_message(f"{name} is not a setting and has no effect. `ebbtide doctor` lists all such variables.")
+
+
 def _describe_authentication(settings: Settings) -> str:
     if settings.auth == "on":
         return "Authentication is on. Create the first token with `ebbtide token create --name NAME --grant admin`."
@@ -241,7 +265,10 @@ def _migrate_database(settings: Settings, *, is_restored: bool = False) -> None:
     from scheduler.store.schema_migration import migrate as to_newest
 
     with input_errors_from("EBBTIDE_DATABASE_URL"):
-        (adopt_restored_database if is_restored else to_newest)(settings.database_url)
+        if is_restored:
+            adopt_restored_database(settings.database_url, now_s=time.time())
+        else:
+            to_newest(settings.database_url)
 
 
 def redact_database_url(database_url: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import time
 from functools import partial
 
-from cli.composition.service import assemble_controller, build_retention, make_holder_id
+from cli.composition.service import assemble_controller, build_retention, make_holder_id, start_clock
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
@@ -23,7 +23,7 @@ from scheduler.kubernetes.operator_loop import LoopIteration, Operator, Operator
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
 from scheduler.kubernetes.uninstallation import Uninstallation
-from scheduler.runtime.clock import RealClock
+from scheduler.runtime.background import run_in_background
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.runtime.stop_signal import install_stop_signal
@@ -42,7 +42,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     Raises:
         NoClusterError: no Kubernetes API server is configured.
     """
-    kubeconfig, clock = settings.kubeconfig or "", RealClock(store.load().snapshot.now_s)
+    kubeconfig, clock = settings.kubeconfig or "", start_clock(store)
     load_estimated_gpus(store.machines)
     identity = make_holder_id()
     votes = connect(kubeconfig, limits=ELECTION_LIMITS, on_request=_record_request)
@@ -143,7 +143,8 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
     try:
         operator = build_operator(settings, store)
         probes.liveness_error, probes.readiness_error = operator.liveness_error, operator.readiness_error
-        with build_retention(settings, store, epoch=lambda: operator.epoch).run_in_background(stop):
+        retention = build_retention(settings, store, epoch=lambda: operator.epoch)
+        with run_in_background(retention.run, stop, name="retention"):
             operator.run(stop)
     finally:
         store.close()

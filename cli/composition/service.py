@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -19,6 +20,7 @@ from scheduler.executors.executor import Executor
 from scheduler.executors.run_ledger import RunLedger
 from scheduler.executors.stored_logs import LogRoot
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
 from scheduler.runtime.departed_machines import DepartedMachines
@@ -34,6 +36,7 @@ from scheduler.settings import Settings, load_token_secret
 from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
 from scheduler.store.api_protocol import HistoryLog
 from scheduler.store.archives import ArchiveFolder
+from scheduler.store.clock_reset import CLOCK_LEAD_S_MAX
 from scheduler.store.sql_store import SqlStore
 from scheduler.telemetry.logs import configure_logging
 from scheduler.telemetry.metrics import record_history_deletion, record_solve
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 
 HISTORY_SEASONS = 14
+
+log = logging.getLogger(__name__)
 
 
 def build_policies(settings: Settings) -> PolicySet:
@@ -61,13 +66,25 @@ def build_controller(
     Args:
         clock: the real clock by default.
     """
-    clock = clock or RealClock(store.load().snapshot.now_s)
+    clock = clock or start_clock(store)
     ledger = RunLedger(store.run_log, epoch=lambda: controller.epoch)
     executor = AgentExecutor(ledger, store.machines, now=clock.now_s, disconnect_s=settings.disconnect_s)
     controller = assemble_controller(
         settings, store, executor, clock, holder=make_holder_id(), has_news=executor.has_pending_changes, at=at
     )
     return controller
+
+
+def start_clock(store: SqlStore) -> RealClock:
+    """Return a clock that is not behind the store. Logs an error if the store has times in the future."""
+    latest_s = store.load().snapshot.now_s
+    if (lead_s := latest_s - RealClock().now_s()) > CLOCK_LEAD_S_MAX:
+        log.error(
+            "the database was written %.0f s in the future: a clock was wrong, or this machine's is. Machines count as "
+            "lost meanwhile. If this machine's clock is right, stop the service and run `ebbtide reset-clock`",
+            lead_s,
+        )
+    return RealClock(latest_s)
 
 
 def assemble_controller(
@@ -126,9 +143,16 @@ def build_retention(
         HistoryLog.AUDIT: settings.audit_kept_days,
         HistoryLog.COMMANDS: settings.commands_kept_days,
         HistoryLog.DELIVERIES: settings.deliveries_kept_days,
+        HistoryLog.ENDED_JOBS: settings.jobs_kept_days,
+        HistoryLog.ENDED_LOANS: settings.jobs_kept_days,
+        HistoryLog.READINGS: settings.readings_kept_days,
+        HistoryLog.USAGE: settings.usage_kept_days,
     }
+    rows_s = {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days}
+    if HistoryLog.READINGS in rows_s:
+        rows_s[HistoryLog.READINGS] = max(rows_s[HistoryLog.READINGS], HISTORY_SEASONS * settings.season_s)
     kept = RetentionPeriods(
-        {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days},
+        rows_s,
         DAY_S * settings.logs_kept_days if settings.logs_kept_days else None,
         DAY_S * settings.archives_kept_days if settings.archives_kept_days else None,
     )
@@ -159,7 +183,10 @@ def run_controller(settings: Settings) -> None:
         departed = DepartedMachines(
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
-        with retention.run_in_background(stop), departed.run_in_background(stop):
+        with (
+            run_in_background(retention.run, stop, name="retention"),
+            run_in_background(departed.run, stop, name="departed-machines"),
+        ):
             controller.run(stop)
     finally:
         store.close()

@@ -48,8 +48,27 @@ def decode(hint: type[T], document: Any) -> T:
 
 def decode_as(hint: Any, document: Any) -> Any:
     """Decode a document that `encode_as` wrote with the same type hint."""
+    return _decode(hint, document, False)
+
+
+def decode_stored(hint: type[T], document: Any) -> T:
+    """Decode a document of a database, which a later version may have written: fields that are unknown are ignored.
+
+    Raises:
+        CodecError: a field is missing, of another type, or rejected by the type itself.
+    """
+    value: T = _decode(hint, document, True)
+    return value
+
+
+def decode_stored_as(hint: Any, document: Any) -> Any:
+    """Decode a document of a database that `encode_as` wrote with the same type hint. See `decode_stored`."""
+    return _decode(hint, document, True)
+
+
+def _decode(hint: Any, document: Any, is_tolerant: bool) -> Any:
     try:
-        return decoder_for(hint)(document)
+        return decoder_for(hint, is_tolerant)(document)
     except MismatchError as mismatch:
         raise CodecError(f"${mismatch.path}: {mismatch.detail}") from None
 
@@ -178,30 +197,39 @@ class MismatchError(Exception):
 
 
 @cache
-def decoder_for(hint: Any) -> Decoder:
+def decoder_for(hint: Any, is_tolerant: bool) -> Decoder:
+    """Return the decoder of a type. A tolerant one ignores unknown fields."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        return _union_decoder(hint)
+        return _union_decoder(hint, is_tolerant)
     if is_dataclass(hint):
-        return _dataclass_decoder(hint)
+        return _dataclass_decoder(hint, is_tolerant)
     if origin is tuple:
-        return _tuple_decoder(get_args(hint))
+        return _tuple_decoder(get_args(hint), is_tolerant)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         key_hint, item_hint = get_args(hint)
-        return _object_decoder(item_hint) if key_hint is str else _pairs_decoder(key_hint, item_hint)
+        return (
+            _object_decoder(item_hint, is_tolerant)
+            if key_hint is str
+            else _pairs_decoder(key_hint, item_hint, is_tolerant)
+        )
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_decoder(hint)
     return _decode_float if hint is float else _scalar_decoder(hint)
 
 
-def _union_decoder(hint: Any) -> Decoder:
+def _union_decoder(hint: Any, is_tolerant: bool) -> Decoder:
     is_optional = NoneType in get_args(hint)
-    decoder = _member_decoder(members) if (members := union_members(hint)) else decoder_for(strip_none(hint))
+    decoder = (
+        _member_decoder(members, is_tolerant)
+        if (members := union_members(hint))
+        else decoder_for(strip_none(hint), is_tolerant)
+    )
     return (lambda document: None if document is None else decoder(document)) if is_optional else decoder
 
 
-def _member_decoder(members: Mapping[str, Any]) -> Decoder:
-    decoders = {name: decoder_for(member) for name, member in members.items()}
+def _member_decoder(members: Mapping[str, Any], is_tolerant: bool) -> Decoder:
+    decoders = {name: decoder_for(member, is_tolerant) for name, member in members.items()}
 
     def decode_member(document: Any) -> Any:
         _require_type(document, dict)
@@ -213,14 +241,19 @@ def _member_decoder(members: Mapping[str, Any]) -> Decoder:
     return decode_member
 
 
-def _dataclass_decoder(hint: Any) -> Decoder:
-    decoders, required = {name: decoder_for(each) for name, each in field_hints(hint).items()}, required_fields(hint)
+def _dataclass_decoder(hint: Any, is_tolerant: bool) -> Decoder:
+    decoders, required = (
+        {name: decoder_for(each, is_tolerant) for name, each in field_hints(hint).items()},
+        required_fields(hint),
+    )
     defaults = {each.name: each.default for each in fields(hint) if is_dataclass(each.default)}
     decoders |= {name: _default_decoder(default, decoders[name]) for name, default in defaults.items()}
 
     def decode_fields(document: Any) -> Any:
         _require_type(document, dict)
         if not document.keys() <= decoders.keys():
+            if is_tolerant:
+                return decode_fields({name: item for name, item in document.items() if name in decoders})
             unknown = min(set(document) - set(decoders))
             raise MismatchError(f"unknown field {unknown!r}; allowed: {', '.join(decoders)}")
         if missing := [each for each in required if each not in document]:
@@ -246,9 +279,9 @@ def _default_decoder(default: Any, decoder: Decoder) -> Decoder:
     return lambda document: default if document == encoded else decoder(document)
 
 
-def _tuple_decoder(arguments: tuple[Any, ...]) -> Decoder:
-    each = decoder_for(arguments[0]) if Ellipsis in arguments else None
-    decoders = [decoder_for(argument) for argument in arguments if argument is not Ellipsis]
+def _tuple_decoder(arguments: tuple[Any, ...], is_tolerant: bool) -> Decoder:
+    each = decoder_for(arguments[0], is_tolerant) if Ellipsis in arguments else None
+    decoders = [decoder_for(argument, is_tolerant) for argument in arguments if argument is not Ellipsis]
 
     def decode_items(document: Any) -> Any:
         _require_type(document, list)
@@ -265,8 +298,8 @@ def _tuple_decoder(arguments: tuple[Any, ...]) -> Decoder:
     return decode_items
 
 
-def _object_decoder(item_hint: Any) -> Decoder:
-    decoder = decoder_for(item_hint)
+def _object_decoder(item_hint: Any, is_tolerant: bool) -> Decoder:
+    decoder = decoder_for(item_hint, is_tolerant)
 
     def decode_object(document: Any) -> Any:
         _require_type(document, dict)
@@ -281,8 +314,8 @@ def _object_decoder(item_hint: Any) -> Decoder:
     return decode_object
 
 
-def _pairs_decoder(key_hint: Any, item_hint: Any) -> Decoder:
-    decode_key, decode_item = decoder_for(key_hint), decoder_for(item_hint)
+def _pairs_decoder(key_hint: Any, item_hint: Any, is_tolerant: bool) -> Decoder:
+    decode_key, decode_item = decoder_for(key_hint, is_tolerant), decoder_for(item_hint, is_tolerant)
 
     def decode_pair(pair: Any) -> tuple[Any, Any]:
         if not isinstance(pair, list) or len(pair) != 2:

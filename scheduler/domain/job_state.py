@@ -89,7 +89,8 @@ class Allocation:
     `target` are the GPUs of generation `generation` of the workers, under `plan`. `seats` is the GPU of each rank;
     empty means the order of `Snapshot.rank_placement`. `releasing` are GPUs of earlier generations that no executor has
     observed as free yet; they count as held. Workers that must move have until `leave_by_s`. The snapshot of generation
-    `asked_at_generation` requested the release, so older observations do not confirm it.
+    `asked_at_generation` requested the release, so older observations do not confirm it. After a restore from a backup,
+    generations up to `skipped_generation` may have been issued; the next one is later.
     """
 
     generation: int = 0
@@ -99,6 +100,11 @@ class Allocation:
     leave_by_s: float | None = None
     asked_at_generation: int = 0
     seats: RankPlacement = ()
+    skipped_generation: int = 0
+
+    @property
+    def next_generation(self) -> int:
+        return max(self.generation, self.skipped_generation) + 1
 
     @property
     def held(self) -> Gpus:

@@ -132,7 +132,8 @@ class BegunRun:
 
     A generation is begun once. `seats` is the GPU of each rank. `pods` is the agent of each node that may start ranks
     there: the uid of a pod if the run is `in_pods`, else of a machine. `master` is where the ranks meet. `doom` is set
-    once the ranks must end, `end` once they have ended.
+    once the ranks must end, `end` once they have ended. `is_restored` means that the run had begun when the database
+    was backed up: its ranks may have ended since, and it never starts again.
     """
 
     job_id: str
@@ -147,10 +148,11 @@ class BegunRun:
     in_pods: bool = False
     doom: KillOrder | None = None
     end: Run | None = None
+    is_restored: bool = False
 
     @property
     def may_start(self) -> bool:
-        return self.doom is None and self.end is None
+        return self.doom is None and self.end is None and not self.is_restored
 
     @property
     def kill_at_s(self) -> float:

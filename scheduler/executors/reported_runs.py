@@ -54,6 +54,7 @@ AgentKey = tuple[str, str]
 _KILLED_EXIT_CODE = -9
 _DEADLINE_REASON = "it was killed at its deadline"
 _JOB_GONE_REASON = "its job is gone"
+_SUPERSEDED_REASON = "the run ended after the backup from which the database was restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,14 @@ def compute_reported_runs(
             for node in run.gpus
             if _belongs_to_run(run, rank_report.get(key := (run.job_id, node)))
         }
+        superseded = {node for node in run.gpus if _is_superseded(run, rank_report.get((run.job_id, node)))}
+        live = {key: agent for key, agent in agents.items() if key[1] not in superseded} if superseded else agents
+        run_ends = {run.pods[node]: AgentEnd(_SUPERSEDED_REASON) for node in superseded} | dict(ends)
         ranks = [
-            _evaluate_rank(run, slot, run_reports.get(slot.node), agents, now_s)
-            for slot in assign_rank_slots(run.seats)
+            _evaluate_rank(run, slot, run_reports.get(slot.node), live, now_s) for slot in assign_rank_slots(run.seats)
         ]
         leave_by_s = _leave_by_s(run, jobs.get(run.job_id))
-        reported.append(_evaluate_run(run, ranks, run_reports, now_s, leave_by_s=leave_by_s, ends=ends))
+        reported.append(_evaluate_run(run, ranks, run_reports, now_s, leave_by_s=leave_by_s, ends=run_ends))
     return tuple(reported)
 
 
@@ -191,6 +194,19 @@ def _belongs_to_run(run: BegunRun, report: AgentReport | None) -> bool:
     return report is not None and (report.pod, report.generation) == (run.pods[report.node], run.generation)
 
 
+def _is_superseded(run: BegunRun, report: AgentReport | None) -> bool:
+    """Return whether the run's agent reports that it no longer has this run of a restored database.
+
+    It has a generation that began after the backup, or none. Restoring deletes all reports, so the report is newer.
+    """
+    return (
+        run.is_restored
+        and report is not None
+        and report.pod == run.pods[report.node]
+        and report.generation != run.generation
+    )
+
+
 def _evaluate_rank(
     run: BegunRun, slot: RankSlot, report: AgentReport | None, agents: Mapping[AgentKey, str], now_s: float
 ) -> _RankState:
@@ -220,7 +236,8 @@ def _evaluate_run(
     rank_views = [rank.view for rank in ranks]
     terminated = any(report.terminated for report in reports.values())
     agent_end = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
-    lost_nodes = {rank.placement.node for rank in ranks if rank.is_lost} if run.master is not None else set()
+    has_machines = run.master is not None and not run.is_restored
+    lost_nodes = {rank.placement.node for rank in ranks if rank.is_lost} if has_machines else set()
     kill_order = _merge_kill_orders(
         run.doom,
         _compute_kill_order(ranks, reports, agent_end, now_s, lost_nodes=lost_nodes),

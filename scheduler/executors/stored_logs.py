@@ -64,6 +64,11 @@ class LogRoot:
             for log in self.folder(job_id, generation).path.glob("rank-*.log"):
                 log.unlink(missing_ok=True)
 
+    def find_last_write_s(self, job_id: str) -> float:
+        """Return when the logs of a job were last written; infinity if it has none."""
+        times = [path.stat().st_mtime for path in self._job_folder(job_id).glob("gen-*/*")]
+        return max(times, default=float("inf"))
+
     def delete_job(self, job_id: str) -> int:
         """Delete all logs of a job, and nothing else in its folder. Return the number of jobs that had logs."""
         generations = self.list_generations(job_id)

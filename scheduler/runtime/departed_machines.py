@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from scheduler.domain.commands import Command, RemoveNode
 from scheduler.domain.machine import Machine
@@ -78,18 +77,8 @@ class DepartedMachines:
             self._store.send(Command(f"departed-{machine.digest[:24]}-{node}", now_s, RemoveNode(node), _ACTOR))
         self._finished |= {each.digest for each in unfinished if snapshot.nodes.keys().isdisjoint(each.nodes)}
 
-    @contextmanager
-    def run_in_background(self, stop: threading.Event) -> Iterator[None]:
-        """Run in a thread during the block, and set `stop` at its end."""
-        thread = threading.Thread(target=self._run, args=(stop,), name="departed-machines")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-    def _run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event) -> None:
+        """Run until `stop` is set."""
         while not stop.wait(_PERIOD_S):
             try:
                 self.step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -126,9 +126,14 @@ class Retention:
         if self._remaining_jobs is None:
             self._remaining_jobs = self._run_root.list_jobs()
         job_ids = list(islice(self._remaining_jobs, self._limits.jobs))
+        live = self._store.load().snapshot.jobs if job_ids else {}
         for job_id in job_ids:
+            if job_id in live:
+                continue
             job = self._store.get_ended_job(job_id)
-            if job is not None and job.state_since_s < now_s - self._periods.logs_s:
+            # The record of the job may have been deleted before its logs.
+            since_s = self._run_root.find_last_write_s(job_id) if job is None else job.state_since_s
+            if since_s < now_s - self._periods.logs_s:
                 self._on_deleted(JOB_LOGS, self._run_root.delete_job(job_id))
         return len(job_ids) < self._limits.jobs
 
@@ -140,14 +145,3 @@ class Retention:
         live = {job.spec.program.archive for job in jobs if job.spec.program.archive}
         deleted = self._archives.delete_unused(live, now_s=now_s, retention_s=self._periods.archives_s)
         self._on_deleted(ARCHIVES, deleted)
-
-    @contextmanager
-    def run_in_background(self, stop: threading.Event) -> Iterator[None]:
-        """Run in a thread during the block, and set `stop` at its end."""
-        thread = threading.Thread(target=self.run, args=(stop,), name="retention")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()

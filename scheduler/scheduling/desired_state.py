@@ -125,7 +125,7 @@ def _retarget(
 ) -> Allocation:
     given_up = gpu_sets.difference(allocation.target, gpus)
     return Allocation(
-        generation=allocation.generation + 1,
+        generation=allocation.next_generation,
         target=gpus,
         releasing=gpu_sets.union(allocation.releasing, given_up),
         plan=plan,

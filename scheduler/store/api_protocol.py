@@ -178,6 +178,10 @@ class HistoryLog(StrEnum):
     AUDIT = "audit"
     COMMANDS = "commands"
     DELIVERIES = "deliveries"
+    ENDED_JOBS = "ended_jobs"
+    ENDED_LOANS = "ended_loans"
+    READINGS = "readings"
+    USAGE = "usage"
 
 
 @dataclass(frozen=True, slots=True)

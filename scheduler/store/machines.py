@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from scheduler.domain.codec import decode, encode
+from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.store.api_protocol import AuditEntry, JoinTokenSpentError, MachineNameTakenError
 from scheduler.store.database import (
@@ -130,7 +130,7 @@ class SqlMachines:
     def register_service(self, machine: Machine) -> None:
         with transaction(self._engine) as connection:
             row = connection.execute(select(MACHINES).where(MACHINES.c.name == machine.name)).one_or_none()
-            if row is not None and row.revoked_at_s is None and not decode(Machine, row.body).is_service:
+            if row is not None and row.revoked_at_s is None and not decode_stored(Machine, row.body).is_service:
                 raise MachineNameTakenError(machine.name)
             connection.execute(delete(MACHINES).where(MACHINES.c.name == machine.name))
             connection.execute(insert(MACHINES), _encode_machine(machine) | {"revision": 0})
@@ -187,7 +187,7 @@ class SqlMachines:
         if missing:
             read = self._fetch_bodies(missing)
             rows = [read.get(row.name, row) for row in rows]  # the later read, which state and body have in common
-            cache = cache | {_body_key(row): decode(Machine, row.body) for row in read.values()}
+            cache = cache | {_body_key(row): decode_stored(Machine, row.body) for row in read.values()}
             self._body_cache = cache if len(cache) < _BODIES_CACHED_MAX else {}
         found = ((row, cache.get(_body_key(row))) for row in rows)
         # A machine that was deleted between the two reads has no body.

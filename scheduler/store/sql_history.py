@@ -6,7 +6,8 @@ A commit appends to history. Only retention deletes rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -26,15 +27,17 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    union_all,
 )
 
-from scheduler.domain.codec import decode, decode_as, encode, encode_as
+from scheduler.domain.codec import decode_stored, decode_stored_as, encode, encode_as
 from scheduler.domain.decisions import Decision
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
+from scheduler.domain.job_state import ENDED_STATES
 from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, build_insert
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
@@ -69,7 +72,7 @@ class EndedJobColumns(TypedColumns):
     state: Named[str] = Column(String, server_default="")
     queue: Named[str] = Column(String, server_default="")
     owner: Named[str] = Column(String, server_default="")
-    name: Named[str] = Column(String, server_default="")
+    name: Named[str] = Column(_CODE_POINT_ORDERED, server_default="")
     owner_id: Named[str] = Column(String, server_default="")
 
 
@@ -126,7 +129,15 @@ Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)
 # These indexes cover all filters of lists, so that rows that do not match are skipped inside the index.
 _JOB = ENDED_JOBS.c
-Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, _JOB.queue, _JOB.owner, _JOB.name, _JOB.owner_id)
+_FILTERS = (_JOB.queue, _JOB.owner, _JOB.name, _JOB.owner_id)
+Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, *_FILTERS)
+# With one of these, a list of the jobs of one state, of a queue or of an owner reads only matching rows, in order.
+_ORDER = (_JOB.state, _JOB.submitted_at_s, _JOB.id)
+Index("ix_ended_jobs_state_list", *_ORDER, *_FILTERS)
+Index("ix_ended_jobs_queue_list", _JOB.queue, *_ORDER, _JOB.owner, _JOB.name, _JOB.owner_id)
+Index("ix_ended_jobs_owner_list", _JOB.owner, *_ORDER, _JOB.queue, _JOB.name, _JOB.owner_id)
+Index("ix_ended_jobs_owner_id_list", _JOB.owner_id, *_ORDER, _JOB.queue, _JOB.owner, _JOB.name)
+Index("ix_ended_jobs_name", _JOB.name)
 _LOAN = ENDED_LOANS.c
 Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)
 
@@ -172,7 +183,7 @@ def select_last_events(subject: str, limit: int) -> Select[*tuple[Any, ...]]:
 
 
 def decode_event_row(row: AnyRow) -> StoredEvent:
-    return StoredEvent(row.number, row.generation, decode(Event, row.body))
+    return StoredEvent(row.number, row.generation, decode_stored(Event, row.body))
 
 
 def select_decisions(page: Page) -> Select[*tuple[Any, ...]]:
@@ -181,7 +192,7 @@ def select_decisions(page: Page) -> Select[*tuple[Any, ...]]:
 
 
 def decode_decision_row(row: AnyRow) -> StoredDecision:
-    return StoredDecision(row.number, row.generation, row.at_s, decode_as(Decision, row.body))
+    return StoredDecision(row.number, row.generation, row.at_s, decode_stored_as(Decision, row.body))
 
 
 def select_readings(pool: str, since_s: float) -> Select[*tuple[Any, ...]]:
@@ -197,8 +208,59 @@ def select_last_ended(table: Table[Any], *, limit: int) -> Select[*tuple[Any, ..
     return select(table).order_by(table.c.number.desc()).limit(limit)
 
 
-def select_ended_job_keys(query: JobQuery, after: SortKey | None, limit: int) -> Select[*tuple[Any, ...]]:
-    """Select keys without bodies: SqlStore caches the jobs that were listed before."""
+NAMED_JOBS_MAX = 2000
+"""Most jobs whose name begins alike that are sorted for a page. For more, the list is read until the page is full."""
+_QUEUES_SPLIT_MAX = 30
+_LAST_CHARACTER = "\U0010ffff"
+
+
+def select_named_jobs(name_prefix: str) -> Select[*tuple[Any, ...]]:
+    """Select at most one more than NAMED_JOBS_MAX jobs whose name begins like this."""
+    return select(ENDED_JOBS.c.number).where(*_name_range(name_prefix)).limit(NAMED_JOBS_MAX + 1)
+
+
+def select_ended_job_keys(
+    query: JobQuery, after: SortKey | None, limit: int, *, has_rare_name: bool = False
+) -> Select[*tuple[Any, ...]]:
+    """Select keys without bodies: SqlStore caches the jobs that were listed before.
+
+    The cost does not depend on the number of jobs that do not match.
+
+    Args:
+        has_rare_name: whether at most NAMED_JOBS_MAX jobs have a name with the prefix.
+    """
+    row = ENDED_JOBS.c
+    keys = select(row.number, row.id, row.generation, row.submitted_at_s)
+    if has_rare_name:
+        rare = keys.where(*_name_range(query.name_prefix), *_build_conditions(query))
+        # The sum keeps databases from walking the whole list in its order instead of sorting the few rows.
+        return _order_and_limit(rare, row.submitted_at_s + 0.0, row.id, after, limit=limit)
+    parts = [
+        _order_and_limit(keys.where(*_build_conditions(part)), row.submitted_at_s, row.id, after, limit=limit)
+        for part in _split_query(query)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    merged = union_all(*(part.subquery().select() for part in parts)).subquery()
+    return _order_and_limit(select(merged), merged.c.submitted_at_s, merged.c.id, None, limit=limit)
+
+
+def _split_query(query: JobQuery) -> Iterator[JobQuery]:
+    """Yield queries that one index answers in order, each for one state, and for one queue if no owner is given."""
+    states = ENDED_STATES if query.states is None else query.states & ENDED_STATES
+    queues = query.queues
+    has_owner = bool(query.owner or query.owner_id)
+    if (query.states is None and queues is None and not has_owner) or not states or queues == frozenset():
+        yield query
+        return
+    by_queue = queues is not None and not has_owner and len(queues) <= _QUEUES_SPLIT_MAX
+    for queue in sorted(queues or ()) if by_queue else (None,):
+        for state in sorted(states):
+            chosen = queues if queue is None else frozenset((queue,))
+            yield replace(query, states=frozenset((state,)), queues=chosen)
+
+
+def _build_conditions(query: JobQuery) -> list[ColumnElement[bool]]:
     row = ENDED_JOBS.c
     conditions: list[ColumnElement[bool]] = []
     if query.states is not None:
@@ -221,8 +283,11 @@ def select_ended_job_keys(query: JobQuery, after: SortKey | None, limit: int) ->
         conditions.append(row.submitted_at_s >= query.since_s)
     if query.until_s < math.inf:
         conditions.append(row.submitted_at_s < query.until_s)
-    keys = select(row.number, row.id, row.generation)
-    return _order_and_limit(keys.where(*conditions), row.submitted_at_s, row.id, after, limit=limit)
+    return conditions
+
+
+def _name_range(prefix: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return ENDED_JOBS.c.name >= prefix, ENDED_JOBS.c.name < prefix + _LAST_CHARACTER
 
 
 def _select_last_ended_before(at_s: float) -> ColumnElement[int]:
@@ -252,7 +317,12 @@ def select_ended_loans(query: LoanQuery, after: SortKey | None, limit: int) -> S
 
 
 def _order_and_limit(
-    rows: Select[*tuple[Any, ...]], at_s: Column[float], name: Column[str], after: SortKey | None, *, limit: int
+    rows: Select[*tuple[Any, ...]],
+    at_s: ColumnElement[float],
+    name: ColumnElement[str],
+    after: SortKey | None,
+    *,
+    limit: int,
 ) -> Select[*tuple[Any, ...]]:
     if after is not None:
         # The first condition is implied by the second, but lets every database start inside the index.

@@ -30,8 +30,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from scheduler.domain.codec import decode, encode
-from scheduler.domain.commands import Command
+from scheduler.domain.codec import CodecError, decode_stored, encode, union_members
+from scheduler.domain.commands import Command, CommandBody
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, bind_array, format_array_literal, transaction
 from scheduler.store.protocol import Commit, UnavailableError
@@ -72,10 +72,14 @@ _MARK_CONSUMED_BY_IDS = _MARK_CONSUMED.where(INBOX.c.id == any_(bind_array("comm
 
 @dataclass(frozen=True, slots=True)
 class PendingCommands:
-    """All pending commands of one generation, in ascending number."""
+    """All pending commands of one generation, in ascending number.
+
+    `unreadable` counts those that only a later version knows. They stay pending for a controller of that version.
+    """
 
     commands: tuple[Command, ...] = ()
     last_number: int = 0
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +105,23 @@ def merge_pending(pending: PendingCommands, delta: InboxDelta, recent: Mapping[s
     Returns:
         None if the counts differ: a transaction with a lower number was committed after one with a higher number.
     """
-    if len(pending.commands) + len(delta.rows) != delta.pending_count:
+    if len(pending.commands) + pending.unreadable + len(delta.rows) != delta.pending_count:
         return None
     if not delta.rows:
         return pending
-    new = (recent.get(row.id) or decode(Command, row.body) for row in delta.rows)
-    return PendingCommands((*pending.commands, *new), delta.rows[-1].number)
+    new = [command for row in delta.rows if (command := recent.get(row.id) or _decode_command(row)) is not None]
+    unreadable = pending.unreadable + len(delta.rows) - len(new)
+    return PendingCommands((*pending.commands, *new), delta.rows[-1].number, unreadable)
+
+
+def _decode_command(row: AnyRow) -> Command | None:
+    """Return the command, None for a kind that only a later version knows."""
+    try:
+        return decode_stored(Command, row.body)
+    except CodecError:
+        if isinstance(row.body, dict) and row.body.get("body", {}).get("kind") not in union_members(CommandBody):
+            return None
+        raise
 
 
 def mark_consumed(connection: Connection, commit: Commit) -> None:

@@ -6,7 +6,9 @@ row of a log always stays, because SQLite would reuse its number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -26,13 +28,14 @@ from sqlalchemy import (
     update,
 )
 
-from scheduler.domain.codec import decode
+from scheduler.domain.codec import decode_stored
 from scheduler.domain.commands import Command, SubmitJob
+from scheduler.domain.job_queue import HOUR_S
 from scheduler.store import sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries
-from scheduler.store.sql_history import DECISIONS, EVENTS
+from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_webhooks import DELIVERIES
 
@@ -54,7 +57,14 @@ _TIME_COLUMNS: dict[HistoryLog, tuple[Table[Any], str]] = {
     HistoryLog.DECISIONS: (DECISIONS, "at_s"),
     HistoryLog.AUDIT: (AUDIT_LOG, "at_s"),
     HistoryLog.COMMANDS: (INBOX, "consumed_at_s"),
+    HistoryLog.READINGS: (READINGS, "at_s"),
 }
+_ENDED_TABLES: dict[HistoryLog, Table[Any]] = {
+    HistoryLog.ENDED_JOBS: ENDED_JOBS,
+    HistoryLog.ENDED_LOANS: ENDED_LOANS,
+}
+"""Tables whose rows have the time of their end in their body."""
+_END_FIELD = "state_since_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +91,28 @@ class SqlRetention:
         """Delete up to `rows_max` of the oldest rows from before that time."""
         if log is HistoryLog.DELIVERIES:
             return self._delete_deliveries(before_s, rows_max, epoch)
-        table, time_column = _TIME_COLUMNS[log]
+        if log is HistoryLog.USAGE:
+            return self._delete_usage(before_s, rows_max, epoch)
+        table, find_time_s = _find_table(log)
         newest = select(func.max(table.c.number)).scalar_subquery()
         candidates = select(table).where(table.c.number > self.get_mark(log), table.c.number < newest)
-        rows = list[AnyRow]()
+        rows, times_s = list[AnyRow](), list[float]()
         for row in fetch_rows(self._read_engine, candidates.order_by(table.c.number).limit(rows_max)):
-            at_s = getattr(row, time_column)
+            at_s = find_time_s(row)
             if at_s is None or at_s >= before_s:
                 break
             rows.append(row)
+            times_s.append(at_s)
         if not rows:
             return DeletedBatch(0, is_complete=True)
         numbers = [row.number for row in rows if log is not HistoryLog.COMMANDS or not _is_submission(row)]
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            up_to_s = getattr(rows[-1], time_column)
+            up_to_s = times_s[-1]
             _advance_mark(connection, log, up_to=rows[-1].number, up_to_s=up_to_s, rows=len(numbers))
             connection.execute(delete(table).where(table.c.number.in_(numbers)))
+            if log is HistoryLog.ENDED_JOBS:
+                connection.execute(delete(JOB_SAMPLES).where(JOB_SAMPLES.c.job_id.in_([row.id for row in rows])))
         return DeletedBatch(len(numbers), is_complete=len(rows) < rows_max)
 
     def audit_deletions(self, *, now_s: float, epoch: int) -> None:
@@ -112,6 +127,19 @@ class SqlRetention:
             sql_state.fence(connection, epoch)
             insert_audit_entries(connection, [entry])
             connection.execute(update(RETENTION_MARKS).values(rows_untold=0))
+
+    def _delete_usage(self, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
+        """Delete usage of the oldest hours, whole hours at a time. Its rows have no numbers, so the mark has none."""
+        is_old = USAGE.c.hour_s < int(before_s - HOUR_S)
+        oldest = select(USAGE.c.hour_s).where(is_old).order_by(USAGE.c.hour_s).limit(rows_max)
+        found = fetch_rows(self._read_engine, oldest)
+        if not found:
+            return DeletedBatch(0, is_complete=True)
+        with transaction(self._engine) as connection:
+            sql_state.fence(connection, epoch)
+            rows = connection.execute(delete(USAGE).where(is_old, USAGE.c.hour_s <= found[-1].hour_s)).rowcount
+            _advance_mark(connection, HistoryLog.USAGE, up_to=0, up_to_s=before_s, rows=rows)
+        return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
     def _delete_deliveries(self, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
         """Delete ended deliveries. They do not end in the order of their numbers, so that the mark has no number."""
@@ -137,6 +165,18 @@ def _advance_mark(connection: Connection, log: HistoryLog, *, up_to: int, up_to_
         connection.execute(insert(RETENTION_MARKS), {"log": log.value, **values, "rows_untold": rows})
 
 
+def _find_table(log: HistoryLog) -> tuple[Table[Any], Callable[[AnyRow], float | None]]:
+    """Return the table of a log, and a function that returns the time of a row."""
+    if log in _ENDED_TABLES:
+        return _ENDED_TABLES[log], _get_end_s
+    table, time_column = _TIME_COLUMNS[log]
+    return table, attrgetter(time_column)
+
+
+def _get_end_s(row: AnyRow) -> float:
+    return float(row.body[_END_FIELD])
+
+
 def _is_submission(row: AnyRow) -> bool:
     """Tell whether a command submits a job. These stay, so that a repeated submission never creates a second job."""
-    return isinstance(decode(Command, row.body).body, SubmitJob)
+    return isinstance(decode_stored(Command, row.body).body, SubmitJob)

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Double,
@@ -21,13 +22,14 @@ from sqlalchemy import (
     TypedColumns,
     cast,
     delete,
+    false,
     insert,
     select,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 
-from scheduler.domain.codec import decode, encode
+from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, Run
 from scheduler.store import sql_state
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_snapshot_engine, transaction
@@ -41,6 +43,7 @@ class BegunRunColumns(TypedColumns):
     body: Named[Any] = Column(JSON, nullable=False)
     doom: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
     ended: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+    is_restored: Named[bool] = Column(Boolean, server_default=false())
 
 
 class AgentReportColumns(TypedColumns):
@@ -58,7 +61,11 @@ AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
 _RUN_KEY, _REPORT_KEY = (BEGUN_RUNS.c.job_id, BEGUN_RUNS.c.generation), (AGENT_REPORTS.c.job_id, AGENT_REPORTS.c.node)
 # Bodies are read as text. Each tick reads all of them, and parses only those that it does not know.
 _SELECT_BEGUN_RUNS = select(
-    *_RUN_KEY, cast(BEGUN_RUNS.c.body, Text).label("body"), BEGUN_RUNS.c.doom, BEGUN_RUNS.c.ended
+    *_RUN_KEY,
+    cast(BEGUN_RUNS.c.body, Text).label("body"),
+    BEGUN_RUNS.c.doom,
+    BEGUN_RUNS.c.ended,
+    BEGUN_RUNS.c.is_restored,
 ).order_by(*_RUN_KEY)
 _SELECT_REPORTS = select(*_REPORT_KEY, cast(AGENT_REPORTS.c.body, Text).label("body")).order_by(*_REPORT_KEY)
 _RUN_CACHE_MAX = 4096
@@ -74,7 +81,7 @@ class SqlRunLog:
         self._report_cache: dict[tuple[str, str], tuple[str, AgentReport]] = {}  # of the last list_reports
 
     def begin_run(self, run: BegunRun, *, epoch: int) -> bool:
-        row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run)}
+        row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run), "is_restored": False}
         try:
             with transaction(self._engine) as connection:
                 sql_state.fence(connection, epoch)
@@ -115,7 +122,9 @@ class SqlRunLog:
 
     def get_report(self, job_id: str, node: str) -> AgentReport | None:
         query = _SELECT_REPORTS.where(AGENT_REPORTS.c.job_id == job_id, AGENT_REPORTS.c.node == node)
-        return next((decode(AgentReport, json.loads(row.body)) for row in fetch_rows(self._read_engine, query)), None)
+        return next(
+            (decode_stored(AgentReport, json.loads(row.body)) for row in fetch_rows(self._read_engine, query)), None
+        )
 
     def list_reports(self) -> tuple[AgentReport, ...]:
         """Return all reports."""
@@ -123,7 +132,7 @@ class SqlRunLog:
         for row in fetch_rows(self._read_engine, _SELECT_REPORTS):
             key, body = (row.job_id, row.node), row.body
             cached = before.get(key)
-            now[key] = cached if cached and cached[0] == body else (body, decode(AgentReport, json.loads(body)))
+            now[key] = cached if cached and cached[0] == body else (body, decode_stored(AgentReport, json.loads(body)))
         self._report_cache = now
         return tuple(report for _, report in now.values())
 
@@ -136,12 +145,13 @@ class SqlRunLog:
 
     def _decode_run_row(self, row: AnyRow) -> BegunRun:
         key = (row.job_id, row.generation)
-        begun = self._run_cache.get(key) or decode(BegunRun, json.loads(row.body))
+        begun = self._run_cache.get(key) or decode_stored(BegunRun, json.loads(row.body))
         self._run_cache[key] = begun
         if len(self._run_cache) > _RUN_CACHE_MAX:
             self._run_cache = {}  # replaced instead of cleared: other threads may be reading it
-        doom = None if row.doom is None else decode(KillOrder, row.doom)
-        return replace(begun, doom=doom, end=None if row.ended is None else decode(Run, row.ended))
+        doom = None if row.doom is None else decode_stored(KillOrder, row.doom)
+        end = None if row.ended is None else decode_stored(Run, row.ended)
+        return replace(begun, doom=doom, end=end, is_restored=row.is_restored)
 
 
 def _upsert_report(connection: Connection, row: Mapping[str, Any]) -> None:

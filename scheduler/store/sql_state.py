@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from scheduler.domain.codec import CodecError, decode, encode, encode_as
+from scheduler.domain.codec import CodecError, decode_stored, encode, encode_as
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, Node, Pool
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job
@@ -84,6 +84,7 @@ class LeaseColumns(TypedColumns):
 STATE = Table("state", METADATA, StateColumns)
 CURVE_POINTS = Table("curve_points", METADATA, CurvePointColumns)
 LEASE = Table("lease", METADATA, LeaseColumns)
+JOBS = Table("jobs", METADATA, RecordColumns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class RecordKind:
 RECORD_KINDS = (
     RecordKind("pools", Table("pools", METADATA, RecordColumns), Pool),
     RecordKind("nodes", Table("nodes", METADATA, RecordColumns), Node),
-    RecordKind("jobs", Table("jobs", METADATA, RecordColumns), Job),
+    RecordKind("jobs", JOBS, Job),
     RecordKind("loans", Table("loans", METADATA, RecordColumns), Loan),
     RecordKind("demand", Table("demand", METADATA, RecordColumns), DemandReading),
     RecordKind("forecasts", Table("forecasts", METADATA, RecordColumns), Forecast),
@@ -153,7 +154,7 @@ def apply_snapshot_delta(delta: SnapshotDelta) -> Snapshot:
     return Snapshot(
         generation=delta.state.generation,
         now_s=delta.state.now_s,
-        switches=decode(Switches, delta.state.switches),
+        switches=decode_stored(Switches, delta.state.switches),
         full_pass_at_s=delta.state.full_pass_at_s,
         solver=delta.state.solver,
         curves=apply_curve_rows(delta.base.curves, delta.rows[CURVE_POINTS.name]),
@@ -286,7 +287,7 @@ def _encode_shape(shape: GpuShape | None) -> str:
 
 def _decode_body(record: type[Any], body: Any, where: str) -> Any:
     try:
-        return decode(record, body)
+        return decode_stored(record, body)
     except CodecError as error:
         raise CodecError(f"{where}: {error}") from None
 

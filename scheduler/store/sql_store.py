@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from scheduler.domain.codec import decode
+from scheduler.domain.codec import decode_stored
 from scheduler.domain.commands import Command
 from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
@@ -132,7 +132,7 @@ class SqlStore:
 
     def get_command(self, command_id: str) -> Command | None:
         rows = fetch_rows(self._autocommit_engine, select(INBOX).where(INBOX.c.id == command_id))
-        return next((decode(Command, row.body) for row in rows), None)
+        return next((decode_stored(Command, row.body) for row in rows), None)
 
     def count_pending_commands(self) -> int:
         with transaction(self._autocommit_engine) as connection:
@@ -168,31 +168,36 @@ class SqlStore:
 
     def get_ended_job(self, job_id: str) -> Job | None:
         query = sql_history.select_last_ended(ENDED_JOBS, limit=1).where(ENDED_JOBS.c.id == job_id)
-        return next((decode(Job, row.body) for row in fetch_rows(self._autocommit_engine, query)), None)
+        return next((decode_stored(Job, row.body) for row in fetch_rows(self._autocommit_engine, query)), None)
 
     def list_ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_last_ended(ENDED_JOBS, limit=limit))
-        return tuple(decode(Job, row.body) for row in rows)
+        return tuple(decode_stored(Job, row.body) for row in rows)
 
     def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
-        key_rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_job_keys(query, after, limit))
-        keys = [tuple(row) for row in key_rows]
+        has_rare_name = bool(query.name_prefix) and self._has_rare_name(query.name_prefix)
+        select_keys = sql_history.select_ended_job_keys(query, after, limit, has_rare_name=has_rare_name)
+        keys = [(row.number, row.id, row.generation) for row in fetch_rows(self._autocommit_engine, select_keys)]
         jobs = {key: job for key in keys if (job := self._ended_job_cache.get(key)) is not None}
         if missing := [key[0] for key in keys if key not in jobs]:
             rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_job_rows(missing))
-            jobs |= {(row.number, row.id, row.generation): decode(Job, row.body) for row in rows}
+            jobs |= {(row.number, row.id, row.generation): decode_stored(Job, row.body) for row in rows}
         if len(self._ended_job_cache) > ENDED_JOB_CACHE_MAX:
             self._ended_job_cache = {}
         self._ended_job_cache.update(jobs)
         return tuple(jobs[key] for key in keys if key in jobs)
 
+    def _has_rare_name(self, name_prefix: str) -> bool:
+        found = fetch_rows(self._autocommit_engine, sql_history.select_named_jobs(name_prefix))
+        return len(found) <= sql_history.NAMED_JOBS_MAX
+
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_last_ended(ENDED_LOANS, limit=limit))
-        return tuple(decode(Loan, row.body) for row in rows)
+        return tuple(decode_stored(Loan, row.body) for row in rows)
 
     def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_loans(query, after, limit))
-        return tuple(decode(Loan, row.body) for row in rows)
+        return tuple(decode_stored(Loan, row.body) for row in rows)
 
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_readings(pool, since_s))

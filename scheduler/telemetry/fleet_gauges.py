@@ -32,13 +32,23 @@ class FleetGauges:
     Args:
         has_leader: whether the lease of some controller is live.
         by_job: whether to add series for each running job, whose number is not bounded.
+        clock_lead_s: how far the latest committed state is ahead of this process's clock, 0 if it is not.
     """
 
-    def __init__(self, snapshot: Snapshot, *, has_leader: bool, inbox_size: int, by_job: bool = False) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        has_leader: bool,
+        inbox_size: int,
+        by_job: bool = False,
+        clock_lead_s: float = 0.0,
+    ) -> None:
         self._snapshot = snapshot
         self._has_leader = has_leader
         self._inbox_size = inbox_size
         self._by_job = by_job
+        self._clock_lead_s = clock_lead_s
 
     def collect(self) -> Iterable[Metric]:
         holdings = _GpuHoldings(self._snapshot)
@@ -55,6 +65,11 @@ class FleetGauges:
             "ebbtide_snapshot_generation",
             "Number of the latest committed state. It grows with each commit.",
             self._snapshot.generation,
+        )
+        yield _build_gauge(
+            "ebbtide_clock_lead_seconds",
+            "Seconds by which the latest committed state is in the future, 0 if it is not. A clock was wrong.",
+            self._clock_lead_s,
         )
         yield _build_gauge("ebbtide_inbox_commands", "User requests that the next tick will apply.", self._inbox_size)
         yield _build_gauge("ebbtide_leader", "1 while the lease of some controller is live.", int(self._has_leader))

@@ -54,3 +54,19 @@ def test_run_that_has_ended_is_not_prepared_again(site: Site) -> None:
     site.service.run_log.record_end(run, epoch=1)
     pass_time(site)
     assert report(site)["document"] is None
+
+
+def test_nothing_begins_beside_ranks_that_the_database_does_not_know(site: Site) -> None:
+    """After a restore, they may hold the GPUs that the database believes to be free."""
+    (node,) = site.service.store.load().snapshot.jobs[site.job].allocation.target
+    stranger = {"job_id": "later", "node": node, "generation": 1, "ranks": [{"rank": 0}]}
+    wanted = {"job_id": site.job, "node": node, "generation": 0, "prepared": site.generation}
+    for runs, begins in (([stranger, wanted], False), ([wanted], True)):
+        answer = site.service.http.post(
+            "/v1/machines/m0/report",
+            json={"runs": runs},
+            headers={"Authorization": f"Bearer {site.credentials['m0']}"},
+        )
+        orders = {order["job_id"]: order for order in answer.json()["runs"]}
+        assert (orders[site.job]["begin"] is not None) == begins
+    assert not orders.get("later")

@@ -12,12 +12,17 @@ from sqlalchemy.exc import DBAPIError
 from scheduler.domain.commands import Command, PauseLending, SubmitJob
 from scheduler.domain.decisions import Reason, ReasonCode, RecallNode
 from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
+from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_queue import UsageEntry, UsageKey
+from scheduler.domain.job_records import Sample, SlottedSample
+from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import AuditEntry, AuditFilter, HistoryLog
 from scheduler.store.protocol import Commit, FencedError, Page
 from scheduler.store.sql_retention import DeletedBatch
 from scheduler.store.sql_store import SqlStore
+from tests.builders import a_job
 
 ENTRY = AuditEntry(5.0, "anna", "tok-1", "ScaleJob", "job-1", None, {"gpus": {"min": 2}}, "r-1")
 SUBMITTED = Command("api-key-1", 1.0, SubmitJob("job-1", JobSpec("train", 1, 1)))
@@ -130,3 +135,28 @@ def test_fenced_leader_deletes_nothing(store: SqlStore) -> None:
         store.retention.audit_deletions(now_s=9.0, epoch=0)
     assert (len(store.list_events(Page())), len(store.webhooks.list_deliveries("wh_a", limit=9))) == (2, 1)
     assert store.load().snapshot != Snapshot()
+
+
+def test_records_of_jobs_that_ended_before_that_time_are_deleted_with_their_samples(store: SqlStore) -> None:
+    previous = store.load().snapshot
+    jobs = tuple(
+        replace(a_job(f"job-{at_s}"), state=JobState.SUCCEEDED, state_since_s=float(at_s)) for at_s in (1, 2, 3, 4)
+    )
+    samples = tuple(SlottedSample(job.id, 0, Sample(1.0, 1.0, None, None, None)) for job in jobs)
+    snapshot = replace(previous, generation=1)
+    store.commit(Commit(previous, snapshot, epoch=0, ended_jobs=jobs, samples=samples))
+    assert delete_rows(store, HistoryLog.ENDED_JOBS, before_s=2.5, rows_max=1) == DeletedBatch(1, is_complete=False)
+    assert delete_rows(store, HistoryLog.ENDED_JOBS, before_s=2.5).rows == 1
+    assert [job.id for job in store.list_ended_jobs(limit=9)] == ["job-4", "job-3"]
+    assert [bool(store.list_samples(job.id)) for job in jobs] == [False, False, True, True]
+
+
+def test_demand_readings_and_usage_of_earlier_hours_are_deleted(store: SqlStore) -> None:
+    previous = store.load().snapshot
+    readings = tuple(("serving", DemandReading(at_s, 1.0, 1.0)) for at_s in (1.0, 2.0, 3.0))
+    usage = tuple(UsageEntry(UsageKey(hour * 3600, "q", "anna", "a100", False), 1.0, 0.0) for hour in (1, 2, 3))
+    store.commit(Commit(previous, replace(previous, generation=1), epoch=0, readings=readings, usage=usage))
+    assert delete_rows(store, HistoryLog.READINGS, before_s=2.5) == DeletedBatch(2, is_complete=True)
+    assert [each.at_s for each in store.list_readings("serving", since_s=0.0)] == [3.0]
+    assert delete_rows(store, HistoryLog.USAGE, before_s=3 * 3600.0).rows == 1
+    assert [entry.key.hour_s for entry in store.load_usage(from_s=0.0, to_s=1e9).entries] == [7200, 10800]

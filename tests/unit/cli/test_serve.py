@@ -20,8 +20,10 @@ import pytest
 from typer.testing import Result
 
 from api.client import Client, RetryPolicy
-from scheduler.store.database import open_engine
-from scheduler.store.schema_migration import require_current_revision
+from scheduler.store.database import StoreError, open_engine
+from scheduler.store.schema_migration import migrate, require_current_revision
+from scheduler.store.sqlite_lock import hold_api_lock
+from tests.postgres_server import PostgresServer
 
 Run = Callable[..., Result]
 TIMEOUT_S = 90.0
@@ -89,6 +91,28 @@ def test_port_in_use_is_rejected_even_if_it_is_shared(run: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("verb", ["serve", "api"])
+def test_several_api_processes_need_postgresql(run: Run, tmp_path: Path, verb: str) -> None:
+    environment = {"EBBTIDE_API_PROCESSES": "2", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/x", "EBBTIDE_PORT": "0"}
+    result = run(verb, EBBTIDE_RUN_DIR=str(tmp_path), **environment)
+    assert result.exit_code == 2
+    assert "EBBTIDE_API_PROCESSES is 2" in result.stderr
+    assert "PostgreSQL" in result.stderr
+
+
+def test_second_api_process_on_one_sqlite_file_is_refused(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(url)
+    with hold_api_lock(url):
+        result = run("api", EBBTIDE_DATABASE_URL=url, EBBTIDE_RUN_DIR=str(tmp_path), EBBTIDE_PORT="0")
+        with pytest.raises(StoreError, match="another API process"), hold_api_lock(url):
+            pass
+    assert result.exit_code == 2
+    assert str(tmp_path / "state.sqlite") in result.stderr
+    with hold_api_lock(url), hold_api_lock("postgresql+psycopg://host/ebbtide"):
+        pass
+
+
+@pytest.mark.parametrize("verb", ["serve", "api"])
 def test_unauthenticated_service_on_a_public_address_is_rejected(run: Run, tmp_path: Path, verb: str) -> None:
     environment = {"EBBTIDE_AUTH": "off", "EBBTIDE_HOST": "0.0.0.0", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/x"}
     result = run(verb, **environment)
@@ -98,7 +122,9 @@ def test_unauthenticated_service_on_a_public_address_is_rejected(run: Run, tmp_p
 
 
 @contextmanager
-def _served(tmp_path: Path, *, apis: int) -> Iterator[subprocess.Popen[str]]:
+def _served(
+    tmp_path: Path, *, apis: int, database_url: str = "sqlite:///ebbtide.sqlite"
+) -> Iterator[subprocess.Popen[str]]:
     """A complete service with its own database, folder and port."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
     process = subprocess.Popen(
@@ -109,6 +135,7 @@ def _served(tmp_path: Path, *, apis: int) -> Iterator[subprocess.Popen[str]]:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "EBBTIDE_RUN_DIR": str(tmp_path / "run"),
             "EBBTIDE_API_PROCESSES": str(apis),
+            "EBBTIDE_DATABASE_URL": database_url,
         },
         stderr=subprocess.PIPE,
         text=True,
@@ -122,8 +149,8 @@ def _served(tmp_path: Path, *, apis: int) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("apis", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: int) -> None:
-    with _served(tmp_path, apis=apis) as served:
+def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: int, postgres: PostgresServer) -> None:
+    with _served(tmp_path, apis=apis, database_url=postgres.new_database()) as served:
         url = _when_ready(served)
         port = int(url.rpartition(":")[2])
         assert run("pools", "create", "training", "--kind", "training", "--url", url).exit_code == 0

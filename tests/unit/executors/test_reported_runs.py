@@ -21,6 +21,7 @@ from scheduler.domain.observation import (
     Run,
     RunPhase,
 )
+from scheduler.domain.run_document import MasterAddress
 from scheduler.executors.reported_runs import (
     FIRST_STATUS_TIMEOUT_S,
     START_LAG_S,
@@ -310,3 +311,25 @@ def test_job_without_target_cannot_begin() -> None:
 def test_begun_run_is_bound_to_the_current_agents() -> None:
     assert RUN.pods == {"n0": "p0", "n1": "p1"}
     assert (RUN.generation, RUN.gpus, RUN.plan) == (1, JOB.allocation.target, JOB.allocation.plan)
+
+
+def test_restored_run_goes_on_while_its_agents_report_it_and_never_starts_again() -> None:
+    restored = replace(RUN, is_restored=True)
+    assert not restored.may_start
+    assert look(rank(0, "running"), rank(1, "running"), run=restored).run.phase is RunPhase.RUNNING
+    unheard = compute_reported_runs([restored], [], THERE, {"a": JOB}, NOW_S)
+    assert unheard[0].run.gpus == BOTH  # its agents have not been heard of since the restore
+
+
+@pytest.mark.parametrize("generation", [0, 7])
+def test_restored_run_that_an_agent_no_longer_has_is_lost_without_a_suspect(generation: int) -> None:
+    restored = replace(RUN, is_restored=True, master=MasterAddress("10.0.0.1", 29500))
+    other = (rank(0, "running"),) if generation else ()
+    reports = [report(0, None, generation=generation, ranks=other), report(1, rank(1, "running"))]
+    (seen,) = compute_reported_runs([restored], reports, THERE, {"a": JOB}, NOW_S)
+    assert seen.run.gpus == {"n1": (5,)}
+    assert seen.kill_order is not None
+    assert (seen.kill_order.by_s, seen.kill_order.suspects) == (NOW_S, ())
+    ended = [reports[0], report(1, rank(1, "running", code=KILLED))]
+    (lost,) = compute_reported_runs([replace(restored, doom=seen.kill_order)], ended, THERE, {"a": JOB}, NOW_S)
+    assert lost.run.phase is RunPhase.LOST

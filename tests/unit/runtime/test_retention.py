@@ -18,6 +18,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.program import Program
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.stored_logs import LogRoot
+from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.retention import ARCHIVES, DAY_S, JOB_LOGS, DeletionLimits, Retention, RetentionPeriods
 from scheduler.store.api_protocol import AuditFilter, HistoryLog
@@ -149,7 +150,7 @@ def test_only_the_leader_deletes(site: Site) -> None:
     assert site.numbers == [1, 2, 3, 4, 5, 6]
     site.epoch = 7  # it slept, and another leads
     stop = threading.Event()
-    with site.retention.run_in_background(stop):
+    with run_in_background(site.retention.run, stop, name="retention"):
         stop.wait(0.1)
         assert site.numbers == [1, 2, 3, 4, 5, 6]
         site.lead()
@@ -168,6 +169,6 @@ def test_outage_is_not_logged_by_retention(
         raise UnavailableError("no answer")
 
     monkeypatch.setattr(site.retention, "step", away)
-    with site.retention.run_in_background(stop):
+    with run_in_background(site.retention.run, stop, name="retention"):
         assert asked.wait(60.0)
     assert caplog.messages == []

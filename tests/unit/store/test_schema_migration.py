@@ -165,7 +165,8 @@ def test_owners_of_revision_14_keep_what_their_name_owned(url: str) -> None:
         for number, owner in enumerate(("anna", "bert", "anybody", "namespace/ml", "")):
             job = replace(_ENDED_JOB, id=f"j{number}", owner=owner, submitted_at_s=float(number))
             body = {name: value for name, value in encode(job).items() if name != "owner_id"}
-            columns = {"number": number + 1, "id": job.id, "generation": 1, "body": json.dumps(body), "owner": owner}
+            columns = {"number": number + 1, "id": job.id, "generation": 1, "body": json.dumps(body)}
+            columns |= {"owner": owner, "state": job.state}
             connection.execute(_build_insert("ended_jobs", columns), columns)
         token = {"id": "tok-1", "name": "anna", "prefix": "ebk_a", "digest": "d", "grants": "[]", "created_by": "root"}
         connection.execute(_build_insert("api_tokens", token | {"created_at_s": 1.0}), token | {"created_at_s": 1.0})
@@ -226,11 +227,28 @@ def test_database_of_a_newer_version_is_refused(url: str) -> None:
     engine = open_engine(url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    engine.dispose()
+        connection.execute(text("UPDATE schema_compatibility SET oldest_revision = '9999'"))
     with pytest.raises(StoreError, match="revision 9999"):
         migrate(url)
     with pytest.raises(StoreError, match=r"revision 9999"):
         SqlStore(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE schema_compatibility"))
+    engine.dispose()
+    with pytest.raises(StoreError, match=r"revision 9999"):
+        SqlStore(url)
+
+
+def test_database_of_a_newer_version_that_only_added_to_it_is_used(url: str) -> None:
+    migrate(url)
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    migrate(url)
+    SqlStore(url).close()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+    engine.dispose()
 
 
 def test_migrations_can_be_reverted(url: str) -> None:

@@ -1,0 +1,50 @@
+"""Lists and ticks do not become slower with the number of ended jobs, and pages stay full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from tests.ended_jobs import PAGE, QUERIES, RARE, add_ended_jobs, list_pages, measure
+from tests.postgres_server import PostgresServer
+
+FULL = [PAGE, PAGE, PAGE]
+SIZES = {name: [PAGE, PAGE, RARE - 2 * PAGE] for name in QUERIES if name.startswith("rare")} | {
+    "rare state of a common owner": [0],
+    "no match": [0],
+}
+
+
+def new_database(request: pytest.FixtureRequest, kind: str, folder: Path, count: int) -> str:
+    if kind == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.new_database()
+    else:
+        url = f"sqlite:///{folder / f'{count}.sqlite'}"
+        migrate(url)
+    add_ended_jobs(url, count)
+    return url
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_pages_are_full_until_the_last_and_newest_first(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    store = SqlStore(new_database(request, kind, tmp_path, 3000))
+    for name, query in QUERIES.items():
+        pages = list(list_pages(store, query))
+        assert [len(page) for page in pages] == SIZES.get(name, FULL), name
+        ids = [int(job_id.removeprefix("job-")) for page in pages for job_id in page]
+        assert ids == sorted(set(ids), reverse=True), name
+    store.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_many_ended_jobs_cost_at_most_twice_as_much(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    few, many = (measure(new_database(request, kind, tmp_path, count), repetitions=15) for count in (1_000, 200_000))
+    slow = {name: (few[name], many[name]) for name in many if many[name] > 2 * few[name] + 0.001}
+    assert not slow
