@@ -15,7 +15,8 @@ from api.explanations import DryRun, DryRunView, ExplanationView, dry_run_tick, 
 from api.http.dependencies import AfterParameter, ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import ProblemError, problem_responses
 from api.http.paging import CursorParameter, JobId, PageOf
-from api.identity.authorization import SUBMITTER, VIEWER, requires
+from api.identity.audit import declare_audited
+from api.identity.authorization import SUBMITTER, VIEWER, RouteRule, requires
 from api.identity.principals import Role
 from api.jobs import generate_job_id
 from api.plans import JobPlanView, check_job, check_queue, job_plan_view
@@ -203,6 +204,7 @@ def save_checkpoint(job_id: JobIdPath, context: ContextDep) -> CheckpointsView:
     nothing; `awaited` is null once it is."""
     job = context.live_job(job_id)
     if job.pending_checkpoint_request is not None:
+        declare_audited()
         return checkpoints_view(job)
     return checkpoints_view(context.send(CheckpointJob(job_id)).job(job_id))
 
@@ -259,7 +261,7 @@ def explain_job(job_id: JobIdPath, context: ContextDep, service: ServiceDep) -> 
 
 
 @detail_router.post("/jobs:dry-run", responses=problem_responses(409))
-@requires(SUBMITTER)
+@requires(RouteRule(role=Role.SUBMITTER, changes_state=False))
 def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep) -> DryRunView:
     """Return what the next tick would do if this job were submitted now. Nothing is stored.
 

@@ -26,6 +26,7 @@ from api.http.paging import (
     page_of_jobs,
     parse_states,
 )
+from api.identity.audit import declare_audited
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.job_spec_view import GpuRangeView, JobSpecView
@@ -433,6 +434,7 @@ def cancel_job(job_id: JobIdPath, context: ContextDep, response: Response, if_ma
     """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
     job = context.job(job_id)
     if job.state is JobState.CANCELLED:
+        declare_audited()
         return _job_response(context, job, response)
     context.live_job(job_id)
     return _send_intent(context, job, CancelJob(job_id), if_match, response)

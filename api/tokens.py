@@ -12,11 +12,11 @@ from typing_extensions import TypedDict
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_number
+from api.identity.audit import new_audit_entry
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Grant, Principal, generate_token
 from scheduler.documents.document import Document
 from scheduler.store.api_protocol import ApiToken, AuditEntry, AuditFilter, HistoryLog, StoredAuditEntry
-from scheduler.telemetry.logs import REQUEST_ID
 
 
 class TokenView(TypedDict):
@@ -190,7 +190,7 @@ def token_audit_entry(action: str, token: ApiToken, principal: Principal, now_s:
     """Return the audit log entry for a created or revoked token."""
     fields = {"name": token.name, "grants": list(token.grants), "expires_at_s": token.expires_at_s}
     before, after = (None, fields) if action == "CreateToken" else (fields, None)
-    return AuditEntry(now_s, principal.name, principal.token_id, action, token.id, before, after, REQUEST_ID.get())
+    return new_audit_entry(principal, now_s, action, token.id, before=before, after=after)
 
 
 audit_router = create_router("identity")

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
-from api.identity.audit import record_forbidden_request
+from api.identity.audit import REQUEST_AUDIT, RequestAudit, record_forbidden_request, record_unaudited_change
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
 from api.identity.authorization import Caller, RouteRule, RouteRules
 from api.identity.principals import ANONYMOUS, WORKER, Principal
@@ -72,6 +72,10 @@ class TimingMiddleware:
             record_request(method=method, route=route, status=status, seconds=seconds)
 
 
+class AuditUnavailableError(Exception):
+    """The audit entry of a change could not be written, so the change is not confirmed."""
+
+
 _REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 
 
@@ -91,9 +95,11 @@ class SecurityMiddleware:
             return
         request_id = _request_id(scope)
         REQUEST_ID.set(request_id)
+        REQUEST_AUDIT.set(RequestAudit())
 
         async def send_with_request_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                await _audit_change(scope, message["status"])
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
                 message["headers"] = [*others, (name, request_id.encode())]
@@ -110,7 +116,10 @@ class SecurityMiddleware:
             return
         if rule is not None:
             receive = _limit_body(receive, getattr(self.settings, rule.body_setting))
-        await self.app(scope, receive, send_with_request_id)
+        try:
+            await self.app(scope, receive, send_with_request_id)
+        except AuditUnavailableError as error:
+            await unavailable_response(Request(scope), error)(scope, receive, send_with_request_id)
 
     async def _authorize(self, scope: Scope) -> RouteRule | None:
         """Authenticate and authorize the request, and return the rule of its route.
@@ -184,6 +193,17 @@ class SecurityMiddleware:
         except UnavailableError as unavailable:
             return unavailable_response(request, unavailable)
         return problem_response(request, error)
+
+
+async def _audit_change(scope: Scope, status: int) -> None:
+    """Write the audit entry of an accepted change, if its endpoint wrote none. Called before the response starts."""
+    if not 200 <= status < 300 or "endpoint" not in scope or "rule" not in scope.get("state", {}):
+        return
+    is_agent = "worker_caller" in scope["state"]
+    try:
+        await run_in_threadpool(record_unaudited_change, Request(scope), is_agent=is_agent)
+    except UnavailableError as error:
+        raise AuditUnavailableError(str(error)) from error
 
 
 def _identify_caller(rule: RouteRule, authorization: str) -> Caller:

@@ -1,11 +1,15 @@
 """Audit log entries: who changed what, and which changes were forbidden.
 
-Reports of workers and agents are not audited.
+Each accepted change has one entry. Endpoints build it with `new_audit_entry` or `command_audit_entry`, and the store
+writes it in the transaction of the change. For an endpoint that builds none, the middleware writes a plain entry before
+the response (`record_unaudited_change`). Reports of workers and agents are not audited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -44,8 +48,41 @@ _FORBIDDEN = 403
 _FLEET = "fleet"
 
 
+@dataclass(slots=True)
+class RequestAudit:
+    """Whether the endpoint of a request writes the audit entries of its changes itself."""
+
+    is_handled: bool = False
+
+
+REQUEST_AUDIT: ContextVar[RequestAudit | None] = ContextVar("REQUEST_AUDIT", default=None)
+"""The record of the current request. The threads of a request share it with the middleware."""
+
+
+def new_audit_entry(
+    principal: Principal,
+    now_s: float,
+    action: str,
+    subject: str,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> AuditEntry:
+    """Return the entry of an accepted change, for the store to write with the change."""
+    declare_audited()
+    return AuditEntry(now_s, principal.name, principal.token_id, action, subject, before, after, REQUEST_ID.get())
+
+
+def declare_audited() -> None:
+    """Declare that the endpoint writes the entries of the request itself: none if the request changes nothing."""
+    request_audit = REQUEST_AUDIT.get()
+    if request_audit is not None:
+        request_audit.is_handled = True
+
+
 def command_audit_entry(command: Command, principal: Principal, before: Snapshot, after: Snapshot) -> AuditEntry:
     """Return the entry of a command, with the values of changed fields before and after."""
+    declare_audited()
     subject = command_subject(command.body)
     before_fields, after_fields = (
         _list_audited_fields(command.body, subject, snapshot) for snapshot in (before, after)
@@ -105,6 +142,23 @@ def record_forbidden_request(request: Request, status: int) -> None:
             outcome="forbidden",
         )
     )
+
+
+def record_unaudited_change(request: Request, *, is_agent: bool) -> None:
+    """Write the entry of an accepted change whose endpoint has built none. Reads and reports of agents have none.
+
+    Raises:
+        UnavailableError: the database does not respond.
+    """
+    rule, request_audit = request.state.rule, REQUEST_AUDIT.get()
+    is_read = request.method in _SAFE_METHODS or not rule.changes_state
+    if is_agent or is_read or request_audit is None or request_audit.is_handled:
+        return
+    service, endpoint = request.app.state.service, request.scope["endpoint"].__name__
+    action = "".join(word.capitalize() for word in endpoint.split("_"))
+    subject = next(reversed(request.path_params.values()), "") if request.path_params else ""
+    entry = new_audit_entry(request.state.principal, service.clock.now_s(), action, subject)
+    service.store.audit_log.append(entry)
 
 
 def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapping[str, Any] | None:

@@ -51,7 +51,8 @@ class RouteRule:
 
     Users need `role` on at least one queue, or on all queues if `on_all_queues` is set. Clients of the kinds
     `or_callers` may call it as well, with their own kind of token. `body_setting` is the name of the setting that
-    limits the size of the request body.
+    limits the size of the request body. `changes_state` is False for a POST that only computes its response; all other
+    requests that are no reads are audited.
     """
 
     caller: Caller = Caller.USERS
@@ -59,6 +60,7 @@ class RouteRule:
     on_all_queues: bool = False
     or_callers: tuple[Caller, ...] = ()
     body_setting: str = "body_bytes_max"
+    changes_state: bool = True
 
 
 PUBLIC = RouteRule(Caller.PUBLIC)

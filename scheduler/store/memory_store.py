@@ -160,7 +160,7 @@ class MemoryMachineStore:
         with self._lock:
             return tuple(self._machines[name] for name in sorted(self._machines))
 
-    def update_machine(self, machine: Machine) -> None:
+    def update_machine(self, machine: Machine, audit: AuditEntry | None = None) -> None:
         with self._lock:
             stored = self._machines.get(machine.name)
             if stored is not None and stored.digest == machine.digest:
@@ -170,6 +170,8 @@ class MemoryMachineStore:
                     seen_at_s=stored.seen_at_s,
                     revoked_at_s=stored.revoked_at_s,
                 )
+                if audit is not None:
+                    self._audit_log.append(audit)
 
     def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
         with self._lock:

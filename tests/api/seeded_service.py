@@ -89,13 +89,17 @@ class SeededService:
         self.credential = answer.json()["credential"]
         return {"machine": ["m0"], "join_token_id": [token["id"]]}
 
+    @property
+    def path(self) -> Path:
+        """The file of the current copy of the store."""
+        return self._folder / f"{self._number}.sqlite"
+
     def reset(self) -> None:
         """Give the application a copy of the original store."""
         self._store.close()
         self._number += 1
-        path = self._folder / f"{self._number}.sqlite"
-        shutil.copyfile(self._seed, path)
-        self._store = store = SqlStore(f"sqlite:///{path}")
+        shutil.copyfile(self._seed, self.path)
+        self._store = store = SqlStore(f"sqlite:///{self.path}")
         service = self.service.app.state.service
         assert isinstance(service, Service)
         agents = type(service.agent_state)(store, self.service.run_log)
