@@ -38,6 +38,7 @@ from api import (
 )
 from api.agent_state import AgentStateCache, MachineContacts
 from api.explanations import PendingReasonCache
+from api.http.access_log import AccessLog
 from api.http.dependencies import Service
 from api.http.errors import add_error_handlers
 from api.http.middleware import SecurityMiddleware, TimingMiddleware
@@ -45,6 +46,9 @@ from api.identity.authentication import Authenticator, WorkerAuthenticator
 from api.identity.authorization import RouteRules, list_route_rules
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
+from api.queue_secrets import agent_routes
+from api.queue_secrets import routes as secret_routes
+from api.queue_secrets.vault import SecretVault
 from api.state import StateReader
 from api.streams.server_sent_events import StreamRegistry
 from api.webhooks import routes
@@ -74,6 +78,7 @@ _ROUTERS = (
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
     machines.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
+    *(secret_routes.router, agent_routes.router),
     *(tokens.audit_router, health.router, web_console.router),
 )
 _DESCRIPTION = (
@@ -121,6 +126,7 @@ def create_app(
         StateReader(store),
         ArchiveFolder(settings.archive_path),
         MachineContacts(store.machines.record_seen),
+        SecretVault(settings.secrets_key_path, creates=settings.secrets_key_file is None),
     )
     app.state.streams = StreamRegistry(store, streams_max=settings.streams_max)
     app.state.node_deltas = NodeDeltas()
@@ -133,7 +139,7 @@ def create_app(
         authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
         worker_authenticator=WorkerAuthenticator(settings, clock),
     )
-    app.add_middleware(TimingMiddleware)
+    app.add_middleware(TimingMiddleware, access_log=AccessLog(settings.access_log))
     return app
 
 

@@ -20,8 +20,10 @@ from api.identity.authorization import SUBMITTER, VIEWER, RouteRule, requires
 from api.identity.principals import Role
 from api.jobs import generate_job_id
 from api.plans import JobPlanView, check_job, check_queue, job_plan_view
+from api.queue_secrets.routes import require_secrets
 from api.state import new_command
 from scheduler.documents.job import JobDocument, to_job_spec
+from scheduler.documents.job_secrets import find_credential_warnings
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CheckpointJob, SubmitJob
 from scheduler.domain.decisions import Decision, decision_subject
@@ -271,13 +273,16 @@ def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep)
     check_job(spec)
     context.require_role(Role.SUBMITTER, spec.queue)
     check_queue(spec.queue, context, owner=context.principal.name, undeclared_queues=service.settings.undeclared_queues)
+    require_secrets(spec, context.store, queue=spec.queue)
     job_id = generate_job_id(spec.name)
     command = new_command(SubmitJob(job_id, spec), context.now_s, actor=context.principal.name)
     with_job = dry_run_tick(context.snapshot, service.policies, command)
     without_job = dry_run_tick(context.snapshot, service.policies)
     unrelated = {_decision_effect(decision) for decision in without_job.report.decisions}
     caused = [decision for decision in with_job.report.decisions if _decision_effect(decision) not in unrelated]
-    return context.redact(dry_run_view(job_id, context.snapshot, with_job, caused))
+    view = context.redact(dry_run_view(job_id, context.snapshot, with_job, caused))
+    view["warnings"] = find_credential_warnings(spec)
+    return view
 
 
 def _decision_effect(decision: Decision) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ import base64
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Self, cast
+from typing import Annotated, NotRequired, Self, cast
 
 from fastapi import Depends, Query, Response
 from pydantic import Field, model_validator
@@ -31,6 +31,7 @@ from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.job_spec_view import GpuRangeView, JobSpecView
 from api.plans import check_job, check_queue
+from api.queue_secrets.routes import require_secrets
 from api.state import RequestContext
 from scheduler.documents.document import Document, Label, invalid_field
 from scheduler.documents.job import (
@@ -41,6 +42,7 @@ from scheduler.documents.job import (
     to_job_document,
     to_job_spec,
 )
+from scheduler.documents.job_secrets import find_credential_warnings
 from scheduler.domain import gpu_sets
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
@@ -195,6 +197,7 @@ class JobView(TypedDict):
         ),
     ]
     spec: Annotated[JobSpecView, Field(description="The submitted document with defaults filled in.")]
+    warnings: NotRequired[Annotated[list[str], Field(description="Advice after the submission. Absent: none.")]]
 
 
 def job_view(job: Job, now_s: float) -> JobView:
@@ -371,6 +374,7 @@ def submit_job(
         check_queue(
             spec.queue, context, owner=context.principal.name, undeclared_queues=service.settings.undeclared_queues
         )
+        require_secrets(spec, context.store, queue=spec.queue)
         return generate_job_id(spec.name)
 
     if key:
@@ -379,7 +383,8 @@ def submit_job(
         job_id = new_id()
         after = context.send(SubmitJob(job_id, spec))
     response.headers["Location"] = f"/v1/jobs/{job_id}"
-    return _job_response(after, after.job(job_id), response)
+    view, warnings = _job_response(after, after.job(job_id), response), find_credential_warnings(spec)
+    return {**view, "warnings": warnings} if warnings else view
 
 
 @router.get("/jobs")
@@ -424,6 +429,7 @@ def change_job(
     if change.queue is not None and change.queue != job.spec.queue:
         context.require_role(Role.SUBMITTER, change.queue)  # first, so that errors reveal nothing about the queue
         check_queue(change.queue, context, owner=job.owner, undeclared_queues=service.settings.undeclared_queues)
+        require_secrets(job.spec, context.store, queue=change.queue)
     after = context.send(_change_command(job, change), basis=basis)
     return _job_response(after, after.job(job_id), response)
 

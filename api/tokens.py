@@ -81,6 +81,22 @@ class AuditView(TypedDict):
     outcome: Annotated[str, Field(description="`accepted` or `forbidden`.")]
 
 
+class ChainProblemView(TypedDict):
+    number: Annotated[int, Field(description="Position in the log of the entry. 0: no single entry.")]
+    problem: Annotated[str, Field(description="What the check found there.")]
+
+
+class ChainReportView(TypedDict):
+    """Result of verifying the audit log."""
+
+    chained: Annotated[bool, Field(description="Whether entries have digests: the setting `audit_chain`.")]
+    entries: Annotated[int, Field(description="Number of entries with a digest.")]
+    first_number: Annotated[int, Field(description="Position of the first of them. 0: none.")]
+    last_number: Annotated[int, Field(description="Position of the last of them. 0: none.")]
+    digest: Annotated[str, Field(description="Digest of the newest entry, to keep elsewhere. Empty: none.")]
+    problems: Annotated[list[ChainProblemView], Field(description="Breaks of the chain. Empty: it is intact.")]
+
+
 def token_view(token: ApiToken) -> TokenView:
     return {
         "id": token.id,
@@ -220,3 +236,24 @@ def list_audit(
         "audit", read, lambda _: True, get_retention_mark=get_retention_mark, after=0, cursor=cursor, limit=limit
     )
     return {"items": [audit_view(row) for row in page["items"]], "next": page["next"]}
+
+
+@audit_router.get("/audit:verify")
+@requires(ADMIN)
+def verify_audit(
+    service: ServiceDep,
+    digest: Annotated[
+        str,
+        Query(pattern=r"^([0-9a-f]{64})?$", description="Digest that the log must contain. Empty: any."),
+    ] = "",
+) -> ChainReportView:
+    """Check that no entry of the audit log was changed, removed, inserted or moved since it was written."""
+    report = service.store.audit_log.verify_chain(digest)
+    return {
+        "chained": report.is_chained,
+        "entries": report.entries,
+        "first_number": report.first_number,
+        "last_number": report.last_number,
+        "digest": report.digest,
+        "problems": [{"number": each.number, "problem": each.problem} for each in report.problems],
+    }

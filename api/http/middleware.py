@@ -26,6 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.access_log import AccessLog
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
 from api.identity.audit import REQUEST_AUDIT, RequestAudit, record_forbidden_request, record_unaudited_change
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
@@ -40,13 +41,14 @@ _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class TimingMiddleware:
-    """Middleware that records the duration of every request by route template; of a stream, the time until it starts.
+    """Middleware that records every request by route template and its duration; of a stream, the time until it starts.
 
     Unknown paths share one label, and so do unknown methods.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, access_log: AccessLog) -> None:
         self._app = app
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,6 +72,7 @@ class TimingMiddleware:
             route = getattr(scope.get("route"), "path", "unmatched")
             seconds = (stream_started_s or time.perf_counter()) - started_s
             record_request(method=method, route=route, status=status, seconds=seconds)
+            self._access_log.record(scope, method=method, status=status, seconds=seconds)
 
 
 class AuditUnavailableError(Exception):
@@ -96,6 +99,7 @@ class SecurityMiddleware:
         request_id = _request_id(scope)
         REQUEST_ID.set(request_id)
         REQUEST_AUDIT.set(RequestAudit())
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_request_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -131,11 +135,11 @@ class SecurityMiddleware:
             host = _header(scope, b"host").lower()
             self._refuse_foreign_host(host)
             self._refuse_foreign_origin(_header(scope, b"origin").lower(), host)
-        rule = self.route_rules.find(scope["method"], scope["path"])
+        template, rule = self.route_rules.match(scope["method"], scope["path"])
         if rule is None:
             return None
         state = scope.setdefault("state", {})
-        state["rule"] = rule
+        state["rule"], state["route_template"] = rule, template
         state["principal"] = principal = await self._authenticate(rule, scope)
         if rule.caller is not Caller.PUBLIC and "worker_caller" not in state:
             _require_role(rule, principal)

@@ -30,11 +30,13 @@ from scheduler.domain.commands import (
     CreateQueue,
     DeletePool,
     DeleteQueue,
+    DeleteSecret,
     RemoveNode,
     ReportDemand,
     ResumeJob,
     ScaleJob,
     SetLendingPolicy,
+    SetSecret,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -117,6 +119,8 @@ def command_subject(body: CommandBody) -> str:
             return node.name
         case SetLendingPolicy() | ReportDemand():
             return body.pool
+        case SetSecret() | DeleteSecret():
+            return body.name
         case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode():
             return body.name
         case _:
@@ -170,6 +174,8 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
             record: Any = snapshot.pools.get(subject)
         case CreateQueue() | ChangeQueue() | DeleteQueue():
             record = snapshot.queues.get(subject)
+        case SetSecret() | DeleteSecret():
+            return {"queue": body.queue}
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode():
             record = snapshot.nodes.get(subject)
         case ReportDemand():

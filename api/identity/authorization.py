@@ -115,14 +115,21 @@ class RouteRules:
 
     def __init__(self, rules: Mapping[str, RouteRule]) -> None:
         """`rules`: by "METHOD /path/{template}", in the order in which the application tries its routes."""
-        self._by_method: dict[str, list[tuple[re.Pattern[str], RouteRule]]] = {}
+        self._by_method: dict[str, list[tuple[re.Pattern[str], str, RouteRule]]] = {}
         for key, rule in rules.items():
             method, path = key.split(" ", 1)
-            self._by_method.setdefault(method, []).append((compile_path(path)[0], rule))
+            self._by_method.setdefault(method, []).append((compile_path(path)[0], path, rule))
 
     def find(self, method: str, path: str) -> RouteRule | None:
         """Return the rule of the first matching route, or None if no route matches."""
-        return next((rule for pattern, rule in self._by_method.get(method, ()) if pattern.match(path)), None)
+        return self.match(method, path)[1]
+
+    def match(self, method: str, path: str) -> tuple[str, RouteRule | None]:
+        """Return the template and the rule of the first matching route; "unmatched" and None if no route matches."""
+        matching = (
+            (template, rule) for pattern, template, rule in self._by_method.get(method, ()) if pattern.match(path)
+        )
+        return next(matching, ("unmatched", None))
 
 
 def authorize_command(principal: Principal, body: CommandBody, snapshot: Snapshot) -> None:

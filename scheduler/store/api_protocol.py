@@ -24,7 +24,9 @@ from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
+from scheduler.store.audit_chain import ChainReport
 from scheduler.store.protocol import Page, Store, StoredEvent
+from scheduler.store.sealed_secrets import SecretStore
 
 Row = TypeVar("Row")
 
@@ -288,6 +290,9 @@ class AuditLog(Protocol):
     def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
         """Return entries in ascending number."""
 
+    def verify_chain(self, expected: str = "") -> ChainReport:
+        """Check the digests of all entries, and that one of them is `expected`, unless that is empty."""
+
 
 class ApiStore(Store, Protocol):
     """The store of an API: `Store` plus lists, history and tokens."""
@@ -300,6 +305,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def machines(self) -> MachineStore: ...
+
+    @property
+    def secrets(self) -> SecretStore: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

@@ -32,6 +32,8 @@ from scheduler.store.api_protocol import (
     get_loan_sort_key,
     take_page,
 )
+from scheduler.store.audit_chain import ChainReport
+from scheduler.store.memory_secrets import MemorySecrets
 from scheduler.store.protocol import (
     Commit,
     ConflictError,
@@ -59,6 +61,10 @@ class MemoryAuditLog:
         with self._lock:
             after = self._entries[page.after :]
         return tuple(islice((each for each in after if filters.matches(each.entry)), page.limit))
+
+    def verify_chain(self, expected: str = "") -> ChainReport:
+        del expected  # entries in memory are not chained
+        return ChainReport()
 
 
 class MemoryTokenStore:
@@ -219,6 +225,7 @@ class MemoryStore:
         self.audit_log = MemoryAuditLog()
         self.tokens = MemoryTokenStore(self.audit_log)
         self.machines = MemoryMachineStore(self.audit_log)
+        self.secrets = MemorySecrets(self.audit_log)
 
     def load(self) -> LoadedState:
         with self._lock:

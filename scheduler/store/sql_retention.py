@@ -31,7 +31,7 @@ from scheduler.domain.commands import Command, SubmitJob
 from scheduler.store import sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
-from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries
+from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
 from scheduler.store.sql_history import DECISIONS, EVENTS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_webhooks import DELIVERIES
@@ -98,6 +98,8 @@ class SqlRetention:
             up_to_s = getattr(rows[-1], time_column)
             _advance_mark(connection, log, up_to=rows[-1].number, up_to_s=up_to_s, rows=len(numbers))
             connection.execute(delete(table).where(table.c.number.in_(numbers)))
+            if log is HistoryLog.AUDIT:
+                move_chain_anchor(connection, rows[-1].digest)
         return DeletedBatch(len(numbers), is_complete=len(rows) < rows_max)
 
     def audit_deletions(self, *, now_s: float, epoch: int) -> None:

@@ -111,7 +111,7 @@ class AuditedRun:
             return f"sha256:{sha256(body).hexdigest()}"
         names = {"machines": ["m0"], "pools": ["inference", "empty"], "nodes": ["spare", "t0"], "queues": ["blue"]}
         kind = route.split("/")[2]
-        return self.random.choice(names[kind] if name == "name" else self.seeded.known[name])
+        return str(self.random.choice(names[kind] if name == "name" else self.seeded.known[name]))
 
     def _choose_body(self, route: str) -> object:
         number = self.random.randrange(6)
@@ -125,10 +125,11 @@ class AuditedRun:
             "POST /v1/queues": {"name": f"queue-{number}"},
             "PATCH /v1/queues/{name}": {"weight": number + 1.0},
             "POST /v1/webhooks": {"url": f"https://hooks.example.com/{number}"},
-            "PATCH /v1/webhooks/{webhook_id}": {"enabled": number % 2 == 0},
+            "PATCH /v1/webhooks/{webhook_id}": {"enabled": number % 2 == 0, "subject": f"job-{number}"},
             "POST /v1/tokens": {"name": f"bot-{number}", "grants": ["viewer"]},
             "POST /v1/machines/tokens": {"pool": "training"},
             "POST /v1/simulations": load_examples()["SimulationDocument"],
+            "PUT /v1/queues/{name}/secrets/{secret_name}": f"value {number}".encode(),
             "PUT /v1/archives/{digest}": f"archive {number}".encode(),
         }
         machine = {"version": get_package_version(), "clock_s": self.seeded.service.clock.now_s()}
