@@ -50,7 +50,7 @@ def list_hits(site: MachineSite) -> list[str]:
     files = [path for path in site.folder.rglob("*") if path.is_file() and not path.is_symlink()]
     answers = {path: json.dumps(read(site, path)).encode() for path in PATHS}
     for job in read(site, "jobs")["items"]:
-        for part in ("", "/events", "/explain", "/logs?rank=0", "/history", "/plan"):
+        for part in ("", "/events", "/explanation", "/logs?rank=0", "/history", "/plan"):
             answers[f"{job['name']}{part}"] = read_raw(site, f"jobs/{job['id']}{part}")
     contents = {str(path.relative_to(site.folder)): path.read_bytes() for path in files} | answers
     return sorted(name for name, content in contents.items() if any(form in content for form in forms))
@@ -101,7 +101,7 @@ def test_a_job_waits_for_a_deleted_secret(site: MachineSite) -> None:
     waiting = submit(site, "late", code=0)
     site.client.delete_secret("default", "hf-token")
     site.client.cancel(blocker)
-    site.wait(lambda: "SecretMissing" in str(site.client.explain(waiting)))
+    site.wait(lambda: "SecretMissing" in str(site.client.explanation(waiting)))
     set_secret(site, "hf-token", VALUES[0])
     (site.shared / "late.go").touch()
     site.wait_for_success(waiting)
