@@ -28,7 +28,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.access_log import AccessLog
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
-from api.identity.audit import REQUEST_AUDIT, RequestAudit, record_forbidden_request, record_unaudited_change
+from api.identity.audit import (
+    REQUEST_AUDIT,
+    RequestAudit,
+    lacks_audit_entry,
+    record_forbidden_request,
+    record_unaudited_change,
+)
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
 from api.identity.authorization import Caller, RouteRule, RouteRules
 from api.identity.principals import ANONYMOUS, WORKER, Principal
@@ -201,11 +207,13 @@ class SecurityMiddleware:
 
 async def _audit_change(scope: Scope, status: int) -> None:
     """Write the audit entry of an accepted change, if its endpoint wrote none. Called before the response starts."""
-    if not 200 <= status < 300 or "endpoint" not in scope or "rule" not in scope.get("state", {}):
+    state = scope["state"]
+    if not 200 <= status < 300 or "rule" not in state or "worker_caller" in state:
         return
-    is_agent = "worker_caller" in scope["state"]
+    if not lacks_audit_entry(scope["method"], state["rule"]):
+        return
     try:
-        await run_in_threadpool(record_unaudited_change, Request(scope), is_agent=is_agent)
+        await run_in_threadpool(record_unaudited_change, Request(scope))
     except UnavailableError as error:
         raise AuditUnavailableError(str(error)) from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -44,6 +44,9 @@ from scheduler.domain.commands import (
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.telemetry.logs import REQUEST_ID
+
+if TYPE_CHECKING:
+    from api.identity.authorization import RouteRule
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORBIDDEN = 403
@@ -148,16 +151,20 @@ def record_forbidden_request(request: Request, status: int) -> None:
     )
 
 
-def record_unaudited_change(request: Request, *, is_agent: bool) -> None:
-    """Write the entry of an accepted change whose endpoint has built none. Reads and reports of agents have none.
+def lacks_audit_entry(method: str, rule: RouteRule) -> bool:
+    """Return whether an accepted request of a user is a change whose endpoint has built no entry. Never blocks."""
+    request_audit = REQUEST_AUDIT.get()
+    if method in _SAFE_METHODS or not rule.changes_state or request_audit is None:
+        return False
+    return not request_audit.is_handled
+
+
+def record_unaudited_change(request: Request) -> None:
+    """Write the entry of an accepted change whose endpoint has built none.
 
     Raises:
         UnavailableError: the database does not respond.
     """
-    rule, request_audit = request.state.rule, REQUEST_AUDIT.get()
-    is_read = request.method in _SAFE_METHODS or not rule.changes_state
-    if is_agent or is_read or request_audit is None or request_audit.is_handled:
-        return
     service, endpoint = request.app.state.service, request.scope["endpoint"].__name__
     action = "".join(word.capitalize() for word in endpoint.split("_"))
     subject = next(reversed(request.path_params.values()), "") if request.path_params else ""

@@ -10,7 +10,7 @@ import typer
 
 from cli.commands.events import LimitOption
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import CommandError
+from cli.inputs import CommandError, has_no_subcommand
 from cli.output import OutputFormat, OutputOption, format_time, print_document, render_facts, render_table
 
 app = typer.Typer(name="audit", help="List or verify the audit log (admins only).")
@@ -34,7 +34,7 @@ def audit(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List the audit log (admins only). Entries are listed oldest first."""
-    if context.invoked_subcommand is not None:
+    if not has_no_subcommand(context):
         return
     since_s = None if hours is None else time.time() - hours * 3600.0
     with service_client(url) as client:

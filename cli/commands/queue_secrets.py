@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="secrets", help="Set, list or delete the secrets of a queue.")
 
+_SETTLE_S = 2.0
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.")]
 QueueOption = Annotated[
     str, typer.Option("--queue", autocompletion=complete_queue_names, help="Queue whose jobs may use the secret.")
@@ -108,6 +109,8 @@ def rotate_key(*, keep_old: KeepOption = False, output: OutputOption = OutputFor
         write_key_file(path, rotated, replaces=True)
         done = _rewrap_all(vault, store.secrets, rotated.current)
         if not keep_old:
+            time.sleep(_SETTLE_S)  # an API process may still store a value that it encrypted before the rotation
+            done += _rewrap_all(vault, store.secrets, rotated.current)
             write_key_file(path, rotated.only_current(), replaces=True)
         entry = new_audit_entry(
             Principal("command line", ()), time.time(), "RotateSecretsKey", rotated.current, after={"secrets": done}

@@ -21,8 +21,11 @@ def record(log: AccessLog, method: str, status: int = 200, *, address: str = "10
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
+    logger = logging.getLogger(ACCESS_LOGGER)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])  # whatever an earlier test has configured
+    monkeypatch.setattr(logger, "propagate", False)
     return caplog
 
 
