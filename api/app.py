@@ -39,6 +39,7 @@ from api import (
 )
 from api.agent_state import AgentStateCache, MachineContacts
 from api.explanations import PendingReasonCache
+from api.http.access_log import AccessLog
 from api.http.dependencies import Service
 from api.http.errors import add_error_handlers
 from api.http.middleware import SecurityMiddleware, TimingMiddleware
@@ -46,6 +47,9 @@ from api.identity.authentication import Authenticator, WorkerAuthenticator
 from api.identity.authorization import RouteRules, list_route_rules
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
+from api.queue_secrets import agent_routes
+from api.queue_secrets import routes as secret_routes
+from api.queue_secrets.vault import SecretVault
 from api.state import StateReader
 from api.streams.server_sent_events import StreamRegistry
 from api.webhooks import routes
@@ -75,7 +79,8 @@ _ROUTERS = (
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
     machines.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
-    *(accounts.router, tokens.audit_router, health.router, web_console.router),
+    *(accounts.router, secret_routes.router, agent_routes.router),
+    *(tokens.audit_router, health.router, web_console.router),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests add commands to an inbox, and the controller's next tick applies them. "
@@ -122,6 +127,7 @@ def create_app(
         StateReader(store),
         ArchiveFolder(settings.archive_path),
         MachineContacts(store.machines.record_seen),
+        SecretVault(settings.secrets_key_path, creates=settings.secrets_key_file is None),
     )
     app.state.streams = StreamRegistry(store, streams_max=settings.streams_max)
     app.state.node_deltas = NodeDeltas()
@@ -134,7 +140,7 @@ def create_app(
         authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
         worker_authenticator=WorkerAuthenticator(settings, clock),
     )
-    app.add_middleware(TimingMiddleware)
+    app.add_middleware(TimingMiddleware, access_log=AccessLog(settings.access_log))
     return app
 
 

@@ -23,6 +23,7 @@ from api.http.dependencies import (
     with_hosted_nodes,
 )
 from api.http.errors import ProblemError, raise_invalid_field, raise_not_found
+from api.identity.audit import new_audit_entry
 from api.identity.authorization import SUBMITTER, Caller, RouteRule, requires
 from api.identity.principals import Principal, Role
 from scheduler.documents.job import ArchiveDigest
@@ -58,11 +59,13 @@ class ArchiveView(TypedDict):
     openapi_extra={"requestBody": {"required": True, "content": {_PLAIN_MEDIA_TYPE: _BYTES}}},
 )
 @requires(_UPLOADER)
-async def upload_archive(digest: DigestPath, request: Request, service: ServiceDep, _: PrincipalDep) -> JSONResponse:
+async def upload_archive(
+    digest: DigestPath, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> JSONResponse:
     """Store a gzip-compressed tar archive under the digest of its bytes. The next submission can name it. An
     interrupted upload leaves nothing. Archives that no job uses are deleted after the setting `archives_kept_days`."""
     try:
-        is_new, size = await _store_body(service, digest, request.stream())
+        is_new, size = await _store_body(service, principal, digest, request.stream())
     except DigestMismatchError as error:
         raise_invalid_field("digest", digest, f"the digest of the body, which is {error.actual}")
     except ClientDisconnect:
@@ -147,7 +150,9 @@ def require_archive(service: Service, digest: str) -> None:
         raise_invalid_field("workdir.archive", digest, allowed)
 
 
-async def _store_body(service: Service, digest: str, chunks: AsyncIterator[bytes]) -> tuple[bool, int]:
+async def _store_body(
+    service: Service, principal: Principal, digest: str, chunks: AsyncIterator[bytes]
+) -> tuple[bool, int]:
     """Store the body. Return whether it is new, and its size."""
     size, waiting = 0, bytearray()
     with service.archives.upload(digest) as upload:
@@ -157,7 +162,11 @@ async def _store_body(service: Service, digest: str, chunks: AsyncIterator[bytes
             if len(waiting) >= WRITE_BYTES:
                 await run_in_threadpool(upload.write, bytes(waiting))
                 waiting.clear()
-        return await run_in_threadpool(_finish, upload, bytes(waiting)), size
+        is_new = await run_in_threadpool(_finish, upload, bytes(waiting))
+    audit = new_audit_entry(principal, service.clock.now_s(), "UploadArchive", digest, after={"bytes": size})
+    if is_new:
+        await run_in_threadpool(service.store.audit_log.append, audit)
+    return is_new, size
 
 
 def _finish(upload: ArchiveUpload, data: bytes) -> bool:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -187,6 +187,9 @@ class DryRunView(TypedDict):
     plan: Annotated[PlanView | None, Field(description="Parallel plan of the job. Null: it would wait.")]
     plan_summary: Annotated[str | None, Field(description="The same plan as one line of text. Null: it would wait.")]
     reason: Annotated[ReasonView | None, Field(description="Why the job would start or wait. Null: unknown.")]
+    warnings: NotRequired[
+        Annotated[list[str], Field(description="What to correct in the document. Empty or absent: nothing.")]
+    ]
     position: Annotated[int | None, Field(description="Place in the queue, from 1. Null: not in the queue.")]
     expected_start_s: Annotated[
         float | None,

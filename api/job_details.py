@@ -15,13 +15,16 @@ from api.explanations import DryRun, DryRunView, ExplanationView, dry_run_tick, 
 from api.http.dependencies import AfterParameter, ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import ProblemError, problem_responses
 from api.http.paging import CursorParameter, JobId, PageOf
-from api.identity.authorization import SUBMITTER, VIEWER, requires
+from api.identity.audit import declare_audited
+from api.identity.authorization import SUBMITTER, VIEWER, RouteRule, requires
 from api.identity.principals import Role
 from api.jobs import generate_job_id
 from api.plans import JobPlanView, check_job, job_plan_view
+from api.queue_secrets.routes import require_secrets
 from api.state import new_command
 from api.submission_rules import check_submission
 from scheduler.documents.job import JobDocument, to_job_spec
+from scheduler.documents.job_secrets import find_credential_warnings
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CheckpointJob, SubmitJob
 from scheduler.domain.decisions import Decision, decision_subject
@@ -204,6 +207,7 @@ def save_checkpoint(job_id: JobIdPath, context: ContextDep) -> CheckpointsView:
     nothing; `awaited` is null once it is."""
     job = context.live_job(job_id)
     if job.pending_checkpoint_request is not None:
+        declare_audited()
         return checkpoints_view(job)
     return checkpoints_view(context.send(CheckpointJob(job_id)).job(job_id))
 
@@ -260,7 +264,7 @@ def explain_job(job_id: JobIdPath, context: ContextDep, service: ServiceDep) -> 
 
 
 @detail_router.post("/jobs:dry-run", responses=problem_responses(409))
-@requires(SUBMITTER)
+@requires(RouteRule(role=Role.SUBMITTER, changes_state=False))
 def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep) -> DryRunView:
     """Return what the next tick would do if this job were submitted now. Nothing is stored.
 
@@ -270,13 +274,16 @@ def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep)
     check_job(spec)
     context.require_role(Role.SUBMITTER, spec.queue)
     check_submission(spec, context, undeclared_queues=service.settings.undeclared_queues)
+    require_secrets(spec, context.store, queue=spec.queue)
     job_id = generate_job_id(spec.name)
     command = new_command(SubmitJob(job_id, spec), context.now_s, context.principal)
     with_job = dry_run_tick(context.snapshot, service.policies, command)
     without_job = dry_run_tick(context.snapshot, service.policies)
     unrelated = {_decision_effect(decision) for decision in without_job.report.decisions}
     caused = [decision for decision in with_job.report.decisions if _decision_effect(decision) not in unrelated]
-    return context.redact(dry_run_view(job_id, context.snapshot, with_job, caused))
+    view = context.redact(dry_run_view(job_id, context.snapshot, with_job, caused))
+    view["warnings"] = find_credential_warnings(spec)
+    return view
 
 
 def _decision_effect(decision: Decision) -> tuple[str, str, str]:

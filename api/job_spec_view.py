@@ -49,6 +49,22 @@ class CheckpointSpecView(TypedDict):
     volume: NotRequired[Annotated[VolumeView, Field(description="Volume mounted at `dir`. Absent: none.")]]
 
 
+class KubernetesSecretView(TypedDict):
+    name: Annotated[str, Field(description="Name of the Secret, in the namespace of the pods.")]
+    key: Annotated[str, Field(description="Key of the Secret that holds the value.")]
+
+
+class SecretReferenceView(TypedDict):
+    """A reference to a secret. No response of the service contains a value."""
+
+    name: NotRequired[Annotated[str, Field(description="Secret of the job's queue. Absent: `kubernetesSecret`.")]]
+    kubernetesSecret: NotRequired[
+        Annotated[KubernetesSecretView, Field(description="Key of a Kubernetes Secret. Absent: `name`.")]
+    ]
+    env: NotRequired[Annotated[str, Field(description="Variable of each rank with the value. Absent: `file`.")]]
+    file: NotRequired[Annotated[str, Field(description="File in EBBTIDE_SECRETS_DIR. Absent: `env`.")]]
+
+
 class JobSpecView(TypedDict):
     """The job document with defaults filled in. Durations are in seconds."""
 
@@ -97,6 +113,11 @@ class JobSpecView(TypedDict):
         Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
     ]
     env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
+    secrets: NotRequired[
+        Annotated[
+            list[SecretReferenceView], Field(description="Secrets that each rank gets, by reference. Absent: none.")
+        ]
+    ]
     checkpoint: Annotated[CheckpointSpecView, Field(description="Location, interval and number of checkpoints.")]
     onResize: NotRequired[
         Annotated[OnResize, Field(description="What a resize does to the job. Absent: see `resize_mode` of the job.")]

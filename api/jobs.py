@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import Annotated, Self, cast
+from typing import Annotated, NotRequired, Self, cast
 
 from fastapi import Depends, Response
 from pydantic import Field, model_validator
@@ -15,11 +15,13 @@ from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, r
 from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, GpusByNode, PageOf, encode_gpus, page_of_jobs
+from api.identity.audit import declare_audited
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.job_filter import JobFilter
 from api.job_spec_view import GpuRangeView, JobSpecView
 from api.plans import check_job
+from api.queue_secrets.routes import require_secrets
 from api.state import RequestContext
 from api.submission_rules import check_change, check_queue, check_submission
 from scheduler.documents.document import Document, Label, invalid_field
@@ -31,6 +33,7 @@ from scheduler.documents.job import (
     to_job_document,
     to_job_spec,
 )
+from scheduler.documents.job_secrets import find_credential_warnings
 from scheduler.domain import gpu_sets
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
@@ -185,6 +188,7 @@ class JobView(TypedDict):
         ),
     ]
     spec: Annotated[JobSpecView, Field(description="The submitted document with defaults filled in.")]
+    warnings: NotRequired[Annotated[list[str], Field(description="Advice after the submission. Absent: none.")]]
 
 
 def job_view(job: Job, now_s: float) -> JobView:
@@ -314,6 +318,7 @@ def submit_job(
 
     def new_id() -> str:
         check_submission(spec, context, undeclared_queues=service.settings.undeclared_queues)
+        require_secrets(spec, context.store, queue=spec.queue)
         return generate_job_id(spec.name)
 
     if key:
@@ -322,7 +327,8 @@ def submit_job(
         job_id = new_id()
         after = context.send(SubmitJob(job_id, spec))
     response.headers["Location"] = f"/v1/jobs/{job_id}"
-    return _job_response(after, after.job(job_id), response)
+    view, warnings = _job_response(after, after.job(job_id), response), find_credential_warnings(spec)
+    return {**view, "warnings": warnings} if warnings else view
 
 
 @router.get("/jobs")
@@ -368,6 +374,7 @@ def change_job(
         context.require_role(Role.SUBMITTER, change.queue)  # first, so that errors reveal nothing about the queue
         undeclared = service.settings.undeclared_queues
         check_queue(change.queue, context, owner=job.owner, owner_key=job.owner_key, undeclared_queues=undeclared)
+        require_secrets(job.spec, context.store, queue=change.queue)
     check_change(job, queue=change.queue, priority=change.priority, context=context)
     after = context.send(_change_command(job, change), basis=basis)
     return _job_response(after, after.job(job_id), response)
@@ -379,6 +386,7 @@ def cancel_job(job_id: JobIdPath, context: ContextDep, response: Response, if_ma
     """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
     job = context.job(job_id)
     if job.state is JobState.CANCELLED:
+        declare_audited()
         return _job_response(context, job, response)
     context.live_job(job_id)
     return _send_intent(context, job, CancelJob(job_id), if_match, response)

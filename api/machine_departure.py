@@ -10,8 +10,7 @@ from fastapi import Request
 from api.http.dependencies import MachineNamePath, Service, ServiceDep, create_router, require_machine
 from api.http.errors import ProblemError, problem_responses, raise_not_found
 from api.identity.authorization import Caller, RouteRule, requires
-from api.identity.principals import Grant, Principal, Role
-from api.machines import MachineView, machine_audit_entry, machine_view
+from api.machines import MachineView, machine_audit_entry, machine_principal, machine_view
 from api.state import load_request_context
 from scheduler.domain.commands import CordonNode
 from scheduler.domain.machine import Machine
@@ -30,7 +29,7 @@ def leave_machine(name: MachineNamePath, request: Request, service: ServiceDep) 
     if not machine.is_temporary:
         detail = f"machine {name} is not temporary. Run `ebbtide machines remove {name}` to remove it"
         raise ProblemError(409, "conflict", detail)
-    entry = machine_audit_entry("RevokeMachine", machine, _as_principal(machine), now_s)
+    entry = machine_audit_entry("RevokeMachine", machine, machine_principal(machine.name), now_s)
     revoked = service.store.machines.revoke_machine(name, now_s, entry)
     service.machine_credentials.forget()
     return machine_view(revoked or raise_not_found("machine", name), None)
@@ -39,12 +38,8 @@ def leave_machine(name: MachineNamePath, request: Request, service: ServiceDep) 
 def drain_leaving_nodes(service: Service, machine: Machine) -> None:
     """Drain the nodes of a machine that leaves, unless they are drained already."""
     now_s = service.clock.now_s()
-    context = load_request_context(service.state_reader, service.store, now_s, _as_principal(machine))
+    context = load_request_context(service.state_reader, service.store, now_s, machine_principal(machine.name))
     for name in machine.nodes:
         node = context.snapshot.nodes.get(name)
         if node is not None and not node.draining:
             context = context.send(CordonNode(name, drain=True))
-
-
-def _as_principal(machine: Machine) -> Principal:
-    return Principal(f"machine {machine.name}", (Grant(Role.ADMIN),), subject=f"machine:{machine.name}")

@@ -8,14 +8,15 @@ from fastapi import Request
 
 from api.http.dependencies import MachineNamePath, Service, ServiceDep, create_router, require_machine
 from api.http.errors import problem_responses
+from api.identity.audit import new_audit_entry
 from api.identity.authorization import Caller, RouteRule, requires
-from api.identity.principals import Grant, Principal, Role
 from api.machines import (
     MachineView,
     build_node,
     check_agent,
     choose_profile,
     lacks_gpus,
+    machine_principal,
     machine_view,
     read_inventory,
 )
@@ -49,7 +50,12 @@ def update_machine_facts(
         containment=document.containment,
         inventory=inventory,
     )
-    service.store.machines.update_machine(machine)
+    audit = None
+    if machine != stored:
+        fields = ("gpu", "address", "agent_version", "containment")
+        before, after = ({name: getattr(each, name) for name in fields} for each in (stored, machine))
+        audit = new_audit_entry(machine_principal(name), now_s, "ChangeMachine", name, before=before, after=after)
+    service.store.machines.update_machine(machine, audit)
     service.machine_credentials.forget()
     node = None if machine.is_service else _drain_incomplete_node(machine, service, now_s)
     return machine_view(machine, node)
@@ -57,8 +63,7 @@ def update_machine_facts(
 
 def _drain_incomplete_node(machine: Machine, service: Service, now_s: float) -> Node | None:
     """Drain the machine's node if it promises GPUs that are gone. Return the node, None if it was deleted."""
-    principal = Principal(f"machine {machine.name}", (Grant(Role.ADMIN),), subject=f"machine:{machine.name}")
-    context = load_request_context(service.state_reader, service.store, now_s, principal)
+    context = load_request_context(service.state_reader, service.store, now_s, machine_principal(machine.name))
     node = context.snapshot.nodes.get(machine.name)
     if node is not None and not node.draining and lacks_gpus(build_node(machine), node):
         context.send(CordonNode(node.name, drain=True))

@@ -386,6 +386,7 @@ def build_run_document(
         checkpoint_keep=checkpoint.keep,
         token=issue_worker_token(secret, job.id, allocation.generation),
         hang_timeout_s=spec.hang_timeout_s,
+        secrets=spec.program.secrets,
     )
 
 

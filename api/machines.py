@@ -21,6 +21,7 @@ from api.http.dependencies import (
 )
 from api.http.errors import ProblemError, problem_responses, raise_invalid_field, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_name
+from api.identity.audit import new_audit_entry
 from api.identity.authentication import parse_bearer_token
 from api.identity.authorization import ADMIN, VIEWER, Caller, RouteRule, requires
 from api.identity.machine_credentials import generate_credential, generate_join_token
@@ -48,7 +49,6 @@ from scheduler.solver.profiles.catalog import is_estimated_gpu, load_gpu
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, name_estimate
 from scheduler.store.api_protocol import AuditEntry, JoinTokenSpentError, MachineNameTakenError
 from scheduler.telemetry.fleet_gauges import get_package_version
-from scheduler.telemetry.logs import REQUEST_ID
 
 
 class JoinTokenView(TypedDict):
@@ -383,7 +383,8 @@ def _register(machine: Machine, token: JoinToken, context: RequestContext) -> No
     node, existing = build_node(machine), context.snapshot.nodes.get(machine.name)
     if existing is not None:
         refuse_other_shape(existing, node)
-    with_node = context if existing is not None else context.send(AddNode(node))
+    # The entry of the machine is the entry of its node too: one request is one change.
+    with_node = context if existing is not None else context.send(AddNode(node), is_audited=False)
     entry = machine_audit_entry("JoinMachine", machine, context.principal, machine.joined_at_s)
     try:
         context.store.machines.join(machine, token.id, entry, now_s=machine.joined_at_s)
@@ -392,8 +393,13 @@ def _register(machine: Machine, token: JoinToken, context: RequestContext) -> No
         if isinstance(error, MachineNameTakenError):
             _refuse_name(machine.name)
         if existing is None:
-            with_node.send(RemoveNode(node.name))
+            with_node.send(RemoveNode(node.name), is_audited=False)
         _refuse_token("join-token-used", f"the join token {token.id} has no uses left. Create another one")
+
+
+def machine_principal(name: str) -> Principal:
+    """Return the principal of what a machine's agent requests for its own machine."""
+    return Principal(f"machine {name}", (Grant(Role.ADMIN),), subject=f"machine:{name}")
 
 
 def describe_difference(machine: Machine, node: Node) -> str:
@@ -436,5 +442,4 @@ def machine_audit_entry(action: str, machine: Machine, principal: Principal, now
 def _audit_entry(action: str, subject: str, values: dict[str, Any], principal: Principal, now_s: float) -> AuditEntry:
     """Return the entry of a creation, whose fields are new, or of a removal, whose fields are gone."""
     before, after = (None, values) if action.startswith(("Create", "Join")) else (values, None)
-    fields = (action, subject, before, after, REQUEST_ID.get())
-    return AuditEntry(now_s, principal.name, principal.token_id, *fields, actor_id=principal.subject)
+    return new_audit_entry(principal, now_s, action, subject, before=before, after=after)

@@ -8,6 +8,7 @@ from api.http.conditional_requests import IfMatchHeader, repeated_creation, requ
 from api.http.dependencies import ContextDep, LimitParameter, NodeNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, PoolParameter, page_by_name
+from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.plans import gpu_memory_bytes
 from api.pools import NodeView, node_view
@@ -42,6 +43,7 @@ def add_node(document: NodeDocument, context: ContextDep, response: Response) ->
     existing = context.snapshot.nodes.get(node.name)
     if existing is not None:
         refuse_other_shape(existing, node)
+        declare_audited()
         response.status_code = 200
         return _node_response(context, existing, response)
     _check_devices(node, context)

@@ -30,6 +30,7 @@ _TAG_DESCRIPTIONS = {
     "fleet": "Pools and nodes, and the demand of inference.",
     "machines": "Machines with an agent: join tokens, joining, inventories, revocation.",
     "queues": "Queues of jobs with their guarantees, limits and weights.",
+    "secrets": "Encrypted secrets of queues, which jobs name and their ranks receive.",
     "lending": "Loans of inference nodes to training.",
     "record": "Events, decisions and snapshots.",
     "usage": "GPU-seconds by queue, owner, GPU model and time.",

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from api.http.dependencies import Service, ServiceDep, create_router
 from api.http.errors import ProblemError, raise_invalid_field
-from api.identity.authorization import VIEWER, requires
+from api.identity.authorization import RouteRule, requires
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
@@ -279,7 +279,7 @@ router = create_router("plans")
 
 
 @router.post("/plans")
-@requires(VIEWER)
+@requires(RouteRule(changes_state=False))
 def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlanView:
     """Solve for the fastest plan, with `search_time_s` and the number of `candidates` examined.
 

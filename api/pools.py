@@ -14,6 +14,7 @@ from api.http.conditional_requests import IfMatchHeader, repeated_creation, requ
 from api.http.dependencies import ContextDep, LimitParameter, PoolNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, page_by_name
+from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
 from api.state import RequestContext
@@ -251,6 +252,7 @@ def create_pool(document: PoolDocument, context: ContextDep, response: Response)
     existing = context.snapshot.pools.get(pool.name)
     if existing is not None:
         _refuse_difference(existing, pool)
+        declare_audited()
         response.status_code = 200
         return _pool_response(context, existing, response)
     after = context.send(CreatePool(pool))

@@ -14,6 +14,7 @@ from api.http.conditional_requests import IfMatchHeader, repeated_creation, requ
 from api.http.dependencies import ContextDep, LimitParameter, QueueNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, page_by_name
+from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, QUEUE_ADMIN, VIEWER, requires
 from api.identity.principals import Role
 from api.state import RequestContext
@@ -75,6 +76,7 @@ def create_queue(document: QueueDocument, context: ContextDep, response: Respons
     existing = context.snapshot.queues.get(queue.name)
     if existing is not None:
         _refuse_difference(existing, queue)
+        declare_audited()
         response.status_code = 200
         return _queue_response(context, queue.name, response)
     response.headers["Location"] = f"/v1/queues/{queue.name}"

@@ -15,6 +15,7 @@ from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_k
 from api.http.dependencies import LimitParameter, PrincipalDep, Service, ServiceDep, StoreDep, create_router
 from api.http.errors import ProblemError, problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_number_cursor, encode_cursor
+from api.identity.audit import declare_audited, new_audit_entry
 from api.identity.authorization import SUBMITTER, RouteRule, requires
 from api.identity.principals import Principal, Role
 from scheduler.documents.document import InvalidField
@@ -123,9 +124,12 @@ def create_simulation(
             raise_conflict(f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} are unfinished. Cancel one or wait")
         files = to_simulation_files(document)
         task = _new_task(document, principal, service, jobs=_count_jobs(files, document.policies, service))
-        store.simulations.create(task, files, creation_key)
+        after = {"policies": list(task.policies), "jobs": task.jobs_total, "seed": task.seed}
+        audit = new_audit_entry(principal, task.created_at_s, "CreateSimulation", task.id, after=after)
+        store.simulations.create(task, files, creation_key, audit=audit)
         return task
 
+    declare_audited()
     task = create_once(store, creation_key, create, store.simulations.get_task)
     response.headers["Location"] = f"/v1/simulations/{task.id}"
     return simulation_view(task)
@@ -164,9 +168,11 @@ def get_simulation_report(task: TaskDep, store: StoreDep) -> dict[str, Any]:
 
 @router.delete("/{simulation_id}", status_code=202, responses=problem_responses(409))
 @requires(SUBMITTER)
-def cancel_simulation(task: TaskDep, service: ServiceDep, store: StoreDep) -> SimulationView:
+def cancel_simulation(task: TaskDep, service: ServiceDep, store: StoreDep, principal: PrincipalDep) -> SimulationView:
     """Cancel a simulation; its process is killed within two seconds. Cancelling again changes nothing."""
-    after = store.simulations.cancel(task.id, now_s=service.clock.now_s()) or raise_not_found("simulation", task.id)
+    now_s = service.clock.now_s()
+    audit = new_audit_entry(principal, now_s, "CancelSimulation", task.id, before={"state": task.state.value})
+    after = store.simulations.cancel(task.id, now_s=now_s, audit=audit) or raise_not_found("simulation", task.id)
     if after.state is not TaskState.CANCELLED:
         raise_conflict(f"simulation {task.id} has ended ({after.state}) and cannot be cancelled")
     return simulation_view(after)

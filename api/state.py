@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from api.http.errors import ProblemError, raise_conflict, raise_not_found
-from api.identity.audit import command_audit_entry
+from api.identity.audit import command_audit_entry, command_subject
 from api.identity.authorization import Visibility, authorize_command, require_role
 from api.identity.principals import Principal, Role
 from scheduler.domain.commands import ChangeJob, Command, CommandBody, SubmitJob
@@ -95,7 +95,7 @@ def has_user_job_limit(command: Command, snapshot: Snapshot) -> bool:
     return False
 
 
-def send_command(store: ApiStore, command: Command, *, audit: AuditEntry, has_user_job_limit: bool) -> bool:
+def send_command(store: ApiStore, command: Command, *, audit: AuditEntry | None, has_user_job_limit: bool) -> bool:
     """Send the command to the store. Return False if a command with its id was sent before.
 
     A command with a basis, or for a queue with a job limit, was checked against the state before it was sent. A
@@ -108,14 +108,15 @@ def send_command(store: ApiStore, command: Command, *, audit: AuditEntry, has_us
     is_watched = bool(command.basis) or has_user_job_limit
     newest_before = store.get_last_event_number() if is_watched else 0
     is_new = store.send(command, audit=audit)
-    if is_new and is_watched and (refusal := _find_refusal(store, command, audit.subject, newest_before)):
+    if is_new and is_watched and (refusal := _find_refusal(store, command, newest_before)):
         if refusal.cause == command.id and command.basis:
             raise ProblemError(412, "changed", refusal.message)
         raise_conflict(refusal.message)
     return is_new
 
 
-def _find_refusal(store: ApiStore, command: Command, subject: str, newest_before: int) -> Event | None:
+def _find_refusal(store: ApiStore, command: Command, newest_before: int) -> Event | None:
+    subject = command_subject(command.body)
     loaded = store.load()
     builder = MutableSnapshot(replace(loaded.snapshot, now_s=max(command.at_s, loaded.snapshot.now_s)))
     for pending in loaded.inbox:
@@ -187,15 +188,19 @@ class RequestContext:
     def node(self, name: str) -> Node:
         return self.snapshot.nodes.get(name) or raise_not_found("node", name, self.snapshot.nodes)
 
-    def send(self, body: CommandBody, *, at_s: float | None = None, basis: str = "") -> RequestContext:
+    def send(
+        self, body: CommandBody, *, at_s: float | None = None, basis: str = "", is_audited: bool = True
+    ) -> RequestContext:
         """Send a command and return the state with the command applied.
+
+        `is_audited` is False for a command that is part of a change with an entry of its own.
 
         Raises:
             ProblemError: 403 if the principal may not send it, 409 if the current state does not allow it, 412 if the
                 resource no longer matches `basis`. The first two are found before anything is sent.
         """
         command = new_command(body, self.now_s if at_s is None else at_s, self.principal)
-        after = self._send(replace(command, basis=basis))
+        after = self._send(replace(command, basis=basis), is_audited=is_audited)
         assert after is not None, "random command ids are unique"
         return after
 
@@ -203,7 +208,7 @@ class RequestContext:
         """Send a command like `send`, or return None if a command with this id was sent before."""
         return self._send(new_command(body, self.now_s, self.principal, command_id=command_id))
 
-    def _send(self, command: Command) -> RequestContext | None:
+    def _send(self, command: Command, *, is_audited: bool = True) -> RequestContext | None:
         authorize_command(self.principal, command.body, self.snapshot)
         builder = MutableSnapshot(self.snapshot)
         apply_command(builder, command)
@@ -213,7 +218,10 @@ class RequestContext:
         after = builder.view()
         audit = command_audit_entry(command, self.principal, self.snapshot, after)
         is_new = send_command(
-            self.store, command, audit=audit, has_user_job_limit=has_user_job_limit(command, self.snapshot)
+            self.store,
+            command,
+            audit=audit if is_audited else None,
+            has_user_job_limit=has_user_job_limit(command, self.snapshot),
         )
         return replace(self, snapshot=after) if is_new else None
 

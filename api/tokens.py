@@ -13,12 +13,12 @@ from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_k
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_number
+from api.identity.audit import new_audit_entry
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Grant, Principal, generate_token
 from scheduler.documents.document import Document
 from scheduler.store.api_protocol import AuditEntry, AuditFilter, HistoryLog, StoredAuditEntry
 from scheduler.store.credentials import ApiToken
-from scheduler.telemetry.logs import REQUEST_ID
 
 
 class TokenView(TypedDict):
@@ -94,6 +94,22 @@ class AuditView(TypedDict):
     ]
     request_id: Annotated[str, Field(description="Value of the response header `X-Request-Id`.")]
     outcome: Annotated[str, Field(description="`accepted` or `forbidden`.")]
+
+
+class ChainProblemView(TypedDict):
+    number: Annotated[int, Field(description="Position in the log of the entry. 0: no single entry.")]
+    problem: Annotated[str, Field(description="What the check found there.")]
+
+
+class ChainReportView(TypedDict):
+    """Result of verifying the audit log."""
+
+    chained: Annotated[bool, Field(description="Whether entries have digests: the setting `audit_chain`.")]
+    entries: Annotated[int, Field(description="Number of entries with a digest.")]
+    first_number: Annotated[int, Field(description="Position of the first of them. 0: none.")]
+    last_number: Annotated[int, Field(description="Position of the last of them. 0: none.")]
+    digest: Annotated[str, Field(description="Digest of the newest entry, to keep elsewhere. Empty: none.")]
+    problems: Annotated[list[ChainProblemView], Field(description="Breaks of the chain. Empty: it is intact.")]
 
 
 def token_view(token: ApiToken) -> TokenView:
@@ -233,8 +249,7 @@ def token_audit_entry(action: str, token: ApiToken, principal: Principal, now_s:
     """Return the audit log entry for a created or revoked token."""
     values = {"name": token.name, "grants": list(token.effective_grants), "expires_at_s": token.expires_at_s}
     before, after = (None, values) if action == "CreateToken" else (values, None)
-    fields = (action, token.id, before, after, REQUEST_ID.get())
-    return AuditEntry(now_s, principal.name, principal.token_id, *fields, actor_id=principal.subject)
+    return new_audit_entry(principal, now_s, action, token.id, before=before, after=after)
 
 
 audit_router = create_router("identity")
@@ -264,3 +279,24 @@ def list_audit(
         "audit", read, lambda _: True, get_retention_mark=get_retention_mark, after=0, cursor=cursor, limit=limit
     )
     return {"items": [audit_view(row) for row in page["items"]], "next": page["next"]}
+
+
+@audit_router.get("/audit:verify")
+@requires(ADMIN)
+def verify_audit(
+    service: ServiceDep,
+    digest: Annotated[
+        str,
+        Query(pattern=r"^([0-9a-f]{64})?$", description="Digest that the log must contain. Empty: any."),
+    ] = "",
+) -> ChainReportView:
+    """Check that no entry of the audit log was changed, removed, inserted or moved since it was written."""
+    report = service.store.audit_log.verify_chain(digest)
+    return {
+        "chained": report.is_chained,
+        "entries": report.entries,
+        "first_number": report.first_number,
+        "last_number": report.last_number,
+        "digest": report.digest,
+        "problems": [{"number": each.number, "problem": each.problem} for each in report.problems],
+    }

@@ -80,12 +80,13 @@ SUBCOMMANDS = (
         "slurm", "cli.commands.slurm:app", FLEET_PANEL, "Submit, list or cancel Slurm jobs that run node agents."
     ),
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
+    Subcommand("secrets", "cli.commands.queue_secrets:app", FLEET_PANEL, "Set, list or delete secrets of a queue."),
     Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
     Subcommand(
         "whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name, id and roles on the service."
     ),
-    Subcommand("audit", "cli.commands.accounting:audit", IDENTITY_PANEL, "List the audit log (admins only)."),
+    Subcommand("audit", "cli.commands.audit:app", IDENTITY_PANEL, "List or verify the audit log (admins only)."),
     Subcommand("context", "cli.commands.identity:contexts_app", IDENTITY_PANEL, "List, use or delete saved services."),
     Subcommand("token", "cli.commands.identity:tokens_app", IDENTITY_PANEL, "Create, list or revoke API tokens."),
     Subcommand(

@@ -235,6 +235,12 @@ class Settings(BaseSettings):
         description="File with the secret that signs worker tokens and webhooks, 32 bytes or more, mode 0600. "
         "Default: token.secret in EBBTIDE_RUN_DIR, created on first use.",
     )
+    secrets_key_file: Path | None = Field(
+        default=None,
+        description="File with the master keys that encrypt secrets, mode 0600, shared by all API processes, with one "
+        "line `<id>:<base64 of 32 random bytes>` per key. Default: secrets.key in EBBTIDE_RUN_DIR, created "
+        "on first use.",
+    )
     oidc_issuer: OptionalUrl = Field(
         default="", description="OpenID Connect issuer whose tokens are accepted, exactly as in `iss`. Empty: none."
     )
@@ -259,7 +265,18 @@ class Settings(BaseSettings):
         "Groups that are not listed grant nothing.",
     )
 
+    audit_chain: bool = Field(
+        default=False,
+        description="Give each audit log entry a digest that covers the entry before it, so that `ebbtide audit "
+        "verify` finds changed, removed, inserted and moved entries. Set it for all processes alike.",
+    )
+
     # Logs
+    access_log: Literal["off", "changes", "all"] = Field(
+        default="changes",
+        description="Requests that are logged as one JSON object per line: none, those of users other than GET, or all "
+        "of them. Failed authentications are always logged, up to 10 per minute and address.",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Lowest level of log records that are written: DEBUG, INFO, WARNING or ERROR."
     )
@@ -400,6 +417,10 @@ class Settings(BaseSettings):
     @property
     def token_secret_path(self) -> Path:
         return self.token_secret_file or self.run_dir / "token.secret"
+
+    @property
+    def secrets_key_path(self) -> Path:
+        return self.secrets_key_file or self.run_dir / "secrets.key"
 
 
 def load_token_secret(path: Path) -> bytes:

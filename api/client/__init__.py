@@ -21,6 +21,7 @@ from api.client.connection import (
 from api.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
 from api.client.jobs import JobMethods, SimulationMethods, StreamMethods
 from api.client.machines import MachineMethods
+from api.client.queue_secrets import SecretMethods
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", "UnreachableError", "etag_of"]
 
@@ -32,6 +33,7 @@ class Client(
     FleetMethods,
     MachineMethods,
     QueueMethods,
+    SecretMethods,
     UsageMethods,
     LendingMethods,
     RecordMethods,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from api.accounts import ServiceAccountTokenView, ServiceAccountView
     from api.event_views import DecisionView, EventView, SnapshotView
     from api.plans import SolvedPlanView
-    from api.tokens import AuditView, TokenView, WhoAmIView
+    from api.tokens import AuditView, ChainReportView, TokenView, WhoAmIView
     from api.webhooks.routes import DeliveryView, WebhookSecretView, WebhookView
 
 
@@ -64,6 +64,10 @@ class TokenMethods(ClientMethods):
 
     def revoke_token(self, token_id: str) -> TokenView:
         return cast("TokenView", self._connection.request("DELETE", _token_path(token_id)))
+
+    def verify_audit(self, digest: str = "") -> ChainReportView:
+        """Check the hash chain of the audit log, and that it contains `digest`, unless that is empty."""
+        return self._connection.request("GET", "/v1/audit:verify", query={"digest": digest} if digest else {})
 
     def audit(
         self, *, actor: str = "", subject: str = "", since_s: float | None = None, limit: int = 1000

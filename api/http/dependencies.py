@@ -26,6 +26,7 @@ from api.identity.authentication import parse_bearer_token
 from api.identity.authorization import find_rule
 from api.identity.machine_credentials import MachineCredentials
 from api.identity.principals import Principal
+from api.queue_secrets.vault import SecretVault
 from api.state import RequestContext, StateReader, load_request_context
 from scheduler.domain.machine import Machine, host_declared_nodes
 from scheduler.domain.snapshot import Snapshot
@@ -102,6 +103,7 @@ class Service:
     state_reader: StateReader
     archives: ArchiveStore
     machine_contacts: MachineContacts
+    vault: SecretVault
     machine_credentials: MachineCredentials = field(default_factory=MachineCredentials)
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(CONCURRENT_SEARCHES_MAX))
 

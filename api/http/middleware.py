@@ -26,9 +26,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.access_log import AccessLog
 from api.http.deprecation import list_deprecation_headers
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
-from api.identity.audit import record_forbidden_request
+from api.identity.audit import (
+    REQUEST_AUDIT,
+    RequestAudit,
+    lacks_audit_entry,
+    record_forbidden_request,
+    record_unaudited_change,
+)
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
 from api.identity.authorization import Caller, RouteRule, RouteRules
 from api.identity.principals import ANONYMOUS, WORKER, Principal
@@ -41,13 +48,14 @@ _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class TimingMiddleware:
-    """Middleware that records the duration of every request by route template; of a stream, the time until it starts.
+    """Middleware that records every request by route template and its duration; of a stream, the time until it starts.
 
     Unknown paths share one label, and so do unknown methods.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, access_log: AccessLog) -> None:
         self._app = app
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,6 +79,11 @@ class TimingMiddleware:
             route = getattr(scope.get("route"), "path", "unmatched")
             seconds = (stream_started_s or time.perf_counter()) - started_s
             record_request(method=method, route=route, status=status, seconds=seconds)
+            self._access_log.record(scope, method=method, status=status, seconds=seconds)
+
+
+class AuditUnavailableError(Exception):
+    """The audit entry of a change could not be written, so the change is not confirmed."""
 
 
 _REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
@@ -92,9 +105,12 @@ class SecurityMiddleware:
             return
         request_id = _request_id(scope)
         REQUEST_ID.set(request_id)
+        REQUEST_AUDIT.set(RequestAudit())
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_request_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                await _audit_change(scope, message["status"])
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
                 message["headers"] = [*others, (name, request_id.encode()), *list_deprecation_headers(scope)]
@@ -111,7 +127,10 @@ class SecurityMiddleware:
             return
         if rule is not None:
             receive = _limit_body(receive, getattr(self.settings, rule.body_setting))
-        await self.app(scope, receive, send_with_request_id)
+        try:
+            await self.app(scope, receive, send_with_request_id)
+        except AuditUnavailableError as error:
+            await unavailable_response(Request(scope), error)(scope, receive, send_with_request_id)
 
     async def _authorize(self, scope: Scope) -> RouteRule | None:
         """Authenticate and authorize the request, and return the rule of its route.
@@ -123,11 +142,11 @@ class SecurityMiddleware:
             host = _header(scope, b"host").lower()
             self._refuse_foreign_host(host)
             self._refuse_foreign_origin(_header(scope, b"origin").lower(), host)
-        rule = self.route_rules.find(scope["method"], scope["path"])
+        template, rule = self.route_rules.match(scope["method"], scope["path"])
         if rule is None:
             return None
         state = scope.setdefault("state", {})
-        state["rule"] = rule
+        state["rule"], state["route_template"] = rule, template
         state["principal"] = principal = await self._authenticate(rule, scope)
         if rule.caller is not Caller.PUBLIC and "worker_caller" not in state:
             _require_role(rule, principal)
@@ -185,6 +204,19 @@ class SecurityMiddleware:
         except UnavailableError as unavailable:
             return unavailable_response(request, unavailable)
         return problem_response(request, error)
+
+
+async def _audit_change(scope: Scope, status: int) -> None:
+    """Write the audit entry of an accepted change, if its endpoint wrote none. Called before the response starts."""
+    state = scope["state"]
+    if not 200 <= status < 300 or "rule" not in state or "worker_caller" in state:
+        return
+    if not lacks_audit_entry(scope["method"], state["rule"]):
+        return
+    try:
+        await run_in_threadpool(record_unaudited_change, Request(scope))
+    except UnavailableError as error:
+        raise AuditUnavailableError(str(error)) from error
 
 
 def _identify_caller(rule: RouteRule, authorization: str) -> Caller:

@@ -1,12 +1,16 @@
 """Audit log entries: who changed what, and which changes were forbidden.
 
-Reports of workers and agents are not audited.
+Each accepted change has one entry. Endpoints build it with `new_audit_entry` or `command_audit_entry`, and the store
+writes it in the transaction of the change. For an endpoint that builds none, the middleware writes a plain entry before
+the response (`record_unaudited_change`). Reports of workers and agents are not audited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -26,11 +30,13 @@ from scheduler.domain.commands import (
     CreateQueue,
     DeletePool,
     DeleteQueue,
+    DeleteSecret,
     RemoveNode,
     ReportDemand,
     ResumeJob,
     ScaleJob,
     SetLendingPolicy,
+    SetSecret,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -39,13 +45,50 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.telemetry.logs import REQUEST_ID
 
+if TYPE_CHECKING:
+    from api.identity.authorization import RouteRule
+
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORBIDDEN = 403
 _FLEET = "fleet"
 
 
+@dataclass(slots=True)
+class RequestAudit:
+    """Whether the endpoint of a request writes the audit entries of its changes itself."""
+
+    is_handled: bool = False
+
+
+REQUEST_AUDIT: ContextVar[RequestAudit | None] = ContextVar("REQUEST_AUDIT", default=None)
+"""The record of the current request. The threads of a request share it with the middleware."""
+
+
+def new_audit_entry(
+    principal: Principal,
+    now_s: float,
+    action: str,
+    subject: str,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> AuditEntry:
+    """Return the entry of an accepted change, for the store to write with the change."""
+    declare_audited()
+    fields = (action, subject, before, after, REQUEST_ID.get())
+    return AuditEntry(now_s, principal.name, principal.token_id, *fields, actor_id=principal.subject)
+
+
+def declare_audited() -> None:
+    """Declare that the endpoint writes the entries of the request itself: none if the request changes nothing."""
+    request_audit = REQUEST_AUDIT.get()
+    if request_audit is not None:
+        request_audit.is_handled = True
+
+
 def command_audit_entry(command: Command, principal: Principal, before: Snapshot, after: Snapshot) -> AuditEntry:
     """Return the entry of a command, with the values of changed fields before and after."""
+    declare_audited()
     subject = command_subject(command.body)
     before_fields, after_fields = (
         _list_audited_fields(command.body, subject, snapshot) for snapshot in (before, after)
@@ -81,6 +124,8 @@ def command_subject(body: CommandBody) -> str:
             return node.name
         case SetLendingPolicy() | ReportDemand():
             return body.pool
+        case SetSecret() | DeleteSecret():
+            return body.name
         case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode():
             return body.name
         case _:
@@ -109,6 +154,27 @@ def record_forbidden_request(request: Request, status: int) -> None:
     )
 
 
+def lacks_audit_entry(method: str, rule: RouteRule) -> bool:
+    """Return whether an accepted request of a user is a change whose endpoint has built no entry. Never blocks."""
+    request_audit = REQUEST_AUDIT.get()
+    if method in _SAFE_METHODS or not rule.changes_state or request_audit is None:
+        return False
+    return not request_audit.is_handled
+
+
+def record_unaudited_change(request: Request) -> None:
+    """Write the entry of an accepted change whose endpoint has built none.
+
+    Raises:
+        UnavailableError: the database does not respond.
+    """
+    service, endpoint = request.app.state.service, request.scope["endpoint"].__name__
+    action = "".join(word.capitalize() for word in endpoint.split("_"))
+    subject = next(reversed(request.path_params.values()), "") if request.path_params else ""
+    entry = new_audit_entry(request.state.principal, service.clock.now_s(), action, subject)
+    service.store.audit_log.append(entry)
+
+
 def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapping[str, Any] | None:
     match body:
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
@@ -118,6 +184,8 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
             record: Any = snapshot.pools.get(subject)
         case CreateQueue() | ChangeQueue() | DeleteQueue():
             record = snapshot.queues.get(subject)
+        case SetSecret() | DeleteSecret():
+            return {"queue": body.queue}
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode():
             record = snapshot.nodes.get(subject)
         case ReportDemand():

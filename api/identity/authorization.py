@@ -53,7 +53,8 @@ class RouteRule:
 
     Users need `role` on at least one queue, or on all queues if `on_all_queues` is set. Clients of the kinds
     `or_callers` may call it as well, with their own kind of token. `body_setting` is the name of the setting that
-    limits the size of the request body.
+    limits the size of the request body. `changes_state` is False for a POST that only computes its response; all other
+    requests that are no reads are audited.
     """
 
     caller: Caller = Caller.USERS
@@ -61,6 +62,7 @@ class RouteRule:
     on_all_queues: bool = False
     or_callers: tuple[Caller, ...] = ()
     body_setting: str = "body_bytes_max"
+    changes_state: bool = True
 
 
 PUBLIC = RouteRule(Caller.PUBLIC)
@@ -115,14 +117,21 @@ class RouteRules:
 
     def __init__(self, rules: Mapping[str, RouteRule]) -> None:
         """`rules`: by "METHOD /path/{template}", in the order in which the application tries its routes."""
-        self._by_method: dict[str, list[tuple[re.Pattern[str], RouteRule]]] = {}
+        self._by_method: dict[str, list[tuple[re.Pattern[str], str, RouteRule]]] = {}
         for key, rule in rules.items():
             method, path = key.split(" ", 1)
-            self._by_method.setdefault(method, []).append((compile_path(path)[0], rule))
+            self._by_method.setdefault(method, []).append((compile_path(path)[0], path, rule))
 
     def find(self, method: str, path: str) -> RouteRule | None:
         """Return the rule of the first matching route, or None if no route matches."""
-        return next((rule for pattern, rule in self._by_method.get(method, ()) if pattern.match(path)), None)
+        return self.match(method, path)[1]
+
+    def match(self, method: str, path: str) -> tuple[str, RouteRule | None]:
+        """Return the template and the rule of the first matching route; "unmatched" and None if no route matches."""
+        matching = (
+            (template, rule) for pattern, template, rule in self._by_method.get(method, ()) if pattern.match(path)
+        )
+        return next(matching, ("unmatched", None))
 
 
 def authorize_command(principal: Principal, body: CommandBody, snapshot: Snapshot) -> None:

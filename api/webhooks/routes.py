@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Path, Query, Response
@@ -18,6 +19,7 @@ from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_k
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, StoreDep, create_router
 from api.http.errors import ProblemError, problem_responses, raise_conflict, raise_invalid_field, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_number_cursor, encode_cursor
+from api.identity.audit import new_audit_entry
 from api.identity.authorization import QUEUE_ADMIN, requires
 from api.identity.principals import Principal, Role
 from api.webhooks.deliverer import build_test_delivery
@@ -172,8 +174,9 @@ def create_webhook(
         subject=document.subject or "",
     )
     creation_key = build_creation_key(key, principal, "webhook", document)
+    audit = new_audit_entry(principal, new.created_at_s, "CreateWebhook", new.id, after=_audited_fields(new))
     created = create_once(
-        store, creation_key, lambda: store.webhooks.create(new, creation_key), store.webhooks.get_webhook
+        store, creation_key, lambda: store.webhooks.create(new, creation_key, audit=audit), store.webhooks.get_webhook
     )
     response.headers["Location"] = f"/v1/webhooks/{created.id}"
     return secret_view(created, derive_webhook_secret(service.token_secret, created.id, created.secret_number))
@@ -200,29 +203,50 @@ def get_webhook(webhook: WebhookDep) -> WebhookView:
 
 @router.patch("/{webhook_id}")
 @requires(QUEUE_ADMIN)
-def change_webhook(change: WebhookChange, webhook: WebhookDep, service: ServiceDep, store: StoreDep) -> WebhookView:
+def change_webhook(
+    change: WebhookChange, webhook: WebhookDep, service: ServiceDep, store: StoreDep, principal: PrincipalDep
+) -> WebhookView:
     """Change the given fields. A webhook that is enabled again gets all events that happened in between."""
     changes = {name: value for name, value in change.model_dump(exclude_unset=True).items() if value is not None}
     if change.url is not None:
         _check_url(change.url, service.settings.webhook_hosts)
     if change.enabled is not None:
         changes |= {"disabled_reason": "", "dead_in_a_row": 0}
-    return webhook_view(store.webhooks.update_webhook(webhook.id, **changes) or raise_not_found("webhook", webhook.id))
+    before, after = _audited_fields(webhook), _audited_fields(replace(webhook, **changes))
+    names = [name for name in before if name in changes]
+    audit = new_audit_entry(
+        principal,
+        service.clock.now_s(),
+        "ChangeWebhook",
+        webhook.id,
+        before={name: before[name] for name in names},
+        after={name: after[name] for name in names},
+    )
+    changed = store.webhooks.update_webhook(webhook.id, changes, audit=audit)
+    return webhook_view(changed or raise_not_found("webhook", webhook.id))
 
 
 @router.delete("/{webhook_id}", status_code=204)
 @requires(QUEUE_ADMIN)
-def delete_webhook(webhook: WebhookDep, store: StoreDep) -> None:
+def delete_webhook(webhook: WebhookDep, service: ServiceDep, store: StoreDep, principal: PrincipalDep) -> None:
     """Delete the webhook and its deliveries. An attempt in progress may still arrive."""
-    store.webhooks.delete(webhook.id)
+    now_s, before = service.clock.now_s(), _audited_fields(webhook)
+    audit = new_audit_entry(principal, now_s, "DeleteWebhook", webhook.id, before=before)
+    store.webhooks.delete(webhook.id, audit=audit)
 
 
 @router.post("/{webhook_id}:rotate-secret")
 @requires(QUEUE_ADMIN)
-def rotate_webhook_secret(webhook: WebhookDep, service: ServiceDep, store: StoreDep) -> WebhookSecretView:
+def rotate_webhook_secret(
+    webhook: WebhookDep, service: ServiceDep, store: StoreDep, principal: PrincipalDep
+) -> WebhookSecretView:
     """Create a new secret, which only this response contains. For a day, messages are also signed with the old one."""
-    until_s = service.clock.now_s() + OLD_SECRET_GRACE_S
-    rotated = store.webhooks.rotate_secret(webhook.id, old_until_s=until_s) or raise_not_found("webhook", webhook.id)
+    now_s = service.clock.now_s()
+    after = {"old_secret_until_s": now_s + OLD_SECRET_GRACE_S}
+    audit = new_audit_entry(principal, now_s, "RotateWebhookSecret", webhook.id, after=after)
+    rotated = store.webhooks.rotate_secret(webhook.id, old_until_s=after["old_secret_until_s"], audit=audit)
+    if rotated is None:
+        raise_not_found("webhook", webhook.id)
     return secret_view(rotated, derive_webhook_secret(service.token_secret, rotated.id, rotated.secret_number))
 
 
@@ -232,9 +256,11 @@ def test_webhook(webhook: WebhookDep, service: ServiceDep, store: StoreDep, prin
     """Send a message with code Test after all pending ones. Find its outcome among the deliveries."""
     if not webhook.enabled:
         raise_conflict(f"webhook {webhook.id} is disabled. Enable it first")
-    new = build_test_delivery(webhook, requested_by=principal.name, now_s=service.clock.now_s())
+    now_s = service.clock.now_s()
+    new = build_test_delivery(webhook, requested_by=principal.name, now_s=now_s)
+    audit = new_audit_entry(principal, now_s, "TestWebhook", webhook.id, after={"delivery": new.id})
     try:
-        return delivery_view(store.webhooks.add_delivery(new))
+        return delivery_view(store.webhooks.add_delivery(new, audit=audit))
     except ClaimLostError:
         raise_not_found("webhook", webhook.id)
 
@@ -262,17 +288,30 @@ def list_deliveries(
 @router.post("/{webhook_id}/deliveries/{delivery_id}:redeliver", status_code=202, responses=problem_responses(409))
 @requires(QUEUE_ADMIN)
 def redeliver_message(
-    delivery_id: DeliveryIdPath, webhook: WebhookDep, service: ServiceDep, store: StoreDep
+    delivery_id: DeliveryIdPath, webhook: WebhookDep, service: ServiceDep, store: StoreDep, principal: PrincipalDep
 ) -> DeliveryView:
     """Try a dead delivery again, before all later ones."""
     found = store.webhooks.get_delivery(webhook.id, delivery_id) or raise_not_found("delivery", delivery_id)
+    now_s = service.clock.now_s()
+    audit = new_audit_entry(principal, now_s, "RedeliverMessage", webhook.id, after={"delivery": delivery_id})
     try:
-        revived = store.webhooks.redeliver(webhook.id, delivery_id, now_s=service.clock.now_s())
+        revived = store.webhooks.redeliver(webhook.id, delivery_id, now_s=now_s, audit=audit)
     except ClaimLostError:
         raise_not_found("webhook", webhook.id)
     if revived is None:
         raise_conflict(f"delivery {delivery_id} is {found.state}. Only a dead delivery can be redelivered")
     return delivery_view(revived)
+
+
+def _audited_fields(webhook: Webhook) -> dict[str, Any]:
+    """Return the fields that the audit log shows. Of the URL it shows the host: the rest is often a password."""
+    return {
+        "url": urlsplit(webhook.url).hostname or "",
+        "codes": list(webhook.codes),
+        "queue": webhook.queue,
+        "subject": webhook.subject,
+        "enabled": webhook.enabled,
+    }
 
 
 def _list_administered_queues(principal: Principal) -> frozenset[str] | None:

@@ -1,15 +1,12 @@
-"""`ebbtide usage` (GPU-hours by queue, owner, GPU model and time) and `ebbtide audit` (the log of changes)."""
+"""`ebbtide usage`: GPU-hours by queue, owner, GPU model and time."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.events import LimitOption
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.inputs import raise_input_error
 from cli.output import (
@@ -100,44 +97,3 @@ def _format_dimension(dimension: str, value: Any) -> str:
     if dimension in ("day", "hour"):
         return format_time(value)[: 10 if dimension == "day" else 16]
     return str(value) or "(none)"
-
-
-ActorOption = Annotated[str, typer.Option("--actor", help="Show only changes by this caller.")]
-SubjectOption = Annotated[
-    str, typer.Option("--subject", help="Show only changes of this job, node, pool, queue or token.")
-]
-HoursOption = Annotated[float | None, typer.Option("--hours", min=0, help="Show only the last this many hours.")]
-
-
-def audit(
-    actor: ActorOption = "",
-    subject: SubjectOption = "",
-    hours: HoursOption = None,
-    *,
-    limit: LimitOption = 50,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """List the audit log (admins only). Entries are listed oldest first."""
-    since_s = None if hours is None else time.time() - hours * 3600.0
-    with service_client(url) as client:
-        result = list(deque(client.audit(actor=actor, subject=subject, since_s=since_s), maxlen=limit))
-    print_document(
-        result,
-        output,
-        lambda: render_table(
-            (
-                [
-                    format_time(each["at_s"]),
-                    each["actor"],
-                    each["action"],
-                    each["subject"],
-                    each["outcome"],
-                    each["request_id"],
-                ]
-                for each in result
-            ),
-            headers=["time (UTC)", "actor", "action", "subject", "outcome", "request"],
-            empty="The audit log is empty.",
-        ),
-    )

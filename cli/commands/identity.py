@@ -291,7 +291,7 @@ def _open_store(url: str | None) -> Iterator[SqlStore]:
         os.environ["EBBTIDE_DATABASE_URL"] = url
     settings = read_settings()
     with input_errors_from("EBBTIDE_DATABASE_URL"):
-        store = SqlStore(settings.database_url)
+        store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
     print_message(f"Using the database {redact_database_url(settings.database_url)} directly.")
     try:
         yield store

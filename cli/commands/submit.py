@@ -215,11 +215,13 @@ def _send(
     with service_client(url) as client:
         if dry_run:
             response = client.dry_run(document)
+            _print_warnings(response)
             print_document(response, output, lambda: render_dry_run(response))
             return
         if packed is not None:
             _upload(client, packed)
         job = client.submit(document)
+        _print_warnings(job)
         if quiet:
             typer.echo(job["id"])
         if wait:
@@ -230,6 +232,11 @@ def _send(
         )
     if wait and job["state"] != "succeeded":
         raise CommandError(f"job {job['id']} {job['state']}: {job.get('message') or 'no message'}")
+
+
+def _print_warnings(response: Any) -> None:
+    for warning in response.get("warnings", ()):
+        print_message(f"Warning: {warning}")
 
 
 def build_job_document(file: str | None, options: dict[str, Any], *, is_dry_run: bool) -> dict[str, Any]:

@@ -137,7 +137,9 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
     configure_logging(settings.log_level, settings.log_format)
     stop = install_stop_signal()
     log.info("health probes listen on %s:%d", settings.host, probes.port)
-    store = open_when_available(lambda: SqlStore(settings.database_url), stop, time.monotonic)
+    store = open_when_available(
+        lambda: SqlStore(settings.database_url, chains_audit=settings.audit_chain), stop, time.monotonic
+    )
     if store is None:
         return
     try:

@@ -175,7 +175,7 @@ def make_holder_id() -> str:
 def run_controller(settings: Settings) -> None:
     """Run the controller until SIGTERM or SIGINT. Ranks go on."""
     configure_logging(settings.log_level, settings.log_format)
-    store = SqlStore(settings.database_url)
+    store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
     try:
         controller, stop = build_controller(settings, store), install_stop_signal()
         root = LogRoot(settings.run_dir)
@@ -199,7 +199,7 @@ def run_api(
     from api.app import create_app, serve
 
     configure_logging(settings.log_level, settings.log_format)
-    store = SqlStore(settings.database_url)
+    store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
     clock, stop = RealClock(), install_stop_signal()  # uvicorn re-raises these signals once it has stopped
     try:
         app = create_app(

@@ -51,7 +51,8 @@ def build_agent_command(settings: Settings, command: Sequence[str]) -> list[str]
 
     Ranks see neither the service's folders nor its database.
     """
-    hidden = [settings.run_dir, settings.archive_path, settings.token_secret_path, *_list_database_files(settings)]
+    secrets = [settings.token_secret_path, settings.secrets_key_path]
+    hidden = [settings.run_dir, settings.archive_path, *secrets, *_list_database_files(settings)]
     options = [word for path in hidden for word in ("--hide", str(path))]
     return [*command, "agent", "--with-parent", "--state", str(state_folder(settings)), *options]
 

@@ -36,6 +36,7 @@ _SERVICE_USERS = ("ebbtide", "nobody")
 _KEPT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_READ_SEARCH")
 """Capabilities of the supervisor: to become the ranks' user, to signal the ranks, and to load its own code."""
 _TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
+_SHARED_MEMORY = Path("/dev/shm")
 _SYSTEM_FOLDERS = (Path("/"), Path("/usr"))
 _USER_SERVICES = Path("/run/user")
 _PROBE_TIMEOUT_S = 20.0
@@ -241,7 +242,7 @@ class Containment:
             words += [word for name in _KEPT_CAPABILITIES for word in ("--cap-add", name)]
         else:
             words += ["--unshare-user"]
-        words += ["--ro-bind", "/", "/", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
+        words += ["--ro-bind", "/", "/", "--dev", "/dev", "--perms", "1777", "--tmpfs", str(_SHARED_MEMORY)]
         words += [word for device in folders.devices for word in ("--dev-bind-try", str(device), str(device))]
         words += ["--proc", "/proc"]
         for path in _TEMPORARY_FOLDERS:
@@ -255,7 +256,7 @@ class Containment:
         # A bind that contains a hidden folder is covered again. One inside of a hidden folder appears in the cover.
         is_inside = [any(hidden in path.parents for hidden in self.hidden) for _, path in binds]
         outside = (bind for bind, inside in zip(binds, is_inside, strict=True) if not inside)
-        words += _list_words(outside, (*closed, *_TEMPORARY_FOLDERS))
+        words += _list_words(outside, (*closed, *_TEMPORARY_FOLDERS, _SHARED_MEMORY))
         for path in (*self.hidden, _USER_SERVICES):
             words += _cover(path)
         words += _list_words((bind for bind, inside in zip(binds, is_inside, strict=True) if inside), self.hidden)

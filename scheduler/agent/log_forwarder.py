@@ -19,6 +19,8 @@ from typing import BinaryIO
 
 from scheduler.agent.rank_environment import list_processes
 from scheduler.agent.run_folder import RunFolder
+from scheduler.agent.run_secrets import find_mask
+from scheduler.agent.secret_masking import SecretMask
 from scheduler.agent.shared_files import open_regular_file, write_json
 from scheduler.domain.run_document import RunDocument
 from scheduler.executors.log_files import find_data_start
@@ -40,6 +42,7 @@ class _FollowedLog:
     path: Path
     offset: int = 0
     partial_line: bytes = b""
+    mask: SecretMask | None = None
 
     @property
     def prefix(self) -> bytes:
@@ -145,7 +148,8 @@ class LogForwarder:
 
     def _end_line(self, log: _FollowedLog) -> None:
         if log.partial_line:
-            self._out.write(log.prefix + log.partial_line + b"\n")
+            line = log.partial_line if log.mask is None else log.mask.mask(log.partial_line)
+            self._out.write(log.prefix + line + b"\n")
             self._out.flush()
             log.partial_line = b""
 
@@ -167,9 +171,7 @@ class LogForwarder:
             self._out.write(log.prefix + gap.encode())
             log.partial_line, log.offset = b"", start
         log.offset += len(new)
-        *lines, log.partial_line = _LINE_END.split(log.partial_line + new.replace(b"\0", b""))
-        if len(log.partial_line) > _LINE_BYTES_MAX:
-            lines, log.partial_line = [*lines, log.partial_line], b""
+        lines = _take_lines(log, new)
         text = b"".join(log.prefix + line + b"\n" for line in lines if line)
         if text:
             self._out.write(text)
@@ -182,10 +184,25 @@ class LogForwarder:
             logger.warning("cannot read output of %s: %s", log.name, error)
 
 
+def _take_lines(log: _FollowedLog, new: bytes) -> list[bytes]:
+    """Return the lines that `new` completes, masked. A line that is too long is cut where no secret may begin."""
+    text = log.partial_line + new.replace(b"\0", b"")
+    masked = text if log.mask is None else log.mask.mask(text)
+    partial = len(_LINE_END.split(text)[-1])
+    if partial > _LINE_BYTES_MAX:
+        partial = 0 if log.mask is None else log.mask.count_open_bytes(text[-partial:])
+    end = len(text) - partial
+    log.partial_line = text[end:]
+    return _LINE_END.split(masked[:end])
+
+
 def _find_logs(folder: RunFolder, document: RunDocument) -> list[_FollowedLog]:
     """Return the logs of a run, from where an earlier agent has forwarded them."""
     logs = [_FollowedLog("supervisor", folder.supervisor_log)]
     logs += [_FollowedLog(f"rank {seat.rank}", folder.log_path(seat.rank)) for seat in list_processes(document)]
+    mask = find_mask(folder, document)
+    for log in logs:
+        log.mask = mask
     with suppress(ValueError, TypeError, OSError):
         record = folder.read_record(_RECORD) or {}
         for log in logs:

@@ -21,6 +21,8 @@ from typing import NamedTuple
 from scheduler.agent.agent_state import AgentIdentity
 from scheduler.agent.rank_environment import list_processes
 from scheduler.agent.run_folder import RunFolder
+from scheduler.agent.run_secrets import find_mask
+from scheduler.agent.secret_masking import SecretMask, mask_chunk
 from scheduler.agent.shared_files import write_json
 from scheduler.domain.run_document import RunDocument
 from scheduler.executors.log_files import find_data_start
@@ -77,9 +79,12 @@ class _RankLog:
 
 @dataclass(slots=True)
 class _RunLogs:
+    """The logs of a run. `mask` hides the values of its secrets."""
+
     folder: RunFolder
     document: RunDocument
     logs: list[_RankLog]
+    mask: SecretMask | None = None
     has_ended: bool = False
     logged_errors: set[str] = field(default_factory=set)
 
@@ -87,18 +92,19 @@ class _RunLogs:
     def is_complete(self) -> bool:
         return all(log.is_complete for log in self.logs)
 
-    def read_chunk(self, log: _RankLog, bytes_max: int) -> _Chunk:
+    def read_chunk(self, log: _RankLog, bytes_max: int, *, has_ended: bool) -> _Chunk:
         """Return the next bytes of a log; none if it cannot be read, which is logged once."""
         try:
-            return self._read(log, bytes_max)
+            return self._read(log, bytes_max, has_ended=has_ended)
         except (OSError, ValueError) as error:
             if str(error) not in self.logged_errors:
                 self.logged_errors.add(str(error))
                 logger.warning("cannot read output of rank %d in %s: %s", log.rank, self.folder.path, error)
             return _Chunk(b"", log.position, 0)
 
-    def _read(self, log: _RankLog, bytes_max: int) -> _Chunk:
+    def _read(self, log: _RankLog, bytes_max: int, *, has_ended: bool) -> _Chunk:
         """Read from the position of the log on, or from the front of a log that was truncated."""
+        around = 0 if self.mask is None else self.mask.longest
         descriptor = self.folder.open_log(log.rank)
         if descriptor is None:
             return _Chunk(b"", log.position, 0)
@@ -107,9 +113,13 @@ class _RunLogs:
             position = log.position if log.position <= size else 0
             start = min(find_data_start(descriptor, position), size)
             notice = b"\n... %d bytes were dropped\n" % (start - position) if start > position else b""
-            data = os.pread(descriptor, bytes_max - _NOTICE_BYTES_MAX, start)
+            before = os.pread(descriptor, min(around, start), start - min(around, start))
+            data_max = bytes_max - _NOTICE_BYTES_MAX
+            data = os.pread(descriptor, data_max + around, start)
         finally:
             os.close(descriptor)
+        may_grow = not has_ended and start + len(data) >= size
+        data = mask_chunk(self.mask, before, data, size_max=data_max, may_grow=may_grow)
         return _Chunk(notice + data, start + len(data), size)
 
     def write_record(self) -> None:
@@ -150,7 +160,8 @@ class LogShipper:
                 return
             run = self._runs.get(folder.path)
             if run is None:
-                run = self._runs[folder.path] = _RunLogs(folder, document, _read_logs(folder, document))
+                logs, mask = _read_logs(folder, document), find_mask(folder, document)
+                run = self._runs[folder.path] = _RunLogs(folder, document, logs, mask)
             elif run.has_ended or not has_ended:
                 return
             run.has_ended = has_ended
@@ -215,7 +226,7 @@ class LogShipper:
     def _ship(self, run: _RunLogs, log: _RankLog) -> None:
         """Send the next chunk of a log, if it has one. The first one may be empty, and claims the log."""
         has_ended = run.has_ended  # before the file is read, so that the last bytes are not missed
-        chunk = run.read_chunk(log, self._chunk_bytes)
+        chunk = run.read_chunk(log, self._chunk_bytes, has_ended=has_ended)
         is_last = has_ended and chunk.is_end
         log.due_s = 0.0 if has_ended else time.monotonic() + _PERIOD_S
         if not chunk.data and not is_last and log.is_open:

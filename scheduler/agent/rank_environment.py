@@ -55,13 +55,15 @@ class MachineFacts:
 class RunPaths:
     """Paths of a generation as its ranks see them.
 
-    `checkpoint_dir` may be the URL of an object store. `plan` is None for a job without a plan.
+    `checkpoint_dir` may be the URL of an object store. `plan` is None for a job without a plan, and `secrets`, the
+    folder with the files of secrets, for a job without secrets.
     """
 
     run_dir: Path
     checkpoint_dir: str
     home: Path
     plan: Path | None = None
+    secrets: Path | None = None
 
 
 def list_processes(document: RunDocument) -> tuple[RankSeat, ...]:
@@ -199,6 +201,7 @@ def _build_rendezvous(document: RunDocument, seat: RankSeat, master: MasterAddre
 
 
 def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
+    secrets = {} if paths.secrets is None else {"EBBTIDE_SECRETS_DIR": str(paths.secrets)}
     interval_s = math.inf if document.checkpoint_interval_s is None else document.checkpoint_interval_s
     return {
         "EBBTIDE_NODE": document.node,
@@ -215,6 +218,7 @@ def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
         "EBBTIDE_CHECKPOINT_STEP": str(document.checkpoint_step),
         "EBBTIDE_CHECKPOINT_INTERVAL_S": str(interval_s),
         "EBBTIDE_CHECKPOINT_KEEP": str(document.checkpoint_keep),
+        **secrets,
     }
 
 

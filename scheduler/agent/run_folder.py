@@ -41,6 +41,7 @@ from typing import Any
 from urllib.parse import quote
 
 from scheduler.agent.folder_removal import delete_folder
+from scheduler.agent.secret_masking import SecretMask
 from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
@@ -191,9 +192,12 @@ class RunFolder:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
-    def read_log_tail(self, rank: int) -> str:
+    def read_log_tail(self, rank: int, mask: SecretMask | None = None) -> str:
         """Return the last lines of a rank's output, joined into one, or an empty string."""
-        return _join_last_lines(read_end(self.log_path(rank), _TAIL_BYTES))
+        if mask is None:
+            return _join_last_lines(read_end(self.log_path(rank), _TAIL_BYTES))
+        masked = mask.mask(read_end(self.log_path(rank), _TAIL_BYTES + mask.longest))
+        return _join_last_lines(masked[-_TAIL_BYTES:])
 
     def read_supervisor_errors(self) -> str:
         """Return the last lines that the container or the supervisor printed, joined into one."""

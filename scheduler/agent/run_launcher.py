@@ -21,6 +21,7 @@ from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.gpu_selection import MachineGpus
 from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
 from scheduler.agent.run_folder import AgentFolders
+from scheduler.agent.run_secrets import SecretsFolder, fetch_secrets
 from scheduler.agent.supervised_run import RunSite, SupervisedRun
 from scheduler.agent.working_directory import (
     UnpackLimits,
@@ -88,9 +89,13 @@ class RunLauncher:
             else:
                 _create_empty(working_dir, user)
             site = self._build_site(document, working_dir, shared)
+            if document.secrets:
+                SecretsFolder.of(folder).write(document.secrets, fetch_secrets(self._identity, document), user)
             return SupervisedRun.prepare(document, folder, self._containment, site, preload=self._preload)
         except (OSError, ValueError, WorkingDirectoryError) as error:
             logger.exception("cannot prepare generation %d of %s", document.generation, document.job_id)
+            if document.secrets:
+                SecretsFolder.of(folder).delete()
             return SupervisedRun.record_failure(document, folder, f"node {document.node} cannot start it: {error}")
 
     def recover_runs(self) -> list[SupervisedRun]:

@@ -40,6 +40,7 @@ from scheduler.agent.rank_environment import (
     select_pod_variables,
 )
 from scheduler.agent.run_folder import RunFolder
+from scheduler.agent.run_secrets import SecretsFolder, discard_secrets, find_mask
 from scheduler.agent.start_variables import read_start_variables
 from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
 from scheduler.agent.supervisor_command import build_supervisor_command, find_trainer_interpreter
@@ -187,6 +188,8 @@ class SupervisedRun:
         location = document.checkpoint_dir if checkpoints is None else str(checkpoints)
         # The machine's `python` is often the agent's, and its folders may be closed to other users.
         readable = [*site.readable, *find_own_folders()]
+        if document.secrets:
+            readable.append(SecretsFolder.of(folder).path)
         if document.venv:
             readable += _find_venv_folders(Path(document.venv), containment, site)
         inherited = _select_inherited(containment.level.name)
@@ -287,6 +290,7 @@ class SupervisedRun:
             checkpoint_dir=record.checkpoint_dir,
             home=Path(record.home),
             plan=None if self.document.plan is None else self.folder.plan_path,
+            secrets=SecretsFolder.of(self.folder).files_path if self.document.secrets else None,
         )
         machine = MachineFacts(record.cores, record.gpu_ids, record.vendor)
         inherited = _select_inherited(LevelName(record.level))
@@ -307,6 +311,7 @@ class SupervisedRun:
             "user": user,
             "directory": record.working_dir,
             "is_reference_trainer": bool(record.interpreter),
+            "secrets": str(SecretsFolder.of(self.folder).environment_path) if self.document.secrets else "",
             "processes": processes,
         }
         self.folder.write_record("start.json", order)
@@ -331,7 +336,7 @@ class SupervisedRun:
             failure=failure,
             loss=loss,
             oom_kills=self._read_oom_kills(),
-            tails={rank: self.folder.read_log_tail(rank) for rank, code in codes.items() if code != 0},
+            tails={rank: self._read_tail(rank) for rank, code in codes.items() if code != 0},
         )
 
     def write_notice(self, action: str, *, seconds_left: float = math.inf, step: int | None = None) -> None:
@@ -364,9 +369,14 @@ class SupervisedRun:
                 break
             time.sleep(_POLL_S)
         try:
+            discard_secrets(self.folder, self.document)
             self.folder.settle()
         except OSError as error:
             logger.warning("the end of %s cannot be recorded: %s", self, error)
+
+    def _read_tail(self, rank: int) -> str:
+        """Return the last lines of a rank's output, without secrets."""
+        return self.folder.read_log_tail(rank, find_mask(self.folder, self.document))
 
     def _is_alive(self) -> bool:
         """Return whether a process of the run is left.

@@ -140,7 +140,9 @@ class Supervisor:
             # All logs exist before the first rank runs, so no rank can put a link in their place.
             for process in order["processes"]:
                 self._logs[process["rank"]] = _create_log(self._folder / f"rank-{process['rank']}.log")
-            for process in order["processes"]:
+            secrets = _read_secrets(order.get("secrets", ""))
+            for described in order["processes"]:
+                process = {**described, "env": {**described["env"], **secrets}}
                 pid = self._spawn(process, order, is_forked=is_forked)
                 if pid == 0:
                     return partial(_run_module, process["argv"])
@@ -285,6 +287,21 @@ class Supervisor:
 
 class RankStartError(Exception):
     """A rank could not be started. The message is for the job's owner."""
+
+
+def _read_secrets(path: str) -> Mapping[str, str]:
+    """Return the variables with secrets, which are in a file of their own; none for a run without secrets.
+
+    Raises:
+        RankStartError: the file is missing.
+    """
+    if not path:
+        return {}
+    try:
+        variables: Mapping[str, str] = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise RankStartError(f"the secrets of the run cannot be read: {type(error).__name__}") from None
+    return variables
 
 
 def _become_rank(log: int, order: Mapping[str, Any], supervisor_pid: int) -> None:

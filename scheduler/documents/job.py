@@ -28,6 +28,12 @@ from scheduler.documents.document import (
     parse_document,
     to_printable,
 )
+from scheduler.documents.job_secrets import (
+    SecretDocument,
+    check_secrets,
+    to_secret_documents,
+    to_secret_references,
+)
 from scheduler.documents.pod_template import (
     RESERVED_VARIABLE_FORM,
     check_template,
@@ -92,6 +98,7 @@ RelativeSpeed = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_in
 GpuCount = Annotated[int, Field(strict=True, ge=1, le=GPUS_MAX)]
 SampleTokens = Annotated[int, Field(ge=1, le=SEQUENCE_MAX)]
 LENGTHS_MAX = 256
+SECRETS_MAX = 100
 
 
 class GpuRange(Document):
@@ -205,6 +212,10 @@ class JobDocument(Document):
         "`template`, or the worker image.",
     )
     env: dict[EnvName, Text] = Field(default_factory=dict, description="Environment variables of each rank.")
+    secrets: Annotated[list[SecretDocument], Field(max_length=SECRETS_MAX)] = Field(
+        default_factory=list,
+        description="Secrets that each rank gets as an environment variable or a file, by reference. Default: none.",
+    )
     checkpoint: CheckpointDocument = Field(
         default_factory=CheckpointDocument, description="Location, interval and number of checkpoints."
     )
@@ -268,6 +279,18 @@ class JobDocument(Document):
         return self
 
     @model_validator(mode="after")
+    def _check_secrets(self) -> Self:
+        for number, secret in enumerate(self.secrets):
+            if secret.env:
+                try:
+                    _check_env_name(secret.env)
+                except PydanticCustomError as error:
+                    allowed = str(error).removeprefix("Input should be ")
+                    raise invalid_field(f"secrets.{number}.env", secret.env, allowed) from None
+        check_secrets(self.secrets, self.env)
+        return self
+
+    @model_validator(mode="after")
     def _check_checkpoints(self) -> Self:
         command = self.command
         if self.template is not None:
@@ -328,6 +351,7 @@ def _to_program(document: JobDocument) -> Program:
         setup=tuple(document.setup),
         venv=document.venv,
         launch=document.launch,
+        secrets=to_secret_references(document.secrets),
     )
 
 
@@ -391,6 +415,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "venv": spec.program.venv or None,
         "image": spec.image or None,
         "env": dict(spec.env),
+        "secrets": to_secret_documents(spec.program.secrets) or None,
         "checkpoint": to_checkpoint_document(spec.checkpoint),
         "onResize": None if spec.on_resize is None else spec.on_resize.value,
         "fungible": spec.fungible,

@@ -11,6 +11,7 @@ from scheduler.documents.pod_fields import check_pod_fields
 from scheduler.documents.pod_rules import check_pod_rules
 from scheduler.domain.agent_bundle import BUNDLE_DIR
 from scheduler.domain.quantities import parse_quantity
+from scheduler.domain.secret_reference import KUBERNETES_SECRETS_DIR
 
 
 def strip_nulls(value: Any) -> Any:
@@ -25,7 +26,7 @@ _GPU_RESOURCE_PREFIXES = ("nvidia.com/gpu", "nvidia.com/mig-")
 RUN_ROOT = "/var/run/ebbtide"
 TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
 PLAN_DIR = "/etc/ebbtide"
-RESERVED_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR, BUNDLE_DIR)
+RESERVED_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR, BUNDLE_DIR, KUBERNETES_SECRETS_DIR)
 SHM_DIR = "/dev/shm"
 """Mounted by Ebbtide, unless the template mounts a volume there."""
 CHECKPOINT_DIR = "/checkpoints"

@@ -115,6 +115,22 @@ class DeleteQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class SetSecret:
+    """Let the jobs of the queue that need this secret start. The value is not part of the state."""
+
+    queue: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSecret:
+    """Let no job of the queue that needs this secret start until it is set again."""
+
+    queue: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class AddNode:
     node: Node
 
@@ -212,6 +228,8 @@ CommandBody = (
     | CreateQueue
     | ChangeQueue
     | DeleteQueue
+    | SetSecret
+    | DeleteSecret
     | AddNode
     | RemoveNode
     | CordonNode

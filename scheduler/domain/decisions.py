@@ -35,6 +35,7 @@ class ReasonCode(StrEnum):
     # Reasons of a pending job
     WAITING_FOR_PLAN = "WaitingForPlan"
     BACKING_OFF = "BackingOff"
+    SECRET_MISSING = "SecretMissing"
     NO_FEASIBLE_PLAN = "NoFeasiblePlan"
     INSUFFICIENT_GPUS = "InsufficientGpus"
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"

@@ -65,9 +65,8 @@ class JobSpec:
 
     A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
-    lengths of samples, only for jobs with a model; empty if all samples have the same length. Without `on_resize`,
-    `Job.resize_mode` follows from what the job does. `program` is the user's code besides `command`. With
-    `hang_timeout_s` None, a run never counts as hung.
+    lengths of samples, only for jobs with a model; empty for equal lengths. Without `on_resize`, `Job.resize_mode`
+    follows. `program` is the user's code besides `command`. With `hang_timeout_s` None, a run never counts as hung.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. Its first container's resources are those of a pod, or for each GPU of it if
@@ -240,6 +239,7 @@ class Job:
     sampled: SampleSeries | None = None
     failure: RunFailure | None = None
     placement: PlacementRecord = NO_PLACEMENT_RECORD
+    missing_secrets: tuple[str, ...] = ()
     owner_id: str = ""
 
     @property
@@ -336,8 +336,9 @@ class Job:
 
     @property
     def retry_at_s(self) -> float:
-        """Time before which the job does not start, because it ran out of memory or a node refused its pods, else 0."""
-        return max(self.memory.retry_at_s or 0.0, self.placement.retry_at_s or 0.0)
+        """Time before which the job does not start, because of its memory, its pods or a deleted secret, else 0."""
+        secrets_s = float("inf") if self.missing_secrets else 0.0
+        return max(self.memory.retry_at_s or 0.0, self.placement.retry_at_s or 0.0, secrets_s)
 
     def step_time_s(self) -> float:
         """Return seconds per step under the current plan, as measured. Infinite unless the job runs."""
@@ -441,7 +442,7 @@ class Job:
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
             message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled, self.failure,
-            self.placement, self.owner_id,
+            self.placement, self.missing_secrets, self.owner_id,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from posixpath import normpath
 
 from scheduler.domain.run_document import LaunchMode
+from scheduler.domain.secret_reference import SecretReference
 
 ARCHIVE_BYTES_MAX = 256 * 2**20
 """Default limit of a packed archive."""
@@ -50,12 +51,19 @@ class Program:
         venv: virtual environment whose `python` comes first on PATH: an absolute path, or a path in the working
             directory that `setup` creates. Empty: the PATH of the machine.
         launch: one process per GPU, or one per node.
+        secrets: what its ranks get besides their environment, by reference.
     """
 
     archive: str = ""
     setup: tuple[str, ...] = ()
     venv: str = ""
     launch: LaunchMode = LaunchMode.RANK
+    secrets: tuple[SecretReference, ...] = ()
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Names of the secrets of the queue that the job needs."""
+        return tuple(dict.fromkeys(each.name for each in self.secrets if each.name))
 
     def __post_init__(self) -> None:
         for field, value, problem in (

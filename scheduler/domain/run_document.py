@@ -14,6 +14,7 @@ from typing import Any
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.secret_reference import SecretReference
 
 RUN_DOCUMENT_VERSION = 1
 
@@ -68,6 +69,7 @@ class RunDocument:
         checkpoint_dir: directory or object store for checkpoints; empty lets the agent choose a directory.
         checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
         hang_timeout_s: time without progress after which the run counts as hung. None: never.
+        secrets: references to secrets. The agent fetches the values and stores them outside of this document.
         url, token: the API for the ranks' progress reports, and the token of this generation.
     """
 
@@ -98,6 +100,7 @@ class RunDocument:
     token: str = field(default="", repr=False)
     limits: ResourceLimits = ResourceLimits()
     hang_timeout_s: float | None = None
+    secrets: tuple[SecretReference, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())

@@ -45,6 +45,7 @@ from scheduler.kubernetes.api_objects import (
     ResourceKind,
     truncate_name,
 )
+from scheduler.kubernetes.job_secrets import build_secret_mounts, build_secret_variables, build_secret_volumes
 from scheduler.kubernetes.node_view import GPU_TOLERATION, Toleration
 from scheduler.kubernetes.pod_changes import PodToCreate
 
@@ -185,12 +186,14 @@ def _build_agent_container(
         "EBBTIDE_GRACE_S": str(grace_period_s),
     }
     env = {**dict(job.spec.env), **metadata}
-    template_env = [each for each in agent.get("env", ()) if each.get("name") not in env]
+    overridden = env.keys() | {each.env for each in job.spec.program.secrets}
+    template_env = [each for each in agent.get("env", ()) if each.get("name") not in overridden]
     if "TMPDIR" not in env and all(each.get("name") != "TMPDIR" for each in template_env):
         env["TMPDIR"] = RUN_ROOT  # torch fails to import without one, and the root file system is read-only
     agent["env"] = [
         *template_env,
         *({"name": name, "value": value} for name, value in env.items()),
+        *build_secret_variables(job),
         _pod_uid_variable(),
     ]
     agent["volumeMounts"] = [*agent.get("volumeMounts", ()), *_build_volume_mounts(agent, job)]
@@ -221,6 +224,7 @@ def _build_volume_mounts(container: Mapping[str, Any], job: Job) -> list[Manifes
         {"name": "ebbtide-token", "mountPath": TOKEN_DIR, "readOnly": True},
         {"name": "ebbtide-plan", "mountPath": PLAN_DIR, "readOnly": True},
         build_agent_mount(),
+        *build_secret_mounts(job),
     ]
     if job.spec.checkpoint.volume is not None:
         folder = job.spec.checkpoint.volume.sub_path or job.id
@@ -244,6 +248,7 @@ def _build_volumes(job: Job, *, needs_shm: bool) -> list[Manifest]:
         # World-readable, because the template can run the pod as any user.
         {"name": "ebbtide-token", "secret": {"secretName": name, "defaultMode": 0o444}},
         {"name": "ebbtide-plan", "configMap": {"name": name, "optional": True}},
+        *build_secret_volumes(job),
     ]
     if job.spec.checkpoint.volume is not None:
         claim = {"claimName": job.spec.checkpoint.volume.claim}

@@ -20,6 +20,7 @@ from scheduler.domain.commands import (
     CurveSolved,
     DeletePool,
     DeleteQueue,
+    DeleteSecret,
     ForecastMade,
     FreezeResizes,
     GpuThroughputsChanged,
@@ -32,6 +33,7 @@ from scheduler.domain.commands import (
     ResumeLending,
     ScaleJob,
     SetLendingPolicy,
+    SetSecret,
     SolverChanged,
     SubmitJob,
     SuspendJob,
@@ -76,6 +78,8 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_pool(snapshot, change)
         case CreateQueue() | ChangeQueue() | DeleteQueue() as change:
             _change_queue(snapshot, change)
+        case SetSecret() | DeleteSecret() as change:
+            _change_secret(snapshot, change)
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode() as change:
             _change_node(snapshot, change)
         case ReportDemand() as report:
@@ -159,6 +163,9 @@ def _change_job(snapshot: MutableSnapshot, change: ChangeJob) -> None:
         return
     if change.min_gpus is not None or change.max_gpus is not None:
         _record_range_change(snapshot, job)
+    if change.queue is not None and job.missing_secrets:
+        job = replace(job, missing_secrets=())  # the request was refused unless the queue has all of them
+        snapshot.put_job(job)
     if change.queue is not None or change.priority is not None:
         message = f"moved to queue {job.spec.queue} with priority {job.spec.priority}"
         snapshot.record_event(EventCode.JOB_STATE, job.id, message)
@@ -217,6 +224,18 @@ def _change_queue(snapshot: MutableSnapshot, change: CreateQueue | ChangeQueue |
         return
     queue = snapshot.queues[name] = change.queue
     snapshot.record_event(EventCode.QUEUE_CHANGED, name, f"queue {name}: {describe_quota(queue.quota)}")
+
+
+def _change_secret(snapshot: MutableSnapshot, change: SetSecret | DeleteSecret) -> None:
+    """Record in each live job of the queue whether the secret is missing."""
+    for job in list(snapshot.jobs.values()):
+        if job.is_ended or job.spec.queue != change.queue or change.name not in job.spec.program.secret_names:
+            continue
+        missing = set(job.missing_secrets) - {change.name}
+        if isinstance(change, DeleteSecret):
+            missing.add(change.name)
+        if missing != set(job.missing_secrets):
+            snapshot.put_job(replace(job, missing_secrets=tuple(sorted(missing))))
 
 
 def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:

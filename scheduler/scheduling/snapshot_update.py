@@ -82,6 +82,8 @@ def _advance_job(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
 def _finish_planning(snapshot: MutableSnapshot, job: Job) -> None:
     """Queue the job once a plan for its minimum is solved, feasible or not, and its backoff has ended."""
     if snapshot.now_s < job.retry_at_s:
+        if job.state is JobState.SUBMITTED:
+            snapshot.transition_job(job, JobState.PLANNING)
         return
     curve = snapshot.curves.get(job.curve_key, UNSOLVED_CURVE) if job.spec.has_profile else LINEAR_CURVE
     if curve.is_count_solved(job.spec.min_gpus):

@@ -24,8 +24,10 @@ from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
+from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
 from scheduler.store.protocol import Page, Store, StoredEvent
+from scheduler.store.sealed_secrets import SecretStore
 
 Row = TypeVar("Row")
 
@@ -309,8 +311,11 @@ class MachineStore(Protocol):
     def list_machines(self) -> tuple[Machine, ...]:
         """Return all machines by name, including revoked ones. Inventories are decoded once, so calls are cheap."""
 
-    def update_machine(self, machine: Machine) -> None:
-        """Replace what is stored of a machine, except times and credential. Ignored if it joined again since."""
+    def update_machine(self, machine: Machine, audit: AuditEntry | None = None) -> None:
+        """Replace what is stored of a machine, except times and credential, and write the audit entry with it.
+
+        Ignored if the machine joined again since.
+        """
 
     def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
         """Revoke a machine and write the audit entry in one transaction.
@@ -336,6 +341,9 @@ class AuditLog(Protocol):
     def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
         """Return entries in ascending number."""
 
+    def verify_chain(self, expected: str = "") -> ChainReport:
+        """Check the digests of all entries, and that one of them is `expected`, unless that is empty."""
+
 
 class ApiStore(Store, Protocol):
     """The store of an API: `Store` plus lists, history and tokens."""
@@ -351,6 +359,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def machines(self) -> MachineStore: ...
+
+    @property
+    def secrets(self) -> SecretStore: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""
@@ -384,10 +395,13 @@ class ClaimLostError(Exception):
 class WebhookStore(Protocol):
     """Webhooks and their deliveries. Every method may raise UnavailableError.
 
-    Several processes deliver. The holder of a webhook's claim delivers alone until the claim expires.
+    Several processes deliver. The holder of a webhook's claim delivers alone until the claim expires. `audit` is
+    written in the transaction of the change, unless nothing changes.
     """
 
-    def create(self, webhook: Webhook, key: IdempotencyKey | None = None) -> Webhook:
+    def create(
+        self, webhook: Webhook, key: IdempotencyKey | None = None, *, audit: AuditEntry | None = None
+    ) -> Webhook:
         """Store a webhook that receives events from now on. Raises IdempotencyKeyUsedError."""
 
     def get_webhook(self, webhook_id: str) -> Webhook | None: ...
@@ -395,15 +409,17 @@ class WebhookStore(Protocol):
     def list_webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
         """Return webhooks with a number above `after`, oldest first; only those of `queues` unless it is None."""
 
-    def update_webhook(self, webhook_id: str, **changes: Any) -> Webhook | None:
+    def update_webhook(
+        self, webhook_id: str, changes: Mapping[str, Any], *, audit: AuditEntry | None = None
+    ) -> Webhook | None:
         """Return the webhook with the given fields changed; None if it does not exist."""
 
-    def rotate_secret(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
+    def rotate_secret(self, webhook_id: str, *, old_until_s: float, audit: AuditEntry | None = None) -> Webhook | None:
         """Switch to the next secret. Messages are signed with the previous one too until `old_until_s`."""
 
-    def delete(self, webhook_id: str) -> None: ...
+    def delete(self, webhook_id: str, *, audit: AuditEntry | None = None) -> None: ...
 
-    def add_delivery(self, delivery: Delivery) -> Delivery:
+    def add_delivery(self, delivery: Delivery, *, audit: AuditEntry | None = None) -> Delivery:
         """Append a pending delivery. Raises ClaimLostError if the webhook does not exist."""
 
     def get_delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None: ...
@@ -413,7 +429,9 @@ class WebhookStore(Protocol):
     ) -> tuple[Delivery, ...]:
         """Return deliveries with a number below `before`, newest first."""
 
-    def redeliver(self, webhook_id: str, delivery_id: str, *, now_s: float) -> Delivery | None:
+    def redeliver(
+        self, webhook_id: str, delivery_id: str, *, now_s: float, audit: AuditEntry | None = None
+    ) -> Delivery | None:
         """Make a dead delivery pending again, ahead of all later ones; None if it is not dead."""
 
     def list_due_webhooks(self, now_s: float, *, limit: int) -> tuple[str, ...]:
@@ -442,10 +460,18 @@ class SimulationStore(Protocol):
     """Submitted simulations with their input files and reports. Every method may raise UnavailableError.
 
     A runner claims a simulation and renews the claim while it runs. After the claim expires, another runner may start
-    it again. Writes of a runner that has lost its claim are ignored.
+    it again. Writes of a runner that has lost its claim are ignored. `audit` is written in the transaction of the
+    change, unless nothing changes.
     """
 
-    def create(self, task: SimulationTask, files: SimulationFiles, key: IdempotencyKey | None = None) -> None:
+    def create(
+        self,
+        task: SimulationTask,
+        files: SimulationFiles,
+        key: IdempotencyKey | None = None,
+        *,
+        audit: AuditEntry | None = None,
+    ) -> None:
         """Store a queued simulation. Raises IdempotencyKeyUsedError."""
 
     def get_task(self, task_id: str) -> SimulationTask | None: ...
@@ -460,7 +486,7 @@ class SimulationStore(Protocol):
 
     def get_report(self, task_id: str) -> dict[str, Any] | None: ...
 
-    def cancel(self, task_id: str, *, now_s: float) -> SimulationTask | None:
+    def cancel(self, task_id: str, *, now_s: float, audit: AuditEntry | None = None) -> SimulationTask | None:
         """Cancel the simulation unless it has ended. Its runner notices when it renews its claim."""
 
     def claim(self, holder: str, *, now_s: float, until_s: float) -> SimulationTask | None:

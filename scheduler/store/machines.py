@@ -144,11 +144,12 @@ class SqlMachines:
     def list_machines(self) -> tuple[Machine, ...]:
         return self._fetch_machines(_SELECT_STATES)
 
-    def update_machine(self, machine: Machine) -> None:
+    def update_machine(self, machine: Machine, audit: AuditEntry | None = None) -> None:
         same = (MACHINES.c.name == machine.name) & (MACHINES.c.digest == machine.digest)
         values = {"body": _encode_machine(machine)["body"], "revision": MACHINES.c.revision + 1}
         with transaction(self._engine) as connection:
-            connection.execute(update(MACHINES).where(same).values(values))
+            is_found = connection.execute(update(MACHINES).where(same).values(values)).rowcount
+            insert_audit_entries(connection, [audit] if audit and is_found else [])
 
     def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
         live = (MACHINES.c.name == name) & MACHINES.c.revoked_at_s.is_(None)

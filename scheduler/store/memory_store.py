@@ -33,7 +33,9 @@ from scheduler.store.api_protocol import (
     get_loan_sort_key,
     take_page,
 )
+from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken
+from scheduler.store.memory_secrets import MemorySecrets
 from scheduler.store.protocol import (
     Commit,
     ConflictError,
@@ -61,6 +63,10 @@ class MemoryAuditLog:
         with self._lock:
             after = self._entries[page.after :]
         return tuple(islice((each for each in after if filters.matches(each.entry)), page.limit))
+
+    def verify_chain(self, expected: str = "") -> ChainReport:
+        del expected  # entries in memory are not chained
+        return ChainReport()
 
 
 class MemoryIdempotencyKeys:
@@ -180,7 +186,7 @@ class MemoryMachineStore:
         with self._lock:
             return tuple(self._machines[name] for name in sorted(self._machines))
 
-    def update_machine(self, machine: Machine) -> None:
+    def update_machine(self, machine: Machine, audit: AuditEntry | None = None) -> None:
         with self._lock:
             stored = self._machines.get(machine.name)
             if stored is not None and stored.digest == machine.digest:
@@ -190,6 +196,8 @@ class MemoryMachineStore:
                     seen_at_s=stored.seen_at_s,
                     revoked_at_s=stored.revoked_at_s,
                 )
+                if audit is not None:
+                    self._audit_log.append(audit)
 
     def revoke_machine(self, name: str, now_s: float, audit: AuditEntry) -> Machine | None:
         with self._lock:
@@ -238,6 +246,7 @@ class MemoryStore:
         self.idempotency_keys = MemoryIdempotencyKeys()
         self.tokens = MemoryTokenStore(self.audit_log, self.idempotency_keys)
         self.machines = MemoryMachineStore(self.audit_log)
+        self.secrets = MemorySecrets(self.audit_log)
 
     def load(self) -> LoadedState:
         with self._lock:

@@ -27,12 +27,15 @@ from scheduler.store.api_protocol import (
     IdempotencyKeyUsedError,
     StoredAuditEntry,
 )
+from scheduler.store.audit_chain import ChainedEntry, ChainEnds, ChainReport, chain_entries, verify_entries
 from scheduler.store.database import (
     METADATA,
     ROW_NUMBER,
+    AnyRow,
     build_insert,
     fetch_rows,
     make_autocommit_engine,
+    make_snapshot_engine,
     transaction,
 )
 from scheduler.store.protocol import Page
@@ -50,11 +53,24 @@ class AuditColumns(TypedColumns):
     request_id: Named[str] = Column(String)
     outcome: Named[str] = Column(String)
     actor_id: Named[str] = Column(String, server_default="")
+    digest: Named[str | None] = Column(String)
+
+
+class AuditChainColumns(TypedColumns):
+    """Digests at both ends of the chain: `head` is the newest entry, `anchor` the newest one that was deleted."""
+
+    end: Named[str] = Column(String, primary_key=True)
+    digest: Named[str] = Column(String)
 
 
 AUDIT_LOG = Table("audit_log", METADATA, AuditColumns)
 Index(None, AUDIT_LOG.c.actor, AUDIT_LOG.c.number)
 Index(None, AUDIT_LOG.c.subject, AUDIT_LOG.c.number)
+AUDIT_CHAIN = Table("audit_chain", METADATA, AuditChainColumns)
+CHAIN_OPTION = "audit_chain"
+"""Execution option of an engine whose audit entries are chained."""
+_VERIFY_ROWS = 1000
+_HEAD, _ANCHOR = "head", "anchor"
 _AUDIT_FIELDS = tuple(AuditEntry.__dataclass_fields__)
 
 
@@ -78,17 +94,54 @@ class SqlAuditLog:
         if filters.since_s is not None:
             query = query.where(AUDIT_LOG.c.at_s >= filters.since_s)
         rows = fetch_rows(self._read_engine, query.order_by(AUDIT_LOG.c.number).limit(page.limit))
-        return tuple(
-            StoredAuditEntry(row.number, AuditEntry(*(getattr(row, name) for name in _AUDIT_FIELDS))) for row in rows
-        )
+        return tuple(StoredAuditEntry(row.number, _decode_audit_row(row)) for row in rows)
+
+    def verify_chain(self, expected: str = "") -> ChainReport:
+        with transaction(make_snapshot_engine(self._engine)) as connection:
+            ends = {row.end: row.digest for row in connection.execute(select(AUDIT_CHAIN))}
+            rows = connection.execution_options(yield_per=_VERIFY_ROWS).execute(
+                select(AUDIT_LOG).order_by(AUDIT_LOG.c.number)
+            )
+            entries = (ChainedEntry(row.number, _decode_audit_row(row), row.digest) for row in rows)
+            return verify_entries(entries, ChainEnds(ends.get(_HEAD, ""), ends.get(_ANCHOR, "")), expected=expected)
 
 
 def insert_audit_entries(connection: Connection, entries: Sequence[AuditEntry]) -> None:
-    """Append to the audit log within the transaction of `connection`."""
-    if entries:
-        connection.execute(
-            insert(AUDIT_LOG), [{name: getattr(entry, name) for name in _AUDIT_FIELDS} for entry in entries]
-        )
+    """Append to the audit log within the transaction of `connection`.
+
+    Call it last: a chain makes other transactions with entries wait until this one ends.
+    """
+    if not entries:
+        return
+    rows = [{name: getattr(entry, name) for name in _AUDIT_FIELDS} for entry in entries]
+    if connection.get_execution_options().get(CHAIN_OPTION):
+        digests = chain_entries(_lock_chain_head(connection), entries)
+        _write_chain_end(connection, _HEAD, digests[-1])
+        rows = [row | {"digest": digest} for row, digest in zip(rows, digests, strict=True)]
+    connection.execute(insert(AUDIT_LOG), rows)
+
+
+def move_chain_anchor(connection: Connection, digest: str | None) -> None:
+    """Record the digest of the newest entry that retention deletes. Entries without a digest are no part of a chain."""
+    if digest is not None:
+        _write_chain_end(connection, _ANCHOR, digest)
+
+
+def _lock_chain_head(connection: Connection) -> str:
+    """Return the digest of the newest entry, and keep other transactions from adding one. Empty for a new chain."""
+    new_head = build_insert(connection, AUDIT_CHAIN).values(end=_HEAD, digest="")
+    # An update of its own value locks the row in every database.
+    locked = new_head.on_conflict_do_update(index_elements=["end"], set_={"digest": AUDIT_CHAIN.c.digest})
+    return str(connection.execute(locked.returning(AUDIT_CHAIN.c.digest)).scalar_one())
+
+
+def _write_chain_end(connection: Connection, end: str, digest: str) -> None:
+    written = build_insert(connection, AUDIT_CHAIN).values(end=end, digest=digest)
+    connection.execute(written.on_conflict_do_update(index_elements=["end"], set_={"digest": digest}))
+
+
+def _decode_audit_row(row: AnyRow) -> AuditEntry:
+    return AuditEntry(*(getattr(row, name) for name in _AUDIT_FIELDS))
 
 
 class IdempotencyKeyColumns(TypedColumns):

@@ -34,7 +34,7 @@ from scheduler.domain.job_queue import HOUR_S
 from scheduler.store import sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
-from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries
+from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_webhooks import DELIVERIES
@@ -113,6 +113,8 @@ class SqlRetention:
             connection.execute(delete(table).where(table.c.number.in_(numbers)))
             if log is HistoryLog.ENDED_JOBS:
                 connection.execute(delete(JOB_SAMPLES).where(JOB_SAMPLES.c.job_id.in_([row.id for row in rows])))
+            if log is HistoryLog.AUDIT:
+                move_chain_anchor(connection, rows[-1].digest)
         return DeletedBatch(len(numbers), is_complete=len(rows) < rows_max)
 
     def audit_deletions(self, *, now_s: float, epoch: int) -> None:

@@ -30,9 +30,9 @@ from sqlalchemy import (
 
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.simulation_task import LIVE_TASK_STATES, SimulationFiles, SimulationTask, TaskState
-from scheduler.store.api_protocol import IdempotencyKey
+from scheduler.store.api_protocol import AuditEntry, IdempotencyKey
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
-from scheduler.store.sql_api_tables import insert_idempotency_key
+from scheduler.store.sql_api_tables import insert_audit_entries, insert_idempotency_key
 
 
 class SimulationColumns(TypedColumns):
@@ -77,7 +77,14 @@ class SqlSimulations:
         self._engine = engine
         self._read_engine = make_autocommit_engine(engine)
 
-    def create(self, task: SimulationTask, files: SimulationFiles, key: IdempotencyKey | None = None) -> None:
+    def create(
+        self,
+        task: SimulationTask,
+        files: SimulationFiles,
+        key: IdempotencyKey | None = None,
+        *,
+        audit: AuditEntry | None = None,
+    ) -> None:
         row = asdict(task) | {"policies": list(task.policies), "state": task.state.value}
         del row["number"]
         texts = {"id": task.id, "files": _compress_json(asdict(files)), "report": None}
@@ -86,6 +93,7 @@ class SqlSimulations:
                 insert_idempotency_key(connection, key, task.id)
             connection.execute(insert(SIMULATIONS), row | {"holder": "", "claimed_until_s": 0.0})
             connection.execute(insert(SIMULATION_TEXTS), texts)
+            insert_audit_entries(connection, [audit] if audit else [])
 
     def get_task(self, task_id: str) -> SimulationTask | None:
         rows = fetch_rows(self._read_engine, select(SIMULATIONS).where(SIMULATIONS.c.id == task_id))
@@ -115,10 +123,12 @@ class SqlSimulations:
         )
         return next((_decompress_json(row.report) for row in rows), None)
 
-    def cancel(self, task_id: str, *, now_s: float) -> SimulationTask | None:
+    def cancel(self, task_id: str, *, now_s: float, audit: AuditEntry | None = None) -> SimulationTask | None:
         ended = {"state": TaskState.CANCELLED.value, "ended_at_s": now_s, "holder": "", "playing": ""}
         with transaction(self._engine) as connection:
-            connection.execute(update(SIMULATIONS).where(SIMULATIONS.c.id == task_id, _LIVE).values(ended))
+            live = update(SIMULATIONS).where(SIMULATIONS.c.id == task_id, _LIVE)
+            is_cancelled = connection.execute(live.values(ended)).rowcount
+            insert_audit_entries(connection, [audit] if audit and is_cancelled else [])
         return self.get_task(task_id)
 
     def claim(self, holder: str, *, now_s: float, until_s: float) -> SimulationTask | None:

@@ -32,12 +32,13 @@ from scheduler.store.database import (
 from scheduler.store.machines import SqlMachines
 from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDecision, StoredEvent
 from scheduler.store.schema_migration import require_current_revision
-from scheduler.store.sql_api_tables import SqlAuditLog, SqlIdempotencyKeys
+from scheduler.store.sql_api_tables import CHAIN_OPTION, SqlAuditLog, SqlIdempotencyKeys
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
+from scheduler.store.sql_secrets import SqlSecrets
 from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_webhooks import SqlWebhooks
 
@@ -54,18 +55,21 @@ class SqlStore:
         url: a SQLAlchemy URL of a migrated database.
         tombstone_generations: for how many generations tombstones of removed records are kept. A reader whose
             snapshot is older fetches everything again.
+        chains_audit: give each audit entry a digest that covers the one before it.
 
     Raises:
         StoreError: the database cannot be opened, or must be migrated.
     """
 
-    def __init__(self, url: str, *, tombstone_generations: int = 1000) -> None:
+    def __init__(self, url: str, *, tombstone_generations: int = 1000, chains_audit: bool = False) -> None:
         self._engine = open_engine(url)
         try:
             require_current_revision(self._engine)
         except StoreError:
             self._engine.dispose()
             raise
+        if chains_audit:
+            self._engine = self._engine.execution_options(**{CHAIN_OPTION: True})
         self._snapshot_engine = make_snapshot_engine(self._engine)
         self._autocommit_engine = make_autocommit_engine(self._engine)
         self._tombstone_generations = tombstone_generations
@@ -77,6 +81,7 @@ class SqlStore:
         self.accounts = SqlAccountStore(self._engine)
         self.audit_log = SqlAuditLog(self._engine)
         self.machines = SqlMachines(self._engine)
+        self.secrets = SqlSecrets(self._engine)
         self.retention = SqlRetention(self._engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_cache: dict[tuple[Any, ...], Job] = {}  # by number, id and generation; ended jobs never change

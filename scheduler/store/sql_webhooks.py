@@ -5,7 +5,7 @@ Every change of deliveries first writes the webhook's row, so that transactions 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -33,9 +33,9 @@ from sqlalchemy import (
 
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
 from scheduler.domain.owner_ids import derive_owner_id
-from scheduler.store.api_protocol import ClaimLostError, IdempotencyKey
+from scheduler.store.api_protocol import AuditEntry, ClaimLostError, IdempotencyKey
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, fetch_rows, make_autocommit_engine, transaction
-from scheduler.store.sql_api_tables import insert_idempotency_key
+from scheduler.store.sql_api_tables import insert_audit_entries, insert_idempotency_key
 from scheduler.store.sql_history import EVENTS
 
 
@@ -98,7 +98,9 @@ class SqlWebhooks:
         self._engine = engine
         self._read_engine = make_autocommit_engine(engine)
 
-    def create(self, webhook: Webhook, key: IdempotencyKey | None = None) -> Webhook:
+    def create(
+        self, webhook: Webhook, key: IdempotencyKey | None = None, *, audit: AuditEntry | None = None
+    ) -> Webhook:
         row = {
             **_encode_row(webhook),
             "cursor": _LAST_EVENT_NUMBER,
@@ -110,6 +112,7 @@ class SqlWebhooks:
             if key is not None:
                 insert_idempotency_key(connection, key, webhook.id)
             connection.execute(insert(WEBHOOKS).values(row))
+            insert_audit_entries(connection, [audit] if audit else [])
         created = self.get_webhook(webhook.id)
         assert created is not None, "no other caller knows its id yet"
         return created
@@ -124,26 +127,31 @@ class SqlWebhooks:
             query = query.where(WEBHOOKS.c.queue.in_(queues))
         return tuple(map(_decode_webhook_row, fetch_rows(self._read_engine, query)))
 
-    def update_webhook(self, webhook_id: str, **changes: Any) -> Webhook | None:
+    def update_webhook(
+        self, webhook_id: str, changes: Mapping[str, Any], *, audit: AuditEntry | None = None
+    ) -> Webhook | None:
+        changed = update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id)
         with transaction(self._engine) as connection:
-            connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(changes))
+            is_found = connection.execute(changed.values(dict(changes))).rowcount if changes else 0
+            insert_audit_entries(connection, [audit] if audit and is_found else [])
         return self.get_webhook(webhook_id)
 
-    def rotate_secret(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
-        return self.update_webhook(
-            webhook_id, secret_number=WEBHOOKS.c.secret_number + 1, old_secret_until_s=old_until_s
-        )
+    def rotate_secret(self, webhook_id: str, *, old_until_s: float, audit: AuditEntry | None = None) -> Webhook | None:
+        next_secret = {"secret_number": WEBHOOKS.c.secret_number + 1, "old_secret_until_s": old_until_s}
+        return self.update_webhook(webhook_id, next_secret, audit=audit)
 
-    def delete(self, webhook_id: str) -> None:
+    def delete(self, webhook_id: str, *, audit: AuditEntry | None = None) -> None:
         with transaction(self._engine) as connection:
-            connection.execute(delete(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
+            is_found = connection.execute(delete(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id)).rowcount
             connection.execute(delete(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id))
+            insert_audit_entries(connection, [audit] if audit and is_found else [])
 
-    def add_delivery(self, delivery: Delivery) -> Delivery:
+    def add_delivery(self, delivery: Delivery, *, audit: AuditEntry | None = None) -> Delivery:
         with transaction(self._engine) as connection:
             _lock_webhook(connection, delivery.webhook_id)
             connection.execute(insert(DELIVERIES), _encode_row(delivery))
             _update_due_time(connection, delivery.webhook_id)
+            insert_audit_entries(connection, [audit] if audit else [])
         added = self.get_delivery(delivery.webhook_id, delivery.id)
         return delivery if added is None else added
 
@@ -162,7 +170,9 @@ class SqlWebhooks:
         query = query.order_by(DELIVERIES.c.number.desc()).limit(limit)
         return tuple(map(_decode_delivery_row, fetch_rows(self._read_engine, query)))
 
-    def redeliver(self, webhook_id: str, delivery_id: str, *, now_s: float) -> Delivery | None:
+    def redeliver(
+        self, webhook_id: str, delivery_id: str, *, now_s: float, audit: AuditEntry | None = None
+    ) -> Delivery | None:
         own = (DELIVERIES.c.webhook_id == webhook_id) & (DELIVERIES.c.id == delivery_id)
         dead = own & (DELIVERIES.c.state == DeliveryState.DEAD.value)
         pending = {"state": DeliveryState.PENDING.value, "attempts": 0, "next_at_s": now_s, "ended_at_s": None}
@@ -170,6 +180,7 @@ class SqlWebhooks:
             _lock_webhook(connection, webhook_id)
             revived = connection.execute(update(DELIVERIES).where(dead).values(pending)).rowcount
             _update_due_time(connection, webhook_id)
+            insert_audit_entries(connection, [audit] if audit and revived else [])
         return self.get_delivery(webhook_id, delivery_id) if revived else None
 
     def list_due_webhooks(self, now_s: float, *, limit: int) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ _JSON_FIELDS = {
     "request_id": "request_id",
     "exc_info": "traceback",
 }
+ACCESS_LOGGER = "ebbtide.access"
+"""Logger of the access log, whose records are JSON objects under every log format and level."""
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the HTTP request that is being handled; empty outside of requests."""
 
@@ -66,5 +68,9 @@ def configure_logging(level: str, log_format: str, *, stream: TextIO | None = No
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    access_handler, access = logging.StreamHandler(stream or sys.stderr), logging.getLogger(ACCESS_LOGGER)
+    access_handler.setFormatter(logging.Formatter("%(message)s"))
+    access.handlers, access.propagate = [access_handler], False
+    access.setLevel(logging.INFO)
     # At INFO, httpx logs each URL, and URLs contain passwords of Prometheus and secret paths of webhooks.
     logging.getLogger("httpx").setLevel(logging.WARNING)

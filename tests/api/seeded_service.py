@@ -32,6 +32,7 @@ class SeededService:
             rate_burst=1_000_000,
             webhook_hosts="hooks.example.com",
             archive_dir=folder / "archives",
+            run_dir=folder / "run",
         )
         self.authorization = {"Authorization": f"Bearer {made.root}"}
         made.http.headers.update(self.authorization)
@@ -59,6 +60,7 @@ class SeededService:
             "generation": [str(self.generation)],
             "rank": ["0"],
             "token_id": [made.made("/v1/tokens", {"name": "ci", "grants": ["viewer"]})["id"]],
+            "secret_name": [self._set_secret("hf-token")],
             "digest": [self._upload(b"archive")],
             **self._background(),
             **self._machines(),
@@ -66,6 +68,11 @@ class SeededService:
         del made.http.headers["Authorization"]
         store.close()
         self._store = SqlStore(f"sqlite:///{self._seed}")
+
+    def _set_secret(self, name: str) -> str:
+        answer = self.service.http.put(f"/v1/queues/blue/secrets/{name}", content=b"a seeded value")
+        assert answer.status_code == 200, answer.text
+        return name
 
     def _upload(self, archive: bytes) -> str:
         digest = f"sha256:{sha256(archive).hexdigest()}"
@@ -89,13 +96,17 @@ class SeededService:
         self.credential = answer.json()["credential"]
         return {"machine": ["m0"], "join_token_id": [token["id"]]}
 
+    @property
+    def path(self) -> Path:
+        """The file of the current copy of the store."""
+        return self._folder / f"{self._number}.sqlite"
+
     def reset(self) -> None:
         """Give the application a copy of the original store."""
         self._store.close()
         self._number += 1
-        path = self._folder / f"{self._number}.sqlite"
-        shutil.copyfile(self._seed, path)
-        self._store = store = SqlStore(f"sqlite:///{path}")
+        shutil.copyfile(self._seed, self.path)
+        self._store = store = SqlStore(f"sqlite:///{self.path}")
         service = self.service.app.state.service
         assert isinstance(service, Service)
         agents = type(service.agent_state)(store, self.service.run_log)

@@ -18,8 +18,8 @@ SCHEMA = helm.CHART / "values.schema.json"
 # API_PROCESSES is fixed because the API scales by replicas; PROFILES_DIR would need a volume.
 CHART_SETTINGS = {
     "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR",
-    "TOKEN_SECRET_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "AGENT_IMAGE",
-    "EXECUTOR", "KUBECONFIG", "PROFILES_DIR",
+    "TOKEN_SECRET_FILE", "SECRETS_KEY_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE",
+    "AGENT_IMAGE", "EXECUTOR", "KUBECONFIG", "PROFILES_DIR",
     "TEMPORARY_MACHINE_S",  # machines of Slurm join a service, not an operator
 }  # fmt: skip
 

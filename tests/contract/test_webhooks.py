@@ -94,7 +94,7 @@ def test_due_webhooks_follow_events_attempts_and_claims(store: SqlStore) -> None
     webhooks.add_event_deliveries("wh_a", "me", [delivery(1, next_at_s=50.0)], cursor=1, until_s=20.0)
     webhooks.release("wh_a", "me", now_s=11.0)
     assert (webhooks.list_due_webhooks(49.0, limit=9), webhooks.list_due_webhooks(50.0, limit=9)) == ((), ("wh_a",))
-    webhooks.update_webhook("wh_a", enabled=False)
+    webhooks.update_webhook("wh_a", {"enabled": False})
     assert webhooks.list_due_webhooks(50.0, limit=9) == ()
     assert not webhooks.claim("wh_a", "me", now_s=50.0, until_s=60.0)
 
@@ -122,7 +122,7 @@ def test_webhook_disabled_during_an_attempt_stays_disabled(webhooks: SqlWebhooks
     webhooks.create(WEBHOOK)
     webhooks.add_delivery(delivery(1))
     webhooks.claim("wh_a", "me", now_s=10.0, until_s=20.0)
-    webhooks.update_webhook("wh_a", enabled=False)
+    webhooks.update_webhook("wh_a", {"enabled": False})
     webhooks.record_attempt(WEBHOOK, "me", delivery(1, state=DeliveryState.DELIVERED, ended_at_s=11.0), until_s=20.0)
     found = webhooks.get_webhook("wh_a")
     assert found is not None

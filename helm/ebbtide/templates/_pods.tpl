@@ -136,7 +136,13 @@ volumeMounts:
 {{- define "ebbtide.tokenCopy" -}}
 - name: token
   {{- include "ebbtide.container" . | nindent 2 }}
-  command: [install, -m, "0600", /run/given/{{ .Values.tokenSecret.key }}, /run/token/token.secret]
+  command:
+    - sh
+    - -ec
+    - |
+      install -m 0600 "/run/given/$0" /run/token/token.secret
+      if [ -e /run/given/secrets.key ]; then install -m 0600 /run/given/secrets.key /run/token/secrets.key; fi
+    - {{ .Values.tokenSecret.key }}
   resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 64Mi}}
   volumeMounts:
     - {name: given-token, mountPath: /run/given, readOnly: true}

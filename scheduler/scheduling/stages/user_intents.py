@@ -42,6 +42,10 @@ def _exceeds_run_time(cycle: SchedulingCycle, job: Job) -> bool:
 def _planning_reason(cycle: SchedulingCycle, job: Job) -> Reason:
     """Return why the job is in PLANNING: no node has its GPU model, it backs off, or its plan is not solved yet."""
     placement = job.placement
+    if job.missing_secrets:
+        names = ", ".join(job.missing_secrets)
+        detail = f"needs secrets that were deleted from queue {job.spec.queue}: {names}. Set them again"
+        return Reason(ReasonCode.SECRET_MISSING, detail, {"missing_secrets": float(len(job.missing_secrets))})
     if placement.retry_at_s is not None and cycle.now_s < placement.retry_at_s:
         detail = f"{placement.last}; retrying in {placement.retry_at_s - cycle.now_s:.0f} s"
         numbers = {"refusals": float(placement.streak), "retry_at_s": placement.retry_at_s}
