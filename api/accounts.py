@@ -74,7 +74,9 @@ _TOKEN_LIFETIME = "Lifetime of the token, in seconds. Null: it is valid as long 
 class ServiceAccountDocument(Document):
     """A service account to create."""
 
-    name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(description="Unique name of the account.")
+    name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(
+        description="Unique name of the account, which is shown as the owner of its jobs."
+    )
     grants: Grants = Field(
         description="Roles: admin, or viewer, submitter or queue-admin, each with :QUEUE for a single queue."
     )
@@ -140,7 +142,9 @@ def create_account(
     creation_key = build_creation_key(key, principal, "account", document)
 
     def create() -> ApiToken:
-        audit = _audit_entry("CreateAccount", account.name, None, _audited_fields(account), principal, now_s)
+        audit = _audit_entry(
+            "CreateAccount", account.name, None, _audited_fields(account), principal=principal, now_s=now_s
+        )
         try:
             store.accounts.create(account, new, audit, creation_key)
         except AccountNameTakenError:
@@ -188,7 +192,7 @@ def change_account(
     if change.enabled is not None:
         changes["disabled_at_s"] = None if change.enabled else account.disabled_at_s or now_s
     before = {name: value for name, value in _audited_fields(account).items() if name in changes}
-    audit = _audit_entry("ChangeAccount", account.name, before, changes, principal, now_s)
+    audit = _audit_entry("ChangeAccount", account.name, before, changes, principal=principal, now_s=now_s)
     changed = store.accounts.update_account(account.id, changes, audit)
     return account_view(changed or raise_not_found("service account", name), store.accounts, now_s)
 
@@ -201,8 +205,8 @@ def rotate_account(
     service: ServiceDep,
     store: StoreDep,
     principal: PrincipalDep,
-    response: Response,
     *,
+    response: Response,
     key: IdempotencyKeyHeader = "",
 ) -> ServiceAccountTokenView:
     """Create another token of the account. Its earlier tokens expire after `overlap_s`, so that clients can change
@@ -214,7 +218,7 @@ def rotate_account(
 
     def create() -> ApiToken:
         after = {"token": new.id, "overlap_until_s": until_s}
-        audit = _audit_entry("RotateAccount", account.name, None, after, principal, now_s)
+        audit = _audit_entry("RotateAccount", account.name, None, after, principal=principal, now_s=now_s)
         if not store.accounts.rotate(new, overlap_until_s=until_s, audit=audit, key=creation_key):
             raise_not_found("service account", name)
         return new
@@ -232,7 +236,9 @@ def rotate_account(
 def delete_account(name: AccountNamePath, service: ServiceDep, store: StoreDep, principal: PrincipalDep) -> None:
     """Delete a service account and revoke its tokens. Its jobs continue; queue-admins can change them."""
     account, now_s = _find_account(store, name), service.clock.now_s()
-    audit = _audit_entry("DeleteAccount", account.name, _audited_fields(account), None, principal, now_s)
+    audit = _audit_entry(
+        "DeleteAccount", account.name, _audited_fields(account), None, principal=principal, now_s=now_s
+    )
     if not store.accounts.delete(account.id, now_s, audit):
         raise_not_found("service account", name)
 
@@ -301,6 +307,7 @@ def _audit_entry(
     name: str,
     before: Mapping[str, Any] | None,
     after: Mapping[str, Any] | None,
+    *,
     principal: Principal,
     now_s: float,
 ) -> AuditEntry:
