@@ -157,7 +157,7 @@ def _mark_deprecated(document: dict[str, Any], app: FastAPI) -> None:
     for route in app.routes:
         if not isinstance(route, APIRoute) or find_deprecation(route) is None:
             continue
-        for method in route.methods:
+        for method in route.methods or ():
             operation = document["paths"][route.path][method.lower()]
             operation["deprecated"] = True
             for response in operation["responses"].values():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from api.client import Client
 from tests.clients.running_service import RunningService, run_service
 
 TIMEOUT_S = 840.0
@@ -36,9 +37,10 @@ def test_schemathesis_finds_nothing(examples: int, tmp_path: Path) -> None:
 
 def _furnish(service: RunningService) -> None:
     """Create one of each resource that the document's examples name."""
-    service.run("pools", "create", "training", "--kind", "training")
-    service.run("nodes", "add", "n0", "--pool", "training", "--gpu", "cpu", "--gpus", "2")
-    service.run("queues", "create", "research")
+    with Client(service.url, token=service.token) as client:
+        client.create_pool({"name": "training", "kind": "training"})
+        client.add_node({"name": "n0", "pool": "training", "gpu": "cpu", "gpus": 2})
+        client.create_queue({"name": "research"})
 
 
 def _attack(service: RunningService, folder: Path, examples: int) -> subprocess.CompletedProcess[str]:
