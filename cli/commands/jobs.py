@@ -78,13 +78,15 @@ class JobSelection:
     """The jobs that `ebbtide ps` shows, newest first. An empty `state` stands for live jobs and recent failures."""
 
     state: str
-    filters: Mapping[str, str]
+    queue: str
+    name: str
+    owner: str
     limit: int
 
     def list_jobs(self, client: Client) -> tuple[list[JobView], bool]:
         """Return the jobs, and whether there are more."""
         page_size = min(self.limit + 1, JOBS_PAGE_SIZE)
-        find = partial(client.jobs, **self.filters, limit=page_size)
+        find = partial(client.jobs, queue=self.queue, name=self.name, owner=self.owner, limit=page_size)
         if self.state:
             found = [find(state="" if self.state == "all" else self.state)]
         else:
@@ -112,8 +114,8 @@ def ps(
     if everything and state:
         raise_input_error("--all: cannot be combined with --state. Use one of them.")
     with service_client(url) as client:
-        filters = {"queue": queue, "name": name, "owner": find_own_name(client) if mine else ""}
-        selection = JobSelection("all" if everything else state, filters, limit)
+        owner = find_own_name(client) if mine else ""
+        selection = JobSelection("all" if everything else state, queue, name, owner, limit)
         if watch:
             refresh_view(lambda: render_jobs(selection.list_jobs(client)[0]), every)
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.inputs import InputError
+from cli.exit_codes import InputError
 from cli.working_directory import pack_directory
 from scheduler.agent.working_directory import UnpackLimits, unpack_archive
 
