@@ -60,12 +60,13 @@ generators: $(TOOLS)/installed
 $(TOOLS)/installed: tests/clients/requirements.txt tests/clients/package-lock.json
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
-	npm ci --prefix tests/clients --no-fund --no-audit --loglevel=error || echo 'npm failed: no TypeScript client' >&2
+	npm ci --prefix tests/clients --ignore-scripts --no-fund --no-audit --loglevel=error || echo 'npm failed: no TypeScript client' >&2
 	touch $@
 
-# The chart library of the console. Without npm, the console shows its figures as tables.
+# Charts of the console and the API reference. Without npm, figures are tables and /docs links the document.
+# No scripts: one dependency would send statistics.
 console:
-	npm ci --prefix api/console --no-fund --no-audit --loglevel=error || echo 'npm failed: the console draws no charts' >&2
+	npm ci --prefix api/console --ignore-scripts --no-fund --no-audit --loglevel=error || echo 'npm failed: no charts, no API reference' >&2
 
 clean:
 	rm -rf $(VENV) $(TOOLS) build api/console/node_modules tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,7 @@
-"""The web console: its page and static files. They are public; the API that the page calls requires authentication."""
+"""The web console and the API reference: their pages and static files.
+
+They are public. The API that they call requires authentication.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,19 @@ from scheduler.telemetry.fleet_gauges import get_package_version
 _CONSOLE_FOLDER = Path(__file__).parent / "console"
 _CHARTS = _CONSOLE_FOLDER / "node_modules" / "uplot" / "dist"
 _CHART_FILES = {"charts.js": _CHARTS / "uPlot.iife.min.js", "charts.css": _CHARTS / "uPlot.min.css"}
+_SWAGGER_UI = _CONSOLE_FOLDER / "node_modules" / "swagger-ui-dist"
+_REFERENCE_FILES = {
+    "swagger-ui.js": _SWAGGER_UI / "swagger-ui-bundle.js",
+    "swagger-ui.css": _SWAGGER_UI / "swagger-ui.css",
+}
 _CHART_TAGS = (
     '<link rel="stylesheet" href="/console/VERSION/charts.css">\n'
     '<script src="/console/VERSION/charts.js" defer></script>'
+)
+_REFERENCE_TAGS = (
+    '<link rel="stylesheet" href="/console/VERSION/swagger-ui.css">\n'
+    '<script src="/console/VERSION/swagger-ui.js" defer></script>\n'
+    '<script src="/console/VERSION/reference.js" defer></script>'
 )
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -38,9 +51,10 @@ class ConsoleFile:
 
 
 class ConsoleFiles:
-    """All files by path below /console/`version`/, and the `page` that loads them. `version` changes with any file.
+    """All files by path below /console/`version`/, and the pages that load them. `version` changes with any file.
 
-    The charts library comes from npm. If it is not installed, `has_charts` is False and the page shows a note instead.
+    The libraries of charts and of the reference come from npm. If they are not installed, `has_charts` or
+    `has_reference` is False and the page shows a note instead.
     """
 
     def __init__(self) -> None:
@@ -48,6 +62,8 @@ class ConsoleFiles:
         found = {path.relative_to(static).as_posix(): path for path in static.rglob("*.*")}
         self.has_charts = all(path.is_file() for path in _CHART_FILES.values())
         found |= _CHART_FILES if self.has_charts else {}
+        self.has_reference = all(path.is_file() for path in _REFERENCE_FILES.values())
+        found |= _REFERENCE_FILES if self.has_reference else {}
         bodies = {name: path.read_bytes() for name, path in sorted(found.items())}
         bodies["names.json"] = json.dumps({"models": list_model_names(), "gpus": list_gpu_names()}).encode()
         bodies["version.json"] = json.dumps({"version": get_package_version()}).encode()
@@ -55,6 +71,9 @@ class ConsoleFiles:
         self.version = hashlib.sha256(contents).hexdigest()[:16]
         page = bodies.pop("index.html").decode().replace("<!-- charts -->", _CHART_TAGS if self.has_charts else "")
         self.page = page.replace("VERSION", self.version).encode()
+        tags = _REFERENCE_TAGS if self.has_reference else ""
+        reference = bodies.pop("reference.html").decode().replace("<!-- reference -->", tags)
+        self.reference = reference.replace("VERSION", self.version).encode()
         self._files = {name: ConsoleFile(body, _MEDIA_TYPES[Path(name).suffix]) for name, body in bodies.items()}
 
     def file(self, path: str) -> ConsoleFile | None:
@@ -84,6 +103,14 @@ async def console_page(request: Request) -> Response:  # async: serves from memo
     """The page. It names its files by version, so browsers revalidate only the page."""
     files = load_console_files()
     return _file_response(request, files.page, "text/html; charset=utf-8", f'"{files.version}"', _REVALIDATE)
+
+
+@router.get("/docs")
+@requires(PUBLIC)
+async def reference_page(request: Request) -> Response:
+    """The API reference."""
+    files = load_console_files()
+    return _file_response(request, files.reference, "text/html; charset=utf-8", f'"{files.version}"', _REVALIDATE)
 
 
 @router.get("/console/{version}/{path:path}")

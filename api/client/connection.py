@@ -14,7 +14,7 @@ import httpx
 import httpx_sse
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, retry_if_result, stop_after_attempt
 
-from api.client.server_url import suggest_scheme, suggest_url
+from api.client.server_url import suggest_scheme
 
 JsonObject = dict[str, Any]
 
@@ -160,12 +160,15 @@ class Connection:
         )
         if response.is_error:
             raise _to_problem_error(response)
+        if response.is_redirect:
+            raise UnreachableError(
+                f"{self.url}{path} redirects to {response.headers['Location']}. Use that server's URL"
+            )
         if not response.content:
             return {}
         document = _read_json(response)
         if not isinstance(document, dict):
-            reason = f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?"
-            raise UnreachableError(reason + suggest_url(response))
+            raise UnreachableError(f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?")
         return _TaggedObject(document, response.headers.get("ETag", ""))
 
     @contextmanager

@@ -1,12 +1,10 @@
-"""Advice on URLs at which no service answers: the other one of http and https, or the target of a redirect."""
+"""Advice on URLs at which no service answers, because they have the wrong one of http and https."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 from urllib.parse import urlsplit
-
-import httpx
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -24,12 +22,6 @@ def suggest_scheme(url: str) -> str:
     except (OSError, ValueError):
         return ""
     return f"; the server speaks {scheme} there: use {parts._replace(scheme=scheme).geturl()}" if speaks_other else ""
-
-
-def suggest_url(response: httpx.Response) -> str:
-    """Return ` It redirects to ...` if the response is a redirect, else an empty string."""
-    target = response.headers.get("Location", "")
-    return f" It redirects to {target}" if response.is_redirect and target else ""
 
 
 def _speaks_tls(host: str, port: int) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from api.explanations import PendingReasonCache
 from api.overview import GENERATIONS_KEPT, NodeDeltas
+from api.web_console import ConsoleFiles, load_console_files
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policy_sets import load_policy_set
 from tests.api.authenticated_service import AuthenticatedService
@@ -31,6 +36,29 @@ def test_the_page_is_revalidated_and_its_files_are_cached_forever(service: ApiSe
 def test_a_page_of_another_release_gets_uncached_files(service: ApiService, problem: Problem) -> None:
     assert service.http.get("/console/of-another-release/app.js").headers["cache-control"] == "no-cache"
     problem(service.http.get("/console/of-another-release/no-such.js"), 404)
+
+
+def test_the_reference_loads_its_own_files_only(service: ApiService) -> None:
+    page = service.http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert 'href="/openapi.json"' in page.text  # for readers without scripts
+    for foreign in ("http://", "https://", "<script>", "style="):
+        assert foreign not in page.text
+    loaded = re.findall(r'(?:src|href)="(/console/[^"]+)"', page.text)
+    assert len(loaded) == (4 if load_console_files().has_reference else 1)
+    for path in loaded:
+        assert service.http.get(path).status_code == 200, path
+    again = service.http.get("/docs", headers={"If-None-Match": page.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_reference_without_its_library_links_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.web_console._REFERENCE_FILES", {"swagger-ui.js": Path("/nowhere")})
+    files = ConsoleFiles()
+    assert not files.has_reference
+    assert b"<script" not in files.reference
+    assert b"/openapi.json" in files.reference
 
 
 def test_only_files_of_the_console_are_served(service: ApiService, problem: Problem) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WORDS: list[tuple[str, str, dict[str, object] | None, str]] = [
     ("POST", "/v1/jobs", {**JOB, "gpu": "h100-80gb"}, "did you mean 'h100-80g'?"),
     ("POST", "/v1/jobs", {**JOB, "model": "lama-2-7b", "globalBatch": 8}, "did you mean 'llama-2-7b'?"),
-    ("POST", "/v1/jobs", {**JOB, "priorty": 3}, 'priorty: got 3; allowed: one of the fields name, gpus,'),
+    ("POST", "/v1/jobs", {**JOB, "priorty": 3}, "priorty: there is no such field; allowed: one of"),
     ("POST", "/v1/jobs", {**JOB, "priorty": 3}, "did you mean 'priority'?"),
     ("POST", "/v1/jobs", {"name": "a", "gpus": {"min": 4, "max": 2}}, "gpus.max: got 2; allowed: at least gpus.min"),
     ("POST", "/v1/jobs", {**JOB, "model": "gpt2"}, "globalBatch: got nothing; allowed: at least 1: a job with a model"),

@@ -65,7 +65,18 @@ def test_pages_continue_across_generations(fleet: ApiService, root: LogRoot) -> 
     root.folder(job, 2).log_path(0).write_bytes(b"four\nfive\n")
     assert [line["text"] for line in fleet.get(path, cursor=page["resume"])["items"]] == ["five"]
     assert [line["text"] for line in fleet.get(path, tail=1)["items"]] == ["five"]
-    assert fleet.get(path, rank=7)["items"] == []
+    assert fleet.get(path, rank=1)["items"] == []
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_rank_that_cannot_exist_names_those_that_do(fleet: ApiService, root: LogRoot, is_begun: bool) -> None:
+    job = fleet.submit(gpus={"min": 1, "max": 2})
+    if is_begun:
+        begin(root, job, 1, b"hello\n")
+    (error,) = fleet.refused("GET", f"/v1/jobs/{job}/logs?rank=99")["errors"]
+    assert (error["field"], error["value"]) == ("rank", 99)
+    assert error["allowed"] == ("0 to 1; with output: 0" if is_begun else "0 to 1")
+    assert fleet.get(f"/v1/jobs/{job}/logs", rank=1)["items"] == []
 
 
 def test_dropped_bytes_are_reported(fleet: ApiService, root: LogRoot, problem: Problem) -> None:

@@ -40,6 +40,12 @@ def test_ended_jobs_are_paged_by_submission_and_filtered(store: ApiStore) -> Non
         JobQuery(name_prefix="tr"),
         JobQuery(name_prefix="%"),
         JobQuery(since_s=1.0, until_s=2.0),
+        JobQuery(id_prefix="a-"),
+        JobQuery(id_prefix="a-b8"),
+        JobQuery(id_prefix="%"),
+        JobQuery(states=frozenset({JobState.FAILED}), ended_since_s=196.0),
+        JobQuery(ended_since_s=0.0),
+        JobQuery(ended_since_s=1e9),
     ]
     for wanted in asked:
         listed = sorted(filter(wanted.matches, jobs), key=get_job_sort_key, reverse=True)
@@ -53,7 +59,8 @@ def _listed(at: int, state: JobState) -> Job:
     job = make_stored_job(at, state)
     spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
     job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
-    return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
+    owner = ("ada", "bob")[at // 2 % 2]  # the store gets jobs in the order in which they end
+    return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, state_since_s=200.0 - at, owner=owner)
 
 
 def test_ended_loans_are_paged_by_offer_and_filtered(store: ApiStore) -> None:

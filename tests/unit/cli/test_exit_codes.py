@@ -69,7 +69,7 @@ def test_a_usage_error_is_json_too(run: Run, words: tuple[str, ...], form: tuple
 
 
 def test_a_service_that_does_not_answer_is_unavailable(run: Run) -> None:
-    assert read_error(run("ps", "-o", "json"))["exit_code"] == 6
+    assert read_error(run("ps", "-o", "json"))["exit_code"] == ExitCode.UNAVAILABLE
 
 
 def test_a_missing_and_an_insufficient_token_differ(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from api.client import Client
 from cli.connection import get_config_path, load_contexts, resolve_target
+from cli.exit_codes import ExitCode
 from scheduler.store.schema_migration import migrate
 from tests.api.authenticated_service import AuthenticatedService
 from tests.unit.cli.conftest import AppTransport, Run
@@ -45,20 +46,20 @@ def test_login_saves_the_token(run: Run, guarded: AuthenticatedService) -> None:
 
 def test_rejected_token_is_not_saved(run: Run, guarded: AuthenticatedService) -> None:
     result = run("login", "--url", URL, stdin="ebk_wrong\n")
-    assert result.exit_code == 1
+    assert result.exit_code == ExitCode.UNAUTHENTICATED
     assert "log in with `ebbtide login`" in result.stderr
     assert load_contexts().targets == {}
 
 
 def test_request_without_a_token_names_the_remedy(run: Run, guarded: AuthenticatedService) -> None:
     result = run("ps")
-    assert result.exit_code == 1
+    assert result.exit_code == ExitCode.UNAUTHENTICATED
     assert "EBBTIDE_TOKEN" in result.stderr
 
 
 def test_forbidden_request_names_the_role(run: Run, guarded: AuthenticatedService) -> None:
     result = run("lending", "pause", EBBTIDE_TOKEN=guarded.token("anna", "viewer"))
-    assert result.exit_code == 1
+    assert result.exit_code == ExitCode.REFUSED
     assert "role admin" in result.stderr
     assert "`ebbtide whoami`" in result.stderr
 

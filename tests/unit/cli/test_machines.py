@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from api.openapi import load_examples
+from cli.exit_codes import ExitCode
 from scheduler.telemetry.fleet_gauges import get_package_version
 from tests.unit.cli.conftest import START_S, AppTransport, InProcessService, Run
 
@@ -45,7 +46,7 @@ def test_a_machine_is_shown_with_its_hardware(ask: Ask, run: Run, joined: InProc
 def test_a_removed_machine_is_listed_as_such(ask: Ask, run: Run, joined: InProcessService) -> None:
     assert ask("machines", "remove", "m0")["revoked_at_s"] == START_S + 1.0
     assert "removed" in run("machines").output
-    assert run("machines", "remove", "m1").exit_code == 1
+    assert run("machines", "remove", "m1").exit_code == ExitCode.NOT_FOUND
 
 
 def test_tokens_are_created_listed_and_deleted(ask: Ask, run: Run, fleet: InProcessService) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from typer.testing import Result
+
+from cli.exit_codes import ExitCode
 
 Ask = Callable[..., Any]
 Run = Callable[..., Result]
@@ -26,13 +29,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_request_rejected_by_the_service_is_an_input_error(
+def test_a_rejected_request_names_its_field_and_changes_nothing(
     run: Run, ask: Ask, fleet: Any, words: tuple[str, ...], message: str
 ) -> None:
     before = ask("snapshot")
     result = run(*words, "-o", "json")
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert message in result.stderr
+    error = json.loads(result.stderr)["error"]
+    code = ExitCode.REFUSED if error["status"] == 409 else ExitCode.USAGE
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert message in error["message"]
     assert result.stderr.count("\n") == 1
     fleet.tick()
     after = ask("snapshot")
@@ -42,5 +47,5 @@ def test_request_rejected_by_the_service_is_an_input_error(
 @pytest.mark.parametrize("words", [("describe",), ("cancel",), ("cordon",), ("pools", "delete"), ("explain",)])
 def test_unknown_resource_fails_with_its_name(run: Run, fleet: Any, words: tuple[str, ...]) -> None:
     result = run(*words, "ghost")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (ExitCode.NOT_FOUND, "")
     assert "ghost" in result.stderr

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from typer.testing import Result
 
+from cli.exit_codes import ExitCode
+
 Run = Callable[..., Result]
 
 
@@ -44,5 +46,5 @@ def test_wait_fails_after_a_long_outage(run: Run, outage: dict[str, int], monkey
     monkeypatch.setattr("cli.output.RETRY_TIMEOUT_S", 0.0)
     outage["away"] = 8
     result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json", "true")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (ExitCode.UNAVAILABLE, "")
     assert "gone (start a service" in result.stderr

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import Result
 
 from api.client import Client
+from cli.exit_codes import ExitCode
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.unit.cli.conftest import AppTransport, InProcessService
@@ -48,10 +49,10 @@ def test_webhook_is_created_shown_tested_and_deleted(ask: Ask, run: Run) -> None
     assert rotated["secret"] != made["secret"]
     assert rotated["old_secret_until_s"] > rotated["created_at_s"]
     refused = run("webhooks", "redeliver", made["id"], asked["id"])
-    assert (refused.exit_code, "pending" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "pending" in refused.stderr) == (ExitCode.REFUSED, True)
     assert ask("webhooks", "delete", made["id"])["deleted"]
     assert ask("webhooks") == []
-    assert run("webhooks", "show", made["id"]).exit_code == 1
+    assert run("webhooks", "show", made["id"]).exit_code == ExitCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_simulation_is_submitted_listed_and_cancelled(ask: Ask, run: Run, tmp_pa
     assert ask("simulations") == [made] == [ask("simulations", "show", made["id"])]
     assert "fifo, ebbtide" in run("simulations").stdout
     refused = run("simulations", "report", made["id"])
-    assert (refused.exit_code, "queued" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "queued" in refused.stderr) == (ExitCode.REFUSED, True)
     assert ask("simulations", "cancel", made["id"])["state"] == "cancelled"
     watched = run("simulations", "watch", made["id"])
     assert watched.exit_code == 1

@@ -1,0 +1,55 @@
+"""The command `schemathesis run` against a running service, with all its checks, as an outside tester uses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.client import Client
+from tests.clients.running_service import RunningService, run_service
+
+TIMEOUT_S = 840.0
+EXAMPLES = 1
+EXAMPLES_FULL = 40
+# Without these, the service would answer most requests with 429.
+SETTINGS = {"rate_per_s": "1000000", "rate_burst": "1000000", "report_rate_per_s": "1000000"}
+CONFIGURATION = """
+[checks.positive_data_acceptance]
+# A valid document may be refused for reasons that no schema can express, such as a minimum above a maximum.
+expected-statuses = ["2xx", "304", "401", "403", "404", "409", "412", "422", "429", "501", "503"]
+"""
+"""What an outside tester has to know about this service."""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(EXAMPLES_FULL, marks=pytest.mark.full)])
+def test_schemathesis_finds_nothing(examples: int, tmp_path: Path) -> None:
+    with run_service(tmp_path, **SETTINGS) as service:
+        _furnish(service)
+        done = _attack(service, tmp_path, examples)
+        assert service.is_alive(), service.log()
+    assert done.returncode == 0, done.stdout[-16_000:] + done.stderr[-2_000:]
+    assert "Traceback" not in service.log()
+
+
+def _furnish(service: RunningService) -> None:
+    """Create one of each resource that the document's examples name."""
+    with Client(service.url, token=service.token) as client:
+        client.create_pool({"name": "training", "kind": "training"})
+        client.add_node({"name": "n0", "pool": "training", "gpu": "cpu", "gpus": 2})
+        client.create_queue({"name": "research"})
+
+
+def _attack(service: RunningService, folder: Path, examples: int) -> subprocess.CompletedProcess[str]:
+    configuration = folder / "schemathesis.toml"
+    configuration.write_text(CONFIGURATION)
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration), "run"),
+        *(f"{service.url}/openapi.json", "--url", service.url, "--header", f"Authorization: Bearer {service.token}"),
+        *("--checks", "all", "--phases", "examples,coverage,fuzzing", "--max-examples", str(examples)),
+        *("--seed", "1", "--generation-database", "none", "--no-color", "--suppress-health-check", "all"),
+    ]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
