@@ -83,6 +83,12 @@ SUBCOMMANDS = (
     Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
     Subcommand("whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name and roles on the service."),
+    Subcommand(
+        "console",
+        "cli.commands.console:console",
+        IDENTITY_PANEL,
+        "Print a URL that opens the web console, signed in as you.",
+    ),
     Subcommand("audit", "cli.commands.accounting:audit", IDENTITY_PANEL, "List the audit log (admins only)."),
     Subcommand("context", "cli.commands.identity:contexts_app", IDENTITY_PANEL, "List, use or delete saved services."),
     Subcommand("token", "cli.commands.identity:tokens_app", IDENTITY_PANEL, "Create, list or revoke API tokens."),

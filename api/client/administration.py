@@ -15,6 +15,7 @@ __all__ = ["RecordMethods", "SignatureError", "TokenMethods", "WebhookMethods", 
 if TYPE_CHECKING:
     from api.event_views import DecisionView, EventView, SnapshotView
     from api.plans import SolvedPlanView
+    from api.sign_in import LoginCodeView
     from api.tokens import AuditView, TokenView, WhoAmIView
     from api.webhooks.routes import DeliveryView, WebhookSecretView, WebhookView
 
@@ -56,6 +57,10 @@ class TokenMethods(ClientMethods):
 
     def revoke_token(self, token_id: str) -> TokenView:
         return cast("TokenView", self._connection.request("DELETE", _token_path(token_id)))
+
+    def create_login_code(self) -> LoginCodeView:
+        """Create a code that signs a browser in to the web console, once, at `/#/login?code=`."""
+        return cast("LoginCodeView", self._connection.request("POST", "/v1/login-codes"))
 
     def audit(
         self, *, actor: str = "", subject: str = "", since_s: float | None = None, limit: int = 1000

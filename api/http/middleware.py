@@ -6,7 +6,7 @@
 - form: path and query are UTF-8 without NUL
 - host and origin, only while authentication is off: a local host name (against DNS rebinding) and no foreign web page
 - rule: who may call the route (`api.identity.authorization`)
-- principal: from the bearer token, with rate limits (`api.identity.authentication`)
+- principal: from the bearer token or the session of the console, with rate limits (`api.identity.authentication`)
 - role: on some queue or on all; the endpoint checks the job's queue
 - body: at most as large as the rule's setting allows, with or without Content-Length
 """
@@ -31,6 +31,7 @@ from api.identity.audit import record_forbidden_request
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
 from api.identity.authorization import Caller, RouteRule, RouteRules
 from api.identity.principals import ANONYMOUS, WORKER, Principal
+from api.identity.sessions import read_session_authorization
 from scheduler.settings import Settings, is_loopback
 from scheduler.store.protocol import UnavailableError
 from scheduler.telemetry.logs import REQUEST_ID
@@ -145,6 +146,7 @@ class SecurityMiddleware:
             return ANONYMOUS
         if rule.caller is Caller.SCRAPERS and self.settings.metrics_open:
             return ANONYMOUS
+        authorization = authorization or read_session_authorization(Request(scope), self.settings)
         scope["state"]["is_token_valid"] = partial(self.authenticator.is_still_valid, authorization)
         return await self.authenticator.authenticate(authorization, address)
 

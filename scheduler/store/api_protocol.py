@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nlargest
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from scheduler.domain.commands import Command
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
@@ -25,6 +25,9 @@ from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.protocol import Page, Store, StoredEvent
+
+if TYPE_CHECKING:
+    from scheduler.store.sessions import SessionStore
 
 Row = TypeVar("Row")
 
@@ -291,6 +294,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def tokens(self) -> TokenStore: ...
+
+    @property
+    def sessions(self) -> SessionStore: ...
 
     @property
     def audit_log(self) -> AuditLog: ...

@@ -37,6 +37,7 @@ from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
+from scheduler.store.sql_sessions import SqlSessionStore
 from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_webhooks import SqlWebhooks
 
@@ -73,6 +74,7 @@ class SqlStore:
         self.simulations = SqlSimulations(self._engine)
         self.idempotency_keys = SqlIdempotencyKeys(self._engine)
         self.tokens = SqlTokenStore(self._engine)
+        self.sessions = SqlSessionStore(self._engine)
         self.audit_log = SqlAuditLog(self._engine)
         self.machines = SqlMachines(self._engine)
         self.retention = SqlRetention(self._engine)

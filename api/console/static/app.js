@@ -3,6 +3,8 @@
 import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
+import { whoAmI } from "./permissions.js";
+import { enter, followOtherTabs, sessionKey, signOut } from "./session.js";
 import { startTheme } from "./theme.js";
 import { keepAges } from "./times.js";
 
@@ -72,10 +74,28 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
+/** Shows who is signed in. Without authentication nobody is. */
+async function showUser() {
+  const who = await whoAmI();
+  if (!sessionKey()) return;
+  const name = el("span", { class: "name", title: who.name }, who.name);
+  const roles = el("span", { class: "muted" }, who.grants.join(", ") || "no role");
+  const leave = el("button", { type: "button", class: "quiet", on: { click: signOut } }, "Sign out");
+  put(document.getElementById("user"), el("p", {}, "Signed in as ", name), el("p", { class: "small" }, roles), leave);
+}
+
+async function enterAndGo() {
+  await enter();
+  await go();
+}
+
 startTheme(document.getElementById("theme"));
 keepAges();
-addEventListener("hashchange", go);
+followOtherTabs();
+await enter();
+addEventListener("hashchange", enterAndGo);
 go();
+showUser().catch(() => {}); // the page shows the error
 // Reload a page that failed to load once the service is reachable again.
 onEvent((event) => event === null && hasFailed && location.reload(), new AbortController().signal);
 startLive(document.getElementById("connection"));
