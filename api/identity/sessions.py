@@ -2,8 +2,8 @@
 
 A session has two random parts. The browser keeps one in an HttpOnly cookie. The page keeps the other, the key, in the
 storage of its origin and sends it as a header. Browsers send cookies of 127.0.0.1 to every port of it, so the server of
-another user on this machine can receive the cookie; it cannot read the key. Pages of other sites cannot send the header.
-Decision record 23 has the reasons.
+another user on this machine can receive the cookie, but it cannot read the key. Pages of other sites cannot send the
+header. Decision record 23 has the reasons.
 """
 
 from __future__ import annotations

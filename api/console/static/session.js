@@ -14,6 +14,7 @@ const PROBLEMS = {
   failed: "The identity provider's answer is not valid. The log of the service says why.",
   unavailable: "The identity provider does not answer. Try again later, or use a token.",
 };
+const listeners = new Set();
 let asking = null;
 
 /** Returns the headers that authenticate a request of this page. */
@@ -28,7 +29,9 @@ export function sessionKey() {
 
 /** Prompts until the user is signed in, here or in another tab. Requests that fail together share one dialog. */
 export function requireSession(why) {
-  asking ??= prompt(why).finally(() => (asking = null));
+  asking ??= prompt(why)
+    .then(() => listeners.forEach((listen) => listen()))
+    .finally(() => (asking = null));
   return asking;
 }
 
@@ -42,6 +45,11 @@ export async function enter() {
   const { code, problem } = Object.fromEntries(new URLSearchParams(search));
   if (code && (began || (await mayReplaceSession()))) await refuseOrAccept(await signIn({ code }));
   else if (problem) await requireSession(PROBLEMS[problem] || PROBLEMS.failed);
+}
+
+/** Calls `listen` after each prompt that ended with a sign-in. */
+export function onSession(listen) {
+  listeners.add(listen);
 }
 
 /** Ends the session in the service and in every tab. */
@@ -106,7 +114,11 @@ async function signIn(credential) {
   const headers = { "Content-Type": "application/json" };
   const answer = await fetch("/sign-in", { method: "POST", headers, body: JSON.stringify(credential) });
   const content = await answer.json().catch(() => ({}));
-  if (!answer.ok) return content.detail || `the service responded with status ${answer.status}`;
+  if (!answer.ok) return asSentence(content.detail || `the service responded with status ${answer.status}`);
   localStorage.setItem(KEY, content.key);
   return "";
+}
+
+function asSentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
 }
