@@ -263,9 +263,10 @@ class Settings(BaseSettings):
         default="",
         description="Client id of the console at the OpenID Connect issuer. Empty: the console accepts tokens only.",
     )
-    oidc_client_secret_file: Path | None = Field(
-        default=None,
-        description="File with the client secret of the console. Default: a public client, which PKCE protects.",
+    oidc_client_secret: str = Field(
+        default="",
+        repr=False,
+        description="Client secret of the console at the issuer. Empty: a public client, which PKCE protects.",
     )
     oidc_scopes: str = Field(
         default="openid profile",

@@ -118,7 +118,7 @@ class OidcSignIn:
             "redirect_uri": self.redirect_uri,
             "code_verifier": self._derive("verifier", state),
         }
-        client_id, secret = self._settings.oidc_client_id, self._read_client_secret()
+        client_id, secret = self._settings.oidc_client_id, self._settings.oidc_client_secret
         headers = {}
         if secret and metadata.accepts_basic:
             pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
@@ -170,10 +170,6 @@ class OidcSignIn:
         except ValueError:
             document = {}
         return response.status_code, document if isinstance(document, dict) else {}
-
-    def _read_client_secret(self) -> str:
-        path = self._settings.oidc_client_secret_file
-        return "" if path is None else path.read_text(encoding="utf-8").strip()
 
     def _derive(self, purpose: str, text: str) -> str:
         digest = hmac.digest(self._secret, f"oidc sign-in {purpose}: {text}".encode(), sha256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -29,9 +29,14 @@ def provider() -> Iterator[OidcProvider]:
         yield made
 
 
+def build_service(provider: OidcProvider, **settings: Any) -> AuthenticatedService:
+    own = {"oidc_issuer": provider.url, "oidc_client_id": CLIENT_ID, "console_url": CONSOLE}
+    return AuthenticatedService(**{**own, **settings})
+
+
 @pytest.fixture
 def guarded(provider: OidcProvider) -> Iterator[AuthenticatedService]:
-    made = AuthenticatedService(oidc_issuer=provider.url, oidc_client_id=CLIENT_ID, console_url=CONSOLE)
+    made = build_service(provider)
     yield made
     made.http.close()
 
@@ -65,19 +70,16 @@ def test_the_issuer_signs_a_browser_in(guarded: AuthenticatedService, provider: 
     assert len({query["state"], query["nonce"], query["code_challenge"]}) == 3
 
 
-def test_the_client_secret_is_sent_as_the_standard_says(tmp_path: Path, provider: OidcProvider) -> None:
+def test_the_client_secret_is_sent_as_the_standard_says(provider: OidcProvider) -> None:
     provider.secret = CLIENT_SECRET
-    (tmp_path / "secret").write_text(f"{CLIENT_SECRET}\n")
-    settings = {"oidc_issuer": provider.url, "oidc_client_id": CLIENT_ID, "console_url": CONSOLE}
-    with (guarded := AuthenticatedService(oidc_client_secret_file=tmp_path / "secret", **settings)).http:
+    with (guarded := build_service(provider, oidc_client_secret=CLIENT_SECRET)).http:
         browser = Browser(guarded)
         assert "code" in come_back(browser, go_to_issuer(browser))
 
 
 def test_the_session_ends_with_the_identity(provider: OidcProvider, problem: Problem) -> None:
     provider.claims = {"exp": int(time.time()) + 60}
-    settings = {"oidc_issuer": provider.url, "oidc_client_id": CLIENT_ID, "console_url": CONSOLE}
-    with (guarded := AuthenticatedService(session_s=1e9, **settings)).http:
+    with (guarded := build_service(provider, session_s=1e9)).http:
         browser = Browser(guarded)
         opened = browser.sign_in(code=come_back(browser, go_to_issuer(browser))["code"])
         assert opened.json()["expires_at_s"] == provider.claims["exp"] + LEEWAY_S
@@ -165,8 +167,7 @@ def test_another_name_of_the_service_leads_to_its_url(guarded: AuthenticatedServ
 
 
 def test_failed_answers_are_limited_by_address(provider: OidcProvider, problem: Problem) -> None:
-    settings = {"oidc_issuer": provider.url, "oidc_client_id": CLIENT_ID, "console_url": CONSOLE}
-    with (guarded := AuthenticatedService(rate_per_s=0.001, rate_burst=3, **settings)).http:
+    with (guarded := build_service(provider, rate_per_s=0.001, rate_burst=3)).http:
         browser = Browser(guarded)
         for _ in range(3):
             assert come_back(browser, f"{CALLBACK}?code=x&state=y") == {"problem": "expired"}

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from uvicorn import Config
@@ -48,7 +48,7 @@ class ConsoleSite:
         folder: Path,
         auth: Literal["on", "off"] = "off",
         port: int = 0,
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.store = store
         self.folder = folder

@@ -32,7 +32,7 @@ def small_site(
     auth: Literal["on", "off"] = "off",
     hours: float = 3.0,
     port: int = 0,
-    settings: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> ConsoleSite:
     """Six training and ten inference nodes, some hours of demand history, running and pending jobs."""
     url = f"sqlite:///{folder / 'console.sqlite'}"
@@ -40,9 +40,8 @@ def small_site(
     names = [*((f"t{at}", "training") for at in range(6)), *((f"i{at}", "inference") for at in range(10))]
     nodes = [Node(name, pool, GPU, 8, GPU_BYTES) for name, pool in names]
     now_s = time.time() - hours * HOUR_S
-    site = ConsoleSite(
-        SqlStore(url), nodes, now_s=now_s, folder=folder / "run", auth=auth, port=port, settings=settings
-    )
+    run_dir = folder / "run"
+    site = ConsoleSite(SqlStore(url), nodes, now_s=now_s, folder=run_dir, auth=auth, port=port, settings=settings)
     site.tick()
     return site
 

@@ -8,7 +8,7 @@ const NEWS_TOGETHER_MS = 1000;
 const news = new Map();
 let dialogs = 0;
 
-/** Shows `content` in a modal dialog and returns the value of the pressed button ("" for Esc, or if `signal` aborts). */
+/** Shows `content` in a modal dialog. Returns the value of the pressed button, "" for Esc or when `signal` aborts. */
 function modal(title, content, buttons, signal) {
   dialogs += 1; // IDs must be unique: dialogs can be nested
   const heading = el("h2", { id: `dialog-title-${dialogs}` }, title);
@@ -41,7 +41,7 @@ export async function askSignIn(why, { issuer, signal }) {
   const plain = { type: "password", autocomplete: "off", spellcheck: "false" };
   const input = el("input", { id: "token", ...plain, required: true, autofocus: !issuer });
   const command = el("code", {}, "ebbtide console");
-  const hint = el("small", {}, "Or run ", command, " and open the URL that it prints: it signs you in without a token.");
+  const hint = el("small", {}, "Or run ", command, " and open the URL that it prints. It needs no token.");
   const field = el("div", { class: "field" }, el("label", { for: "token" }, "Token"), input, hint);
   const provider = { value: "oidc", class: "first wide", formnovalidate: true, autofocus: true };
   const content = el(

@@ -75,12 +75,10 @@ def test_the_token_is_not_sent_when_nobody_or_another_user_listens(
     announce_service(f"http://127.0.0.1:{old}", token_file)
     assert find_local_service(f"http://127.0.0.1:{old}") is None
     assert find_local_service(f"http://127.0.0.1:{port}") is not None
-    table = Path("/proc/net/tcp").read_text()
     forged = token_file.with_name("tcp")
-    lines = [line.split() for line in table.splitlines()]
-    forged.write_text(
-        "\n".join([" ".join(lines[0]), *(" ".join([*line[:7], "4242", *line[8:]]) for line in lines[1:])])
-    )
+    head, *lines = Path("/proc/net/tcp").read_text().splitlines()
+    of_another = [" ".join([*fields[:7], "4242", *fields[8:]]) for fields in map(str.split, lines)]
+    forged.write_text("\n".join([head, *of_another]))
     monkeypatch.setattr(local_service, "_SOCKET_TABLES", (forged,))
     assert find_local_service(f"http://127.0.0.1:{port}") is None
 

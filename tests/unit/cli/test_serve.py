@@ -104,10 +104,15 @@ def test_switched_off_authentication_needs_force_beside_other_login_users(
     """Every user of the machine would have full access."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(login_users, "list_other_login_users", lambda: ["bert", "carla"])
+    for name, value in (("EBBTIDE_AUTH", "on"), ("EBBTIDE_PORT", "0")):
+        monkeypatch.setenv(name, value)  # `serve` sets both
     started: list[str] = []
-    monkeypatch.setattr(
-        "cli.supervisor.supervise", lambda commands: started.append(os.environ["EBBTIDE_AUTH"]) or (0, "stopped")
-    )
+
+    def start(commands: object) -> tuple[int, str]:
+        started.append(os.environ["EBBTIDE_AUTH"])
+        return 0, "stopped"
+
+    monkeypatch.setattr("cli.supervisor.supervise", start)
     for words, environment in ((["--no-auth"], {}), ([], {"EBBTIDE_AUTH": "off"})):
         refused = run("serve", "--port", "0", "--no-agent", *words, **environment)
         assert (refused.exit_code, started) == (2, [])
