@@ -97,7 +97,7 @@ class SecurityMiddleware:
             if message["type"] == "http.response.start":
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
-                message["headers"] = [*others, (name, request_id.encode())]
+                message["headers"] = [*others, (name, request_id.encode()), *_cache_headers(scope, others)]
                 worker_caller = scope.get("state", {}).get("worker_caller")
                 if worker_caller is not None:
                     self.worker_authenticator.record_response(worker_caller, message["status"])
@@ -146,7 +146,9 @@ class SecurityMiddleware:
             return ANONYMOUS
         if rule.caller is Caller.SCRAPERS and self.settings.metrics_open:
             return ANONYMOUS
-        authorization = authorization or read_session_authorization(Request(scope), self.settings)
+        if not authorization and (session := read_session_authorization(Request(scope), self.settings)):
+            authorization = session
+            scope["state"]["has_session"] = True
         scope["state"]["is_token_valid"] = partial(self.authenticator.is_still_valid, authorization)
         return await self.authenticator.authenticate(authorization, address)
 
@@ -213,6 +215,13 @@ def _request_id(scope: Scope) -> str:
 
 def _header(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _cache_headers(scope: Scope, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the header that keeps caches from storing what a session reads; by default, they ignore cookies."""
+    has_session = scope.get("state", {}).get("has_session", False)
+    is_set = any(name == b"cache-control" for name, _ in headers)
+    return [(b"cache-control", b"no-store")] if has_session and not is_set else []
 
 
 def _refuse_malformed(scope: Scope) -> None:

@@ -79,9 +79,11 @@ def is_foreign_page(connection: HTTPConnection, settings: Settings) -> bool:
 def refuse_foreign_page(connection: HTTPConnection, settings: Settings) -> None:
     """Raise a 403 if a page of another origin makes the request in a browser."""
     if is_foreign_page(connection, settings):
-        raise ProblemError(
-            403, "forbidden", "a page of another site sent this request. Use the console of this service"
+        detail = (
+            "a page of another site sent this request. Use the console of this service. If a proxy changes the Host "
+            "header, set EBBTIDE_CONSOLE_URL"
         )
+        raise ProblemError(403, "forbidden", detail)
 
 
 def encode_principal(principal: Principal) -> dict[str, Any]:

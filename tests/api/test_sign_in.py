@@ -64,7 +64,8 @@ def test_a_token_opens_a_session(guarded: AuthenticatedService) -> None:
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "strict", "/")
     assert cookie["domain"] == ""
     assert cookie.value not in response.text
-    assert browser.get().json()["name"] == "anna"
+    answer = browser.get()
+    assert (answer.json()["name"], answer.headers["cache-control"]) == ("anna", "no-store")
     assert list_actions(guarded)[-1] == ("SignIn", "anna")
 
 
