@@ -127,6 +127,9 @@ def test_identity_provider_signs_in(tmp_path: Path, opened: Opener, picture: Cal
             dialog.get_by_role("button", name="Continue with localhost").click()
             expect(dialog.get_by_role("alert")).to_contain_text("did not sign you in")
             picture(page, "sign-in-denied-by-provider")
+            dialog.get_by_label("Token").fill("ebk_wrong")
+            page.keyboard.press("Enter")
+            expect(dialog.get_by_role("alert")).to_contain_text("The token does not exist")
             provider.refusal = ""
             dialog.get_by_role("button", name="Continue with localhost").click()
             expect(page.locator("#user .name")).to_have_text("anna")

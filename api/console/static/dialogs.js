@@ -43,7 +43,9 @@ export async function askSignIn(why, { issuer, signal }) {
   const command = el("code", {}, "ebbtide console");
   const hint = el("small", {}, "Or run ", command, " and open the URL that it prints. It needs no token.");
   const field = el("div", { class: "field" }, el("label", { for: "token" }, "Token"), input, hint);
-  const provider = { value: "oidc", class: "first wide", formnovalidate: true, autofocus: true };
+  // No submit button: Enter in the token field would press it.
+  const leave = ({ currentTarget }) => currentTarget.closest("dialog").close("oidc");
+  const provider = { type: "button", class: "first wide", autofocus: true, on: { click: leave } };
   const content = el(
     "div",
     { class: "stack" },
