@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 from api.identity.principals import Grant, generate_token
 from scheduler.store.api_protocol import ApiToken, AuditEntry
 from tests.console.fleets import create_fleet, small_site
+from tests.console.test_accessibility import find_serious_violations
 from tests.loopback import find_free_port
 from tests.oidc_provider import CLIENT_ID, OidcProvider
 
@@ -48,6 +49,10 @@ def test_invalid_token_is_rejected_and_a_valid_one_is_accepted(
     expect(page.locator("#connection")).to_have_text("Live")
     expect(page.locator("#user .name")).to_have_text("guest")
     picture(page, "signed-in")
+    assert find_serious_violations(page) == []
+    page.set_viewport_size({"width": 420, "height": 800})
+    picture(page, "signed-in-narrow")
+    page.set_viewport_size({"width": 1280, "height": 900})
     pause = page.get_by_role("button", name="Pause lending")
     expect(pause).to_be_disabled()
     pause.focus()
@@ -127,6 +132,7 @@ def test_identity_provider_signs_in(tmp_path: Path, opened: Opener, picture: Cal
             dialog.get_by_role("button", name="Continue with localhost").click()
             expect(dialog.get_by_role("alert")).to_contain_text("did not sign you in")
             picture(page, "sign-in-denied-by-provider")
+            assert find_serious_violations(page) == []
             dialog.get_by_label("Token").fill("ebk_wrong")
             page.keyboard.press("Enter")
             expect(dialog.get_by_role("alert")).to_contain_text("The token does not exist")
