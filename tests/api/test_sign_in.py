@@ -178,7 +178,7 @@ def test_a_session_opens_no_other_session(guarded: AuthenticatedService, problem
 
 @pytest.mark.parametrize("credential", [{}, {"token": "a", "code": "b"}, {"token": "x" * 8193}])
 def test_a_sign_in_needs_one_credential(
-    guarded: AuthenticatedService, problem: Problem, credential: dict[str, str]
+    guarded: AuthenticatedService, problem: Problem, credential: dict[str, Any]
 ) -> None:
     problem(Browser(guarded).sign_in(**credential), 422)
 
@@ -186,9 +186,10 @@ def test_a_sign_in_needs_one_credential(
 @pytest.mark.parametrize("kind", ["token", "code"])
 def test_failed_sign_ins_are_limited_by_address(problem: Problem, kind: str) -> None:
     with (guarded := AuthenticatedService(rate_per_s=0.001, rate_burst=5)).http:
+        credential: dict[str, Any] = {kind: "ebk_wrong"}
         for _ in range(5):
-            problem(Browser(guarded).sign_in(**{kind: "ebk_wrong"}), 401)
-        assert problem(Browser(guarded).sign_in(**{kind: "ebk_wrong"}), 429)["type"].endswith(":rate-limited")
+            problem(Browser(guarded).sign_in(**credential), 401)
+        assert problem(Browser(guarded).sign_in(**credential), 429)["type"].endswith(":rate-limited")
 
 
 def test_the_cookie_is_secure_under_tls(guarded: AuthenticatedService) -> None:
