@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, Self
 
 from fastapi import Path, Response
@@ -13,13 +12,13 @@ from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_k
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, StoreDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor
+from api.identity.audit import new_audit_entry
 from api.identity.authorization import ADMIN, requires
 from api.identity.principals import Grant, Principal, generate_account_id, generate_token
 from api.tokens import CREATED_BEFORE, LIFETIME_S_MAX, TOKEN_NAME_PATTERN, GrantText, TokenView, token_view
 from scheduler.documents.document import Document, invalid_field
-from scheduler.store.api_protocol import AccountNameTakenError, AccountStore, AuditEntry, ServiceStore
+from scheduler.store.api_protocol import AccountNameTakenError, AccountStore, ServiceStore
 from scheduler.store.credentials import ApiToken, ServiceAccount
-from scheduler.telemetry.logs import REQUEST_ID
 
 OVERLAP_S_DEFAULT = 86_400.0
 OVERLAP_S_MAX = 30 * 86_400.0
@@ -142,9 +141,7 @@ def create_account(
     creation_key = build_creation_key(key, principal, "account", document)
 
     def create() -> ApiToken:
-        audit = _audit_entry(
-            "CreateAccount", account.name, None, _audited_fields(account), principal=principal, now_s=now_s
-        )
+        audit = new_audit_entry(principal, now_s, "CreateAccount", account.name, after=_audited_fields(account))
         try:
             store.accounts.create(account, new, audit, creation_key)
         except AccountNameTakenError:
@@ -192,7 +189,7 @@ def change_account(
     if change.enabled is not None:
         changes["disabled_at_s"] = None if change.enabled else account.disabled_at_s or now_s
     before = {name: value for name, value in _audited_fields(account).items() if name in changes}
-    audit = _audit_entry("ChangeAccount", account.name, before, changes, principal=principal, now_s=now_s)
+    audit = new_audit_entry(principal, now_s, "ChangeAccount", account.name, before=before, after=changes)
     changed = store.accounts.update_account(account.id, changes, audit)
     return account_view(changed or raise_not_found("service account", name), store.accounts, now_s)
 
@@ -218,7 +215,7 @@ def rotate_account(
 
     def create() -> ApiToken:
         after = {"token": new.id, "overlap_until_s": until_s}
-        audit = _audit_entry("RotateAccount", account.name, None, after, principal=principal, now_s=now_s)
+        audit = new_audit_entry(principal, now_s, "RotateAccount", account.name, after=after)
         if not store.accounts.rotate(new, overlap_until_s=until_s, audit=audit, key=creation_key):
             raise_not_found("service account", name)
         return new
@@ -236,9 +233,7 @@ def rotate_account(
 def delete_account(name: AccountNamePath, service: ServiceDep, store: StoreDep, principal: PrincipalDep) -> None:
     """Delete a service account and revoke its tokens. Its jobs continue; queue-admins can change them."""
     account, now_s = _find_account(store, name), service.clock.now_s()
-    audit = _audit_entry(
-        "DeleteAccount", account.name, _audited_fields(account), None, principal=principal, now_s=now_s
-    )
+    audit = new_audit_entry(principal, now_s, "DeleteAccount", account.name, before=_audited_fields(account))
     if not store.accounts.delete(account.id, now_s, audit):
         raise_not_found("service account", name)
 
@@ -300,16 +295,3 @@ def _audited_fields(account: ServiceAccount) -> dict[str, Any]:
         "expires_at_s": account.expires_at_s,
         "disabled_at_s": account.disabled_at_s,
     }
-
-
-def _audit_entry(
-    action: str,
-    name: str,
-    before: Mapping[str, Any] | None,
-    after: Mapping[str, Any] | None,
-    *,
-    principal: Principal,
-    now_s: float,
-) -> AuditEntry:
-    fields = (action, name, before, after, REQUEST_ID.get())
-    return AuditEntry(now_s, principal.name, principal.token_id, *fields, actor_id=principal.subject)

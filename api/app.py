@@ -31,6 +31,7 @@ from api import (
     pod_reports,
     pools,
     queues,
+    sign_in,
     simulations,
     tokens,
     usage,
@@ -45,6 +46,7 @@ from api.http.errors import add_error_handlers
 from api.http.middleware import SecurityMiddleware, TimingMiddleware
 from api.identity.authentication import Authenticator, WorkerAuthenticator
 from api.identity.authorization import RouteRules, list_route_rules
+from api.identity.oidc_sign_in import OidcSignIn
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
 from api.queue_secrets import agent_routes
@@ -79,7 +81,7 @@ _ROUTERS = (
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
     machines.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
-    *(accounts.router, secret_routes.router, agent_routes.router),
+    *(accounts.router, secret_routes.router, agent_routes.router, sign_in.login_code_router, sign_in.router),
     *(tokens.audit_router, health.router, web_console.router),
 )
 _DESCRIPTION = (
@@ -116,6 +118,7 @@ def create_app(
         routes=[route for router in _ROUTERS for route in router.routes],  # include_router would analyse them again
     )
     agent_state = AgentStateCache(store, run_log)
+    authenticator = Authenticator(store.tokens, store.sessions, settings, clock) if settings.auth == "on" else None
     app.state.service = Service(
         store,
         settings,
@@ -128,6 +131,8 @@ def create_app(
         ArchiveFolder(settings.archive_path),
         MachineContacts(store.machines.record_seen),
         SecretVault(settings.secrets_key_path, creates=settings.secrets_key_file is None),
+        authenticator,
+        _build_oidc_sign_in(settings, authenticator, token_secret),
     )
     app.state.streams = StreamRegistry(store, streams_max=settings.streams_max)
     app.state.node_deltas = NodeDeltas()
@@ -137,11 +142,19 @@ def create_app(
         SecurityMiddleware,
         settings=settings,
         route_rules=RouteRules(list_route_rules(app.routes)),
-        authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
+        authenticator=authenticator,
         worker_authenticator=WorkerAuthenticator(settings, clock),
     )
     app.add_middleware(TimingMiddleware, access_log=AccessLog(settings.access_log))
     return app
+
+
+def _build_oidc_sign_in(
+    settings: Settings, authenticator: Authenticator | None, token_secret: bytes
+) -> OidcSignIn | None:
+    if authenticator is None or authenticator.issuer is None or not settings.oidc_client_id:
+        return None
+    return OidcSignIn(settings, authenticator.issuer, token_secret)
 
 
 SHUTDOWN_TIMEOUT_S = 10

@@ -86,6 +86,12 @@ SUBCOMMANDS = (
     Subcommand(
         "whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name, id and roles on the service."
     ),
+    Subcommand(
+        "console",
+        "cli.commands.console:console",
+        IDENTITY_PANEL,
+        "Print a URL that opens the web console, signed in as you.",
+    ),
     Subcommand("audit", "cli.commands.audit:app", IDENTITY_PANEL, "List or verify the audit log (admins only)."),
     Subcommand("context", "cli.commands.identity:contexts_app", IDENTITY_PANEL, "List, use or delete saved services."),
     Subcommand("token", "cli.commands.identity:tokens_app", IDENTITY_PANEL, "Create, list or revoke API tokens."),

@@ -7,7 +7,8 @@
     contexts: {prod: {url: https://..., token: ebk_...}}
 
 The URL comes from --url, else EBBTIDE_URL, else the context EBBTIDE_CONTEXT, else the current context. EBBTIDE_TOKEN
-overrides a context's token. A context's token is sent to that context's URL only.
+overrides a context's token. A context's token is sent to that context's URL only. Without a token, the one of a service
+that the user runs on this machine is used (`cli.local_service`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ import typer
 
 from cli.exit_codes import ExitCode, InputError, ServiceError, choose_exit_code
 from cli.inputs import input_errors_from
+from cli.local_service import find_local_service
 
 if TYPE_CHECKING:
     from api.client import Client, ProblemError
@@ -60,9 +62,10 @@ def resolve_target(url: str) -> Target:
     if name and name not in contexts.targets:
         raise InputError(f"EBBTIDE_CONTEXT: got {name!r}; allowed: {_format_context_names(contexts)}")
     chosen = contexts.targets.get(name, Target(LOCAL_SERVICE_URL, ""))
-    if not url or url.rstrip("/") == chosen.url.rstrip("/"):
-        return Target(chosen.url, token or chosen.token, name)
-    return Target(url, token)
+    is_chosen = not url or url.rstrip("/") == chosen.url.rstrip("/")
+    target = Target(chosen.url, token or chosen.token, name) if is_chosen else Target(url, token)
+    local = None if target.token else find_local_service(target.url)
+    return target if local is None else replace(target, url=local.url, token=local.token)
 
 
 def get_context(contexts: Contexts, name: str) -> Target:

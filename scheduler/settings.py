@@ -30,6 +30,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def to_local_authority(host: str, port: int) -> str:
+    """Return HOST:PORT at which this machine reaches a server that listens on `host`."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _check_http_url(text: str) -> str:
     if not text:
         return text
@@ -191,6 +197,11 @@ class Settings(BaseSettings):
     public_url: str = Field(
         default="", description="URL at which workers reach the API. Empty: http://HOST:PORT of this process."
     )
+    console_url: OptionalUrl = Field(
+        default="",
+        description="URL at which browsers reach the console, for login URLs and the return from the OpenID Connect "
+        "issuer. Empty: EBBTIDE_PUBLIC_URL, else http://HOST:PORT of this process.",
+    )
     streams_max: int = Field(
         default=1000,
         ge=1,
@@ -269,6 +280,26 @@ class Settings(BaseSettings):
         default=False,
         description="Give each audit log entry a digest that covers the entry before it, so that `ebbtide audit "
         "verify` finds changed, removed, inserted and moved entries. Set it for all processes alike.",
+    )
+
+    oidc_client_id: str = Field(
+        default="",
+        description="Client id of the console at the OpenID Connect issuer. Empty: the console accepts tokens only.",
+    )
+    oidc_client_secret: str = Field(
+        default="",
+        repr=False,
+        description="Client secret of the console at the issuer. Empty: a public client, which PKCE protects.",
+    )
+    oidc_scopes: str = Field(
+        default="openid profile",
+        pattern=r"^openid( [!#-\[\]-~]+)*$",
+        description="Scopes that the console requests from the issuer, separated by blanks. `openid` comes first.",
+    )
+    session_s: Seconds = Field(
+        default=43_200.0,
+        description="Longest duration of a console session, in seconds. A session ends earlier with the token that "
+        "opened it.",
     )
 
     # Logs
@@ -409,6 +440,13 @@ class Settings(BaseSettings):
     def worker_url(self) -> str:
         """URL at which workers reach the API, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+    @property
+    def browser_url(self) -> str:
+        """URL at which browsers reach the console, without a trailing slash."""
+        if given := self.console_url or self.public_url:
+            return given.rstrip("/")
+        return f"http://{to_local_authority(self.host, self.port)}"
 
     @property
     def archive_path(self) -> Path:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from api.accounts import ServiceAccountTokenView, ServiceAccountView
     from api.event_views import DecisionView, EventView, SnapshotView
     from api.plans import SolvedPlanView
+    from api.sign_in import LoginCodeView
     from api.tokens import AuditView, ChainReportView, TokenView, WhoAmIView
     from api.webhooks.routes import DeliveryView, WebhookSecretView, WebhookView
 
@@ -68,6 +69,10 @@ class TokenMethods(ClientMethods):
     def verify_audit(self, digest: str = "") -> ChainReportView:
         """Check the hash chain of the audit log, and that it contains `digest`, unless that is empty."""
         return self._connection.request("GET", "/v1/audit:verify", query={"digest": digest} if digest else {})
+
+    def create_login_code(self) -> LoginCodeView:
+        """Create a code that signs a browser in to the web console, once, at `/#/login?code=`."""
+        return cast("LoginCodeView", self._connection.request("POST", "/v1/login-codes"))
 
     def audit(
         self, *, actor: str = "", subject: str = "", since_s: float | None = None, limit: int = 1000

@@ -22,9 +22,10 @@ from fastapi.routing import APIRoute
 
 from api.agent_state import AgentStateCache, MachineContacts
 from api.http.errors import ProblemError
-from api.identity.authentication import parse_bearer_token
+from api.identity.authentication import Authenticator, parse_bearer_token
 from api.identity.authorization import find_rule
 from api.identity.machine_credentials import MachineCredentials
+from api.identity.oidc_sign_in import OidcSignIn
 from api.identity.principals import Principal
 from api.queue_secrets.vault import SecretVault
 from api.state import RequestContext, StateReader, load_request_context
@@ -89,7 +90,8 @@ def _run_in_one_thread(endpoint: Callable[..., Any], status: int) -> Callable[..
 class Service:
     """The parts of the service that endpoints use.
 
-    `lease` returns the current leader's lease without competing for it. `searches` limits how many plans are solved
+    `lease` returns the current leader's lease without competing for it. `authenticator` is None while authentication is
+    off, and `oidc_sign_in` if the console offers tokens only. `searches` limits how many plans are solved
     concurrently, because a large search occupies a core for many seconds.
     """
 
@@ -104,6 +106,8 @@ class Service:
     archives: ArchiveStore
     machine_contacts: MachineContacts
     vault: SecretVault
+    authenticator: Authenticator | None
+    oidc_sign_in: OidcSignIn | None
     machine_credentials: MachineCredentials = field(default_factory=MachineCredentials)
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(CONCURRENT_SEARCHES_MAX))
 

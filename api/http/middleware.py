@@ -6,7 +6,7 @@
 - form: path and query are UTF-8 without NUL
 - host and origin, only while authentication is off: a local host name (against DNS rebinding) and no foreign web page
 - rule: who may call the route (`api.identity.authorization`)
-- principal: from the bearer token, with rate limits (`api.identity.authentication`)
+- principal: from the bearer token or the session of the console, with rate limits (`api.identity.authentication`)
 - role: on some queue or on all; the endpoint checks the job's queue
 - body: at most as large as the rule's setting allows, with or without Content-Length
 """
@@ -39,6 +39,7 @@ from api.identity.audit import (
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
 from api.identity.authorization import Caller, RouteRule, RouteRules
 from api.identity.principals import ANONYMOUS, WORKER, Principal
+from api.identity.sessions import read_session_authorization
 from scheduler.settings import Settings, is_loopback
 from scheduler.store.protocol import UnavailableError
 from scheduler.telemetry.logs import REQUEST_ID
@@ -113,7 +114,8 @@ class SecurityMiddleware:
                 await _audit_change(scope, message["status"])
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
-                message["headers"] = [*others, (name, request_id.encode()), *list_deprecation_headers(scope)]
+                added = [*list_deprecation_headers(scope), *_cache_headers(scope, others)]
+                message["headers"] = [*others, (name, request_id.encode()), *added]
                 worker_caller = scope.get("state", {}).get("worker_caller")
                 if worker_caller is not None:
                     self.worker_authenticator.record_response(worker_caller, message["status"])
@@ -165,6 +167,9 @@ class SecurityMiddleware:
             return ANONYMOUS
         if rule.caller is Caller.SCRAPERS and self.settings.metrics_open:
             return ANONYMOUS
+        if not authorization and (session := read_session_authorization(Request(scope), self.settings)):
+            authorization = session
+            scope["state"]["has_session"] = True
         scope["state"]["is_token_valid"] = partial(self.authenticator.is_still_valid, authorization)
         return await self.authenticator.authenticate(authorization, address)
 
@@ -244,6 +249,13 @@ def _request_id(scope: Scope) -> str:
 
 def _header(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _cache_headers(scope: Scope, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the header that keeps caches from storing what a session reads; by default, they ignore cookies."""
+    has_session = scope.get("state", {}).get("has_session", False)
+    is_set = any(name == b"cache-control" for name, _ in headers)
+    return [(b"cache-control", b"no-store")] if has_session and not is_set else []
 
 
 def _refuse_malformed(scope: Scope) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from starlette.concurrency import run_in_threadpool
@@ -12,6 +14,7 @@ from api.http.errors import ProblemError
 from api.identity.authorization import Caller, RouteRule
 from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer
 from api.identity.principals import API_TOKEN_PREFIX, Principal, token_digest, token_principal
+from api.identity.sessions import LOGIN_CODE_PREFIX, SESSION_PREFIX, decode_principal, encode_principal
 from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX
 from scheduler.domain.worker_token import AGENT_TOKEN_PREFIX
 from scheduler.domain.worker_token import WORKER_TOKEN_PREFIX as WORKER_PREFIX
@@ -20,6 +23,7 @@ from scheduler.settings import Settings
 from scheduler.store.api_protocol import TokenStore
 from scheduler.store.credentials import ApiToken
 from scheduler.store.protocol import UnavailableError
+from scheduler.store.sessions import SessionStore, SignedInUser
 
 
 def parse_bearer_token(authorization: str, *, hint: str) -> str:
@@ -100,6 +104,7 @@ LAST_USE_INTERVAL_S = 60.0
 _CACHED_TOKENS_MAX = 4096
 _TOKEN_LENGTH_MAX = 8192
 _ISSUER_UNAVAILABLE = 503
+_NEVER_S = float("inf")
 _TOKEN_HINT = "authentication required: send Authorization: Bearer ebk_..., or run `ebbtide login` once"
 
 
@@ -111,15 +116,17 @@ class _CachedToken:
 
 
 class Authenticator:
-    """Authentication of callers with API tokens and OIDC tokens. Belongs to one application and its event loop.
+    """Authentication of callers with API tokens, OIDC tokens and console sessions. Belongs to one application and its
+    event loop.
 
     Database and issuer calls run in threads. Requests with a valid token are rate-limited by token, others by address.
     """
 
-    def __init__(self, tokens: TokenStore, settings: Settings, clock: Clock) -> None:
+    def __init__(self, tokens: TokenStore, sessions: SessionStore, settings: Settings, clock: Clock) -> None:
         self._tokens = tokens
+        self._sessions = sessions
         self._clock = clock
-        self._issuer = OidcIssuer(settings) if settings.oidc_issuer else None
+        self.issuer = OidcIssuer(settings) if settings.oidc_issuer else None
         self._cache: dict[str, _CachedToken] = {}
         self._caller_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
         self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
@@ -131,16 +138,43 @@ class Authenticator:
             ProblemError: 401 for a missing or invalid token, 403 for a worker's token, 429 above the rate limit, 503 if
                 the OIDC issuer is needed and unreachable.
         """
+        return (await self._identify(authorization, address)).principal
+
+    async def authenticate_user(self, authorization: str, address: str) -> tuple[SignedInUser, Principal]:
+        """Return the user to open a session for. A session opens no other one, so that none outlives its end.
+
+        Raises:
+            ProblemError: as `authenticate`, and 401 for a session.
+        """
+        if authorization.startswith(f"Bearer {SESSION_PREFIX}"):
+            raise_unauthenticated("a session opens no other session. Sign in with a token")
+        known = await self._identify(authorization, address)
+        principal, expires_at_s = known.principal, known.expires_at_s
+        stored = {} if principal.token_id else encode_principal(principal)
+        return SignedInUser(principal.token_id, stored, None if expires_at_s == _NEVER_S else expires_at_s), principal
+
+    @contextmanager
+    def charge_failures(self, address: str, *failures: type[Exception]) -> Iterator[None]:
+        """Make a ProblemError of the block, and each other error in `failures`, cost the address a request.
+
+        Raises:
+            ProblemError: 429 if the address has failed too often.
+        """
+        charged: tuple[type[Exception], ...] = (ProblemError, *failures)
+        self._enforce_rate_limit(self._address_limiter, address, cost=0.0)
+        try:
+            yield
+        except charged:
+            self._enforce_rate_limit(self._address_limiter, address)
+            raise
+
+    async def _identify(self, authorization: str, address: str) -> _CachedToken:
         known = self._find_cached(authorization)
         if known is None:
-            self._enforce_rate_limit(self._address_limiter, address, cost=0.0)
-            try:
+            with self.charge_failures(address):
                 known = await self._verify_and_cache(authorization)
-            except ProblemError:
-                self._enforce_rate_limit(self._address_limiter, address)
-                raise
         self._enforce_rate_limit(self._caller_limiter, known.principal.token_id or known.principal.subject)
-        return known.principal
+        return known
 
     async def is_still_valid(self, authorization: str) -> bool:
         """Return whether a token that was valid before still is. True if the database or the issuer is unreachable."""
@@ -170,14 +204,43 @@ class Authenticator:
             raise ProblemError(403, "forbidden", "this is a worker's token, which can only report on its own job")
         if secret.startswith((MACHINE_CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX)):
             raise ProblemError(403, "forbidden", "this is a machine's token, which can only join or report for it")
+        if secret.startswith(LOGIN_CODE_PREFIX):
+            raise ProblemError(403, "forbidden", "this is a login code, which only signs a browser in")
+        if secret.startswith(SESSION_PREFIX):
+            return await run_in_threadpool(self._verify_session, token_digest(secret), now_s)
         if secret.startswith(API_TOKEN_PREFIX):
             return await run_in_threadpool(self._verify_api_token, token_digest(secret), now_s)
-        if self._issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
+        if self.issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
             raise_unauthenticated("the token is malformed. API tokens start with ebk_; ask an admin for one")
-        return await run_in_threadpool(self._verify_jwt, self._issuer, secret, now_s)
+        return await run_in_threadpool(self._verify_jwt, self.issuer, secret, now_s)
+
+    def _verify_session(self, key: str, now_s: float) -> _CachedToken:
+        session = self._sessions.find(key)
+        if session is None or session.expires_at_s <= now_s:
+            raise_unauthenticated("the session has ended. Sign in again")
+        known = self._load_user(session.user, now_s)
+        return replace(known, expires_at_s=min(known.expires_at_s, session.expires_at_s))
+
+    def load_principal(self, user: SignedInUser) -> Principal:
+        """Return the principal of a session or login code. Reads the database.
+
+        Raises:
+            ProblemError: 401 if its token was revoked or has expired.
+        """
+        return self._load_user(user, self._clock.now_s()).principal
+
+    def _load_user(self, user: SignedInUser, now_s: float) -> _CachedToken:
+        if user.token_id:
+            return self._check_api_token(self._tokens.find_by_id(user.token_id), now_s)
+        expires_at_s = _NEVER_S if user.expires_at_s is None else user.expires_at_s
+        if expires_at_s <= now_s:
+            raise_unauthenticated("the identity has expired. Sign in again")
+        return _CachedToken(decode_principal(user.principal), now_s, expires_at_s)
 
     def _verify_api_token(self, key: str, now_s: float) -> _CachedToken:
-        token = self._tokens.find_by_digest(key)
+        return self._check_api_token(self._tokens.find_by_digest(key), now_s)
+
+    def _check_api_token(self, token: ApiToken | None, now_s: float) -> _CachedToken:
         if token is None:
             raise_unauthenticated("the token does not exist. Check that it belongs to this service")
         if token.revoked_at_s is not None:
@@ -191,7 +254,7 @@ class Authenticator:
             except UnavailableError as error:  # the last-use time is not worth failing the request
                 logger.warning("last use of token %s not recorded: %s", token.id, error)
         ends_at_s = (token.expires_at_s, None if token.account is None else token.account.expires_at_s)
-        expires_at_s = min((at_s for at_s in ends_at_s if at_s is not None), default=float("inf"))
+        expires_at_s = min((at_s for at_s in ends_at_s if at_s is not None), default=_NEVER_S)
         return _CachedToken(token_principal(token), now_s, expires_at_s)
 
     def _check_account(self, token: ApiToken, now_s: float) -> None:

@@ -56,8 +56,10 @@ class OidcIssuer:
         self._keys: dict[str, jwt.PyJWK] = {}
         self._refresh_attempted_at_s = self._refreshed_at_s = float("-inf")
 
-    def verify(self, token: str, elapsed_s: float) -> VerifiedIdentity:
+    def verify(self, token: str, elapsed_s: float, *, client_id: str = "", nonce: str = "") -> VerifiedIdentity:
         """Return the identity in the token. `elapsed_s` is the time of a monotonic clock.
+
+        With `client_id`, the token is the identity token of a sign-in: it must be for this client and have the nonce.
 
         Raises:
             InvalidTokenError: the token is malformed, expired, for another audience, or not signed by this issuer.
@@ -71,13 +73,15 @@ class OidcIssuer:
                 token,
                 self._find_key(str(header.get("kid", "")), elapsed_s),
                 algorithms=sorted(ALGORITHMS),
-                audience=self._settings.oidc_audience,
+                audience=client_id or self._settings.oidc_audience,
                 issuer=self._settings.oidc_issuer,
                 leeway=LEEWAY_S,
                 options={"require": _REQUIRED_CLAIMS, "enforce_minimum_key_length": True},
             )
         except jwt.PyJWTError as error:
             raise InvalidTokenError(str(error)) from error
+        if client_id and (claims.get("nonce") != nonce or claims.get("azp", client_id) != client_id):
+            raise InvalidTokenError("it is of another sign-in")
         return VerifiedIdentity(self._principal(claims), float(claims["exp"]) + LEEWAY_S)
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:

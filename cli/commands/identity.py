@@ -243,7 +243,10 @@ def require_secret(token: Mapping[str, Any], advice: str) -> None:
 
 
 def _uses_database(url: str, database_url: str | None) -> bool:
-    return database_url is not None or not (url or resolve_target("").context)
+    if database_url is not None or url:
+        return database_url is not None
+    target = resolve_target("")
+    return not (target.context or target.token)
 
 
 def _create_in_database(document: Mapping[str, Any], database_url: str | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scheduler.settings import Settings
 
 
+_USERS_SHOWN = 5
 _UMASK = 0o077
 """Database, logs and archives are for the user of the service alone."""
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on. Overrides EBBTIDE_HOST.")]
@@ -34,6 +35,12 @@ DatabaseOption = Annotated[
 WithoutAgentOption = Annotated[
     bool, typer.Option("--no-agent", help="Run no jobs on this machine: do not start its node agent.")
 ]
+NoAuthOption = Annotated[
+    bool, typer.Option("--no-auth", help="Give every user of this machine full access, as EBBTIDE_AUTH=off does.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Turn authentication off although other users can log in to this machine.")
+]
 RestoredOption = Annotated[
     bool, typer.Option("--restored", help="The database was restored from a backup: fence controllers that led later.")
 ]
@@ -44,23 +51,31 @@ def serve(
     port: PortOption = None,
     database_url: DatabaseOption = None,
     has_no_agent: WithoutAgentOption = False,
+    *,
+    has_no_auth: NoAuthOption = False,
+    is_forced: ForceOption = False,
 ) -> None:
     """Run the API, the controller and a node agent on this machine.
 
-    They are separate processes, and each is started again if it ends. The agent hosts the nodes that are declared with
-    `ebbtide nodes add`. Ctrl-C lets jobs save and exit. After SIGTERM they go on until the service runs again, at most
-    for EBBTIDE_DISCONNECT_S.
+    Your commands on this machine need no login. For the console, the service prints a URL that signs a browser in.
+
+    API, controller and agent are separate processes, and each is started again if it ends. The agent hosts the nodes
+    that are declared with `ebbtide nodes add`. Ctrl-C lets jobs save and exit. After SIGTERM they go on until the
+    service runs again, at most for EBBTIDE_DISCONNECT_S.
     """
     from cli.supervisor import supervise
 
     os.umask(_UMASK)
-    overrides = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
+    overrides = {
+        "EBBTIDE_HOST": host,
+        "EBBTIDE_PORT": port,
+        "EBBTIDE_DATABASE_URL": database_url,
+        "EBBTIDE_AUTH": "off" if has_no_auth else None,
+    }
     os.environ.update({name: str(value) for name, value in overrides.items() if value is not None})
     settings = read_settings()
-    if "EBBTIDE_AUTH" not in os.environ and settings.is_loopback:
-        os.environ["EBBTIDE_AUTH"] = "off"
-        settings = read_settings()
     _check_auth(settings)
+    _check_other_users(settings, is_forced=is_forced)
     # Choose a free port here, not in the API process: the controller passes the same port to its workers.
     os.environ["EBBTIDE_PORT"] = str(_choose_port(settings))
     settings = read_settings()
@@ -73,7 +88,7 @@ def serve(
     print_message(
         f"Ebbtide serves {settings.worker_url} on {redact_database_url(settings.database_url)}; Ctrl-C stops it."
     )
-    print_message(_describe_authentication(settings))
+    entry = _announce(settings)
     # With -P a `scheduler.py` or `api` in the working directory does not hide Ebbtide's packages.
     child = [sys.executable, "-P", "-m", "cli"]
     with tempfile.TemporaryDirectory(prefix="ebbtide-metrics-") as metrics:
@@ -85,6 +100,8 @@ def serve(
         if not has_no_agent:
             commands["agent"] = _prepare_agent(settings, child)
         exit_code, reason = supervise(commands)
+    if entry is not None:
+        entry.unlink(missing_ok=True)
     if exit_code:
         raise CommandError(reason)
     print_message(f"Ebbtide {reason}.")
@@ -220,11 +237,51 @@ def _warn_of_unknown_variables() -> None:
         print_message(f"{name} is not a setting and has no effect. `ebbtide doctor` lists all such variables.")
 
 
-def _describe_authentication(settings: Settings) -> str:
-    if settings.auth == "on":
-        return "Authentication is on. Create the first token with `ebbtide token create --name NAME --grant admin`."
-    callers = "every user of this machine" if settings.is_loopback else f"every client that can reach {settings.host}"
-    return f"Authentication is off: {callers} has full access. Set EBBTIDE_AUTH=on to require tokens."
+def _check_other_users(settings: Settings, *, is_forced: bool) -> None:
+    from cli.login_users import list_other_login_users
+
+    others = [] if settings.auth != "off" or is_forced else list_other_login_users()
+    if others:
+        names = ", ".join(others[:_USERS_SHOWN]) + (" and others" if len(others) > _USERS_SHOWN else "")
+        raise InputError(
+            f"authentication is off, but {names} can log in to this machine and would have full access. Leave "
+            "out --no-auth and EBBTIDE_AUTH=off: your own commands need no login. To give all users access, add "
+            "--force."
+        )
+
+
+def _announce(settings: Settings) -> Path | None:
+    """Print how to sign in, and let commands of this user find the service.
+
+    The secrets are printed on a terminal only, because other output may end in a log. Return the file that names the
+    service to commands of this user; None if there is none.
+    """
+    if settings.auth != "on":
+        callers = "every user of this machine" if settings.is_loopback else f"every client that reaches {settings.host}"
+        print_message(f"Authentication is off: {callers} has full access.")
+        return None
+    from cli.commands.console import format_login_url
+    from cli.composition.local_token import prepare_local_login
+    from cli.local_service import announce_service
+    from scheduler.settings import to_local_authority
+
+    is_terminal = sys.stderr.isatty()
+    with input_errors_from("EBBTIDE_RUN_DIR"):
+        login = prepare_local_login(settings, with_code=is_terminal)
+    if is_terminal:
+        print_message(
+            "Open the console with this URL. It works once, within 15 minutes; `ebbtide console` prints another:"
+        )
+        print_message(f"    {format_login_url(settings.browser_url, login.login_code)}")
+        print_message(f"Your token, which your `ebbtide` commands find in {login.token_file}:\n    {login.token}")
+    else:
+        print_message(f"Your token is in {login.token_file}. `ebbtide console` prints a URL that signs a browser in.")
+    try:
+        return announce_service(f"http://{to_local_authority(settings.host, settings.port)}", login.token_file)
+    except OSError as error:
+        why = error.strerror or error
+        print_message(f"Your commands need `ebbtide login`: {error.filename} cannot be written ({why}).")
+        return None
 
 
 def _check_policy(settings: Settings) -> None:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from api.client import Client
+from cli.commands.console import format_login_url
 from cli.demo.checks import CheckResult, TrainingRun, check_events, check_leftover_processes, check_training
 from cli.demo.service_process import DemoError, DemoService
 from scheduler.documents.trace_files import read_demand
@@ -282,7 +283,9 @@ def _run_reference(service: DemoService, name: str) -> TrainingRun:
 
 
 def _keep_service(console: Console, service: DemoService) -> None:
-    console.print(f"DEMO_KEEP=1: the API keeps running on {service.url} until Ctrl-C.")
+    with service.wait_until_ready() as client:
+        login_url = format_login_url(service.url, client.create_login_code()["code"])
+    console.print(f"DEMO_KEEP=1: the service keeps running until Ctrl-C. This URL opens its console: {login_url}")
     try:
         while True:
             time.sleep(1.0)

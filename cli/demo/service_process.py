@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from api.client import Client
+from cli.local_service import TOKEN_FILE, read_token_file
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -47,13 +48,14 @@ class DemoService:
             "EBBTIDE_RUN_DIR": str(self.folder / "run"),
             "EBBTIDE_PORT": port,
             "EBBTIDE_HOST": "127.0.0.1",
-            "EBBTIDE_AUTH": "off",
+            "EBBTIDE_AUTH": "on",
             "EBBTIDE_AGENT_WRITABLE": str(self.ledgers),
             "EBBTIDE_AGENT_LEAVE_WITHIN": "20s",
         }
         return {**own, **settings}
 
     def wait_until_ready(self) -> Client:
+        """Return a client with the service's token once the service is ready."""
         client = Client(self.url)
         give_up_at_s = time.monotonic() + READY_TIMEOUT_S
         while not client.is_ready():
@@ -62,7 +64,8 @@ class DemoService:
             if time.monotonic() > give_up_at_s:
                 raise DemoError(f"the service was not ready within {READY_TIMEOUT_S:.0f} s; see {self._log.name}")
             time.sleep(0.2)
-        return client
+        client.close()
+        return Client(self.url, token=read_token_file(self.folder / "run" / TOKEN_FILE))
 
     def stop(self) -> None:
         """Stop the service and wait for it. Its agent ends the jobs."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nlargest
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from scheduler.domain.commands import Command
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
@@ -28,6 +28,9 @@ from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
 from scheduler.store.protocol import Page, Store, StoredEvent
 from scheduler.store.sealed_secrets import SecretStore
+
+if TYPE_CHECKING:
+    from scheduler.store.sessions import SessionStore
 
 Row = TypeVar("Row")
 
@@ -350,6 +353,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def tokens(self) -> TokenStore: ...
+
+    @property
+    def sessions(self) -> SessionStore: ...
 
     @property
     def audit_log(self) -> AuditLog: ...

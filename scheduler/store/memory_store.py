@@ -46,6 +46,7 @@ from scheduler.store.protocol import (
     StoredDecision,
     StoredEvent,
 )
+from scheduler.store.sessions import ConsoleSession, LoginCode
 
 
 class MemoryAuditLog:
@@ -123,6 +124,47 @@ class MemoryTokenStore:
     def record_use(self, token_id: str, now_s: float) -> None:
         with self._lock:
             self._tokens[token_id] = replace(self._tokens[token_id], last_used_at_s=now_s)
+
+
+class MemorySessionStore:
+    """SessionStore in memory."""
+
+    def __init__(self, audit_log: MemoryAuditLog) -> None:
+        self._codes: dict[str, LoginCode] = {}
+        self._sessions: dict[str, ConsoleSession] = {}
+        self._audit_log = audit_log
+        self._lock = threading.Lock()
+
+    def add_code(self, code: LoginCode, *, now_s: float, audit: AuditEntry | None = None) -> None:
+        with self._lock:
+            self._codes = {each.digest: each for each in self._codes.values() if each.expires_at_s > now_s}
+            self._codes[code.digest] = code
+            if audit is not None:
+                self._audit_log.append(audit)
+
+    def take_code(self, digest: str, *, browser: str, now_s: float) -> LoginCode | None:
+        with self._lock:
+            code = self._codes.get(digest)
+            if code is None or code.expires_at_s <= now_s or code.browser not in ("", browser):
+                return None
+            return self._codes.pop(digest)
+
+    def add(self, session: ConsoleSession, audit: AuditEntry) -> None:
+        with self._lock:
+            live = [each for each in self._sessions.values() if each.expires_at_s > session.created_at_s]
+            self._sessions = {each.digest: each for each in (*live, session)}
+            self._audit_log.append(audit)
+
+    def find(self, digest: str) -> ConsoleSession | None:
+        with self._lock:
+            return self._sessions.get(digest)
+
+    def delete(self, session_id: str, audit: AuditEntry) -> None:
+        with self._lock:
+            left = {digest: each for digest, each in self._sessions.items() if each.id != session_id}
+            if len(left) < len(self._sessions):
+                self._sessions = left
+                self._audit_log.append(audit)
 
 
 class MemoryMachineStore:
@@ -245,6 +287,7 @@ class MemoryStore:
         self.audit_log = MemoryAuditLog()
         self.idempotency_keys = MemoryIdempotencyKeys()
         self.tokens = MemoryTokenStore(self.audit_log, self.idempotency_keys)
+        self.sessions = MemorySessionStore(self.audit_log)
         self.machines = MemoryMachineStore(self.audit_log)
         self.secrets = MemorySecrets(self.audit_log)
 

@@ -39,6 +39,7 @@ from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_secrets import SqlSecrets
+from scheduler.store.sql_sessions import SqlSessionStore
 from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_webhooks import SqlWebhooks
 
@@ -79,6 +80,7 @@ class SqlStore:
         self.idempotency_keys = SqlIdempotencyKeys(self._engine)
         self.tokens = SqlTokenStore(self._engine)
         self.accounts = SqlAccountStore(self._engine)
+        self.sessions = SqlSessionStore(self._engine)
         self.audit_log = SqlAuditLog(self._engine)
         self.machines = SqlMachines(self._engine)
         self.secrets = SqlSecrets(self._engine)

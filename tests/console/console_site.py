@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from uvicorn import Config
@@ -48,6 +48,7 @@ class ConsoleSite:
         folder: Path,
         auth: Literal["on", "off"] = "off",
         port: int = 0,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.store = store
         self.folder = folder
@@ -57,7 +58,7 @@ class ConsoleSite:
         self.leader: Lease | None = None
         self.app = create_app(
             store,
-            Settings(auth=auth, run_dir=folder, rate_per_s=1e6, rate_burst=10**6),
+            Settings(auth=auth, run_dir=folder, rate_per_s=1e6, rate_burst=10**6, **(settings or {})),
             clock=self.clock,
             policies=self.policies,
             lease=lambda: self.leader,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +26,22 @@ LARGE_NODES, LARGE_JOBS = 1000, 5000
 MODEL = "llama-2-7b"
 
 
-def small_site(folder: Path, *, auth: Literal["on", "off"] = "off", hours: float = 3.0) -> ConsoleSite:
+def small_site(
+    folder: Path,
+    *,
+    auth: Literal["on", "off"] = "off",
+    hours: float = 3.0,
+    port: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> ConsoleSite:
     """Six training and ten inference nodes, some hours of demand history, running and pending jobs."""
     url = f"sqlite:///{folder / 'console.sqlite'}"
     migrate(url)
     names = [*((f"t{at}", "training") for at in range(6)), *((f"i{at}", "inference") for at in range(10))]
     nodes = [Node(name, pool, GPU, 8, GPU_BYTES) for name, pool in names]
     now_s = time.time() - hours * HOUR_S
-    site = ConsoleSite(SqlStore(url), nodes, now_s=now_s, folder=folder / "run", auth=auth)
+    run_dir = folder / "run"
+    site = ConsoleSite(SqlStore(url), nodes, now_s=now_s, folder=run_dir, auth=auth, port=port, settings=settings)
     site.tick()
     return site
 

@@ -47,11 +47,11 @@ def test_pages_have_no_serious_accessibility_violation(
         page.goto(f"{fleet.url}/#/{path}")
         expect(page.locator(mark).first).to_be_visible()
         picture(page, f"{name}-{scheme}")
-        if found := _find_serious_violations(page):
+        if found := find_serious_violations(page):
             faults[name] = found
     page.goto(f"{fleet.url}/#/")
     page.get_by_role("button", name="Recall all").click()
-    faults |= {"dialog": found} if (found := _find_serious_violations(page)) else {}
+    faults |= {"dialog": found} if (found := find_serious_violations(page)) else {}
     assert faults == {}
 
 
@@ -62,7 +62,7 @@ def test_large_fleet_has_no_serious_accessibility_violation(
     page = opened(large.url, scheme=scheme)
     expect(page.locator(".cell").first).to_be_visible()
     picture(page, f"large-{scheme}")
-    assert _find_serious_violations(page) == []
+    assert find_serious_violations(page) == []
 
 
 @pytest.mark.full
@@ -75,7 +75,7 @@ def test_narrow_window_screenshots(fleet: ConsoleSite, opened: Opener, picture: 
         picture(page, f"{name}-narrow")
 
 
-def _find_serious_violations(page: Page) -> list[str]:
+def find_serious_violations(page: Page) -> list[str]:
     page.evaluate(AXE.read_text(encoding="utf-8"))
     answer: dict[str, Any] = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
     serious = (each for each in answer["violations"] if each["impact"] in ("serious", "critical"))

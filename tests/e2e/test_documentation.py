@@ -1,4 +1,4 @@
-"""Shell blocks of README and the tutorials run as they are written, on a service that requires authentication."""
+"""Shell blocks of README and the tutorials run as they are written, by the user who runs the service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.loopback import find_free_port
 ROOT = Path(__file__).parents[2]
 DOCUMENTED_URL = "http://127.0.0.1:8787"
 FOLLOWED_PAGES = (
-    "docs/how-to/authenticate.md",  # first: it creates the tokens that the other pages use
+    "docs/how-to/authenticate.md",
     "docs/tutorials/first-job.md",
     "docs/tutorials/lending.md",
     "docs/tutorials/your-own-script.md",
@@ -49,7 +49,8 @@ class NewUser:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(folder / "config"),
-            "EBBTIDE_AUTH": "on",
+            "XDG_STATE_HOME": str(folder / "state"),
+            "EBBTIDE_URL": self.url,  # the pages use the default port, where another service may run
             "EBBTIDE_PORT": self.url.rpartition(":")[2],
         }
         self._folder = folder
@@ -113,8 +114,7 @@ def test_the_tutorials_run_as_written(new_user: NewUser) -> None:
 
 @pytest.mark.e2e
 def test_the_readme_runs_as_written(new_user: NewUser) -> None:
-    token = "ebbtide token create -q --name root --grant admin | ebbtide login --url " + DOCUMENTED_URL
-    new_user.run("\n".join([token, script_of(read_blocks(ROOT / "README.md"))]))
+    new_user.run(script_of(read_blocks(ROOT / "README.md")))
 
 
 def test_blocks_that_do_not_run_are_few_and_have_reasons() -> None:

@@ -118,6 +118,8 @@ def test_real_service_is_scraped_and_every_rule_is_evaluated(tmp_path: Path) -> 
         "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/ebbtide.sqlite",
         "EBBTIDE_RUN_DIR": f"{tmp_path}/run",
         "EBBTIDE_PORT": address.partition(":")[2],
+        "EBBTIDE_METRICS_OPEN": "true",
+        "XDG_STATE_HOME": f"{tmp_path}/state",
     }
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
     prometheus = Prometheus(tmp_path, address, every="1s", rules=RULES)

@@ -1,10 +1,8 @@
-// API client: requests, errors and the access token.
+// API client: requests and errors.
 
-import { askToken } from "./dialogs.js";
+import { requireSession, sessionHeaders, sessionKey } from "./session.js";
 
-const KEY = "ebbtide.token";
 const READ_TIMEOUT_MS = 60_000; // only for GET: pages poll, so a read must not hang
-let asking = null;
 
 /** An error response of the API (RFC 9457). `errors` lists the invalid fields. */
 export class Problem extends Error {
@@ -33,20 +31,19 @@ export async function eventsAfter(after, { path, limit, signal }) {
   }
 }
 
-/** Sends a request and returns the response as JSON. A 401 prompts for a token and repeats the request. */
+/** Sends a request and returns the response as JSON. A 401 prompts for a sign-in and repeats the request. */
 export async function ask(method, path, { body, query, signal, headers } = {}) {
   const limitMs = method === "GET" ? READ_TIMEOUT_MS : Infinity;
-  const answer = await withToken(() => raw(method, address(path, query), { body, signal, headers, limitMs }));
+  const answer = await withSession(() => raw(method, address(path, query), { body, signal, headers, limitMs }));
   const text = await answer.text();
   const result = text ? parsed(text) : {};
   if (!answer.ok) throw new Problem(answer.status, result);
   return result;
 }
 
-/** Like `fetch`, with the token. Throws Unreachable if no response starts within `limitMs` milliseconds. */
+/** Like `fetch`, with the session. Throws Unreachable if no response starts within `limitMs` milliseconds. */
 export async function raw(method, url, { body, signal, headers = {}, limitMs = Infinity } = {}) {
-  const sent = { Accept: "application/json", ...headers };
-  if (token()) sent.Authorization = `Bearer ${token()}`;
+  const sent = { Accept: "application/json", ...sessionHeaders(), ...headers };
   if (body !== undefined) sent["Content-Type"] = "application/json";
   const text = body === undefined ? undefined : JSON.stringify(body);
   const silence = new AbortController();
@@ -62,27 +59,15 @@ export async function raw(method, url, { body, signal, headers = {}, limitMs = I
   }
 }
 
-/** Repeats `attempt` with a new token until the service accepts the token. */
-export async function withToken(attempt) {
+/** Repeats `attempt` until it has a valid session. */
+export async function withSession(attempt) {
   for (;;) {
+    const key = sessionKey();
     const answer = await attempt();
     if (answer.status !== 401) return answer;
-    await newToken(parsed(await answer.text()).detail);
+    const why = parsed(await answer.text()).detail;
+    if (sessionKey() === key) await requireSession(key ? `Sign in again: ${why}.` : "");
   }
-}
-
-/** Returns the token of this tab, or null. */
-export function token() {
-  return sessionStorage.getItem(KEY);
-}
-
-/** Prompts for a token. Requests that were rejected at the same time share one dialog. */
-function newToken(why) {
-  asking ??= askToken(token() ? `The token was rejected: ${why}` : "").then((given) => {
-    sessionStorage.setItem(KEY, given);
-    asking = null;
-  });
-  return asking;
 }
 
 function address(path, query = {}) {

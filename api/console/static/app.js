@@ -3,6 +3,8 @@
 import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
+import { whoAmI } from "./permissions.js";
+import { enter, followOtherTabs, onSession, sessionKey, signOut } from "./session.js";
 import { startTheme } from "./theme.js";
 import { keepAges } from "./times.js";
 
@@ -68,14 +70,38 @@ function noPage(path) {
   return empty(`The console has no page ${path}`, "Use the navigation to find a page.", link);
 }
 
+/** Shows who is signed in. Without authentication nobody is. */
+async function showUser() {
+  const who = await whoAmI();
+  if (!sessionKey()) return;
+  const name = el("span", { class: "name", title: who.name }, who.name);
+  const roles = el("span", { class: "muted" }, who.grants.join(", ") || "no role");
+  const leave = el("button", { type: "button", class: "quiet", on: { click: signOut } }, "Sign out");
+  put(document.getElementById("user"), el("p", {}, "Signed in as ", name), el("p", { class: "small" }, roles), leave);
+}
+
+/** Opens the page of a new hash. After a sign-in by login URL, the page starts again as the new user. */
+async function enterAndGo() {
+  const key = sessionKey();
+  await enter();
+  if (sessionKey() === key) await go();
+  else location.reload();
+}
+
+const updateUser = () => showUser().catch(() => {}); // the page shows the error
+
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
 startTheme(document.getElementById("theme"));
 keepAges();
-addEventListener("hashchange", go);
+followOtherTabs();
+await enter();
+addEventListener("hashchange", enterAndGo);
 go();
+updateUser();
+onSession(updateUser);
 // Reload a page that failed to load once the service is reachable again.
 onEvent((event) => event === null && hasFailed && location.reload(), new AbortController().signal);
 startLive(document.getElementById("connection"));

@@ -8,14 +8,15 @@ const NEWS_TOGETHER_MS = 1000;
 const news = new Map();
 let dialogs = 0;
 
-/** Shows `content` in a modal dialog and returns the value of the pressed button ("" for Esc). */
-function modal(title, content, buttons) {
+/** Shows `content` in a modal dialog. Returns the value of the pressed button, "" for Esc or when `signal` aborts. */
+function modal(title, content, buttons, signal) {
   dialogs += 1; // IDs must be unique: dialogs can be nested
   const heading = el("h2", { id: `dialog-title-${dialogs}` }, title);
   const form = el("form", { method: "dialog" }, heading, content, el("div", { class: "row" }, buttons));
   const dialog = el("dialog", { "aria-labelledby": heading.id }, form);
   document.body.append(dialog);
   dialog.showModal();
+  signal?.addEventListener("abort", () => dialog.close(""));
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
@@ -32,22 +33,31 @@ export async function confirm(title, what, { action, danger = false }) {
   return (await modal(title, text, [no, yes])) === "yes";
 }
 
-/** Prompts until the user enters a token. `why`: why the previous token was rejected. */
-export async function askToken(why) {
+/**
+ * Prompts until the user enters a token and returns it; null if the user chooses the identity provider `issuer` or
+ * `signal` aborts. `why`: why the previous attempt failed.
+ */
+export async function askSignIn(why, { issuer, signal }) {
   const plain = { type: "password", autocomplete: "off", spellcheck: "false" };
-  const input = el("input", { id: "token", ...plain, required: true, autofocus: true });
-  const hint = "Stored in this tab until it is closed. An administrator creates tokens with: ebbtide token create";
-  const field = el(
+  const input = el("input", { id: "token", ...plain, required: true, autofocus: !issuer });
+  const command = el("code", {}, "ebbtide console");
+  const hint = el("small", {}, "Or run ", command, " and open the URL that it prints. It needs no token.");
+  const field = el("div", { class: "field" }, el("label", { for: "token" }, "Token"), input, hint);
+  // No submit button: Enter in the token field would press it.
+  const leave = ({ currentTarget }) => currentTarget.closest("dialog").close("oidc");
+  const provider = { type: "button", class: "first wide", autofocus: true, on: { click: leave } };
+  const content = el(
     "div",
-    { class: "field" },
-    el("label", { for: "token" }, "Token"),
-    input,
-    el("small", {}, hint),
-    why && el("p", { class: "wrong", role: "alert" }, why),
+    { class: "stack" },
+    why && el("p", { class: "note bad", role: "alert" }, why),
+    issuer && el("button", provider, `Continue with ${issuer}`),
+    field,
   );
   for (;;) {
-    await modal("Sign in", field, [el("button", { value: "yes", class: "first" }, "Sign in")]);
-    if (input.value.trim()) return input.value.trim();
+    const submit = el("button", { value: "yes", class: issuer ? "" : "first" }, "Sign in");
+    const pressed = await modal("Sign in", content, [submit], signal);
+    if (pressed === "oidc" || signal.aborted) return null;
+    if (pressed === "yes" && input.value.trim()) return input.value.trim();
   }
 }
 

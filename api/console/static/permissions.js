@@ -1,15 +1,16 @@
 // The user's name and permissions, so that actions without permission are disabled with a reason.
 
-import { get, token } from "./api.js";
+import { get } from "./api.js";
+import { sessionKey } from "./session.js";
 
 const ROLES = ["viewer", "submitter", "queue-admin", "admin"];
-let known = null;
+let known;
 
-/** Returns {name, grants}. Requested once per token. */
+/** Returns {name, grants}. Requested once per session. */
 export async function whoAmI() {
-  if (known?.token !== token()) {
+  if (known?.key !== sessionKey()) {
     const who = await get("/v1/whoami");
-    known = { ...who, token: token() };
+    known = { ...who, key: sessionKey() };
   }
   return known;
 }

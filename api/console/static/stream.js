@@ -1,6 +1,6 @@
-// Server-sent events over fetch, because EventSource cannot send a token. Reconnects and resumes after the last event.
+// Server-sent events over fetch, because EventSource cannot send headers. Reconnects and resumes after the last event.
 
-import { withToken, raw } from "./api.js";
+import { withSession, raw } from "./api.js";
 
 const SILENCE_MS = 45_000; // the service sends a heartbeat every 15 s
 const FINAL = new Set([403, 404, 501]); // a retry cannot succeed
@@ -19,7 +19,7 @@ export async function follow(url, { heard, state = () => {}, signal }) {
     try {
       const headers = { Accept: "text/event-stream", ...(lastId && { "Last-Event-ID": lastId }) };
       const limits = { signal: attempt.signal, limitMs: SILENCE_MS };
-      const answer = await withToken(() => raw("GET", url, { headers, ...limits }));
+      const answer = await withSession(() => raw("GET", url, { headers, ...limits }));
       if (answer.status === 422) lastId = ""; // retention has deleted that event
       if (answer.ok) {
         failures = 0;

@@ -82,7 +82,8 @@ def run(tmp_path: Path) -> Run:
     from cli.app import app
 
     def invoke(*words: str, stdin: str | None = None, **more: str | None) -> Result:
-        environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100", "XDG_CONFIG_HOME": str(tmp_path)}
+        own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+        environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100", **own}
         return CliRunner().invoke(app, list(words), input=stdin, env={**environment, **more}, prog_name="ebbtide")
 
     return invoke

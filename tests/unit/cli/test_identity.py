@@ -64,6 +64,16 @@ def test_forbidden_request_names_the_role(run: Run, guarded: AuthenticatedServic
     assert "`ebbtide whoami`" in result.stderr
 
 
+def test_console_prints_a_url_that_signs_in_once(run: Run, guarded: AuthenticatedService) -> None:
+    log_in(run, guarded.token("anna", "viewer"))
+    document = json.loads(run("console", "-o", "json", EBBTIDE_URL=None).stdout)
+    page, _, code = document["url"].partition("/#/login?code=")
+    assert page == URL
+    assert guarded.http.post("/sign-in", json={"code": code}).json()["name"] == "anna"
+    assert guarded.http.post("/sign-in", json={"code": code}).status_code == 401
+    assert "/#/login?code=ebl_" in run("console", EBBTIDE_URL=None).stdout
+
+
 def test_contexts_are_used_listed_and_deleted(run: Run, guarded: AuthenticatedService) -> None:
     log_in(run, guarded.token("anna", "viewer"), "--context", "prod")
     log_in(run, guarded.root, "--context", "admin")

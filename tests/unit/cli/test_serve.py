@@ -20,6 +20,7 @@ import pytest
 from typer.testing import Result
 
 from api.client import Client, RetryPolicy
+from cli import login_users
 from scheduler.store.database import StoreError, open_engine
 from scheduler.store.schema_migration import migrate, require_current_revision
 from scheduler.store.sqlite_lock import hold_api_lock
@@ -121,6 +122,32 @@ def test_unauthenticated_service_on_a_public_address_is_rejected(run: Run, tmp_p
     assert "off-everywhere" in result.stderr
 
 
+def test_switched_off_authentication_needs_force_beside_other_login_users(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user of the machine would have full access."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(login_users, "list_other_login_users", lambda: ["bert", "carla"])
+    for name, value in (("EBBTIDE_AUTH", "on"), ("EBBTIDE_PORT", "0")):
+        monkeypatch.setenv(name, value)  # `serve` sets both
+    started: list[str] = []
+
+    def start(commands: object) -> tuple[int, str]:
+        started.append(os.environ["EBBTIDE_AUTH"])
+        return 0, "stopped"
+
+    monkeypatch.setattr("cli.supervisor.supervise", start)
+    for words, environment in ((["--no-auth"], {}), ([], {"EBBTIDE_AUTH": "off"})):
+        refused = run("serve", "--port", "0", "--no-agent", *words, **environment)
+        assert (refused.exit_code, started) == (2, [])
+        assert "bert, carla" in refused.stderr
+        assert "--force" in refused.stderr
+    assert run("serve", "--port", "0", "--no-agent", "--no-auth", "--force", EBBTIDE_AUTH="on").exit_code == 0
+    monkeypatch.setattr(login_users, "list_other_login_users", list)
+    assert run("serve", "--port", "0", "--no-agent", "--no-auth", EBBTIDE_AUTH="on").exit_code == 0
+    assert started == ["off", "off"]
+
+
 @contextmanager
 def _served(
     tmp_path: Path, *, apis: int, database_url: str = "sqlite:///ebbtide.sqlite"
@@ -133,6 +160,7 @@ def _served(
         env={
             **clean,
             "PYTHONPATH": os.pathsep.join(sys.path),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
             "EBBTIDE_RUN_DIR": str(tmp_path / "run"),
             "EBBTIDE_API_PROCESSES": str(apis),
             "EBBTIDE_DATABASE_URL": database_url,
@@ -158,7 +186,8 @@ def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: 
             assert json.loads(run("pools", "--url", url, "-o", "json").stdout)[0]["name"] == "training"
         children = psutil.Process(served.pid).children(recursive=True)
         assert sum(_listens(child, port) for child in children) == apis
-        metrics = httpx.get(f"{url}/metrics").text
+        token = (tmp_path / "run" / "local.token").read_text().strip()
+        metrics = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
         assert f'ebbtide_api_request_duration_seconds_count{{method="GET",route="/v1/pools"}} {10 * apis}.0' in metrics
         served.send_signal(signal.SIGTERM)
         _, output = served.communicate(timeout=TIMEOUT_S)
@@ -231,7 +260,7 @@ def _when_ready(served: subprocess.Popen[str]) -> str:
     assert served.stderr is not None
     found = re.search(r"serves (http://127\.0\.0\.1:[1-9]\d*) ", served.stderr.readline())
     assert found is not None
-    assert "Authentication is off" in served.stderr.readline()
+    assert "local.token" in served.stderr.readline()
     with Client(found[1], retries=RetryPolicy(attempts=1)) as client:
         give_up_at = time.monotonic() + TIMEOUT_S
         while not client.is_ready():
