@@ -187,9 +187,8 @@ class SupervisedRun:
         checkpoints = open_checkpoint_folder(document.checkpoint_dir, containment, site.default_checkpoint_dir, user)
         location = document.checkpoint_dir if checkpoints is None else str(checkpoints)
         # The machine's `python` is often the agent's, and its folders may be closed to other users.
-        readable = [*site.readable, *find_own_folders()]
-        if document.secrets:
-            readable.append(SecretsFolder.of(folder).path)
+        secrets = [SecretsFolder.of(folder).path] if document.secrets else []
+        readable = [*site.readable, *find_own_folders(), *secrets]
         if document.venv:
             readable += _find_venv_folders(Path(document.venv), containment, site)
         inherited = _select_inherited(containment.level.name)

@@ -112,8 +112,10 @@ class AuditedRun:
             return f"sha256:{sha256(body).hexdigest()}"
         names = {"machines": ["m0"], "pools": ["inference", "empty"], "nodes": ["spare", "t0"], "queues": ["blue"]}
         kind = route.split("/")[2]
-        if route.endswith((":suspend", ":resume")):
-            return str(self.seeded.known["job_id"][1])
+        running, asleep, *_ = self.seeded.known["job_id"]
+        by_verb = {"suspend": asleep, "resume": asleep, "checkpoint": running}
+        if (verb := route.rpartition(":")[2]) in by_verb:
+            return by_verb[verb]
         return str(self.random.choice(names[kind] if name == "name" else self.seeded.known[name]))
 
     def _choose_body(self, route: str) -> object:
