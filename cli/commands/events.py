@@ -89,7 +89,7 @@ def render_explanation(explanation: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     sentences = [_describe_state(explanation)]
-    if explanation["state"] not in TERMINAL_STATES:
+    if "needed_gpus" in explanation and explanation["state"] not in TERMINAL_STATES:
         needed = format_gpus(explanation["needed_gpus"])
         needs = f"{needed} to start" if explanation["reason"] else f"at least {needed}"
         free = explanation["free_gpus"]

@@ -109,7 +109,7 @@ def ps(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List live jobs, and those that failed within the last 24 hours. `--state` and `--all` show others."""
+    """List live jobs, and those that failed in the last 24 hours. `--state` and `--all` show others."""
     require_table(output, watch)
     if everything and state:
         raise_input_error("--all: cannot be combined with --state. Use one of them.")
