@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from sqlalchemy import text
 
@@ -95,16 +95,20 @@ def measure(url: str, *, repetitions: int) -> dict[str, float]:
     """Return the seconds of three pages of each list, and of a tick's commit: the fastest of all repetitions."""
     store = SqlStore(url)
     try:
-        work: dict[str, Callable[[], Any]] = {
-            name: lambda query=query: list(list_pages(store, query)) for name, query in QUERIES.items()
+        work: dict[str, Callable[[], object]] = {
+            name: partial(_list_all_pages, store, query) for name, query in QUERIES.items()
         }
-        work["tick"] = lambda: end_a_job(store)
+        work["tick"] = partial(end_a_job, store)
         return {name: _fastest_s(each, repetitions) for name, each in work.items()}
     finally:
         store.close()
 
 
-def _fastest_s(work: Callable[[], Any], repetitions: int) -> float:
+def _list_all_pages(store: SqlStore, query: JobQuery) -> list[list[str]]:
+    return list(list_pages(store, query))
+
+
+def _fastest_s(work: Callable[[], object], repetitions: int) -> float:
     work()
     took_s = []
     for _ in range(repetitions):
