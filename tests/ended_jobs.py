@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from sqlalchemy import text
 
@@ -96,20 +95,20 @@ def measure(url: str, *, repetitions: int) -> dict[str, float]:
     """Return the seconds of three pages of each list, and of a tick's commit: the fastest of all repetitions."""
     store = SqlStore(url)
     try:
-        work: dict[str, Callable[[], Any]] = {
-            name: partial(_read_pages, store, query) for name, query in QUERIES.items()
+        work: dict[str, Callable[[], object]] = {
+            name: partial(_list_all_pages, store, query) for name, query in QUERIES.items()
         }
-        work["tick"] = lambda: end_a_job(store)
+        work["tick"] = partial(end_a_job, store)
         return {name: _fastest_s(each, repetitions) for name, each in work.items()}
     finally:
         store.close()
 
 
-def _read_pages(store: SqlStore, query: JobQuery) -> list[list[str]]:
+def _list_all_pages(store: SqlStore, query: JobQuery) -> list[list[str]]:
     return list(list_pages(store, query))
 
 
-def _fastest_s(work: Callable[[], Any], repetitions: int) -> float:
+def _fastest_s(work: Callable[[], object], repetitions: int) -> float:
     work()
     took_s = []
     for _ in range(repetitions):

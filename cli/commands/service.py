@@ -141,11 +141,11 @@ def api() -> None:
     settings = read_settings()
     _check_auth(settings)
     _check_api_processes(settings)
-    exit_with_parent()
-    _start_tracing("ebbtide-api")
     with ExitStack() as held:
         with input_errors_from("EBBTIDE_DATABASE_URL"):
             held.enter_context(hold_api_lock(settings.database_url))
+        exit_with_parent()
+        _start_tracing("ebbtide-api")
         run_api(settings)
 
 

@@ -88,7 +88,8 @@ def test_old_and_new_release_share_a_database_across_a_migration(
     next_release = build_next_release(tmp_path / "next")
     (tmp_path / "site").mkdir()
     site = MachineSite(tmp_path / "site", disconnect_s=PATIENCE_S, database_url=postgres.new_database())
-    newer = {"PYTHONPATH": str(next_release)}
+    # The root follows, because a virtual environment may put it first unless it is there already.
+    newer = {"PYTHONPATH": os.pathsep.join(map(str, (next_release, next_release / "library", ROOT)))}
     port = find_free_port()
     new_client = Client(f"http://127.0.0.1:{port}")
     try:
