@@ -123,7 +123,7 @@ async def start_oidc_sign_in(
     goes there first, because it would not send the state cookie of one host to another.
     """
     oidc, home = _get_oidc(service), service.settings.browser_url
-    if not canonical and request.headers.get("Host", "") != urlsplit(home).netloc:
+    if not canonical and request.headers.get("Host", "").lower() != urlsplit(home).netloc.lower():
         return RedirectResponse(f"{home}/sign-in/oidc?canonical=true", _FOUND, headers=_NO_STORE)
     try:
         url, cookie = await oidc.start(now_s=service.clock.now_s(), elapsed_s=service.clock.elapsed_s())

@@ -145,7 +145,7 @@ class Authenticator:
         Raises:
             ProblemError: as `authenticate`, and 401 for a session.
         """
-        if authorization.startswith(f"Bearer {SESSION_PREFIX}"):
+        if authorization.partition(" ")[2].strip().startswith(SESSION_PREFIX):
             raise_unauthenticated("a session opens no other session. Sign in with a token")
         known = await self._identify(authorization, address)
         principal, expires_at_s = known.principal, known.expires_at_s
