@@ -23,13 +23,13 @@ from api.http.dependencies import PrincipalDep, Router, Service, ServiceDep, cre
 from api.http.errors import ProblemError, problem_responses, raise_conflict, raise_invalid_field
 from api.identity.authentication import Authenticator, raise_unauthenticated
 from api.identity.authorization import PUBLIC, VIEWER, requires
+from api.identity.login_codes import generate_login_code
 from api.identity.oidc import InvalidTokenError, IssuerUnavailableError
 from api.identity.oidc_sign_in import STATE_COOKIE, STATE_S, OidcSignIn, SignInDeniedError, SignInExpiredError
 from api.identity.principals import Principal, token_digest
 from api.identity.sessions import (
     REDIRECT_CODE_S,
     encode_principal,
-    generate_login_code,
     generate_session,
     read_session_authorization,
     refuse_foreign_page,

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from api.identity.authentication import TOKEN_CACHE_S
-from api.identity.sessions import KEY_HEADER, LOGIN_CODE_S
+from api.identity.login_codes import LOGIN_CODE_S
+from api.identity.sessions import KEY_HEADER
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import AuditFilter
 from scheduler.store.protocol import Page
