@@ -23,13 +23,13 @@ from api.http.dependencies import PrincipalDep, Router, Service, ServiceDep, cre
 from api.http.errors import ProblemError, problem_responses, raise_conflict, raise_invalid_field
 from api.identity.authentication import Authenticator, raise_unauthenticated
 from api.identity.authorization import PUBLIC, VIEWER, requires
+from api.identity.login_codes import generate_login_code
 from api.identity.oidc import InvalidTokenError, IssuerUnavailableError
 from api.identity.oidc_sign_in import STATE_COOKIE, STATE_S, OidcSignIn, SignInDeniedError, SignInExpiredError
 from api.identity.principals import Principal, token_digest
 from api.identity.sessions import (
     REDIRECT_CODE_S,
     encode_principal,
-    generate_login_code,
     generate_session,
     read_session_authorization,
     refuse_foreign_page,
@@ -123,7 +123,7 @@ async def start_oidc_sign_in(
     goes there first, because it would not send the state cookie of one host to another.
     """
     oidc, home = _get_oidc(service), service.settings.browser_url
-    if not canonical and request.headers.get("Host", "") != urlsplit(home).netloc:
+    if not canonical and request.headers.get("Host", "").lower() != urlsplit(home).netloc.lower():
         return RedirectResponse(f"{home}/sign-in/oidc?canonical=true", _FOUND, headers=_NO_STORE)
     try:
         url, cookie = await oidc.start(now_s=service.clock.now_s(), elapsed_s=service.clock.elapsed_s())

@@ -12,9 +12,10 @@ from starlette.concurrency import run_in_threadpool
 
 from api.http.errors import ProblemError
 from api.identity.authorization import Caller, RouteRule
+from api.identity.login_codes import LOGIN_CODE_PREFIX
 from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer
 from api.identity.principals import API_TOKEN_PREFIX, Principal, token_digest, token_principal
-from api.identity.sessions import LOGIN_CODE_PREFIX, SESSION_PREFIX, decode_principal, encode_principal
+from api.identity.sessions import SESSION_PREFIX, decode_principal, encode_principal
 from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX
 from scheduler.domain.worker_token import AGENT_TOKEN_PREFIX
 from scheduler.domain.worker_token import WORKER_TOKEN_PREFIX as WORKER_PREFIX
@@ -146,7 +147,7 @@ class Authenticator:
         Raises:
             ProblemError: as `authenticate`, and 401 for a session.
         """
-        if authorization.startswith(f"Bearer {SESSION_PREFIX}"):
+        if authorization.partition(" ")[2].strip().startswith(SESSION_PREFIX):
             raise_unauthenticated("a session opens no other session. Sign in with a token")
         known = await self._identify(authorization, address)
         principal, expires_at_s = known.principal, known.expires_at_s

@@ -1,4 +1,4 @@
-"""Sessions of the web console and one-time login codes.
+"""Sessions of the web console.
 
 A session has two random parts. The browser keeps one in an HttpOnly cookie. The page keeps the other, the key, in the
 storage of its origin and sends it as a header. Browsers send cookies of 127.0.0.1 to every port of it, so the server of
@@ -21,13 +21,10 @@ from api.identity.audit import new_audit_entry
 from api.identity.principals import Grant, Principal, token_digest
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import AuditEntry
-from scheduler.store.sessions import ConsoleSession, LoginCode, SignedInUser
+from scheduler.store.sessions import ConsoleSession, SignedInUser
 
 SESSION_PREFIX = "ebs_"
-LOGIN_CODE_PREFIX = "ebl_"
 KEY_HEADER = "X-Ebbtide-Session-Key"
-LOGIN_CODE_S = 900.0
-"""Lifetime of a login code that is printed for a user."""
 REDIRECT_CODE_S = 60.0
 """Lifetime of a login code that a redirect hands to the page."""
 _SECRET_BYTES = 32
@@ -44,14 +41,6 @@ def generate_session(user: SignedInUser, *, now_s: float, session_s: float) -> t
     end_s = now_s + session_s if user.expires_at_s is None else min(now_s + session_s, user.expires_at_s)
     digest = token_digest(_join_parts(cookie, key))
     return ConsoleSession(f"ses-{secrets.token_hex(6)}", digest, user, now_s, end_s), cookie, key
-
-
-def generate_login_code(
-    user: SignedInUser, *, now_s: float, lifetime_s: float = LOGIN_CODE_S, browser: str = ""
-) -> tuple[LoginCode, str]:
-    """Return a new login code to store and its secret, which is stored nowhere."""
-    secret = LOGIN_CODE_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
-    return LoginCode(token_digest(secret), user, browser, now_s + lifetime_s), secret
 
 
 def read_session_authorization(connection: HTTPConnection, settings: Settings) -> str:

@@ -9,16 +9,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from api.identity.login_codes import generate_login_code
 from api.identity.principals import Grant, Principal, Role, generate_token, token_digest
-from api.identity.sessions import generate_login_code
-from api.tokens import TOKEN_NAME_PATTERN, token_audit_entry
 from cli.local_service import TOKEN_FILE, read_token_file, write_private_file
 from scheduler.domain.owner_ids import LOCAL_OWNER_ID
 from scheduler.settings import Settings
+from scheduler.store.credentials import ApiToken
 from scheduler.store.sessions import SignedInUser
 from scheduler.store.sql_store import SqlStore
-
-_CREATOR = Principal("ebbtide serve", (), subject=LOCAL_OWNER_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,7 @@ def prepare_local_login(settings: Settings, *, with_code: bool) -> LocalLogin:
     try:
         token = store.tokens.find_by_digest(token_digest(secret)) if secret else None
         if token is None or not token.is_live(now_s):
-            name, grants = _get_user_name(), [Grant(Role.ADMIN)]
-            token, secret = generate_token(name, grants, created_by=_CREATOR.name, now_s=now_s, expires_at_s=None)
-            store.tokens.add(token, token_audit_entry("CreateToken", token, _CREATOR, now_s))
+            token, secret = _create_token(store, now_s)
             write_private_file(path, secret + "\n")
         if not with_code:
             return LocalLogin(secret, path, "")
@@ -55,10 +51,21 @@ def prepare_local_login(settings: Settings, *, with_code: bool) -> LocalLogin:
         store.close()
 
 
+def _create_token(store: SqlStore, now_s: float) -> tuple[ApiToken, str]:
+    from api.tokens import TOKEN_NAME_PATTERN, token_audit_entry  # loads the web framework, at the first start only
+
+    creator, name = Principal("ebbtide serve", (), subject=LOCAL_OWNER_ID), _get_user_name()
+    if not re.fullmatch(TOKEN_NAME_PATTERN, name):
+        name = f"uid-{os.getuid()}"
+    grants = [Grant(Role.ADMIN)]
+    token, secret = generate_token(name, grants, created_by=creator.name, now_s=now_s, expires_at_s=None)
+    store.tokens.add(token, token_audit_entry("CreateToken", token, creator, now_s))
+    return token, secret
+
+
 def _get_user_name() -> str:
-    """Return the name of the user of this process, or uid-N if it is unknown or not a token's name."""
+    """Return the name of the user of this process; empty if it is unknown."""
     try:
-        name = pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        name = ""
-    return name if re.fullmatch(TOKEN_NAME_PATTERN, name) else f"uid-{os.getuid()}"
+        return ""
