@@ -26,6 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.connection_limits import mark_authenticated
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
 from api.identity.audit import record_forbidden_request
 from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, WorkerAuthenticator
@@ -98,8 +99,8 @@ class SecurityMiddleware:
                 others = [header for header in message["headers"] if header[0] != name]
                 message["headers"] = [*others, (name, request_id.encode())]
                 worker_caller = scope.get("state", {}).get("worker_caller")
-                if worker_caller is not None:
-                    self.worker_authenticator.record_response(worker_caller, message["status"])
+                if worker_caller and self.worker_authenticator.record_response(worker_caller, message["status"]):
+                    mark_authenticated(scope)
             await send(message)
 
         try:
@@ -141,12 +142,17 @@ class SecurityMiddleware:
                 rule, authorization, scope["path"], address
             )
             return WORKER
-        if self.authenticator is None or rule.caller is Caller.PUBLIC:
+        if rule.caller is Caller.PUBLIC:
+            return ANONYMOUS
+        if self.authenticator is None:
+            mark_authenticated(scope)
             return ANONYMOUS
         if rule.caller is Caller.SCRAPERS and self.settings.metrics_open:
             return ANONYMOUS
         scope["state"]["is_token_valid"] = partial(self.authenticator.is_still_valid, authorization)
-        return await self.authenticator.authenticate(authorization, address)
+        principal = await self.authenticator.authenticate(authorization, address)
+        mark_authenticated(scope)
+        return principal
 
     def _refuse_foreign_host(self, host_header: str) -> None:
         if not self.settings.is_loopback:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
+from jwt import PyJWK
 from starlette.concurrency import run_in_threadpool
 
 from api.http.errors import ProblemError
 from api.identity.authorization import Caller, RouteRule
-from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer
+from api.identity.oidc import InvalidTokenError, OidcIssuer
+from api.identity.oidc_provider import IssuerUnavailableError
 from api.identity.principals import API_TOKEN_PREFIX, Principal, token_digest, token_principal
 from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX
 from scheduler.domain.worker_token import AGENT_TOKEN_PREFIX
@@ -112,7 +118,9 @@ class _CachedToken:
 class Authenticator:
     """Authentication of callers with API tokens and OIDC tokens. Belongs to one application and its event loop.
 
-    Database and issuer calls run in threads. Requests with a valid token are rate-limited by token, others by address.
+    Requests with a valid token are rate-limited by token, others by address. Database calls run in threads. Those for
+    addresses above their limit share one thread of their own, so they delay no other request and a valid token still
+    works.
     """
 
     def __init__(self, tokens: TokenStore, settings: Settings, clock: Clock) -> None:
@@ -122,6 +130,7 @@ class Authenticator:
         self._cache: dict[str, _CachedToken] = {}
         self._caller_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
         self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
+        self._throttled_thread = ThreadPoolExecutor(1, thread_name_prefix="throttled-authentication")
 
     async def authenticate(self, authorization: str, address: str) -> Principal:
         """Return the principal of the request.
@@ -132,9 +141,9 @@ class Authenticator:
         """
         known = self._find_cached(authorization)
         if known is None:
-            self._enforce_rate_limit(self._address_limiter, address, cost=0.0)
+            is_throttled = self._address_limiter.consume(address, self._clock.elapsed_s(), cost=0.0) > 0.0
             try:
-                known = await self._verify_and_cache(authorization)
+                known = await self._verify_and_cache(authorization, is_throttled=is_throttled)
             except ProblemError:
                 self._enforce_rate_limit(self._address_limiter, address)
                 raise
@@ -155,25 +164,32 @@ class Authenticator:
         is_fresh = known is not None and 0.0 <= now_s - known.read_at_s < TOKEN_CACHE_S and now_s < known.expires_at_s
         return known if is_fresh else None
 
-    async def _verify_and_cache(self, authorization: str) -> _CachedToken:
+    async def _verify_and_cache(self, authorization: str, *, is_throttled: bool = False) -> _CachedToken:
         key, now_s = token_digest(authorization), self._clock.now_s()
         self._cache.pop(key, None)
-        known = await self._verify(parse_bearer_token(authorization, hint=_TOKEN_HINT), now_s)
+        secret = parse_bearer_token(authorization, hint=_TOKEN_HINT)
+        known = await self._verify(secret, now_s, is_throttled=is_throttled)
         if len(self._cache) >= _CACHED_TOKENS_MAX:
             self._cache.clear()
         self._cache[key] = known
         return known
 
-    async def _verify(self, secret: str, now_s: float) -> _CachedToken:
+    async def _verify(self, secret: str, now_s: float, *, is_throttled: bool) -> _CachedToken:
         if secret.startswith((WORKER_PREFIX, AGENT_TOKEN_PREFIX)):
             raise ProblemError(403, "forbidden", "this is a worker's token, which can only report on its own job")
         if secret.startswith((MACHINE_CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX)):
             raise ProblemError(403, "forbidden", "this is a machine's token, which can only join or report for it")
         if secret.startswith(API_TOKEN_PREFIX):
-            return await run_in_threadpool(self._verify_api_token, token_digest(secret), now_s)
+            verify = partial(self._verify_api_token, token_digest(secret), now_s)
+            return await self._run_in_thread(verify, is_throttled=is_throttled)
         if self._issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
             raise_unauthenticated("the token is malformed. API tokens start with ebk_; ask an admin for one")
-        return await run_in_threadpool(self._verify_jwt, self._issuer, secret, now_s)
+        return await self._verify_jwt(self._issuer, secret, now_s, is_throttled=is_throttled)
+
+    async def _run_in_thread(self, verify: Callable[[], _CachedToken], *, is_throttled: bool) -> _CachedToken:
+        if is_throttled:
+            return await asyncio.get_running_loop().run_in_executor(self._throttled_thread, verify)
+        return await run_in_threadpool(verify)
 
     def _verify_api_token(self, key: str, now_s: float) -> _CachedToken:
         token = self._tokens.find_by_digest(key)
@@ -191,18 +207,24 @@ class Authenticator:
         expires_at_s = float("inf") if token.expires_at_s is None else token.expires_at_s
         return _CachedToken(token_principal(token), now_s, expires_at_s)
 
-    def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float) -> _CachedToken:
+    async def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float, *, is_throttled: bool) -> _CachedToken:
         try:
-            identity = issuer.verify(secret, self._clock.elapsed_s())
+            key = await issuer.find_key(secret, self._clock.elapsed_s())
+            verify = partial(_verify_with_key, issuer, secret, key, now_s)
+            return await self._run_in_thread(verify, is_throttled=is_throttled)
         except InvalidTokenError as error:
             raise_unauthenticated(f"the JWT is invalid: {error}")
         except IssuerUnavailableError as error:
             headers = {"Retry-After": "10"}
             raise ProblemError(_ISSUER_UNAVAILABLE, "issuer-unavailable", str(error), headers=headers) from error
-        return _CachedToken(identity.principal, now_s, identity.expires_at_s)
 
     def _enforce_rate_limit(self, limiter: RateLimiter, caller: str, *, cost: float = 1.0) -> None:
         enforce_rate_limit(limiter, caller, self._clock.elapsed_s(), cost=cost)
+
+
+def _verify_with_key(issuer: OidcIssuer, secret: str, key: PyJWK, now_s: float) -> _CachedToken:
+    identity = issuer.verify(secret, key)
+    return _CachedToken(identity.principal, now_s, identity.expires_at_s)
 
 
 _TRUSTED_MAX = 10_000
@@ -261,8 +283,8 @@ class WorkerAuthenticator:
         enforce_rate_limit(self._caller_limiter, reporter.key, self._clock.elapsed_s())
         return reporter
 
-    def record_response(self, caller: WorkerCaller, status: int) -> None:
-        """Learn from the endpoint's status whether the token is valid.
+    def record_response(self, caller: WorkerCaller, status: int) -> bool:
+        """Learn from the endpoint's status whether the token is valid, and return it.
 
         A refusal of an unproven token costs its address a request.
         """
@@ -272,3 +294,4 @@ class WorkerAuthenticator:
             self._trusted.add(caller.key)
         elif caller.key not in self._trusted and status < 500:
             self._address_limiter.consume(caller.address, self._clock.elapsed_s())
+        return caller.key in self._trusted

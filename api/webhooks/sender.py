@@ -2,6 +2,7 @@
 
 Webhooks may only reach public addresses, unless the operator allows the host. The host is resolved once per attempt,
 its addresses are checked, and the connection goes to the checked address. DNS rebinding therefore has no effect.
+Redirects are not followed, so they lead nowhere unchecked.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from pathlib import Path
 
 import httpx
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+from api.webhooks.special_addresses import is_public
+
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host name. Raises OSError if it has none."""
 
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-
 
 class RefusedAddressError(ValueError):
-    """The host resolves to an address that webhooks may not reach."""
+    """The host is, or resolves to, an address that webhooks may not reach."""
+
+    def __init__(self, host: str, address: str) -> None:
+        self.host = host
+        self.address = address
+        found = host if address == host.strip("[]").lower() else f"{host} ({address})"
+        super().__init__(f"{found} is not a public address. An operator can allow the host with EBBTIDE_WEBHOOK_HOSTS")
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
@@ -39,34 +45,12 @@ def parse_allowed_hosts(setting: str) -> frozenset[str]:
     return frozenset(part.strip().strip("[]").lower() for part in setting.split(",") if part.strip())
 
 
-def is_public(text: str) -> bool:
-    """Return whether the text is a public IP address."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return all(
-        candidate.is_global and not candidate.is_multicast
-        for candidate in (address, *_extract_embedded_addresses(address))
-    )
-
-
-def _extract_embedded_addresses(address: Address) -> list[Address]:
-    """Return the addresses embedded in an IPv6 address, which a gateway or the system may route to."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return []
-    found: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in _NAT64:
-        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return [candidate for candidate in found if candidate is not None]
-
-
 def check_host(host: str, allowed: frozenset[str]) -> None:
     """Reject a host that can only lead to a forbidden address, without resolving it. Raises RefusedAddressError."""
     name = host.strip("[]").lower()
     is_local = name.rstrip(".") == "localhost" or name.rstrip(".").endswith(".localhost")
     if name not in allowed and (is_local or _is_address(name)) and not is_public(name):
-        raise RefusedAddressError(_refusal_message(host))
+        raise RefusedAddressError(host, name)
 
 
 async def resolve_allowed(host: str, port: int, allowed: frozenset[str], resolve: Resolver) -> list[str]:
@@ -81,7 +65,7 @@ async def resolve_allowed(host: str, port: int, allowed: frozenset[str], resolve
     if name not in allowed:
         for address in found:
             if not is_public(address):
-                raise RefusedAddressError(_refusal_message(host if address == name else f"{host} ({address})"))
+                raise RefusedAddressError(host, address)
     return found
 
 
@@ -91,10 +75,6 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _refusal_message(host: str) -> str:
-    return f"{host} is not a public address. An operator can allow the host with EBBTIDE_WEBHOOK_HOSTS"
 
 
 ATTEMPT_TIMEOUT_S = 10.0
