@@ -7,6 +7,7 @@ import math
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import anyio.to_thread
 import uvicorn
@@ -52,6 +53,7 @@ from api.http.forwarded import ForwardedMiddleware, TrustedProxies
 from api.http.middleware import SecurityMiddleware, TimingMiddleware
 from api.identity.authentication import Authenticator, WorkerAuthenticator
 from api.identity.authorization import RouteRules, list_route_rules
+from api.identity.machine_credentials import is_genuine_token
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
 from api.state import StateReader
@@ -140,7 +142,9 @@ def create_app(
         settings=settings,
         route_rules=RouteRules(list_route_rules(app.routes)),
         authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
-        worker_authenticator=WorkerAuthenticator(settings, clock),
+        worker_authenticator=WorkerAuthenticator(
+            settings, clock, partial(is_genuine_token, store.machines, token_secret)
+        ),
     )
     app.add_middleware(TimingMiddleware)
     app.add_middleware(ForwardedMiddleware, proxies=TrustedProxies.parse(settings.trusted_proxies))

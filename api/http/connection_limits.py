@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Scope
 from uvicorn.config import Config
@@ -172,8 +172,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.address = self.address_key = ""
         self.opened_at_s = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
         self.address = self.client[0] if self.client else ""
         self.address_key = _to_address_key(self.address)
         self.opened_at_s = self._table.now_s()

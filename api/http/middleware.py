@@ -138,7 +138,7 @@ class SecurityMiddleware:
         address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
         rule = replace(rule, caller=_identify_caller(rule, authorization))
         if rule.caller in TOKEN_PREFIX_BY_CALLER:
-            scope["state"]["worker_caller"] = self.worker_authenticator.authenticate(
+            scope["state"]["worker_caller"] = await self.worker_authenticator.authenticate(
                 rule, authorization, scope["path"], address
             )
             return WORKER

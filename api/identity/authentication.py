@@ -255,16 +255,19 @@ class WorkerAuthenticator:
     The endpoint checks the token against the job or the machine.
 
     Belongs to one application and its event loop. Callers with a proven token are rate-limited by token and path,
-    others by address as well.
+    others by address as well. `is_genuine` proves a token from an address above its limit, given token and path. It
+    runs in one thread for all such addresses, so that they delay nobody else.
     """
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, is_genuine: Callable[[str, str], bool]) -> None:
         self._clock = clock
+        self._is_genuine = is_genuine
+        self._throttled_thread = ThreadPoolExecutor(1, thread_name_prefix="throttled-agents")
         self._caller_limiter = RateLimiter(settings.report_rate_per_s, settings.report_rate_burst)
         self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
         self._trusted: set[str] = set()
 
-    def authenticate(self, rule: RouteRule, authorization: str, path: str, address: str) -> WorkerCaller:
+    async def authenticate(self, rule: RouteRule, authorization: str, path: str, address: str) -> WorkerCaller:
         """Check the form of the token and the rate limit.
 
         Raises:
@@ -279,9 +282,15 @@ class WorkerAuthenticator:
             raise ProblemError(403, "forbidden", f"the token is not valid here: it must begin with {prefix}")
         reporter = WorkerCaller(f"{token_digest(token)} {path}", address)
         if reporter.key not in self._trusted:
-            enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s(), cost=0.0)
+            await self._require_genuine_if_throttled(token, path, address)
         enforce_rate_limit(self._caller_limiter, reporter.key, self._clock.elapsed_s())
         return reporter
+
+    async def _require_genuine_if_throttled(self, token: str, path: str, address: str) -> None:
+        if self._address_limiter.consume(address, self._clock.elapsed_s(), cost=0.0):
+            loop = asyncio.get_running_loop()
+            if not await loop.run_in_executor(self._throttled_thread, self._is_genuine, token, path):
+                enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s())
 
     def record_response(self, caller: WorkerCaller, status: int) -> bool:
         """Learn from the endpoint's status whether the token is valid, and return it.
