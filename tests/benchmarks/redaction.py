@@ -19,8 +19,8 @@ from api.http.paging import encode_cursor
 from api.identity.principals import Grant, Principal, Role
 from api.state import RequestContext, StateReader, load_request_context
 from scheduler.domain.events import Event, EventCode
-from scheduler.domain.job import JobState
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import JobState
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
