@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import anyio.to_thread
 import uvicorn
@@ -41,11 +43,20 @@ from api import (
 from api.agent_state import AgentStateCache, MachineContacts
 from api.explanations import PendingReasonCache
 from api.http.access_log import AccessLog
+from api.http.connection_limits import (
+    ConnectionLimits,
+    ConnectionTable,
+    LimitedProtocol,
+    LimitedServerState,
+    raise_open_files_limit,
+)
 from api.http.dependencies import Service
 from api.http.errors import add_error_handlers
+from api.http.forwarded import ForwardedMiddleware, TrustedProxies
 from api.http.middleware import SecurityMiddleware, TimingMiddleware
 from api.identity.authentication import Authenticator, WorkerAuthenticator
 from api.identity.authorization import RouteRules, list_route_rules
+from api.identity.machine_credentials import is_genuine_token
 from api.identity.oidc_sign_in import OidcSignIn
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
@@ -143,9 +154,12 @@ def create_app(
         settings=settings,
         route_rules=RouteRules(list_route_rules(app.routes)),
         authenticator=authenticator,
-        worker_authenticator=WorkerAuthenticator(settings, clock),
+        worker_authenticator=WorkerAuthenticator(
+            settings, clock, partial(is_genuine_token, store.machines, token_secret)
+        ),
     )
     app.add_middleware(TimingMiddleware, access_log=AccessLog(settings.access_log))
+    app.add_middleware(ForwardedMiddleware, proxies=TrustedProxies.parse(settings.trusted_proxies))
     return app
 
 
@@ -163,37 +177,68 @@ WORKER_THREADS = 8
 """Concurrent request threads. More threads only compete for the interpreter lock: of 4, 8, 16 and 40 threads, 8 had the
 lowest latency at 120 submissions per second."""
 _STARTUP_FAILURE_CODE = 3
+_TICKS_PER_SECOND = 10
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that closes event streams on shutdown; uvicorn alone would wait for them to end."""
+    """A uvicorn server that closes event streams on shutdown; uvicorn alone would wait for them to end.
 
-    def __init__(self, config: uvicorn.Config, streams: StreamRegistry) -> None:
+    `connections` closes the connections that exceed their limits. Without it there are none.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, streams: StreamRegistry, connections: ConnectionTable | None = None
+    ) -> None:
         super().__init__(config)
         self._streams = streams
+        self._connections = connections
+        if connections is not None:
+            self.server_state = LimitedServerState(connections)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = WORKER_THREADS
         await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._connections is not None and counter % _TICKS_PER_SECOND == 0:
+            self._connections.close_expired()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._streams.close()
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, *, host: str, port: int, is_shared: bool = False) -> None:
+def serve(app: FastAPI, settings: Settings) -> None:
     """Serve the application until SIGTERM or SIGINT. Exits with status 3 if the server cannot start.
 
-    `is_shared`: other processes listen on the same port (SO_REUSEPORT); the kernel distributes the connections.
+    With several API processes, all listen on the same port (SO_REUSEPORT); the kernel distributes the connections.
     """
-    config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S
+    host, port = settings.host, settings.port
+    limits = ConnectionLimits(
+        raise_open_files_limit(settings.connections_max),
+        settings.connections_per_address,
+        settings.header_timeout_s,
+        settings.idle_timeout_s,
     )
-    server = Server(config, app.state.streams)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=LimitedProtocol,
+        ws="none",
+        proxy_headers=False,  # it trusts every process of this machine; see ForwardedMiddleware
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=math.ceil(settings.idle_timeout_s),
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    )
+    proxies = TrustedProxies.parse(settings.trusted_proxies)
+    server = Server(config, app.state.streams, ConnectionTable(limits, is_proxy=proxies.__contains__))
     gc.collect()
     gc.freeze()  # keeps the collector from scanning long-lived objects in the middle of requests
     try:
-        server.run([_open_shared_socket(host, port)] if is_shared else None)
+        server.run([_open_shared_socket(host, port)] if settings.api_processes > 1 else None)
     except KeyboardInterrupt:
         return  # uvicorn has shut down cleanly and re-raised the signal
     if not server.started:

@@ -27,7 +27,7 @@ from api.http.dependencies import (
     create_router,
 )
 from api.http.errors import problem_responses, raise_invalid_field
-from api.http.paging import TEXT_PATTERN, CursorParameter, PageOf, page_by_number
+from api.http.paging import TEXT_PATTERN, CursorParameter, PageOf, page_by_key, page_by_number
 from api.identity.authorization import VIEWER, VIEWER_OF_ALL, requires
 from api.state import RequestContext
 from api.streams.server_sent_events import MEDIA_TYPE, EventStreamResponse, StreamRegistry
@@ -171,21 +171,35 @@ def list_decisions(
         cursor=cursor,
         limit=limit,
     )
-    return {"items": visibility.redact([decision_view(row) for row in page["items"]]), "next": page["next"]}
+    return {"items": visibility.redact_all([decision_view(row) for row in page["items"]]), "next": page["next"]}
 
 
 def page_of_events(context: RequestContext, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
-    visibility = context.visibility
-    page = page_by_number(
-        "events",
-        partial(context.store.list_events, subject=subject),
-        lambda row: visibility.can_see_subject(row.event.subject),
-        get_retention_mark=partial(context.store.get_retention_mark, HistoryLog.EVENTS),
-        after=after,
-        cursor=cursor,
-        limit=limit,
-    )
-    return {"items": visibility.redact([event_view(row) for row in page["items"]]), "next": page["next"]}
+    visibility, store = context.visibility, context.store
+    get_retention_mark = partial(store.get_retention_mark, HistoryLog.EVENTS)
+    if visibility.is_unrestricted or subject:
+        is_visible = not subject or visibility.can_see_subject(subject)
+        page = page_by_number(
+            "events",
+            partial(store.list_events, subject=subject) if is_visible else lambda page: (),
+            lambda row: True,
+            get_retention_mark=get_retention_mark,
+            after=after,
+            cursor=cursor,
+            limit=limit,
+        )
+    else:
+        page = page_by_key(
+            "events",
+            store.list_event_subjects,
+            visibility.select_visible_subjects,
+            store.get_events,
+            get_retention_mark=get_retention_mark,
+            after=after,
+            cursor=cursor,
+            limit=limit,
+        )
+    return {"items": visibility.redact_all([event_view(row) for row in page["items"]]), "next": page["next"]}
 
 
 snapshot_router = create_router("record")

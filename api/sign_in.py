@@ -24,7 +24,8 @@ from api.http.errors import ProblemError, problem_responses, raise_conflict, rai
 from api.identity.authentication import Authenticator, raise_unauthenticated
 from api.identity.authorization import PUBLIC, VIEWER, requires
 from api.identity.login_codes import generate_login_code
-from api.identity.oidc import InvalidTokenError, IssuerUnavailableError
+from api.identity.oidc import InvalidTokenError
+from api.identity.oidc_provider import IssuerUnavailableError
 from api.identity.oidc_sign_in import STATE_COOKIE, STATE_S, OidcSignIn, SignInDeniedError, SignInExpiredError
 from api.identity.principals import Principal, token_digest
 from api.identity.sessions import (

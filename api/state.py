@@ -153,7 +153,7 @@ class RequestContext:
 
     @property
     def visibility(self) -> Visibility:
-        return Visibility(self.principal, self.snapshot, self.store.get_ended_job)
+        return Visibility(self.principal, self.snapshot, self.store.get_ended_job, self.store.find_ended_job_queues)
 
     def redact(self, view: V) -> V:
         """Return the JSON value with the ids of hidden jobs replaced."""

@@ -49,6 +49,22 @@ def _check_http_url(text: str) -> str:
     return text
 
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Return the networks in a comma-separated list; an address is a network of one. Raises ValueError."""
+    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _check_networks(text: str) -> str:
+    try:
+        parse_networks(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; accepted: 10.0.0.7, 10.0.0.0/8, 2001:db8::/32") from None
+    return text
+
+
 def _check_ca_file(file: Path) -> Path:
     try:
         ssl.create_default_context(cafile=str(file))
@@ -62,6 +78,7 @@ SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 RetentionDays = Annotated[int, Field(ge=0, le=36_500)]
 OptionalUrl = Annotated[str, AfterValidator(_check_http_url)]
+Networks = Annotated[str, AfterValidator(_check_networks)]
 CaFile = Annotated[Path, AfterValidator(_check_ca_file)]
 
 
@@ -208,6 +225,32 @@ class Settings(BaseSettings):
         le=100_000,
         description="Largest number of open event streams per API process, 1 to 100000. One token may open half of "
         "them.",
+    )
+    connections_max: int = Field(
+        default=10_000,
+        ge=16,
+        le=1_000_000,
+        description="Largest number of connections per API process, 16 to 1000000. A quarter of them may be "
+        "unauthenticated. A lower limit of open files reduces it.",
+    )
+    connections_per_address: int = Field(
+        default=100,
+        ge=1,
+        description="Unauthenticated connections of one IPv4 address or IPv6 /64 network, 1 or more. Above it, those "
+        "that have waited longest are closed. Trusted proxies have no such limit.",
+    )
+    header_timeout_s: Seconds = Field(
+        default=10.0, description="Time in which a client must send the header of a request, in seconds."
+    )
+    idle_timeout_s: Seconds = Field(
+        default=60.0,
+        description="Time without data after which a connection is closed, in seconds: between requests, within a "
+        "request body, or while the client does not read a response.",
+    )
+    trusted_proxies: Networks = Field(
+        default="",
+        description="Addresses and networks of reverse proxies, comma-separated. Their `Forwarded` and `X-Forwarded-*` "
+        "headers name the client's address, scheme and host. Empty: these headers are ignored.",
     )
     body_bytes_max: int = Field(
         default=1 << 20, ge=1024, description="Largest request body, in bytes, 1024 or more. Larger ones receive 413."

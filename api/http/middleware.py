@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.access_log import AccessLog
+from api.http.connection_limits import mark_authenticated
 from api.http.deprecation import list_deprecation_headers
 from api.http.errors import REQUEST_ID_HEADER, ProblemError, problem_response, unavailable_response
 from api.identity.audit import (
@@ -117,8 +118,8 @@ class SecurityMiddleware:
                 added = [*list_deprecation_headers(scope), *_cache_headers(scope, others)]
                 message["headers"] = [*others, (name, request_id.encode()), *added]
                 worker_caller = scope.get("state", {}).get("worker_caller")
-                if worker_caller is not None:
-                    self.worker_authenticator.record_response(worker_caller, message["status"])
+                if worker_caller and self.worker_authenticator.record_response(worker_caller, message["status"]):
+                    mark_authenticated(scope)
             await send(message)
 
         try:
@@ -159,11 +160,14 @@ class SecurityMiddleware:
         address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
         rule = replace(rule, caller=_identify_caller(rule, authorization))
         if rule.caller in TOKEN_PREFIX_BY_CALLER:
-            scope["state"]["worker_caller"] = self.worker_authenticator.authenticate(
+            scope["state"]["worker_caller"] = await self.worker_authenticator.authenticate(
                 rule, authorization, scope["path"], address
             )
             return WORKER
-        if self.authenticator is None or rule.caller is Caller.PUBLIC:
+        if rule.caller is Caller.PUBLIC:
+            return ANONYMOUS
+        if self.authenticator is None:
+            mark_authenticated(scope)
             return ANONYMOUS
         if rule.caller is Caller.SCRAPERS and self.settings.metrics_open:
             return ANONYMOUS
@@ -171,7 +175,9 @@ class SecurityMiddleware:
             authorization = session
             scope["state"]["has_session"] = True
         scope["state"]["is_token_valid"] = partial(self.authenticator.is_still_valid, authorization)
-        return await self.authenticator.authenticate(authorization, address)
+        principal = await self.authenticator.authenticate(authorization, address)
+        mark_authenticated(scope)
+        return principal
 
     def _refuse_foreign_host(self, host_header: str) -> None:
         if not self.settings.is_loopback:

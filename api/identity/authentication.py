@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
+from jwt import PyJWK
 from starlette.concurrency import run_in_threadpool
 
 from api.http.errors import ProblemError
 from api.identity.authorization import Caller, RouteRule
 from api.identity.login_codes import LOGIN_CODE_PREFIX
-from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer
+from api.identity.oidc import InvalidTokenError, OidcIssuer
+from api.identity.oidc_provider import IssuerUnavailableError
 from api.identity.principals import API_TOKEN_PREFIX, Principal, token_digest, token_principal
 from api.identity.sessions import SESSION_PREFIX, decode_principal, encode_principal
 from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX
@@ -120,7 +125,9 @@ class Authenticator:
     """Authentication of callers with API tokens, OIDC tokens and console sessions. Belongs to one application and its
     event loop.
 
-    Database and issuer calls run in threads. Requests with a valid token are rate-limited by token, others by address.
+    Requests with a valid token are rate-limited by token, others by address. Database calls run in threads. Those for
+    addresses above their limit share one thread of their own, so they delay no other request and a valid token still
+    works.
     """
 
     def __init__(self, tokens: TokenStore, sessions: SessionStore, settings: Settings, clock: Clock) -> None:
@@ -131,6 +138,7 @@ class Authenticator:
         self._cache: dict[str, _CachedToken] = {}
         self._caller_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
         self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
+        self._throttled_thread = ThreadPoolExecutor(1, thread_name_prefix="throttled-authentication")
 
     async def authenticate(self, authorization: str, address: str) -> Principal:
         """Return the principal of the request.
@@ -172,8 +180,12 @@ class Authenticator:
     async def _identify(self, authorization: str, address: str) -> _CachedToken:
         known = self._find_cached(authorization)
         if known is None:
-            with self.charge_failures(address):
-                known = await self._verify_and_cache(authorization)
+            is_throttled = self._address_limiter.consume(address, self._clock.elapsed_s(), cost=0.0) > 0.0
+            try:
+                known = await self._verify_and_cache(authorization, is_throttled=is_throttled)
+            except ProblemError:
+                self._enforce_rate_limit(self._address_limiter, address)
+                raise
         self._enforce_rate_limit(self._caller_limiter, known.principal.token_id or known.principal.subject)
         return known
 
@@ -191,16 +203,17 @@ class Authenticator:
         is_fresh = known is not None and 0.0 <= now_s - known.read_at_s < TOKEN_CACHE_S and now_s < known.expires_at_s
         return known if is_fresh else None
 
-    async def _verify_and_cache(self, authorization: str) -> _CachedToken:
+    async def _verify_and_cache(self, authorization: str, *, is_throttled: bool = False) -> _CachedToken:
         key, now_s = token_digest(authorization), self._clock.now_s()
         self._cache.pop(key, None)
-        known = await self._verify(parse_bearer_token(authorization, hint=_TOKEN_HINT), now_s)
+        secret = parse_bearer_token(authorization, hint=_TOKEN_HINT)
+        known = await self._verify(secret, now_s, is_throttled=is_throttled)
         if len(self._cache) >= _CACHED_TOKENS_MAX:
             self._cache.clear()
         self._cache[key] = known
         return known
 
-    async def _verify(self, secret: str, now_s: float) -> _CachedToken:
+    async def _verify(self, secret: str, now_s: float, *, is_throttled: bool) -> _CachedToken:
         if secret.startswith((WORKER_PREFIX, AGENT_TOKEN_PREFIX)):
             raise ProblemError(403, "forbidden", "this is a worker's token, which can only report on its own job")
         if secret.startswith((MACHINE_CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX)):
@@ -208,12 +221,19 @@ class Authenticator:
         if secret.startswith(LOGIN_CODE_PREFIX):
             raise ProblemError(403, "forbidden", "this is a login code, which only signs a browser in")
         if secret.startswith(SESSION_PREFIX):
-            return await run_in_threadpool(self._verify_session, token_digest(secret), now_s)
+            verify_session = partial(self._verify_session, token_digest(secret), now_s)
+            return await self._run_in_thread(verify_session, is_throttled=is_throttled)
         if secret.startswith(API_TOKEN_PREFIX):
-            return await run_in_threadpool(self._verify_api_token, token_digest(secret), now_s)
+            verify = partial(self._verify_api_token, token_digest(secret), now_s)
+            return await self._run_in_thread(verify, is_throttled=is_throttled)
         if self.issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
             raise_unauthenticated("the token is malformed. API tokens start with ebk_; ask an admin for one")
-        return await run_in_threadpool(self._verify_jwt, self.issuer, secret, now_s)
+        return await self._verify_jwt(self.issuer, secret, now_s, is_throttled=is_throttled)
+
+    async def _run_in_thread(self, verify: Callable[[], _CachedToken], *, is_throttled: bool) -> _CachedToken:
+        if is_throttled:
+            return await asyncio.get_running_loop().run_in_executor(self._throttled_thread, verify)
+        return await run_in_threadpool(verify)
 
     def _verify_session(self, key: str, now_s: float) -> _CachedToken:
         session = self._sessions.find(key)
@@ -269,18 +289,24 @@ class Authenticator:
         elif account.has_expired(now_s):
             raise_unauthenticated(f"the service account {account.name} has expired. Ask an admin to extend it")
 
-    def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float) -> _CachedToken:
+    async def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float, *, is_throttled: bool) -> _CachedToken:
         try:
-            identity = issuer.verify(secret, self._clock.elapsed_s())
+            key = await issuer.find_key(secret, self._clock.elapsed_s())
+            verify = partial(_verify_with_key, issuer, secret, key, now_s)
+            return await self._run_in_thread(verify, is_throttled=is_throttled)
         except InvalidTokenError as error:
             raise_unauthenticated(f"the JWT is invalid: {error}")
         except IssuerUnavailableError as error:
             headers = {"Retry-After": "10"}
             raise ProblemError(_ISSUER_UNAVAILABLE, "issuer-unavailable", str(error), headers=headers) from error
-        return _CachedToken(identity.principal, now_s, identity.expires_at_s)
 
     def _enforce_rate_limit(self, limiter: RateLimiter, caller: str, *, cost: float = 1.0) -> None:
         enforce_rate_limit(limiter, caller, self._clock.elapsed_s(), cost=cost)
+
+
+def _verify_with_key(issuer: OidcIssuer, secret: str, key: PyJWK, now_s: float) -> _CachedToken:
+    identity = issuer.verify(secret, key)
+    return _CachedToken(identity.principal, now_s, identity.expires_at_s)
 
 
 _TRUSTED_MAX = 10_000
@@ -311,16 +337,19 @@ class WorkerAuthenticator:
     The endpoint checks the token against the job or the machine.
 
     Belongs to one application and its event loop. Callers with a proven token are rate-limited by token and path,
-    others by address as well.
+    others by address as well. `is_genuine` proves a token from an address above its limit, given token and path. It
+    runs in one thread for all such addresses, so that they delay nobody else.
     """
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, is_genuine: Callable[[str, str], bool]) -> None:
         self._clock = clock
+        self._is_genuine = is_genuine
+        self._throttled_thread = ThreadPoolExecutor(1, thread_name_prefix="throttled-agents")
         self._caller_limiter = RateLimiter(settings.report_rate_per_s, settings.report_rate_burst)
         self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
         self._trusted: set[str] = set()
 
-    def authenticate(self, rule: RouteRule, authorization: str, path: str, address: str) -> WorkerCaller:
+    async def authenticate(self, rule: RouteRule, authorization: str, path: str, address: str) -> WorkerCaller:
         """Check the form of the token and the rate limit.
 
         Raises:
@@ -335,12 +364,18 @@ class WorkerAuthenticator:
             raise ProblemError(403, "forbidden", f"the token is not valid here: it must begin with {prefix}")
         reporter = WorkerCaller(f"{token_digest(token)} {path}", address)
         if reporter.key not in self._trusted:
-            enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s(), cost=0.0)
+            await self._require_genuine_if_throttled(token, path, address)
         enforce_rate_limit(self._caller_limiter, reporter.key, self._clock.elapsed_s())
         return reporter
 
-    def record_response(self, caller: WorkerCaller, status: int) -> None:
-        """Learn from the endpoint's status whether the token is valid.
+    async def _require_genuine_if_throttled(self, token: str, path: str, address: str) -> None:
+        if self._address_limiter.consume(address, self._clock.elapsed_s(), cost=0.0):
+            loop = asyncio.get_running_loop()
+            if not await loop.run_in_executor(self._throttled_thread, self._is_genuine, token, path):
+                enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s())
+
+    def record_response(self, caller: WorkerCaller, status: int) -> bool:
+        """Learn from the endpoint's status whether the token is valid, and return it.
 
         A refusal of an unproven token costs its address a request.
         """
@@ -350,3 +385,4 @@ class WorkerAuthenticator:
             self._trusted.add(caller.key)
         elif caller.key not in self._trusted and status < 500:
             self._address_limiter.consume(caller.address, self._clock.elapsed_s())
+        return caller.key in self._trusted

@@ -6,8 +6,9 @@ the body. A rule cannot see which job a request is about; `authorize_command` an
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
@@ -207,6 +208,7 @@ def _raise_forbidden(principal: Principal, role: Role, queue: str, more: str = "
 
 
 HIDDEN_JOB = "a job of another queue"
+_WORD_LENGTH_MAX = 40
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]")
 
 
@@ -215,31 +217,40 @@ class Visibility:
     """The queues and jobs that a principal can read. Viewers of all queues see everything.
 
     Other principals see jobs in their own queues, and the fleet. `redact` replaces the ids of hidden jobs in texts and
-    keys. `ended_job` looks up a job that has left `snapshot`. Lookups are cached for the lifetime of the instance.
+    keys. `ended_job` looks up a job that has left `snapshot`; `ended_job_queues` looks up the queues of many at once.
+    Lookups are cached for the lifetime of the instance.
     """
 
     principal: Principal
     snapshot: Snapshot
     ended_job: Callable[[str], Job | None]
-    _hidden: dict[str, bool] = field(default_factory=dict)
+    ended_job_queues: Callable[[Collection[str]], Mapping[str, str]] | None = None
+    _queues: dict[str, str | None] = field(default_factory=dict)
+    _readable_queues: dict[str, bool] = field(default_factory=dict)
+    _redacted_words: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_unrestricted(self) -> bool:
-        return self.principal.has_role(Role.VIEWER)
+        return self._can_read("")
 
     def can_see_job(self, job: Job) -> bool:
-        return self.principal.has_role(Role.VIEWER, job.spec.queue)
+        return self._can_read(job.spec.queue)
 
     def can_see_subject(self, name: str) -> bool:
         """Return whether events and decisions about this job, queue, node or pool are visible."""
         if self.is_unrestricted:
             return True
-        if job := self._find_job(name):
-            return self.can_see_job(job)
-        snapshot = self.snapshot
-        if name in snapshot.queues:
-            return self.principal.has_role(Role.VIEWER, name)
-        return name in snapshot.nodes or name in snapshot.pools
+        queue = self._find_job_queue(name)
+        if queue is None and name in self.snapshot.queues:
+            queue = name
+        if queue is not None:
+            return self._can_read(queue)
+        return name in self.snapshot.nodes or name in self.snapshot.pools
+
+    def select_visible_subjects(self, names: Collection[str]) -> set[str]:
+        """Return the names that `can_see_subject` accepts, with one lookup for all."""
+        self.load_job_queues(names)
+        return set(filter(self.can_see_subject, names))
 
     def redact_job(self, job: Job) -> Job:
         """Return the job with hidden job ids removed from its message."""
@@ -247,33 +258,68 @@ class Visibility:
 
     def redact(self, value: Any) -> Any:
         """Return the JSON value with the ids of hidden jobs replaced in texts and keys."""
+        return value if self.is_unrestricted else self._redact(value)
+
+    def redact_all(self, values: Sequence[Any]) -> list[Any]:
+        """Return the JSON values as `redact` does, with one lookup for all."""
         if self.is_unrestricted:
-            return value
+            return list(values)
+        self.load_job_queues(set(_NAME_PATTERN.findall(json.dumps(values))))
+        return [self._redact(value) for value in values]
+
+    def load_job_queues(self, names: Iterable[str]) -> None:
+        """Look up the queues of all names that may be ended jobs at once."""
+        if self.ended_job_queues is not None:
+            unknown = {name for name in names if name not in self._queues and self._may_be_ended_job(name)}
+            found = self.ended_job_queues(unknown) if unknown else {}
+            self._queues.update((name, found.get(name)) for name in unknown)
+
+    def _redact(self, value: Any) -> Any:
         if isinstance(value, str):
-            return _NAME_PATTERN.sub(lambda match: HIDDEN_JOB if self._is_hidden(match[0]) else match[0], value)
-        if isinstance(value, list | tuple):
-            return [self.redact(item) for item in value]
+            if len(value) > _WORD_LENGTH_MAX:
+                return self._redact_text(value)
+            if value not in self._redacted_words:  # mostly field names, which repeat
+                self._redacted_words[value] = self._redact_text(value)
+            return self._redacted_words[value]
         if isinstance(value, dict):
             return self._redact_object(value)
+        if isinstance(value, list | tuple):
+            return [self._redact(item) for item in value]
         return value
+
+    def _redact_text(self, text: str) -> str:
+        if not any(map(self._is_hidden, _NAME_PATTERN.findall(text))):
+            return text
+        return _NAME_PATTERN.sub(lambda match: HIDDEN_JOB if self._is_hidden(match[0]) else match[0], text)
 
     def _redact_object(self, value: dict[str, Any]) -> dict[str, Any]:
         """Redact keys and values. Numbers of several hidden jobs are added up: their total is not secret."""
         redacted: dict[str, Any] = {}
         for key, item in value.items():
-            name, redacted_item = self.redact(key), self.redact(item)
-            are_numbers = isinstance(redacted_item, int | float) and isinstance(redacted.get(name), int | float)
-            redacted[name] = redacted[name] + redacted_item if are_numbers else redacted_item
+            name, redacted_item = self._redact(key), self._redact(item)
+            if name in redacted and isinstance(redacted_item, int | float) and isinstance(redacted[name], int | float):
+                redacted_item += redacted[name]
+            redacted[name] = redacted_item
         return redacted
 
     def _is_hidden(self, name: str) -> bool:
-        if name not in self._hidden:
-            job = self._find_job(name)
-            self._hidden[name] = job is not None and not self.can_see_job(job)
-        return self._hidden[name]
+        queue = self._find_job_queue(name)
+        return queue is not None and not self._can_read(queue)
 
-    def _find_job(self, name: str) -> Job | None:
-        job = self.snapshot.jobs.get(name)
-        if job is None and "-" in name and name not in self.snapshot.nodes:
-            job = self.ended_job(name)
-        return job
+    def _can_read(self, queue: str) -> bool:
+        """Return whether the principal is a viewer of the queue, or of all queues if `queue` is empty."""
+        if queue not in self._readable_queues:
+            self._readable_queues[queue] = self.principal.has_role(Role.VIEWER, queue)
+        return self._readable_queues[queue]
+
+    def _find_job_queue(self, name: str) -> str | None:
+        """Return the queue of the live or ended job, or None if there is no such job."""
+        if name not in self._queues:
+            job = self.snapshot.jobs.get(name)
+            if job is None and self._may_be_ended_job(name):
+                job = self.ended_job(name)
+            self._queues[name] = None if job is None else job.spec.queue
+        return self._queues[name]
+
+    def _may_be_ended_job(self, name: str) -> bool:
+        return "-" in name and name not in self.snapshot.jobs and name not in self.snapshot.nodes

@@ -5,17 +5,20 @@ Both are random and stored as digests, as API tokens are (`api.identity.principa
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Mapping
 
 from api.identity.principals import token_digest
 from scheduler.domain.machine import JOIN_TOKEN_PREFIX, MACHINE_CREDENTIAL_PREFIX, JoinToken, Machine
+from scheduler.domain.worker_token import AGENT_TOKEN_PREFIX, verify_agent_token
 from scheduler.store.api_protocol import MachineStore
 
 CREDENTIAL_CACHE_S = 4.0
 """How long a revoked credential may still work in another process. The limit that the API states is 5 s."""
 _SECRET_BYTES = 32
+_JOB_PATH = re.compile(r"/v1/jobs/([^/]+)/")
 
 
 def generate_join_token(
@@ -59,3 +62,16 @@ class MachineCredentials:
         """Read again at the next call. Call after a machine was revoked or has changed in this process."""
         with self._lock:
             self._read_at_s = float("-inf")
+
+
+def is_genuine_token(machines: MachineStore, token_secret: bytes, token: str, path: str) -> bool:
+    """Return whether the token is a live machine's credential, or that of agents of the job in the path.
+
+    Raises:
+        UnavailableError: the database cannot be read.
+    """
+    if token.startswith(MACHINE_CREDENTIAL_PREFIX):
+        machine = machines.find_machine(token_digest(token))
+        return machine is not None and machine.is_live
+    job = _JOB_PATH.match(path)
+    return job is not None and token.startswith(AGENT_TOKEN_PREFIX) and verify_agent_token(token_secret, token, job[1])

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 import secrets
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -20,17 +18,14 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx
 from starlette.concurrency import run_in_threadpool
 
-from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer, VerifiedIdentity
+from api.identity.oidc import InvalidTokenError, OidcIssuer, VerifiedIdentity
+from api.identity.oidc_provider import IssuerUnavailableError, ProviderMetadata
 from scheduler.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 STATE_COOKIE = "ebbtide_oidc_state"
 STATE_S = 600.0
 """Time that a user has to sign in at the issuer."""
 CALLBACK_PATH = "/sign-in/oidc/callback"
-METADATA_TTL_S = 3600.0
-RETRY_INTERVAL_S = 10.0
 _TIMEOUT_S = 5.0
 _RESPONSE_BYTES_MAX = 1 << 20
 
@@ -43,15 +38,6 @@ class SignInDeniedError(Exception):
     """The issuer returned the browser without a code, for example because the user cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class _IssuerMetadata:
-    """Endpoints from the issuer's discovery document (OpenID Connect Discovery 1.0)."""
-
-    authorization_endpoint: str
-    token_endpoint: str
-    accepts_basic: bool
-
-
 class OidcSignIn:
     """Sign-in of browsers at one issuer. Belongs to one event loop."""
 
@@ -59,8 +45,6 @@ class OidcSignIn:
         self._settings = settings
         self._issuer = issuer
         self._secret = secret
-        self._metadata: _IssuerMetadata | None = None
-        self._fetched_at_s = self._attempted_at_s = float("-inf")
 
     @property
     def redirect_uri(self) -> str:
@@ -130,22 +114,14 @@ class OidcSignIn:
         if status != 200 or not isinstance(token, str):
             raise InvalidTokenError(f"the issuer refused the code: {document.get('error', status)!s:.100}")
         nonce = self._derive("nonce", state)
-        return await run_in_threadpool(self._issuer.verify, token, elapsed_s, client_id=client_id, nonce=nonce)
+        key = await self._issuer.find_key(token, elapsed_s)
+        return await run_in_threadpool(self._issuer.verify, token, key, client_id=client_id, nonce=nonce)
 
-    async def _load_metadata(self, elapsed_s: float) -> _IssuerMetadata:
-        """Return the issuer's endpoints, at most an hour old while the issuer answers."""
-        is_due = elapsed_s - self._fetched_at_s >= METADATA_TTL_S
-        if is_due and elapsed_s - self._attempted_at_s >= RETRY_INTERVAL_S:
-            self._attempted_at_s = elapsed_s
-            url = f"{self._settings.oidc_issuer.rstrip('/')}/.well-known/openid-configuration"
-            try:
-                self._metadata = _parse_metadata(self._settings.oidc_issuer, (await self._request("GET", url))[1])
-                self._fetched_at_s = elapsed_s
-            except (IssuerUnavailableError, ValueError) as error:
-                logger.warning("cannot read %s: %s", url, error)
-        if self._metadata is None:
-            raise IssuerUnavailableError(f"the OIDC issuer {self._settings.oidc_issuer} is unreachable")
-        return self._metadata
+    async def _load_metadata(self, elapsed_s: float) -> ProviderMetadata:
+        metadata = await self._issuer.get_metadata(elapsed_s)
+        if not (metadata.authorization_endpoint and metadata.token_endpoint):
+            raise IssuerUnavailableError(f"{metadata.issuer} has no endpoints for a sign-in with an authorization code")
+        return metadata
 
     async def _request(
         self, method: str, url: str, *, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
@@ -174,16 +150,3 @@ class OidcSignIn:
     def _derive(self, purpose: str, text: str) -> str:
         digest = hmac.digest(self._secret, f"oidc sign-in {purpose}: {text}".encode(), sha256)
         return urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def _parse_metadata(issuer: str, document: Mapping[str, Any]) -> _IssuerMetadata:
-    """Raises ValueError if the document is of another issuer or lacks an endpoint."""
-    if document.get("issuer") != issuer:
-        raise ValueError(f"the discovery document names another issuer, {document.get('issuer')!r:.200}")
-    schemes = ("https",) if issuer.startswith("https:") else ("http", "https")
-    authorization, token = (str(document.get(name)) for name in ("authorization_endpoint", "token_endpoint"))
-    for endpoint in (authorization, token):
-        if urlsplit(endpoint).scheme not in schemes:
-            raise ValueError(f"the discovery document has the endpoint {endpoint!r:.200}; accepted: {schemes[0]} URLs")
-    methods = document.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
-    return _IssuerMetadata(authorization, token, "client_secret_basic" in methods)

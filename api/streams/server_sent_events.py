@@ -24,7 +24,7 @@ from api.http.errors import ProblemError
 from api.identity.authorization import Visibility
 from api.identity.principals import Principal
 from scheduler.store.api_protocol import ApiStore
-from scheduler.store.protocol import Page, Store, StoredEvent, UnavailableError
+from scheduler.store.protocol import Page, StoredEvent, UnavailableError
 from scheduler.telemetry.metrics import STREAMS
 
 logger = logging.getLogger(__name__)
@@ -219,13 +219,15 @@ class EventTail:
         previous.set()
 
 
-def redact_events(principal: Principal, store: Store, events: Sequence[EncodedEvent]) -> list[EncodedEvent]:
+def redact_events(principal: Principal, store: ApiStore, events: Sequence[EncodedEvent]) -> list[EncodedEvent]:
     """Return the events that the principal may see, with hidden job ids replaced. Reads the store."""
-    visibility = Visibility(principal, store.load().snapshot, store.get_ended_job)
+    visibility = Visibility(principal, store.load().snapshot, store.get_ended_job, store.find_ended_job_queues)
+    visibility.load_job_queues(event.stored.event.subject for event in events)
+    visible = [event for event in events if visibility.can_see_subject(event.stored.event.subject)]
+    views = visibility.redact_all([event_view(event.stored) for event in visible])
     return [
-        EncodedEvent(event.stored, encode_frame(visibility.redact(event_view(event.stored)), number=event.number))
-        for event in events
-        if visibility.can_see_subject(event.stored.event.subject)
+        EncodedEvent(event.stored, encode_frame(view, number=event.number))
+        for event, view in zip(visible, views, strict=True)
     ]
 
 

@@ -28,7 +28,8 @@ from api.streams.server_sent_events import (
 from scheduler.executors.log_files import find_tail_offset, read_lines
 from scheduler.executors.shipped_logs import LAST_OUTPUT_S, read_run_machines
 from scheduler.executors.stored_logs import LogFolder, LogRoot
-from scheduler.store.protocol import Page, Store, UnavailableError
+from scheduler.store.api_protocol import ApiStore
+from scheduler.store.protocol import Page, UnavailableError
 
 
 class LogLineView(TypedDict):
@@ -187,7 +188,7 @@ class EventSubscription:
 
 
 async def follow_events(
-    streams: StreamRegistry, store: Store, subscription: EventSubscription
+    streams: StreamRegistry, store: ApiStore, subscription: EventSubscription
 ) -> AsyncGenerator[bytes]:
     """Yield chunks without end. While the database is unavailable, yields heartbeats; then the missed events."""
     tail, cursor = streams.tail, subscription.after
@@ -221,7 +222,7 @@ async def follow_events(
 
 
 async def _visible_events(
-    store: Store, subscription: EventSubscription, events: Sequence[EncodedEvent]
+    store: ApiStore, subscription: EventSubscription, events: Sequence[EncodedEvent]
 ) -> Sequence[EncodedEvent]:
     matching = [event for event in events if subscription.subject in ("", event.stored.event.subject)]
     if not matching or subscription.principal.has_role(Role.VIEWER):

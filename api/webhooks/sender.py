@@ -2,6 +2,7 @@
 
 Webhooks may only reach public addresses, unless the operator allows the host. The host is resolved once per attempt,
 its addresses are checked, and the connection goes to the checked address. DNS rebinding therefore has no effect.
+Redirects are not followed, so they lead nowhere unchecked.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from pathlib import Path
 
 import httpx
 
+from api.webhooks.special_addresses import is_public
+
 logger = logging.getLogger(__name__)
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host name. Raises OSError if it has none."""
-
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class RefusedAddressError(ValueError):
@@ -50,28 +50,6 @@ async def resolve_host(host: str, port: int) -> list[str]:
 def parse_allowed_hosts(setting: str) -> frozenset[str]:
     """Return the hosts in the setting EBBTIDE_WEBHOOK_HOSTS."""
     return frozenset(part.strip().strip("[]").lower() for part in setting.split(",") if part.strip())
-
-
-def is_public(text: str) -> bool:
-    """Return whether the text is a public IP address."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return all(
-        candidate.is_global and not candidate.is_multicast
-        for candidate in (address, *_extract_embedded_addresses(address))
-    )
-
-
-def _extract_embedded_addresses(address: Address) -> list[Address]:
-    """Return the addresses embedded in an IPv6 address, which a gateway or the system may route to."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return []
-    found: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in _NAT64:
-        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return [candidate for candidate in found if candidate is not None]
 
 
 def check_host(host: str, allowed: frozenset[str]) -> None:

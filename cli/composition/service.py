@@ -216,7 +216,7 @@ def run_api(
             build_task_runner(settings, store, clock),
             stop,
         ):
-            serve(app, host=settings.host, port=settings.port, is_shared=settings.api_processes > 1)
+            serve(app, settings)
     finally:
         store.close()
 

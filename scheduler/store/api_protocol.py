@@ -381,6 +381,15 @@ class ApiStore(Store, Protocol):
     def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
         """Return up to `limit` ended jobs that follow the key `after` (None: from the start), in list order."""
 
+    def find_ended_job_queues(self, job_ids: Collection[str]) -> Mapping[str, str]:
+        """Return the queues of those of the jobs that have ended and left the snapshot, by job id."""
+
+    def list_event_subjects(self, page: Page) -> tuple[tuple[int, str], ...]:
+        """Return number and subject of events, in ascending number. Cheaper than `list_events`."""
+
+    def get_events(self, numbers: Collection[int]) -> tuple[StoredEvent, ...]:
+        """Return the events with these numbers, in ascending number."""
+
     def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
         """Return up to `limit` ended loans that follow the key `after` (None: from the start), in list order."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
@@ -350,6 +350,13 @@ class MemoryStore:
             after = (self._events[at] for at in range(page.after, len(self._events)))
             return tuple(islice((each for each in after if subject in ("", each.event.subject)), page.limit))
 
+    def list_event_subjects(self, page: Page) -> tuple[tuple[int, str], ...]:
+        return tuple((each.number, each.event.subject) for each in self.list_events(page))
+
+    def get_events(self, numbers: Collection[int]) -> tuple[StoredEvent, ...]:
+        with self._lock:
+            return tuple(self._events[number - 1] for number in sorted(numbers))
+
     def list_last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
         with self._lock:
             newest = islice((each for each in reversed(self._events) if each.event.subject == subject), limit)
@@ -378,6 +385,10 @@ class MemoryStore:
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         with self._lock:
             return tuple(islice(reversed(self._ended_loans), limit))
+
+    def find_ended_job_queues(self, job_ids: Collection[str]) -> Mapping[str, str]:
+        with self._lock:
+            return {job.id: job.spec.queue for job in self._ended_jobs if job.id in job_ids}
 
     def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
         with self._lock:

@@ -6,7 +6,7 @@ A commit appends to history. Only retention deletes rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +184,20 @@ def select_last_events(subject: str, limit: int) -> Select[*tuple[Any, ...]]:
 
 def decode_event_row(row: AnyRow) -> StoredEvent:
     return StoredEvent(row.number, row.generation, decode_stored(Event, row.body))
+
+
+def select_event_subjects(page: Page) -> Select[*tuple[Any, ...]]:
+    query = select(EVENTS.c.number, EVENTS.c.subject).where(EVENTS.c.number > page.after)
+    return query.order_by(EVENTS.c.number).limit(page.limit)
+
+
+def select_events_by_number(numbers: Collection[int]) -> Select[*tuple[Any, ...]]:
+    return select(EVENTS).where(EVENTS.c.number.in_(numbers)).order_by(EVENTS.c.number)
+
+
+def select_ended_job_queues(job_ids: Collection[str]) -> Select[*tuple[Any, ...]]:
+    query = select(ENDED_JOBS.c.id, ENDED_JOBS.c.queue).where(ENDED_JOBS.c.id.in_(job_ids))
+    return query.order_by(ENDED_JOBS.c.number)
 
 
 def select_decisions(page: Page) -> Select[*tuple[Any, ...]]:

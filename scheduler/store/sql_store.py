@@ -7,6 +7,7 @@ Rows are encoded before a transaction begins and decoded after it has ended.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import func, select
@@ -44,6 +45,8 @@ from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_webhooks import SqlWebhooks
 
 ENDED_JOB_CACHE_MAX = 4096
+ENDED_JOB_QUEUES_MAX = 200_000
+_IDS_PER_QUERY = 500
 """How many decoded ended jobs are cached: decoding the jobs of a page takes longer than the rest of its request."""
 
 _LAST_EVENT_NUMBER = select(func.max(EVENTS.c.number))
@@ -86,6 +89,7 @@ class SqlStore:
         self.secrets = SqlSecrets(self._engine)
         self.retention = SqlRetention(self._engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
+        self._ended_job_queues: dict[str, str] = {}
         self._ended_job_cache: dict[tuple[Any, ...], Job] = {}  # by number, id and generation; ended jobs never change
         # The lock guards the newest snapshot that this process has read or written, and the pending commands of the
         # generation beside them.
@@ -162,6 +166,14 @@ class SqlStore:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_events(page, subject))
         return tuple(map(sql_history.decode_event_row, rows))
 
+    def list_event_subjects(self, page: Page) -> tuple[tuple[int, str], ...]:
+        rows = fetch_rows(self._autocommit_engine, sql_history.select_event_subjects(page))
+        return tuple((row[0], row[1]) for row in rows)
+
+    def get_events(self, numbers: Collection[int]) -> tuple[StoredEvent, ...]:
+        rows = fetch_rows(self._autocommit_engine, sql_history.select_events_by_number(numbers)) if numbers else ()
+        return tuple(map(sql_history.decode_event_row, rows))
+
     def list_last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_last_events(subject, limit))
         return tuple(map(sql_history.decode_event_row, reversed(rows)))
@@ -201,6 +213,17 @@ class SqlStore:
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_last_ended(ENDED_LOANS, limit=limit))
         return tuple(decode_stored(Loan, row.body) for row in rows)
+
+    def find_ended_job_queues(self, job_ids: Collection[str]) -> Mapping[str, str]:
+        known = self._ended_job_queues  # an ended job never changes its queue
+        missing = [job_id for job_id in job_ids if job_id not in known]
+        for start in range(0, len(missing), _IDS_PER_QUERY):
+            query = sql_history.select_ended_job_queues(missing[start : start + _IDS_PER_QUERY])
+            known.update((row[0], row[1]) for row in fetch_rows(self._autocommit_engine, query))
+        found = {job_id: known[job_id] for job_id in job_ids if job_id in known}
+        if len(known) > ENDED_JOB_QUEUES_MAX:
+            self._ended_job_queues = {}
+        return found
 
     def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_loans(query, after, limit))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from itertools import product
 from typing import get_args
 
@@ -61,6 +62,18 @@ RESTART_CAUSES = ("workers", "out-of-memory")
 GPU_USES = ("running", "moving")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
 RETENTION_KINDS = ("events", "decisions", "audit", "commands", "deliveries", "logs", "archives")
+
+
+class ConnectionEnd(StrEnum):
+    """Why the API closed a connection or refused it."""
+
+    HEADER_TIMEOUT = "header-timeout"
+    IDLE_TIMEOUT = "idle-timeout"
+    HEADER_SIZE = "header-size"
+    ADDRESS_LIMIT = "address-limit"
+    TOTAL_LIMIT = "total-limit"
+    REFUSED = "refused"
+
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -218,6 +231,14 @@ STREAMS = Gauge(
     registry=REGISTRY,
     multiprocess_mode="livesum",
 )
+CONNECTIONS = Gauge(
+    "ebbtide_connections", "Open connections to the API.", registry=REGISTRY, multiprocess_mode="livesum"
+)
+CONNECTIONS_CLOSED = _declare_counter(
+    "ebbtide_connections_closed_total",
+    "Connections that the API closed before they had a response, or refused, by reason.",
+    reason=tuple(end.value for end in ConnectionEnd),
+)
 WEBHOOK_DELIVERIES = _declare_counter(
     "ebbtide_webhook_deliveries_total",
     "Delivery attempts to webhooks, by outcome. After an attempt that ends dead there are no retries.",
@@ -259,6 +280,14 @@ def record_request(*, method: str, route: str, status: int, seconds: float) -> N
     """Record an API request. `route` is the path template, which bounds the number of label values."""
     REQUEST_DURATION.labels(method, route).observe(seconds)
     REQUESTS.labels(method, route, str(status)).inc()
+
+
+def record_connections(count: int) -> None:
+    CONNECTIONS.set(count)
+
+
+def record_connection_end(reason: ConnectionEnd) -> None:
+    CONNECTIONS_CLOSED.labels(reason.value).inc()
 
 
 def record_solve(seconds: float, gaps: Iterable[float]) -> None:

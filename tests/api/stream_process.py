@@ -43,9 +43,9 @@ class StreamProcess:
         named = {f"EBBTIDE_{name.upper()}": value for name, value in settings.items()}
         self._env = {
             **os.environ,
+            "EBBTIDE_AUTH": "off",
             **named,
             "EBBTIDE_DATABASE_URL": self.url,
-            "EBBTIDE_AUTH": "off",
             "EBBTIDE_RUN_DIR": str(folder),
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_LOG_LEVEL": "WARNING",

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from api.identity import oidc
+from api.identity import oidc_provider
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import Problem
 from tests.http_server import LoopbackServer, QuietHandler
@@ -164,7 +164,7 @@ def test_new_keys_are_fetched_at_a_limited_rate(
     assert provider.asked.count("/keys") == 1
     assert provider.keys is not None
     provider.keys = [_jwk(EC_KEY, "ec-2")]
-    monkeypatch.setattr(oidc, "REFRESH_INTERVAL_MIN_S", 0.0)
+    monkeypatch.setattr(oidc_provider, "FETCH_INTERVAL_MIN_S", 0.0)
     assert guarded.request("GET", "/v1/jobs", signed(provider.claims(), EC_KEY, "ES256", "ec-2")).status_code == 200
 
 
@@ -183,8 +183,8 @@ def test_known_keys_work_while_the_issuer_is_unreachable(
     guarded: AuthenticatedService, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert guarded.request("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
-    monkeypatch.setattr(oidc, "KEYS_TTL_S", 0.0)
-    monkeypatch.setattr(oidc, "REFRESH_INTERVAL_MIN_S", 0.0)
+    monkeypatch.setattr(oidc_provider, "DOCUMENTS_TTL_S", 0.0)
+    monkeypatch.setattr(oidc_provider, "FETCH_INTERVAL_MIN_S", 0.0)
     provider.keys = None
     for name in ("berta", "carla"):
         assert guarded.request("GET", "/v1/jobs", signed(provider.claims(sub=name))).status_code == 200

@@ -29,6 +29,23 @@ def test_ended_jobs_and_loans_are_listed_newest_first(store: ApiStore) -> None:
     assert store.list_ended_loans(limit=9) == loans[::-1]
 
 
+def test_queues_of_ended_jobs_and_subjects_of_events_are_read_in_one_call(store: ApiStore) -> None:
+    jobs = tuple(make_stored_job(at, JobState.SUCCEEDED) for at in range(3))
+    events = tuple(Event(1.0, EventCode.JOB_STATE, f"job-{at % 2}", "it ended") for at in range(4))
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=jobs, events=events))
+    wanted = ["job-0", "job-2", *(f"job-{at}" for at in range(100, 1200))]
+    for _ in range(2):
+        found = store.find_ended_job_queues(wanted)
+        assert dict(found) == {job.id: job.spec.queue for job in (jobs[0], jobs[2])}
+    assert store.find_ended_job_queues([]) == {}
+    listed = store.list_events(Page())
+    assert store.list_event_subjects(Page(after=1, limit=2)) == tuple(
+        (each.number, each.event.subject) for each in listed[1:3]
+    )
+    assert store.get_events([listed[3].number, listed[0].number]) == (listed[0], listed[3])
+    assert store.get_events([]) == ()
+
+
 def test_ended_jobs_are_paged_by_submission_and_filtered(store: ApiStore) -> None:
     jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED_STATES)] * 3)]
     store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
