@@ -20,6 +20,7 @@ def test_a_created_queue_is_visible_at_once_and_committed_by_the_tick(fleet: Api
         **VISION,
         "user_limit_gpus": None,
         "user_jobs_max": None,
+        "priority_max": 100,
         "declared": True,
         "used_gpus": 0,
         "own_gpus": 0,
