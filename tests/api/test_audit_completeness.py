@@ -115,7 +115,7 @@ class AuditedRun:
         running, asleep, *_ = self.seeded.known["job_id"]
         by_verb = {"suspend": asleep, "resume": asleep, "checkpoint": running}
         if (verb := route.rpartition(":")[2]) in by_verb:
-            return by_verb[verb]
+            return str(by_verb[verb])
         return str(self.random.choice(names[kind] if name == "name" else self.seeded.known[name]))
 
     def _choose_body(self, route: str) -> object:
