@@ -434,7 +434,7 @@ class Job:
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
             message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled, self.failure,
-            self.placement,
+            self.placement, self.missing_secrets,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:
