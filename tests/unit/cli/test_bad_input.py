@@ -186,7 +186,7 @@ def test_invalid_command_line_is_rejected(
 
 HEAD = "job_id,submit_time_s,duration_s,gpus\n"
 FILES: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
-    ("job.yaml", "name: [", SUBMIT, ("job.yaml:1:8: is not YAML",)),
+    ("job.yaml", "name: [", SUBMIT, ("job.yaml line 1, column 8: is not YAML",)),
     ("job.yaml", "just words", SUBMIT, ("job.yaml: ", "'just words'")),
     ("job.yaml", "{name: x, gpus: {min: 2, max: 1}}", SUBMIT, ("job.yaml: gpus.max", "1", "2")),
     ("job.yaml", "{name: x, gpus: {min: 0, max: 1}}", SUBMIT, ("job.yaml: gpus.min", "0")),
