@@ -84,7 +84,7 @@ def _build_document(app: FastAPI) -> dict[str, Any]:
     schemas |= {"Problem": PROBLEM_SCHEMA, "FieldError": FIELD_ERROR_SCHEMA}
     for name, schema in schemas.items():
         schema["title"] = name
-        for field in schema.get("properties", {}).values():
+        for field in schema.get("properties", {}).values() if name.endswith("View") else ():
             field |= {"anyOf": [_to_enum(choice) for choice in field["anyOf"]]} if "anyOf" in field else {}
     document["components"]["securitySchemes"] = {"bearer": _BEARER_SCHEME}
     document["security"] = [{"bearer": []}]
@@ -106,7 +106,7 @@ def _name_pages(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_enum(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return one choice of a union with `enum` in place of `const`, which openapi-python-client cannot read there."""
+    """Return one choice of a union with `enum` for `const`, which openapi-python-client cannot read in responses."""
     others = {key: value for key, value in choice.items() if key != "const"}
     return {**others, "enum": [choice["const"]]} if "const" in choice else choice
 

@@ -98,9 +98,9 @@ def read_yaml(source: str) -> Any:
 
 
 def _format_yaml_error(source: str, error: MarkedYAMLError) -> str:
-    """Return the error with its place first, as compilers do: `job.yaml:3:7: is not YAML: ...`."""
+    """Return the error with its place first: `job.yaml line 3, column 7: is not YAML: ...`."""
     mark = error.problem_mark or error.context_mark
-    place = source if mark is None else f"{source}:{mark.line + 1}:{mark.column + 1}"
+    place = source if mark is None else f"{source} line {mark.line + 1}, column {mark.column + 1}"
     why = ", ".join(part for part in (error.context, error.problem, error.note) if part)
     return f"{place}: is not YAML: {' '.join(why.split())}"
 

@@ -7,6 +7,7 @@ problems that every route can return.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -59,6 +60,7 @@ TITLES = {
     "logs-elsewhere": "The logs are stored elsewhere",
     "internal": "Internal error",
 }
+_PARAMETER = re.compile(r"{[^}]*}")
 _SLUG_BY_STATUS = {
     404: "not-found",
     405: "method-not-allowed",
@@ -148,9 +150,14 @@ def _handle_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 def _list_allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes with the request's path. Starlette names those of the first one only."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+    """Return the methods of all routes with the request's path. Starlette names those of the first one only.
+
+    A path such as `/v1/jobs/x:suspend` matches `/v1/jobs/{job_id}` too; the route with the most literal text counts.
+    """
+    matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    lengths = [len(_PARAMETER.sub("", route.path)) for route in matching]
+    closest = [route for route, length in zip(matching, lengths, strict=True) if length == max(lengths)]
+    return sorted({method for route in closest for method in route.methods or ()})
 
 
 def unavailable_response(request: Request, error: Exception) -> JSONResponse:

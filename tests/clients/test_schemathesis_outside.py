@@ -12,11 +12,16 @@ from api.client import Client
 from tests.clients.running_service import RunningService, run_service
 
 TIMEOUT_S = 840.0
-EXAMPLES = 1
-EXAMPLES_FULL = 40
+SHORT = ("examples", 1)
+LONG = ("examples,coverage,fuzzing", 20)
+"""Phases, and generated requests of each operation in the phase that generates them."""
 # Without these, the service would answer most requests with 429.
 SETTINGS = {"rate_per_s": "1000000", "rate_burst": "1000000", "report_rate_per_s": "1000000"}
 CONFIGURATION = """
+[checks.negative_data_rejection]
+# A document with too long a list may be larger than any request.
+expected-statuses = ["400", "401", "403", "404", "405", "409", "412", "413", "422", "429"]
+
 [checks.positive_data_acceptance]
 # A valid document may be refused for reasons that no schema can express, such as a minimum above a maximum.
 expected-statuses = ["2xx", "304", "401", "403", "404", "409", "412", "422", "429", "501", "503"]
@@ -25,14 +30,14 @@ expected-statuses = ["2xx", "304", "401", "403", "404", "409", "412", "422", "42
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(EXAMPLES_FULL, marks=pytest.mark.full)])
-def test_schemathesis_finds_nothing(examples: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("phases", "examples"), [SHORT, pytest.param(*LONG, marks=pytest.mark.full)])
+def test_schemathesis_finds_nothing(phases: str, examples: int, tmp_path: Path) -> None:
     with run_service(tmp_path, **SETTINGS) as service:
         _furnish(service)
-        done = _attack(service, tmp_path, examples)
+        done = _attack(service, tmp_path, phases, examples)
         assert service.is_alive(), service.log()
-    assert done.returncode == 0, done.stdout[-16_000:] + done.stderr[-2_000:]
-    assert "Traceback" not in service.log()
+        assert "Traceback" not in service.log()  # read before it stops, which cancels waiting requests
+    assert done.returncode == 0, "\n".join(line[:300] for line in done.stdout.splitlines())
 
 
 def _furnish(service: RunningService) -> None:
@@ -43,13 +48,13 @@ def _furnish(service: RunningService) -> None:
         client.create_queue({"name": "research"})
 
 
-def _attack(service: RunningService, folder: Path, examples: int) -> subprocess.CompletedProcess[str]:
+def _attack(service: RunningService, folder: Path, phases: str, examples: int) -> subprocess.CompletedProcess[str]:
     configuration = folder / "schemathesis.toml"
     configuration.write_text(CONFIGURATION)
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration), "run"),
         *(f"{service.url}/openapi.json", "--url", service.url, "--header", f"Authorization: Bearer {service.token}"),
-        *("--checks", "all", "--phases", "examples,coverage,fuzzing", "--max-examples", str(examples)),
+        *("--checks", "all", "--phases", phases, "--max-examples", str(examples)),
         *("--seed", "1", "--generation-database", "none", "--no-color", "--suppress-health-check", "all"),
     ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

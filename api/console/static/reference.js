@@ -3,7 +3,7 @@ SwaggerUIBundle({
   url: "/openapi.json",
   dom_id: "#reference",
   deepLinking: true,
-  docExpansion: "none",
+  docExpansion: "list",
   displayOperationId: true,
   validatorUrl: null, // it would send the document to another host
 });

@@ -35,7 +35,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(run: Run, words: tuple[str, ...], *messages: str) -> None:
     result = run(*words)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.startswith("Error: ")
+    assert result.stderr.startswith('{"error": ' if "json" in words else "Error: ")
     assert result.stderr.count("\n") == 1
     for message in messages:
         assert message in result.stderr
@@ -186,11 +186,11 @@ def test_invalid_command_line_is_rejected(
 
 HEAD = "job_id,submit_time_s,duration_s,gpus\n"
 FILES: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
-    ("job.yaml", "name: [", SUBMIT, ("job.yaml: is not YAML",)),
+    ("job.yaml", "name: [", SUBMIT, ("job.yaml line 1, column 8: is not YAML",)),
     ("job.yaml", "just words", SUBMIT, ("job.yaml: ", "'just words'")),
     ("job.yaml", "{name: x, gpus: {min: 2, max: 1}}", SUBMIT, ("job.yaml: gpus.max", "1", "2")),
     ("job.yaml", "{name: x, gpus: {min: 0, max: 1}}", SUBMIT, ("job.yaml: gpus.min", "0")),
-    ("job.yaml", "{name: x, gpus: {min: 1, max: 1}, color: red}", SUBMIT, ("job.yaml: color", "red")),
+    ("job.yaml", "{name: x, gpus: {min: 1, max: 1}, color: red}", SUBMIT, ("job.yaml: color",)),
     ("job.yaml", "{name: x, gpus: {min: 1, max: 1}, deadline: -5}", SUBMIT, ("job.yaml: deadline", "-5")),
     ("job.yaml", "{name: x, gpus: {min: 1, max: 1}, deadline: .nan}", SUBMIT, ("job.yaml: deadline", "nan")),
     ("job.yaml", "{name: x, gpus: 4}", SUBMIT, ("job.yaml: gpus", "4")),

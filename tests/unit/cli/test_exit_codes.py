@@ -103,7 +103,7 @@ def test_a_yaml_error_names_file_line_and_column(run: Run, tmp_path: Path) -> No
     file.write_text("name: hello\ngpus: {min: 1, max: 2\ncommand: [x]\n")
     result = run("submit", "-f", str(file), "-o", "json")
     assert result.exit_code == ExitCode.USAGE
-    assert read_error(result)["message"].startswith(f"{file}:3:8: ")
+    assert read_error(result)["message"].startswith(f"{file} line 3, column 8: ")
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_wait_fails_unless_the_job_succeeds(run: Run, fleet: Any, monkeypatch: p
     assert result.exit_code == 1
     assert json.loads(result.stdout)["state"] == "cancelled"
     assert "starting" in result.stderr
-    assert "Error: job doomed-" in result.stderr
+    assert json.loads(result.stderr.splitlines()[-1])["error"]["message"].startswith("job doomed-")
 
 
 def test_history_shows_states_and_allocations(run: Run, ask: Ask, fleet: Any) -> None:
