@@ -222,7 +222,8 @@ def _start_number(noun: str, cursor: str, after: int, get_retention_mark: Callab
 
 def page_of_jobs(live: Iterable[Job], store: ApiStore, query: JobQuery, *, cursor: str, limit: int) -> PageOf[Job]:
     after = _decode_sort_key(cursor, "jobs")
-    found = {job.id: job for job in live if not job.is_ended and query.matches(job)}
+    # A job that has ended stays among the live ones until its GPUs are free.
+    found = {job.id: job for job in live if query.matches(job)}
     if query.includes_ended:
         # A job that has ended since `live` was read is in both; the ended one is current.
         found |= {job.id: job for job in store.find_ended_jobs(query, after=after, limit=limit + 1)}

@@ -76,8 +76,8 @@ def build_next_release(folder: Path) -> Path:
     return folder
 
 
-def submit(client: Client, name: str, seconds: float = 0.0) -> str:
-    document = {"name": name, "gpus": {"min": 1, "max": 1}, "command": ["sleep", str(seconds)]}
+def submit(client: Client, name: str, script: str = "true") -> str:
+    document = {"name": name, "gpus": {"min": 1, "max": 1}, "command": ["sh", "-c", script]}
     return str(client.submit(document)["id"])
 
 
@@ -95,7 +95,7 @@ def test_old_and_new_release_share_a_database_across_a_migration(
     try:
         site.open()
         site.join("m1", gpus=2)
-        steady = submit(site.client, "steady", 600.0)
+        steady = submit(site.client, "steady", "while true; do echo step; sleep 1; done")
         site.wait(lambda: site.state(steady) == "running")
         environment = {**os.environ, **newer, "EBBTIDE_DATABASE_URL": site.database_url}
         subprocess.run([sys.executable, "-P", "-m", "cli", "migrate"], env=environment, check=True)
