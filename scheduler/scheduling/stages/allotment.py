@@ -147,11 +147,12 @@ def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: b
     With `may_reduce`, jobs under the same limit that hold more than their allotment give up the missing GPUs.
     """
     more = count - job.allocation.target_gpus
-    over, over_user = state.quota.excess(job, more), state.quota.user_excess(job, more)
+    quota = state.quota
+    over, over_user, limiting = quota.excess(job, more), quota.user_excess(job, more), quota.limiting_queue(job)
     missing = over
     for reduction in tuple(state.reductions) if may_reduce else ():
         other = reduction.job
-        if missing > 0 and other.spec.queue == job.spec.queue and (not over_user or other.owner == job.owner):
+        if missing > 0 and quota.limiting_queue(other) == limiting and (not over_user or other.owner == job.owner):
             _accept(state, reduction, job)
             missing -= other.allocation.target_gpus - reduction.remaining_gpus
     return count - over
