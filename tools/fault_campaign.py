@@ -18,6 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from typer import echo
+
 from scheduler.simulator.campaign.case import CaseEventKind, FaultCase, read_case, write_case
 from scheduler.simulator.campaign.checks import CaseViolation
 from scheduler.simulator.campaign.generation import draw_case
@@ -63,8 +65,8 @@ def fingerprint_code() -> str:
 def _replay(case: FaultCase) -> int:
     result = run_case(case)
     for violation in result.violations:
-        print(describe_violation(case.seed, violation))
-    print(describe_counts(result.counts))
+        echo(describe_violation(case.seed, violation))
+    echo(describe_counts(result.counts))
     return 1 if result.violations else 0
 
 
@@ -84,9 +86,9 @@ def _run_seeds(seeds: range, folder: Path) -> int:
         counts.update(line["counts"])
     failed = [line["seed"] for line in lines if line["violations"]]
     cpu_s = sum(line["cpu_s"] for line in lines)
-    print(describe_counts(counts))
-    print(f"{len(lines)} seeds, {sum(line['ticks'] for line in lines):,} ticks, {cpu_s / len(lines):.2f} CPU-s a seed")
-    print(f"{len(failed)} seeds violated an invariant{': ' if failed else ''}{', '.join(map(str, failed))}")
+    echo(describe_counts(counts))
+    echo(f"{len(lines)} seeds, {sum(line['ticks'] for line in lines):,} ticks, {cpu_s / len(lines):.2f} CPU-s a seed")
+    echo(f"{len(failed)} seeds violated an invariant{': ' if failed else ''}{', '.join(map(str, failed))}")
     return 1 if failed else 0
 
 
@@ -96,13 +98,12 @@ def _run_seed(seed: int, folder: Path) -> dict[str, Any]:
     cpu_s = time.process_time() - started_s
     if result.violations:
         violation = result.violations[0]
-        print(describe_violation(seed, violation), flush=True)
+        echo(describe_violation(seed, violation))
         small = CaseShrinker(lambda tried: _run(tried).violations).shrink(case, violation)
         write_case(folder / f"seed-{seed}.json", small)
-        print(
+        echo(
             f"seed {seed}: shrunk to {len(small.events)} events and {len(small.jobs)} jobs; "
             f"replay it with: make campaign CASE={folder / f'seed-{seed}.json'}",
-            flush=True,
         )
     return {
         "seed": seed,

@@ -192,7 +192,7 @@ def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count:
     """Plan to grow the job on free GPUs, or reserve GPUs of other jobs and grow by the free GPUs meanwhile."""
     kinds = [kind for of_model in _kinds_by_model(cycle, job) for kind in of_model]
     missing = count - job.allocation.target_gpus
-    if missing <= 0:
+    if missing <= 0 or count < job.spec.min_gpus:  # its range was raised, and a limit keeps it below
         return
     if _sum_kinds(state.free, kinds) >= missing:
         _deduct(missing, kinds, state.free)
@@ -201,6 +201,7 @@ def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count:
     elif (
         not _reserve_gpus(state, job, missing, kinds, may_reduce=cycle.full_pass)
         and (more := _sum_kinds(state.free, kinds)) > 0
+        and job.allocation.target_gpus + more >= job.spec.min_gpus
     ):
         _deduct(more, kinds, state.free)
         state.quota.allocate(job, more)
@@ -318,7 +319,7 @@ def _apply_reduction(cycle: SchedulingCycle, allotment: Allotment, reduction: Re
 
 def _grow(cycle: SchedulingCycle, job: Job, count: int) -> None:
     current_gpus = job.allocation.target_gpus
-    target = extend_target(cycle, job, count, current_gpus + 1)
+    target = extend_target(cycle, job, count, max(current_gpus + 1, job.spec.min_gpus))
     if target is None:
         return
     gpus, plan = target

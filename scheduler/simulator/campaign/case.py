@@ -1,4 +1,4 @@
-"""FaultCase: one complete world with its jobs, its faults and its owners' commands. It replays exactly, also from JSON."""
+"""FaultCase: one world with its jobs, faults and owners' commands, complete. It replays exactly, also from JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One host of a campaign: a controller with its own clock, store and executor, which pauses, crashes and starts again."""
+"""One host of a campaign: a controller with its own clock, store and executor. It pauses, crashes and starts again."""
 
 from __future__ import annotations
 
