@@ -29,6 +29,7 @@ class HostFaults:
 
     counts: Counter[CaseEventKind]
     store_down_until_s: float = -1.0
+    counted_outage_until_s: float = -1.0
     slow_commit_s: float = 0.0
     armed: set[CaseEventKind] = field(default_factory=set)
     stale_observations: int = 0
@@ -77,11 +78,17 @@ class JumpingClock:
 
 
 class FaultyStore(LossyStore):
-    """Store of one host: it can be down, be slow, refuse a commit, or lose the answer to one."""
+    """Store of one host: it can be down, be slow, refuse a commit, or lose the answer to one.
 
-    def __init__(self, store: Store, world: SimulatedExecutor, faults: HostFaults) -> None:
+    `fail_transaction` lets the next transaction of the database fail in its middle, and returns whether it will: only a
+    database has transactions. Otherwise the commit is refused before it begins.
+    """
+
+    def __init__(
+        self, store: Store, world: SimulatedExecutor, faults: HostFaults, fail_transaction: Callable[[], bool]
+    ) -> None:
         super().__init__(store)
-        self._world, self._faults = world, faults
+        self._world, self._faults, self._fail_transaction = world, faults, fail_transaction
 
     def commit(self, commit: Commit) -> None:
         faults = self._faults
@@ -92,7 +99,7 @@ class FaultyStore(LossyStore):
             faults.slow_commit_s = 0.0
         if faults.take(CaseEventKind.COMMIT_CONFLICT):
             raise ConflictError("simulated conflict: another controller committed first")
-        if faults.take(CaseEventKind.COMMIT_REFUSED):
+        if faults.take(CaseEventKind.COMMIT_REFUSED) and not self._fail_transaction():
             raise UnavailableError("simulated: the database refused the transaction")
         super().commit(commit)
         if faults.take(CaseEventKind.COMMIT_UNANSWERED):
@@ -111,8 +118,11 @@ class FaultyStore(LossyStore):
         return super().acquire_lease(holder, now_s=now_s, ttl_s=ttl_s)
 
     def _require_available(self) -> None:
-        if self._world.now_s < self._faults.store_down_until_s:
-            self._faults.counts[CaseEventKind.STORE_OUTAGE] += 1
+        faults = self._faults
+        if self._world.now_s < faults.store_down_until_s:
+            if faults.counted_outage_until_s != faults.store_down_until_s:
+                faults.counted_outage_until_s = faults.store_down_until_s
+                faults.counts[CaseEventKind.STORE_OUTAGE] += 1
             raise UnavailableError("simulated: the database does not respond")
 
 

@@ -43,6 +43,7 @@ class Host:
         policies: PolicySet,
         faults: HostFaults,
         *,
+        fail_transaction: Callable[[], bool],
         put_into_effect: Callable[[Snapshot], bool],
         on_report: Callable[[TickReport], None],
         stage_hook: Callable[[Host, str], None],
@@ -52,7 +53,7 @@ class Host:
         self.available_at_s = world.now_s
         self.next_step_s = world.now_s
         self._world, self._policies = world, policies
-        self._store = FaultyStore(store, world, faults)
+        self._store = FaultyStore(store, world, faults, fail_transaction)
         self._executor = FaultyExecutor(world, faults, put_into_effect)
         self._on_report, self._stage_hook = on_report, stage_hook
         self._starts = 0

@@ -80,7 +80,8 @@ class CaseInjector:
                     self._run.send(ReportProgress(job.id, stale, 1e12, checkpoint_steps=1e12))
                     return True
             case CaseEventKind.DUPLICATE_COMMAND:
-                if self._run.store.send(command := _pick(self._run.sent, event)):
+                command = _pick(self._run.sent, event)
+                if self._run.ask(lambda: self._run.store.send(command)):
                     self._run.checks.record(world.now_s, "command-repeated", f"{command.id} was accepted twice")
                 return True
         return False

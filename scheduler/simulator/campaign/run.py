@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from pathlib import Path
+from typing import TypeVar
 
 from scheduler.domain.commands import (
     AddNode,
@@ -31,13 +28,14 @@ from scheduler.domain.tick_report import TickReport
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.campaign.case import CaseEventKind, CaseJob, DemandLevel, FaultCase
+from scheduler.simulator.campaign.case_store import CaseStore, open_case_store
 from scheduler.simulator.campaign.checks import CaseChecks, CaseViolation
 from scheduler.simulator.campaign.faulty_parts import HostFaults
 from scheduler.simulator.campaign.host import LEASE_S, Host, HostDiedError
 from scheduler.simulator.campaign.injection import CaseInjector
-from scheduler.store.api_protocol import ApiStore
-from scheduler.store.memory_store import MemoryStore
+from scheduler.store.protocol import UnavailableError
 
+T = TypeVar("T")
 AFTER_FAULTS_S_MAX = 7 * 86_400.0
 """Time after the last fault in which every job must end."""
 UNOBSERVED_POLL_S = 2.0
@@ -56,45 +54,15 @@ class CaseResult:
 
 def run_case(case: FaultCase) -> CaseResult:
     """Run the case to its end, or to its first violation."""
-    with _open_store(case) as store:
-        return CaseRun(case, store).run()
-
-
-@contextmanager
-def _open_store(case: FaultCase) -> Iterator[ApiStore]:
-    if not case.uses_sql:
-        yield MemoryStore()
-        return
-    from scheduler.store.sql_store import SqlStore
-
-    with tempfile.TemporaryDirectory(prefix="ebbtide-case-") as folder:
-        path = Path(folder) / "state.sqlite"
-        shutil.copyfile(_migrated_database(), path)
-        store = SqlStore(f"sqlite:///{path}")
-        try:
-            yield store
-        finally:
-            store.close()
-
-
-_TEMPLATE = tempfile.TemporaryDirectory(prefix="ebbtide-campaign-")
-
-
-@cache
-def _migrated_database() -> Path:
-    """Return an empty, migrated database that each case copies."""
-    from scheduler.store.schema_migration import migrate
-
-    path = Path(_TEMPLATE.name) / "empty.sqlite"
-    migrate(f"sqlite:///{path}")
-    return path
+    with open_case_store(case) as opened:
+        return CaseRun(case, opened).run()
 
 
 class CaseRun:
     """The agenda of one case, its hosts and its world."""
 
-    def __init__(self, case: FaultCase, store: ApiStore) -> None:
-        self.case, self.store = case, store
+    def __init__(self, case: FaultCase, opened: CaseStore) -> None:
+        self.case, self.store = case, opened.store
         self.counts = Counter[CaseEventKind]()
         self.checks = CaseChecks()
         self.world = SimulatedExecutor(
@@ -104,10 +72,11 @@ class CaseRun:
         self.hosts = tuple(
             Host(
                 name,
-                store,
+                self.store,
                 self.world,
                 policies,
                 HostFaults(self.counts),
+                fail_transaction=opened.fail_transaction,
                 put_into_effect=self._put_into_effect,
                 on_report=self._on_report,
                 stage_hook=self._on_stage,
@@ -132,7 +101,14 @@ class CaseRun:
     def send(self, body: CommandBody, *, actor: str = "") -> None:
         command = Command(f"case-{len(self.sent) + 1}", self.world.now_s, body, actor)
         self.sent.append(command)
-        self.store.send(command)
+        self.ask(lambda: self.store.send(command))
+
+    def ask(self, request: Callable[[], T]) -> T:
+        """Ask the store as a client does, which tries again when a transaction failed."""
+        try:
+            return request()
+        except UnavailableError:
+            return request()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -150,7 +126,8 @@ class CaseRun:
                 self.checks.record(last_s, "livelock", f"{steps} steps, {at_instant} of them at one instant")
         if not self.checks.violations:
             fallible = self._injector.fallible_jobs
-            self.checks.check_end(self.store, self.submitted, fallible=fallible, now_s=self.world.now_s)
+            now_s = self.world.now_s
+            self.ask(lambda: self.checks.check_end(self.store, self.submitted, fallible=fallible, now_s=now_s))
         return CaseResult(self.checks.violations, self.counts, self._ticks)
 
     def _plan(self) -> None:
@@ -194,7 +171,9 @@ class CaseRun:
         now_s = self.world.now_s
         if now_s > self.case.faults_end_s + AFTER_FAULTS_S_MAX:
             return True
-        if self._agenda or self.store.count_pending_commands():
+        if self._agenda:
+            return False
+        if self.ask(self.store.count_pending_commands) > 0:
             return False
         recalled = any(loan.return_by_s is not None for loan in self._snapshot.loans.values())
         return not self._snapshot.jobs and not recalled and not self.world.list_live_runs()
@@ -230,7 +209,7 @@ class CaseRun:
         self._ticks += 1
         self.checks.check_report(report)
         if report.committed:
-            self._snapshot = self.store.load().snapshot
+            self._snapshot = self.ask(self.store.load).snapshot
 
     def _put_into_effect(self, desired: Snapshot) -> bool:
         if desired.generation < self._effective_generation:
