@@ -43,7 +43,7 @@ def draw_case(seed: int) -> FaultCase:
     owned = per_node * sum(node.pool == "training" for node in nodes)
     hours = random.uniform(0.25, 0.6) if uses_sql else random.uniform(2.0, 6.0)
     end_s = 3600.0 * hours
-    count = random.randint(4, 8 if uses_sql else 24)
+    count, longest_s = random.randint(4, 8 if uses_sql else 24), 1200.0 if uses_sql else 4 * 3600.0
     policy_random = Random(f"campaign/{seed}/policy")
     return FaultCase(
         seed=seed,
@@ -52,9 +52,7 @@ def draw_case(seed: int) -> FaultCase:
         pools=pools,
         nodes=nodes,
         queues=tuple(_draw_queues(Random(f"campaign/{seed}/queues"), owned)),
-        jobs=tuple(
-            _draw_jobs(Random(f"campaign/{seed}/jobs"), owned, end_s, count=random.randint(4, 8 if uses_sql else 24))
-        ),
+        jobs=tuple(_draw_jobs(Random(f"campaign/{seed}/jobs"), owned, end_s, count=count, longest_s=longest_s)),
         demand=tuple(_draw_demand(Random(f"campaign/{seed}/demand"), nodes, end_s)),
         events=_draw_events(seed, owned, end_s),
         delays=Delays(
@@ -101,11 +99,11 @@ def _draw_queues(random: Random, owned: int) -> Iterator[JobQueue]:
         yield JobQueue(name, guaranteed, limit, random.choice((1.0, 3.0)), user_limit)
 
 
-def _draw_jobs(random: Random, owned: int, end_s: float, *, count: int) -> Iterator[CaseJob]:
+def _draw_jobs(random: Random, owned: int, end_s: float, *, count: int, longest_s: float) -> Iterator[CaseJob]:
     for number in range(count):
         least = min(owned, random.choice((1, 1, 1, 2, 2, 4, 8)))
         most = least * random.choice((1, 1, 2, 4, 8))
-        seconds = min(4 * 3600.0, max(30.0, 2000.0 * random.lognormvariate(0.0, 1.2)))
+        seconds = min(longest_s, max(30.0, 2000.0 * random.lognormvariate(0.0, 1.2)))
         steps = max(1, round(seconds * least))
         spec = JobSpec(
             name=f"job-{number}",
