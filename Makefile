@@ -13,7 +13,7 @@ FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernet
 # Tests start hundreds of Python processes. Some images forbid cached bytecode, and each process would compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-full lint serve bench docs helm console generators clean
+.PHONY: demo check test test-full campaign lint serve bench docs helm console generators clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
@@ -26,6 +26,11 @@ test: lint generators
 
 test-full: lint generators
 	$(PYTEST) --full
+
+# `make campaign SEEDS=0:1000` is resumable; `make campaign CASE=build/campaign/seed-7.json` replays a shrunk failure.
+SEEDS ?= 0:100
+campaign: $(VENV)/installed
+	$(BIN)/python -m tools.fault_campaign $(if $(CASE),--case $(CASE),--seeds $(SEEDS))
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -114,6 +114,10 @@ class SnapshotView(TypedDict):
         dict[str, float],
         Field(description="Floating-point operations per second of a training step, by GPU profile. Empty: unknown."),
     ]
+    run_times: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="Run times of the last ended jobs, by `owner NAME`, `queue NAME` and `cluster`."),
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

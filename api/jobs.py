@@ -108,6 +108,9 @@ class AccountView(TypedDict):
         float | None, Field(description="First start, in seconds since 1970 (UTC). Null: not yet.")
     ]
     settled_at_s: Annotated[float, Field(description="Time up to which the totals count, in seconds since 1970 (UTC).")]
+    last_started_at_s: Annotated[
+        float | None, Field(description="Last start from the queue, in seconds since 1970 (UTC). Null: not yet.")
+    ]
 
 
 class FailureView(TypedDict):

@@ -37,7 +37,7 @@ def check_queue(name: str, context: RequestContext, *, owner: str, owner_key: st
     if undeclared_queues == "refuse" and not is_existing_queue(name, queues):
         visible = [queue for queue in queues if context.principal.has_role(Role.VIEWER, queue)]
         raise_invalid_field("queue", name, describe_existing_queues(name, visible))
-    if why := user_job_limit_error(context.snapshot.jobs, queues.get(name), owner, owner_key):
+    if why := user_job_limit_error(context.snapshot.jobs, queues, name, owner, owner_key=owner_key):
         raise_conflict(why)
 
 

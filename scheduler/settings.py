@@ -200,7 +200,7 @@ class Settings(BaseSettings):
     undeclared_queues: Literal["allow", "refuse"] = Field(
         default="refuse",
         description="`refuse` rejects jobs for queues that do not exist. The queue `default` always exists. `allow` "
-        "accepts them; such a queue has no guarantee and no limit.",
+        "accepts them. All such queues count as one queue without a guarantee, under the limits of `default`.",
     )
 
     # API

@@ -109,7 +109,7 @@ class ChangeQueue:
 
 @dataclass(frozen=True, slots=True)
 class DeleteQueue:
-    """Delete a queue. Its jobs remain, without guarantee and limits."""
+    """Delete a queue. Its jobs remain, without a guarantee and under the limits of the default queue."""
 
     name: str
 

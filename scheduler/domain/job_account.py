@@ -44,7 +44,11 @@ class RunFailure:
 
 @dataclass(frozen=True, slots=True)
 class JobAccount:
-    """Time and GPU-seconds that the job used, updated at each change of state or allocation."""
+    """Time and GPU-seconds that the job used, updated at each change of state or allocation.
+
+    `last_started_at_s` is when the job last started from the queue; resizes and moves do not change it. It is None in
+    records of older versions, too.
+    """
 
     waited_s: float = 0.0
     gpu_s: float = 0.0
@@ -54,6 +58,7 @@ class JobAccount:
     resizes: int = 0
     first_started_at_s: float | None = None
     settled_at_s: float = 0.0
+    last_started_at_s: float | None = None
 
     def advance_to(
         self, now_s: float, *, waits: bool, held_gpus: int, resizes: int, preemptions: int, starts: bool
@@ -69,4 +74,5 @@ class JobAccount:
             resizes=self.resizes + resizes,
             first_started_at_s=now_s if starts and self.first_started_at_s is None else self.first_started_at_s,
             settled_at_s=now_s,
+            last_started_at_s=now_s if starts else self.last_started_at_s,
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from scheduler.domain.suggestions import suggest
 
 DEFAULT_QUEUE = "default"
-"""Queue of jobs that name none. It exists without being created."""
+"""Queue of jobs that name none. It exists without being created, and its limits apply to all undeclared queues."""
 QUOTA_GPUS_MAX = 100_000
 QUOTA_JOBS_MAX = 1_000_000
 QUOTA_WEIGHT_MAX = 1e6
@@ -62,7 +62,9 @@ def _quota(default: float | None, description: str, **declaration: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class JobQueue:
-    """A group of jobs that share a quota. A queue that was never created has the default quota.
+    """A group of jobs that share a quota.
+
+    All queues that were never created count as one queue without a guarantee, under the limits of the default queue.
 
     Queues borrow idle GPUs beyond their guarantee. The queue that borrows least relative to its weight comes first.
     Jobs without an owner count as the jobs of one owner.
@@ -181,6 +183,11 @@ QUOTA_FIELDS: Mapping[str, QuotaField] = _list_declared_fields()
 
 def is_existing_queue(name: str, created: Collection[str]) -> bool:
     return name == DEFAULT_QUEUE or name in created
+
+
+def find_limiting_queue(name: str, declared: Collection[str]) -> str:
+    """Return the queue whose limits apply to jobs of the queue `name`: itself if it is declared, else the default."""
+    return name if name in declared else DEFAULT_QUEUE
 
 
 def describe_existing_queues(name: str, visible: Iterable[str]) -> str:

@@ -184,6 +184,10 @@ class SimulatedExecutor:
         """Return the jobs with live workers."""
         return tuple(job_id for job_id, sim_job in self._jobs.items() if sim_job.live is not None)
 
+    def list_live_runs(self) -> tuple[RunSpec, ...]:
+        """Return the runs with live workers, whether or not they were observed."""
+        return tuple(sim_job.live.spec for sim_job in self._jobs.values() if sim_job.live is not None)
+
     def _converge_job(self, job: Job) -> None:
         """Take the missing steps for one job whose desired state changed."""
         sim_job = self._jobs.get(job.id)

@@ -25,6 +25,7 @@ from scheduler.domain.gpu_sets import Gpus, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.run_times import record_run_time
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
@@ -59,7 +60,7 @@ class ArchiveResult:
 
 
 def archive_ended(snapshot: Snapshot) -> ArchiveResult:
-    """Remove ended loans, and ended jobs whose GPUs were all observed to be free."""
+    """Remove ended loans, and ended jobs whose GPUs were all observed to be free. Only the jobs' run times remain."""
     index = snapshot.index
     unsettled = index.sort_by_submission(index.unsettled)
     jobs = tuple(job for job in unsettled if job.is_ended and not job.allocation.held_gpus)
@@ -67,11 +68,13 @@ def archive_ended(snapshot: Snapshot) -> ArchiveResult:
     loans = () if all_live else tuple(loan for loan in snapshot.loans.values() if not loan.is_live)
     if not jobs and not loans:
         return ArchiveResult(snapshot, (), ())
-    live_jobs = dict(snapshot.jobs)
+    live_jobs, run_times = dict(snapshot.jobs), snapshot.run_times
     for job in jobs:
         del live_jobs[job.id]
+        run_times = record_run_time(run_times, job, snapshot.queues, snapshot.now_s)
     live_loans = {node: loan for node, loan in snapshot.loans.items() if loan.is_live}
-    return ArchiveResult(replace(snapshot, jobs=live_jobs, loans=live_loans), jobs, loans)
+    live = replace(snapshot, jobs=live_jobs, loans=live_loans, run_times=run_times)
+    return ArchiveResult(live, jobs, loans)
 
 
 def release_gpus(

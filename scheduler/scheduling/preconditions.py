@@ -32,7 +32,7 @@ from scheduler.domain.commands import (
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job import Job
-from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_queue import JobQueue, find_limiting_queue
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 
@@ -48,24 +48,29 @@ def check_preconditions(snapshot: MutableSnapshot, command: Command) -> Event | 
         case SubmitJob(job_id, spec) if command.is_counted:
             queue, owner, owner_key = spec.queue, command.actor, command.actor_key
         case ChangeJob(job_id, queue=str(queue)) if command.is_counted and job_id in snapshot.jobs:
-            if snapshot.jobs[job_id].spec.queue == queue:
+            before = snapshot.jobs[job_id].spec.queue
+            if find_limiting_queue(before, snapshot.queues) == find_limiting_queue(queue, snapshot.queues):
                 return None
             owner, owner_key = snapshot.jobs[job_id].owner, snapshot.jobs[job_id].owner_key
         case _:
             return None
-    error = user_job_limit_error(snapshot.jobs, snapshot.queues.get(queue), owner, owner_key)
+    error = user_job_limit_error(snapshot.jobs, snapshot.queues, queue, owner, owner_key=owner_key)
     return _build_refusal(snapshot, command, job_id, error) if error else None
 
 
-def user_job_limit_error(jobs: Mapping[str, Job], queue: JobQueue | None, owner: str, owner_key: str) -> str:
-    """Return why the queue accepts no further waiting job of this owner, or an empty string.
+def user_job_limit_error(
+    jobs: Mapping[str, Job], queues: Mapping[str, JobQueue], name: str, owner: str, *, owner_key: str
+) -> str:
+    """Return why the queue `name` accepts no further waiting job of this owner, or an empty string.
 
     Args:
         owner: the owner's display name, for the text. Jobs are counted by `owner_key`.
     """
+    queue = queues.get(find_limiting_queue(name, queues))
     if queue is None or queue.user_jobs_max is None:
         return ""
-    own = (job for job in jobs.values() if job.spec.queue == queue.name and job.owner_key == owner_key)
+    own = (job for job in jobs.values() if find_limiting_queue(job.spec.queue, queues) == queue.name)
+    own = (job for job in own if job.owner_key == owner_key)
     waiting = sum(not job.is_placed and not job.is_ended for job in own)
     if waiting < queue.user_jobs_max:
         return ""

@@ -49,7 +49,7 @@ GENERATION_LEAP = 1_000_000
 """Generations and epochs that a restore skips at least."""
 GENERATIONS_PER_S_MAX = 20
 """More generations than a controller commits per second."""
-OLDEST_COMPATIBLE_REVISION = "0019"
+OLDEST_COMPATIBLE_REVISION = "0020"
 """The oldest program, by its newest revision, that may use a database of this version.
 
 Raise it only in a release whose migrations remove or change what an older program uses. See decision 23.

@@ -33,6 +33,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.store.database import METADATA, AnyRow
@@ -105,6 +106,7 @@ RECORD_KINDS = (
     RecordKind("forecasts", Table("forecasts", METADATA, RecordColumns), Forecast),
     RecordKind("queues", Table("queues", METADATA, RecordColumns), JobQueue),
     RecordKind("gpu_throughputs", Table("gpu_throughputs", METADATA, RecordColumns), float),
+    RecordKind("run_times", Table("run_times", METADATA, RecordColumns), RunTimes),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

@@ -145,6 +145,7 @@ class Stage:
             steps=int(given.get("gpu-seconds", "0")),
             queue=given.get("queue", "default"),
             priority=int(given.get("priority", "0")),
+            deadline_s=float(given["deadline"]) if "deadline" in given else None,
             model=given.get("model", ""),
             global_batch=8 if "model" in given else 0,
             checkpoint=CheckpointSpec(interval_s=float(given.get("checkpoint-every", "900"))),

@@ -154,6 +154,49 @@ def test_guarantees_are_met_in_a_few_ticks_and_preemption_ends(seed: int) -> Non
     assert [job.id for job in waiting if quota.is_guaranteed(job)] == []
 
 
+@WORLDS
+@given(seed=SEEDS)
+def test_priorities_of_other_queues_delay_no_guarantee(seed: int) -> None:
+    random, snapshot = Random(seed), calm_world(seed)
+    jobs = {
+        job_id: replace(job, spec=replace(job.spec, priority=random.choice((0, 5))))
+        for job_id, job in snapshot.jobs.items()
+    }
+    snapshot, policies = replace(snapshot, jobs=jobs), load_policy_set("ebbtide", AT_ONCE)
+    for _ in range(8):
+        snapshot, preempted = advance(snapshot, policies)
+    assert not preempted
+    quota, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    quota.order_jobs([job.id for job in waiting])
+    assert [job.id for job in waiting if quota.is_guaranteed(job)] == []
+
+
+@WORLDS
+@given(seed=SEEDS)
+def test_names_of_undeclared_queues_gain_nothing(seed: int) -> None:
+    snapshot = calm_world(seed, of_users=True)
+    random, declared = Random(seed), snapshot.queues
+    default = JobQueue("default", 0, random.choice((None, 3, 6)), 1.0, random.choice((None, 2, 4)))
+    snapshot = replace(snapshot, queues={**declared, "default": default})
+
+    def decide_with(names: tuple[str, ...]) -> dict[str, int]:
+        jobs = {
+            job_id: replace(job, spec=replace(job.spec, queue=names[at % len(names)]))
+            if job.spec.queue not in declared
+            else job
+            for at, (job_id, job) in enumerate(snapshot.jobs.items())
+        }
+        named = replace(snapshot, jobs=jobs)
+        after = apply_decisions(named, decide(named, load_policy_set("ebbtide", AT_ONCE)).decisions)
+        return {job.id: job.allocation.target_gpus for job in after.jobs.values()}
+
+    held = decide_with(("one",))
+    assert held == decide_with(("one", "two", "three", "four"))
+    before = sum(job.allocation.target_gpus for job in snapshot.jobs.values() if job.spec.queue not in declared)
+    now = sum(gpus for job_id, gpus in held.items() if snapshot.jobs[job_id].spec.queue not in declared)
+    assert default.limit_gpus is None or now <= max(before, default.limit_gpus)
+
+
 def advance(snapshot: Snapshot, policies: PolicySet) -> tuple[Snapshot, list[str]]:
     """Decide once, and return the state after all changes took effect, with the preempted jobs."""
     decisions = decide(snapshot, policies).decisions

@@ -8,14 +8,16 @@ length.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from statistics import median_high
 
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.allotment import Allotment, RankedJob, allot_in_order, wants_gpus
+from scheduler.scheduling.policies.expected_length import deadline_slack_s, expected_remaining_s
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import efficient_gpus, node_sizes, remaining_s, step_time_s
 
@@ -56,29 +58,40 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
 
     More jobs can start if jobs that need few GPUs go first (smallest service first, Tiresias, NSDI'19, section 3).
 
-    Both refer to the fewest GPUs that the job uses efficiently. A job with a deadline counts at most the time that it
-    can still wait and meet the deadline on those GPUs.
+    Both refer to the fewest GPUs that the job uses efficiently. A job with a deadline that it can meet counts at most
+    the time that it can still wait and meet it on those GPUs. A job of undeclared length counts as its owner's typical
+    job, or as the median of the pending jobs while no job has ended.
     """
     sizes, now_s, patience_s = node_sizes(snapshot), snapshot.now_s, _patience_s(settings)
+    pending = _pending_jobs(snapshot)
+    default_s = _median_run_time_s(snapshot, pending, sizes)
 
     def key(job: Job) -> tuple[float, float, float, str]:
         waited_s = _compute_waited_s(job, now_s)
         if waited_s > patience_s:
             return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
         gpus = efficient_gpus(snapshot, job, sizes)
-        length_s = remaining_s(snapshot, job, gpus, sizes)
-        slack_s = max(0.0, job.deadline_at_s - now_s - length_s)
+        length_s = expected_remaining_s(snapshot, job, gpus, sizes, default_s=default_s)
         ageing = 1.0 + waited_s / settings.ageing_s
-        urgent_gpu_s = min(length_s, slack_s) * gpus
+        urgent_gpu_s = min(length_s, deadline_slack_s(snapshot, job, length_s, sizes)) * gpus
         return (-job.spec.priority, urgent_gpu_s / ageing, job.submitted_at_s, job.id)
 
-    return tuple(job.id for job in sorted(_pending_jobs(snapshot), key=key))
+    return tuple(job.id for job in sorted(pending, key=key))
+
+
+def _median_run_time_s(snapshot: Snapshot, pending: Sequence[Job], sizes: Mapping[str, int]) -> float:
+    """Return the median run time that pending jobs declare, 0 if none does or every length is known."""
+    now_s = snapshot.now_s
+    known = [job for job in pending if job.remaining_steps(now_s) is not None]
+    if len(known) == len(pending) or not known:
+        return 0.0
+    return median_high(remaining_s(snapshot, job, job.spec.min_gpus, sizes) for job in known)
 
 
 def remaining_service_gpu_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> float:
     """Return the remaining GPU-seconds of a job on the fewest GPUs that it uses efficiently."""
     gpus = efficient_gpus(snapshot, job, sizes)
-    return remaining_s(snapshot, job, gpus, sizes) * gpus
+    return expected_remaining_s(snapshot, job, gpus, sizes) * gpus
 
 
 def shortest_job_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_queue import DEFAULT_QUEUE
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.job_order import remaining_service_gpu_s
-from scheduler.scheduling.policies.quota import QuotaState
+from scheduler.scheduling.policies.quota import UNDECLARED, QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import gpu_model, min_feasible_gpus, node_sizes
 
@@ -115,10 +116,10 @@ class QuotaReclaimer:
         self._sizes = node_sizes(snapshot)
         self._jobs_by_queue: dict[str, list[Job]] = {}
         self._usable: dict[tuple[str, _GpuRequest], int] = {}
-        self._failed: dict[tuple[str, _GpuRequest, int, bool], int] = {}
+        self._failed: dict[tuple[str, _GpuRequest, bool], int] = {}
         for job in snapshot.jobs.values():
             if job.is_placed and job.intent is Intent.RUN and job.id not in excluded:
-                self._jobs_by_queue.setdefault(job.spec.queue, []).append(job)
+                self._jobs_by_queue.setdefault(quota.account(job), []).append(job)
 
     def find_reclaim(
         self, job: Job, gpu: str, missing: int, nodes: frozenset[str] | None = None
@@ -127,17 +128,17 @@ class QuotaReclaimer:
 
         These GPUs are in addition to all that are free, or borrowed and flexible. Flexible GPUs within the guarantee of
         the job's own queue are freed first. Whole jobs are preempted only for a minimum that the job's queue is
-        guaranteed, only in queues that would borrow even at their minimums, and never if of a higher priority. A
-        preempted job cannot reclaim its GPUs in turn, because its queue was beyond its guarantee. GPUs count on `nodes`
-        only, if given.
+        guaranteed, and only in queues that would borrow even at their minimums, whatever their priorities: a priority
+        ranks jobs within a queue and those that borrow. A preempted job cannot reclaim its GPUs in turn, because its
+        queue was beyond its guarantee. GPUs count on `nodes` only, if given.
         """
         kind, now_s = (gpu, job.accepts_lent_nodes, nodes), self._snapshot.now_s
-        known = (job.spec.queue, kind, job.spec.priority, self.quota.is_guaranteed(job))
+        known = (self.quota.account(job), kind, self.quota.is_guaranteed(job))
         if not 0 < missing <= min(self.quota.reclaimable_gpus(job), self._failed.get(known, missing + 1) - 1):
             return None
         offers = list(self._list_offers(job, kind, missing))
         for among in ([offer for offer in offers if offer.available_at_s <= now_s], offers):
-            if (counts := self._select(among, missing, self.quota.own_flexible(job.spec.queue))) is not None:
+            if (counts := self._select(among, missing, self.quota.own_flexible(self.quota.account(job)))) is not None:
                 at_s = max((offer.available_at_s for offer in offers if counts.get(offer.job.id) == 0), default=-inf)
                 return QuotaReclaim(self._commit(counts)) if at_s <= now_s else QuotaReclaim({}, at_s)
         self._failed[known] = missing
@@ -149,10 +150,12 @@ class QuotaReclaimer:
         Empty if they fit already, or would not fit even without flexible GPUs. If the limit per user is exceeded, only
         jobs of the same owner can shrink.
         """
-        flexible = self.quota.flexible(job.spec.queue)
+        limiting = self.quota.limiting_queue(job)
+        flexible = self.quota.flexible_under_limit(limiting)
         if not flexible or not 0 < (missing := self.quota.excess(job, gpus)) <= flexible:
             return {}
-        line = self._jobs_by_queue.get(job.spec.queue, [])
+        accounts = (limiting, UNDECLARED) if limiting == DEFAULT_QUEUE else (limiting,)
+        line = [other for name in accounts for other in self._jobs_by_queue.get(name, ())]
         if self.quota.user_excess(job, gpus):
             line = [other for other in line if other.owner_key == job.owner_key]
         offers = [self._shrink_offer(other, gpus) for other in line if (gpus := self._flexible_gpus(other))]
@@ -161,21 +164,22 @@ class QuotaReclaimer:
     def _commit(self, counts: dict[str, int]) -> dict[str, int]:
         for job_id, count in counts.items():
             job = self._snapshot.jobs[job_id]
-            self._jobs_by_queue[job.spec.queue].remove(job)
+            self._jobs_by_queue[self.quota.account(job)].remove(job)
             self.quota.release(job, job.allocation.target_gpus - count)
         return counts
 
     def _list_offers(self, claimant: Job, kind: _GpuRequest, missing: int) -> Iterator[_Offer]:
-        for job in self._jobs_by_queue.get(claimant.spec.queue, ()):
+        mine = self.quota.account(claimant)
+        for job in self._jobs_by_queue.get(mine, ()):
             if (gpus := self._flexible_gpus(job)) and self._usable_gpus(job, kind) == job.allocation.target_gpus:
                 yield self._shrink_offer(job, gpus)
         if not self.quota.is_guaranteed(claimant):
             return
         now_s = self._snapshot.now_s
         for name, line in self._jobs_by_queue.items():
-            for job in line if name != claimant.spec.queue and self.quota.borrowed_base(name) else ():
+            for job in line if name != mine and self.quota.borrowed_base(name) else ():
                 gpus = self._usable_gpus(job, kind) - self._flexible_gpus(job)
-                if gpus > 0 and job.spec.priority <= claimant.spec.priority:
+                if gpus > 0:
                     lost_s = max(0.0, now_s - job.progress.checkpoint_at_s)
                     lost_s += self._settings.reconfiguration_s_for(job)
                     cost_s = lost_s * job.allocation.target_gpus / min(gpus, missing)
@@ -235,7 +239,7 @@ class QuotaReclaimer:
         for offer in offers:
             if freed >= missing:
                 break
-            queue, gpus = offer.job.spec.queue, offer.gpus
+            queue, gpus = self.quota.account(offer.job), offer.gpus
             if offer.preempts:
                 if (left := borrowed.get(queue, self.quota.borrowed_base(queue))) <= 0:
                     continue
@@ -269,10 +273,12 @@ def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
 def compute_protection_end_s(job: Job, settings: PolicySettings) -> float:
     """Return until when this placed job can be preempted only by a recall, the loss of a node, or its owner.
 
-    The time counts from its first start. For a job that was interrupted since, it counts from its last change of state,
-    because its last start is not recorded.
+    The time counts from its last start from the queue, so that no number of resizes extends it. Records of older
+    versions lack that start. Of these, an interrupted job counts from its last change of state, any other from its
+    first start.
     """
     account = job.account
-    untouched = account.preemptions == account.failures == 0
-    since_s = account.first_started_at_s if untouched else None
+    since_s = account.last_started_at_s
+    if since_s is None and account.preemptions == account.failures == 0:
+        since_s = account.first_started_at_s
     return (job.state_since_s if since_s is None else since_s) + settings.run_time_min_s

@@ -6,32 +6,33 @@ pending job is within the guarantee, because flexible ones are freed first. Own,
 limit (nominal quota + borrowing limit) mean the same as in Kueue. Borrowed GPUs are shared by weight as in Dominant
 Resource Fairness (NSDI'11, section 4), with GPUs as the only resource. A queue's user limit bounds what the jobs of one
 owner hold together, counted like the queue's limit; it guarantees nothing.
+
+Undeclared queues are one queue without a guarantee, whatever their names. The limits of the queue `default` bound what
+it and they hold together, so that a new name gains nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 
 from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.job import Intent, Job
-from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_queue import DEFAULT_QUEUE, JobQueue, find_limiting_queue
 from scheduler.domain.job_state import WAITING_STATES
 from scheduler.domain.snapshot import Snapshot
 
 UserKey = tuple[str, str]
-"""A queue, and the owner of jobs in it."""
+"""A queue with its own limits, and the owner of jobs under them."""
 
+UNDECLARED = ""
+"""The one queue that all undeclared queues count as. No queue has an empty name."""
 
-_OWN = frozenset({"_gpus", "_used", "_base", "_fixed", "_of_user", "_base_of_user", "_claimants", "_undeclared"})
-
-
-def user_key(job: Job) -> UserKey:
-    return job.spec.queue, job.owner_key
+_OWN = frozenset({"_gpus", "_used", "_base", "_fixed", "_of_user", "_base_of_user", "_claimants"})
 
 
 class QuotaState:
@@ -47,7 +48,8 @@ class QuotaState:
         self._of_user: Counter[UserKey] = Counter()
         self._base_of_user: Counter[UserKey] = Counter()
         self._claimants: set[str] = set()
-        self._undeclared: dict[str, JobQueue] = {}
+        self._default = snapshot.queues.get(DEFAULT_QUEUE) or JobQueue(DEFAULT_QUEUE)
+        self._undeclared = replace(self._default, name=UNDECLARED, guaranteed_gpus=0)
         self._verdicts: dict[str, dict[tuple[int, int], Reason | None]] = {}
         self._has_user_limits = any(queue.user_limit_gpus is not None for queue in self._queues.values())
         if self._queues:
@@ -69,26 +71,41 @@ class QuotaState:
         used, base, held = self._used, self._base, self._gpus
         for job in snapshot.jobs.values():
             if target := job.allocation.target:
-                spec, gpus = job.spec, sum(map(len, target.values()))
+                spec, gpus, name = job.spec, sum(map(len, target.values())), self.account(job)
                 held[job.id] = gpus
-                used[spec.queue] += gpus
+                used[name] += gpus
                 min_gpus = min(gpus, spec.min_gpus)
                 if job.is_fixed:
                     min_gpus = self._fixed[job.id] = gpus
-                base[spec.queue] += min_gpus
-                if self._has_user_limits and self.queue(spec.queue).user_limit_gpus is not None:
-                    self._of_user[user_key(job)] += gpus
-                    self._base_of_user[user_key(job)] += min_gpus
+                base[name] += min_gpus
+                if self._has_user_limits and self.queue(name).user_limit_gpus is not None:
+                    self._of_user[self.user_key(job)] += gpus
+                    self._base_of_user[self.user_key(job)] += min_gpus
+
+    def account(self, job: Job) -> str:
+        """Return the name under which the job's GPUs are counted: that of its queue, or `UNDECLARED`."""
+        name = job.spec.queue
+        return name if name in self._queues or name == DEFAULT_QUEUE else UNDECLARED
 
     def queue(self, name: str) -> JobQueue:
-        found = self._queues.get(name) or self._undeclared.get(name)
-        if found is None:
-            found = self._undeclared[name] = JobQueue(name)
-        return found
+        """Return the queue of an account."""
+        found = self._queues.get(name)
+        return found if found is not None else self._default if name == DEFAULT_QUEUE else self._undeclared
+
+    def limiting_queue(self, job: Job) -> str:
+        """Return the name of the queue whose limits apply to the job."""
+        return find_limiting_queue(job.spec.queue, self._queues)
+
+    def user_key(self, job: Job) -> UserKey:
+        return self.limiting_queue(job), job.owner_key
 
     def used(self, name: str) -> int:
-        """Return the GPUs that the queue's placed jobs should hold."""
+        """Return the GPUs that the placed jobs of an account should hold."""
         return self._used[name]
+
+    def used_under_limit(self, name: str) -> int:
+        """Return the GPUs that count towards the limit of a queue."""
+        return self._used[name] + (self._used[UNDECLARED] if name == DEFAULT_QUEUE else 0)
 
     def borrowed(self, name: str) -> int:
         return max(0, self._used[name] - self.queue(name).guaranteed_gpus)
@@ -97,9 +114,9 @@ class QuotaState:
         """Return the GPUs that the queue would still borrow if all its jobs were at their minimum."""
         return max(0, self._base[name] - self.queue(name).guaranteed_gpus)
 
-    def flexible(self, name: str) -> int:
-        """Return the GPUs that the queue's jobs hold above their minimums."""
-        return self._used[name] - self._base[name]
+    def flexible_under_limit(self, name: str) -> int:
+        """Return the GPUs above the minimums of their jobs that count towards the limit of a queue."""
+        return self.used_under_limit(name) - self._base[name] - (self._base[UNDECLARED] if name == DEFAULT_QUEUE else 0)
 
     def own_flexible(self, name: str) -> int:
         """Return the flexible GPUs within the queue's guarantee."""
@@ -111,7 +128,7 @@ class QuotaState:
 
     def reclaimable_gpus(self, job: Job) -> int:
         """Return the most GPUs that `QuotaReclaimer.find_reclaim` could find for this job."""
-        mine = job.spec.queue
+        mine = self.account(job)
         borrowers = (base for name, base in self._base.items() if name != mine and self.borrowed_base(name))
         return self.own_flexible(mine) + sum(borrowers)
 
@@ -120,16 +137,16 @@ class QuotaState:
 
         Jobs of one queue that need equally many GPUs share one reason, because a tick may ask for hundreds of jobs.
         """
-        known, asked = self._verdicts.setdefault(job.spec.queue, {}), (gpus, job.spec.min_gpus)
+        known, asked = self._verdicts.setdefault(self.limiting_queue(job), {}), (gpus, job.spec.min_gpus)
         if asked not in known:
             known[asked] = self._check_queue_limit(job, gpus)
         return known[asked] or self._check_user_limit(job, gpus)
 
     def _check_queue_limit(self, job: Job, gpus: int) -> Reason | None:
-        queue = self._queues.get(job.spec.queue)
-        if queue is None or (limit := queue.limit_gpus) is None:
+        queue = self.queue(self.limiting_queue(job))
+        if (limit := queue.limit_gpus) is None:
             return None
-        used, min_gpus = self._used[queue.name], job.spec.min_gpus
+        used, min_gpus = self.used_under_limit(queue.name), job.spec.min_gpus
         if min_gpus <= limit and used + gpus <= limit:
             return None
         numbers = {
@@ -146,10 +163,10 @@ class QuotaState:
         return Reason(ReasonCode.WAITING_FOR_QUOTA, detail, numbers)
 
     def _check_user_limit(self, job: Job, gpus: int) -> Reason | None:
-        queue = self.queue(job.spec.queue)
+        queue = self.queue(self.limiting_queue(job))
         if (limit := queue.user_limit_gpus) is None:
             return None
-        used, min_gpus, owner = self._of_user[user_key(job)], job.spec.min_gpus, job.owner or "its owner"
+        used, min_gpus, owner = self._of_user[self.user_key(job)], job.spec.min_gpus, job.owner or "its owner"
         if min_gpus <= limit and used + gpus <= limit:
             return None
         numbers = {"needed_gpus": float(gpus), "user_used_gpus": float(used), "user_limit_gpus": float(limit)}
@@ -166,21 +183,22 @@ class QuotaState:
 
         The larger of the two is returned.
         """
-        return max(self.queue_excess(job.spec.queue, gpus), self.user_excess(job, gpus))
+        return max(self.queue_excess(self.limiting_queue(job), gpus), self.user_excess(job, gpus))
 
     def user_excess(self, job: Job, gpus: int) -> int:
         """Return by how much `gpus` more would exceed the limit of the job's owner in its queue."""
-        limit = self.queue(job.spec.queue).user_limit_gpus
-        return 0 if limit is None else max(0, self._of_user[user_key(job)] + gpus - limit)
+        limit = self.queue(self.limiting_queue(job)).user_limit_gpus
+        return 0 if limit is None else max(0, self._of_user[self.user_key(job)] + gpus - limit)
 
     def queue_excess(self, name: str, gpus: int) -> int:
+        """Return by how much `gpus` more would exceed the limit of a queue."""
         limit = self.queue(name).limit_gpus
-        return 0 if limit is None else max(0, self._used[name] + gpus - limit)
+        return 0 if limit is None else max(0, self.used_under_limit(name) + gpus - limit)
 
     def allocate(self, job: Job, gpus: int) -> None:
         """Give the job `gpus` more; a negative number releases GPUs."""
         if self._queues:
-            before, name, min_gpus = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
+            before, name, min_gpus = self._gpus.get(job.id, 0), self.account(job), job.spec.min_gpus
             self._gpus[job.id] = after = before + gpus
             self._used[name] += gpus
             base = -self._fixed.pop(job.id, before if before < min_gpus else min_gpus)
@@ -190,10 +208,10 @@ class QuotaState:
             else:
                 base += after if after < min_gpus else min_gpus
             self._base[name] += base
-            self._verdicts.pop(name, None)
+            self._verdicts.pop(name or DEFAULT_QUEUE, None)
             if self._has_user_limits and self.queue(name).user_limit_gpus is not None:
-                self._of_user[user_key(job)] += gpus
-                self._base_of_user[user_key(job)] += base
+                self._of_user[self.user_key(job)] += gpus
+                self._base_of_user[self.user_key(job)] += base
 
     def release(self, job: Job, gpus: int) -> None:
         self.allocate(job, -gpus)
@@ -207,36 +225,36 @@ class QuotaState:
 
     def available_to_others(self, job: Job, flexible: int) -> int:
         """Return how many of a running job's `flexible` GPUs jobs of other queues may take: only borrowed ones."""
-        return min(flexible, self.borrowed(job.spec.queue)) if job.spec.queue in self._queues else flexible
+        return min(flexible, self.borrowed(self.account(job))) if self._queues else flexible
 
     def order_jobs(self, job_ids: Iterable[str]) -> tuple[str, ...]:
         """Return pending jobs, given in the order of a policy, in the order in which queues may claim GPUs.
 
-        Highest priority comes first. Next come jobs within their queue's guarantee, which `is_guaranteed` refers to.
-        Then comes the queue that has borrowed least for its weight, counting the jobs before it in this order.
+        Jobs within their queue's guarantee come first, which `is_guaranteed` refers to. Of their queues, the one that
+        holds the smallest share of its guarantee comes first. The others come by priority, and then by queue: the one
+        that has borrowed least for its weight comes first. Both count the jobs before a job in this order. So a
+        priority orders the jobs of its own queue and those that borrow, and never delays another queue's guarantee.
+
         Otherwise the given order stays. A job too large for the rest of its queue's guarantee does not exclude smaller
         ones behind it. A job that its owner's limit keeps from starting claims nothing and is not counted.
         """
         if not self._queues:
             return tuple(job_ids)
         jobs = sorted((self._jobs[job_id] for job_id in job_ids), key=lambda job: -job.spec.priority)
-        base, over_limit = Counter(self._base), self._over_user_limit(jobs)
+        over_limit, claimants = self._over_user_limit(jobs), list[Job]()
+        base = Counter(self._base)
         for job in jobs:
             if job.id in over_limit:
                 continue
-            name, gpus = job.spec.queue, job.spec.min_gpus
-            if name in self._queues and base[name] + gpus <= self._queues[name].guaranteed_gpus:
+            name, gpus = self.account(job), job.spec.min_gpus
+            if base[name] + gpus <= self.queue(name).guaranteed_gpus:
                 base[name] += gpus
-                self._claimants.add(job.id)
-        ordered: list[str] = []
-        for _, level in groupby(jobs, key=lambda job: job.spec.priority):
-            lines: dict[str, deque[tuple[int, Job]]] = {}
-            for position, job in enumerate(level):
-                if job.id in self._claimants:
-                    ordered.append(job.id)
-                else:
-                    lines.setdefault(job.spec.queue, deque()).append((position, job))
-            ordered += self._least_borrowed_first(lines, base, over_limit)
+                claimants.append(job)
+        self._claimants.update(job.id for job in claimants)
+        ordered = list(self._merge_lines(claimants, Counter(self._base), over_limit, _share_of_guarantee))
+        others = [job for job in jobs if job.id not in self._claimants]
+        for _, level in groupby(others, key=lambda job: job.spec.priority):
+            ordered += self._merge_lines(level, base, over_limit, _borrowed_for_weight)
         return tuple(ordered)
 
     def _over_user_limit(self, jobs: Iterable[Job]) -> set[str]:
@@ -244,7 +262,7 @@ class QuotaState:
         over_limit: set[str] = set()
         base = Counter(self._base_of_user)
         for job in jobs if self._has_user_limits else ():
-            limit, user = self.queue(job.spec.queue).user_limit_gpus, user_key(job)
+            limit, user = self.queue(self.limiting_queue(job)).user_limit_gpus, self.user_key(job)
             if limit is None:
                 continue
             if base[user] + job.spec.min_gpus > limit:
@@ -253,17 +271,21 @@ class QuotaState:
                 base[user] += job.spec.min_gpus
         return over_limit
 
-    def _least_borrowed_first(
-        self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str], over_limit: Set[str]
+    def _merge_lines(
+        self, jobs: Iterable[Job], base: Counter[str], over_limit: Set[str], key: Callable[[JobQueue, int], float]
     ) -> Iterator[str]:
-        """Yield the jobs of several queues in one order, adding them to `base` one by one."""
+        """Yield the jobs of several queues in one order, adding them to `base` one by one.
 
+        The next job is the first one of the queue with the least `key`, which takes the queue and its base GPUs. In a
+        tie, it is the one that was given first.
+        """
+        lines: dict[str, deque[tuple[int, Job]]] = {}
+        for position, job in enumerate(jobs):
+            lines.setdefault(self.account(job), deque()).append((position, job))
         queues = {name: self.queue(name) for name in lines}
-        terms = {name: (queue.guaranteed_gpus, queue.weight) for name, queue in queues.items()}
 
         def place(name: str) -> tuple[float, int, str]:
-            guaranteed_gpus, weight = terms[name]
-            return max(0, base[name] - guaranteed_gpus) / weight, lines[name][0][0], name
+            return key(queues[name], base[name]), lines[name][0][0], name
 
         heads = [place(name) for name in lines]
         heapify(heads)
@@ -278,6 +300,14 @@ class QuotaState:
                 heappop(heads)
 
 
+def _share_of_guarantee(queue: JobQueue, base: int) -> float:
+    return base / queue.guaranteed_gpus
+
+
+def _borrowed_for_weight(queue: JobQueue, base: int) -> float:
+    return max(0, base - queue.guaranteed_gpus) / queue.weight
+
+
 def cap_to_quota(snapshot: Snapshot, quota: QuotaState, wanted: Mapping[str, int]) -> Mapping[str, int]:
     """Return the counts that a scaling policy wants for running jobs, limited by the quotas of queues.
 
@@ -286,26 +316,28 @@ def cap_to_quota(snapshot: Snapshot, quota: QuotaState, wanted: Mapping[str, int
     """
     if not quota:
         return wanted
-    change, change_of_user = Counter[str](), Counter[UserKey]()
-    deltas = {job_id: count - snapshot.jobs[job_id].allocation.target_gpus for job_id, count in wanted.items()}
+    jobs, change, under_limit, of_user = snapshot.jobs, Counter[str](), Counter[str](), Counter[UserKey]()
+    deltas = {job_id: count - jobs[job_id].allocation.target_gpus for job_id, count in wanted.items()}
+
+    def add(job: Job, delta: int) -> None:
+        change[quota.account(job)] += delta
+        under_limit[quota.limiting_queue(job)] += delta
+        of_user[quota.user_key(job)] += delta
+
     for job_id, delta in deltas.items():
-        job = snapshot.jobs[job_id]
-        change[job.spec.queue] += delta
-        change_of_user[user_key(job)] += delta
+        add(jobs[job_id], delta)
     for job_id in sorted(deltas):
-        name = snapshot.jobs[job_id].spec.queue
+        name = quota.account(jobs[job_id])
         own = min(quota.used(name), quota.queue(name).guaranteed_gpus)
         if deltas[job_id] < 0 and quota.used(name) + change[name] < own:
-            change_of_user[user_key(snapshot.jobs[job_id])] -= deltas[job_id]
-            change[name] -= deltas.pop(job_id)
+            add(jobs[job_id], -deltas.pop(job_id))
     for job_id, delta in reversed(deltas.items()):
-        job, name = snapshot.jobs[job_id], snapshot.jobs[job_id].spec.queue
-        over = max(quota.queue_excess(name, change[name]), quota.user_excess(job, change_of_user[user_key(job)]))
+        job, name = jobs[job_id], quota.limiting_queue(jobs[job_id])
+        over = max(quota.queue_excess(name, under_limit[name]), quota.user_excess(job, of_user[quota.user_key(job)]))
         if delta > 0 and over:
             deltas[job_id] = max(0, delta - over)
-            change[name] -= delta - deltas[job_id]
-            change_of_user[user_key(job)] -= delta - deltas[job_id]
-    return {job_id: snapshot.jobs[job_id].allocation.target_gpus + delta for job_id, delta in deltas.items()}
+            add(job, deltas[job_id] - delta)
+    return {job_id: jobs[job_id].allocation.target_gpus + delta for job_id, delta in deltas.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from math import inf
 
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_queue import find_limiting_queue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.relative_speed import RelativeSpeed
@@ -166,6 +167,23 @@ def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int
     return job.spec.duration_estimate_s or float(job.spec.steps)
 
 
+def fastest_remaining_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> float:
+    """Return the least remaining run time on any number of GPUs of one model that the job could have if it were alone.
+
+    Infinite if the job's length is undeclared or no plan is known.
+    """
+    steps, least_s = job.remaining_steps(snapshot.now_s), inf
+    for gpu in [job.spec.gpu] if job.spec.gpu else sizes:
+        if steps is None or gpu not in sizes:
+            continue
+        max_gpus = min(job.spec.max_gpus, _reachable_gpus(snapshot, job, gpu))
+        known = snapshot.profile_curve(job).packed_plans(gpu, sizes[gpu]) if job.spec.has_profile else (max_gpus,)
+        step_time = step_times_s(snapshot, job, sizes, gpu)
+        counts = (count for count in known if job.spec.min_gpus <= count <= max_gpus)
+        least_s = min([least_s, *(steps * step_s for count in counts if (step_s := step_time(count)) is not None)])
+    return least_s
+
+
 def min_feasible_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
     """Return the fewest GPUs that the job can start on: its minimum, or more if no plan fits on that few.
 
@@ -251,7 +269,7 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
 
 def _reachable_gpus(snapshot: Snapshot, job: Job, gpu: str) -> int:
     """Return the GPUs of a model that the job could have if it were alone."""
-    serving, queue = snapshot.training_gpus, snapshot.queues.get(job.spec.queue)
+    serving, queue = snapshot.training_gpus, snapshot.queues.get(find_limiting_queue(job.spec.queue, snapshot.queues))
     usable = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if job.accepts_lent_nodes else 0)
     limits = (queue.limit_gpus, queue.user_limit_gpus) if queue else ()
     return min((usable, *(limit for limit in limits if limit is not None)))

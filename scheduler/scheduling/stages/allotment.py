@@ -147,11 +147,13 @@ def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: b
     With `may_reduce`, jobs under the same limit that hold more than their allotment give up the missing GPUs.
     """
     more = count - job.allocation.target_gpus
-    over, over_user = state.quota.excess(job, more), state.quota.user_excess(job, more)
+    quota = state.quota
+    over, over_user, limiting = quota.excess(job, more), quota.user_excess(job, more), quota.limiting_queue(job)
     missing = over
     for reduction in tuple(state.reductions) if may_reduce else ():
         other = reduction.job
-        if missing > 0 and other.spec.queue == job.spec.queue and (not over_user or other.owner_key == job.owner_key):
+        is_own = not over_user or other.owner_key == job.owner_key
+        if missing > 0 and quota.limiting_queue(other) == limiting and is_own:
             _accept(state, reduction, job)
             missing -= other.allocation.target_gpus - reduction.remaining_gpus
     return count - over
@@ -191,7 +193,7 @@ def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count:
     """Plan to grow the job on free GPUs, or reserve GPUs of other jobs and grow by the free GPUs meanwhile."""
     kinds = [kind for of_model in _kinds_by_model(cycle, job) for kind in of_model]
     missing = count - job.allocation.target_gpus
-    if missing <= 0:
+    if missing <= 0 or count < job.spec.min_gpus:  # its range was raised, and a limit keeps it below
         return
     if _sum_kinds(state.free, kinds) >= missing:
         _deduct(missing, kinds, state.free)
@@ -200,6 +202,7 @@ def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count:
     elif (
         not _reserve_gpus(state, job, missing, kinds, may_reduce=cycle.full_pass)
         and (more := _sum_kinds(state.free, kinds)) > 0
+        and job.allocation.target_gpus + more >= job.spec.min_gpus
     ):
         _deduct(more, kinds, state.free)
         state.quota.allocate(job, more)
@@ -317,7 +320,7 @@ def _apply_reduction(cycle: SchedulingCycle, allotment: Allotment, reduction: Re
 
 def _grow(cycle: SchedulingCycle, job: Job, count: int) -> None:
     current_gpus = job.allocation.target_gpus
-    target = extend_target(cycle, job, count, current_gpus + 1)
+    target = extend_target(cycle, job, count, max(current_gpus + 1, job.spec.min_gpus))
     if target is None:
         return
     gpus, plan = target

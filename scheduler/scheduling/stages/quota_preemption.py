@@ -40,7 +40,8 @@ def hold_for_limit(budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> Qu
         return QuotaWait(reason)
     reclaimer.quota.allocate(job, gpus)
     limit = "user limit" if reason.code is ReasonCode.WAITING_FOR_USER_LIMIT else "limit"
-    why = Reason(ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs GPUs within the {limit} of queue {job.spec.queue}")
+    queue = reclaimer.quota.limiting_queue(job)
+    why = Reason(ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs GPUs within the {limit} of queue {queue}")
     return QuotaWait(reason, {job_id: (count, why) for job_id, count in counts.items()})
 
 

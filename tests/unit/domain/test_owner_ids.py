@@ -8,8 +8,8 @@ import pytest
 
 from scheduler.domain.commands import Command, PauseLending
 from scheduler.domain.owner_ids import build_oidc_owner_id, derive_owner_id, get_idempotency_scope
-from scheduler.scheduling.policies.quota import user_key
-from tests.builders import a_job
+from scheduler.scheduling.policies.quota import QuotaState
+from tests.builders import a_fleet, a_job, a_snapshot
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,8 @@ def test_an_owner_of_whom_only_the_name_is_known_has_the_id_of_the_name(name: st
 def test_jobs_of_one_name_and_two_owners_count_separately() -> None:
     first = replace(a_job("j"), owner="anna", owner_id="token:tok-1")
     assert first.owner_key == "token:tok-1"
-    assert user_key(first) != user_key(replace(first, owner_id="token:tok-2"))
+    quota = QuotaState(a_snapshot(a_fleet(training=1, inference=0)))
+    assert quota.user_key(first) != quota.user_key(replace(first, owner_id="token:tok-2"))
 
 
 def test_idempotency_keys_of_older_releases_stay_valid() -> None:

@@ -57,7 +57,7 @@ def world() -> Snapshot:
         a_job("leaver", 2, state=JobState.PREEMPTED, releasing={"i1": (0, 1)}),
     ]
     loans = [a_loan("i0"), a_loan("i1", LoanState.RECALLED, return_by_s=NOW_S + 10)]
-    queues = {"default": JobQueue("default", limit_gpus=5)}
+    queues = {"default": JobQueue("default", limit_gpus=5), "free": JobQueue("free")}
     return a_snapshot((pools, nodes), jobs, loans, now_s=NOW_S, queues=queues)
 
 
@@ -80,11 +80,12 @@ FITS = {"t0": (2, 3)}
     ],
 )
 def test_decision_above_a_queue_limit_is_a_violation(queue: JobQueue, decision: Decision, detail: str) -> None:
-    limited = replace(world(), queues={"default": queue})
+    limited = replace(world(), queues={"default": queue, "free": JobQueue("free")})
     assert find_violation(MutableSnapshot(limited), decision) == Violation(
         Invariant.QUEUE_LIMIT_EXCEEDED, decision_subject(decision), detail
     )
-    draft = MutableSnapshot(replace(limited, queues={"default": replace(queue, limit_gpus=None, user_limit_gpus=4)}))
+    wider = replace(queue, limit_gpus=None, user_limit_gpus=4)
+    draft = MutableSnapshot(replace(limited, queues={**limited.queues, "default": wider}))
     assert find_violation(draft, decision) is None
     apply_decision(draft, decision)
     both = {job_id: draft.jobs[job_id].allocation.target_gpus for job_id in ("queued", "runner")}

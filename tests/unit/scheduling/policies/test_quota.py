@@ -154,10 +154,10 @@ def test_guaranteed_jobs_come_first_then_the_least_borrowing_queue() -> None:
     )
 
 
-def test_priority_precedes_guarantees_and_queue_order_is_kept() -> None:
+def test_guarantee_precedes_priority_and_queue_order_is_kept() -> None:
     jobs = [waits("b2", "b", 1, priority=5), waits("b1", "b", 1), waits("a2", "a", 1), waits("a1", "a", 1)]
     book = QuotaState(world([JobQueue("a", 8)], *jobs))
-    assert book.order_jobs([job.id for job in jobs]) == ("b2", "a2", "a1", "b1")
+    assert book.order_jobs([job.id for job in jobs]) == ("a2", "a1", "b2", "b1")
 
 
 def test_no_declared_queues_change_nothing() -> None:

@@ -10,7 +10,7 @@ from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.scheduling.policies.preemption import QuotaReclaim, QuotaReclaimer, compute_protection_end_s
-from scheduler.scheduling.policies.quota import QuotaState
+from scheduler.scheduling.policies.quota import UNDECLARED, QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
 from tests.builders import GPU, a_fleet, a_loan, a_snapshot
 from tests.unit.scheduling.policies.test_quota import runs, waits, world
@@ -58,9 +58,9 @@ def test_fixed_job_is_reclaimed_as_a_whole() -> None:
     assert claimed(snapshot, 3) == QuotaReclaim({"fixed": 0}), "it cannot give up a part"
     book = snapshot.jobs["fixed"]
     quota = QuotaState(snapshot)
-    assert (quota.flexible("x"), quota.borrowed_base("x")) == (0, 8)
+    assert (quota.flexible_under_limit("default"), quota.borrowed_base(UNDECLARED)) == (0, 8)
     quota.release(book, 8)
-    assert (quota.used("x"), quota.flexible("x"), quota.borrowed_base("x")) == (0, 0, 0)
+    assert (quota.used(UNDECLARED), quota.flexible_under_limit("default"), quota.borrowed_base(UNDECLARED)) == (0, 0, 0)
 
 
 def test_guaranteed_gpus_are_never_reclaimed() -> None:
@@ -79,13 +79,19 @@ def test_unguaranteed_job_preempts_nothing() -> None:
     assert claimed(snapshot, 4) is None
 
 
-def test_a_higher_priority_keeps_its_gpus() -> None:
-    assert claimed(seen(runs("a", "x", "t0", 8, priority=1)), 8) is None
+def test_priority_does_not_keep_gpus_of_another_queues_guarantee() -> None:
+    assert claimed(seen(runs("a", "x", "t0", 8, priority=1)), 8) == QuotaReclaim({"a": 0})
 
 
 def test_nothing_is_reclaimed_in_vain() -> None:
     assert claimed(seen(runs("a", "x", "t0", 4)), 8) is None
     assert claimed(seen(runs("a", "x", "t0", 8)), 8, excluded=frozenset({"a"})) is None
+
+
+def test_resizes_do_not_extend_the_protection_of_an_interrupted_job() -> None:
+    account = JobAccount(first_started_at_s=0.0, last_started_at_s=NOW_S - 700.0, failures=1)
+    resized = replace(runs("resized", "x", "t0", 8), account=account, state_since_s=NOW_S - 10.0)
+    assert claimed(seen(resized), 8) == QuotaReclaim({"resized": 0})
 
 
 def test_recently_started_job_is_protected_until_a_known_time() -> None:

@@ -1,0 +1,1 @@
+"""Fault campaigns: seeded worlds under faults and owners' commands, with invariants, replay and shrinking."""
