@@ -80,7 +80,7 @@ SUBCOMMANDS = (
         "slurm", "cli.commands.slurm:app", FLEET_PANEL, "Submit, list or cancel Slurm jobs that run node agents."
     ),
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
-    Subcommand("secrets", "cli.commands.queue_secrets:app", FLEET_PANEL, "Set, list or delete secrets of a queue."),
+    Subcommand("secrets", "cli.commands.queue_secrets:app", FLEET_PANEL, "Set, list or delete the secrets of a queue."),
     Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
     Subcommand(

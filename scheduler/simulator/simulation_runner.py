@@ -30,8 +30,8 @@ from scheduler.simulator.simulation_process import (
     TASK_FILE,
     write_input_files,
 )
-from scheduler.store.api_protocol import SimulationStore
 from scheduler.store.protocol import UnavailableError
+from scheduler.store.simulations import SimulationStore
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import Sample
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
-from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
 from scheduler.store.protocol import Page, Store, StoredEvent
 from scheduler.store.sealed_secrets import SecretStore
+from scheduler.store.simulations import SimulationStore
 
 if TYPE_CHECKING:
     from scheduler.store.sessions import SessionStore
@@ -469,56 +469,6 @@ class WebhookStore(Protocol):
 
     def get_oldest_pending_at_s(self) -> float | None:
         """Return the creation time of the oldest pending delivery of all enabled webhooks."""
-
-
-class SimulationStore(Protocol):
-    """Submitted simulations with their input files and reports. Every method may raise UnavailableError.
-
-    A runner claims a simulation and renews the claim while it runs. After the claim expires, another runner may start
-    it again. Writes of a runner that has lost its claim are ignored. `audit` is written in the transaction of the
-    change, unless nothing changes.
-    """
-
-    def create(
-        self,
-        task: SimulationTask,
-        files: SimulationFiles,
-        key: IdempotencyKey | None = None,
-        *,
-        audit: AuditEntry | None = None,
-    ) -> None:
-        """Store a queued simulation. Raises IdempotencyKeyUsedError."""
-
-    def get_task(self, task_id: str) -> SimulationTask | None: ...
-
-    def list_tasks(self, *, limit: int, before: int | None = None, owner_id: str = "") -> tuple[SimulationTask, ...]:
-        """Return simulations with a number below `before`, newest first, of one owner or of all."""
-
-    def count_live_tasks(self, owner_id: str) -> int:
-        """Return how many of the owner's simulations have not ended."""
-
-    def get_files(self, task_id: str) -> SimulationFiles | None: ...
-
-    def get_report(self, task_id: str) -> dict[str, Any] | None: ...
-
-    def cancel(self, task_id: str, *, now_s: float, audit: AuditEntry | None = None) -> SimulationTask | None:
-        """Cancel the simulation unless it has ended. Its runner notices when it renews its claim."""
-
-    def claim(self, holder: str, *, now_s: float, until_s: float) -> SimulationTask | None:
-        """Claim the oldest simulation that is queued or whose claim has expired; None if there is none."""
-
-    def renew_claim(self, task_id: str, holder: str, *, until_s: float, playing: str, jobs_done: int) -> bool:
-        """Extend the claim and record the progress. False if `holder` no longer has the claim."""
-
-    def requeue(self, task_id: str, holder: str, *, reason: str, counts_as_try: bool) -> None:
-        """Put the simulation back in the queue."""
-
-    def fail(self, task_id: str, holder: str, *, now_s: float, reason: str, tries: int) -> None: ...
-
-    def finish(self, task_id: str, holder: str, report: Mapping[str, Any], *, now_s: float) -> None: ...
-
-    def delete_ended(self, *, before_s: float) -> None:
-        """Delete simulations that ended before that time."""
 
 
 @runtime_checkable

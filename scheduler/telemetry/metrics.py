@@ -61,7 +61,10 @@ PREEMPTION_REASONS = tuple(
 RESTART_CAUSES = ("workers", "out-of-memory")
 GPU_USES = ("running", "moving")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
-RETENTION_KINDS = ("events", "decisions", "audit", "commands", "deliveries", "logs", "archives")
+RETENTION_KINDS = (
+    *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
+    *("logs", "archives"),
+)
 
 
 class ConnectionEnd(StrEnum):

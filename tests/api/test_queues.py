@@ -68,7 +68,8 @@ def test_a_queue_is_changed_field_by_field(fleet: ApiService, problem: Problem) 
 
 def test_a_queue_shows_used_borrowed_and_pending_gpus(fleet: ApiService) -> None:
     fleet.made("/v1/queues", VISION)
-    fleet.submit(gpus={"min": 2, "max": 2}, queue="vision", priority=1)
+    fleet.submit(gpus={"min": 2, "max": 2}, queue="vision")
+    fleet.tick()
     fleet.submit(queue="vision")
     fleet.submit(gpus={"min": 3, "max": 3})
     fleet.tick()

@@ -215,6 +215,8 @@ INTERNALS = Board(
             Graph("Webhook delivery attempts per hour", _hourly("ebbtide_webhook_deliveries_total", "outcome")),
             Graph("Age of the oldest pending webhook", _present("ebbtide_webhook_lag_seconds", legend="age"), "s"),
             Graph("Open event streams", {"open": "sum(ebbtide_streams)"}),
+            Graph("Open connections", {"open": "sum(ebbtide_connections)"}),
+            Graph("Connections closed early (per hour)", _hourly("ebbtide_connections_closed_total", "reason")),
             Graph(
                 "Removed by retention, per day",
                 {"{{kind}}": "sum by (kind) (increase(ebbtide_swept_total[1d])) > 0"},

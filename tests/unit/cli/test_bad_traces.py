@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
+
+
+def read_message(result: Result) -> str:
+    return str(json.loads(result.stderr)["error"]["message"])
 
 
 @pytest.mark.parametrize(
@@ -118,9 +123,8 @@ def test_invalid_trace_is_rejected_before_simulating(run: Run, name: str, text: 
     Path(name).write_text(text)
     result = run(*SIMULATE, "--policy", "ebbtide,fifo", "--report", "report")
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
-    assert message in result.stderr
+    assert message in read_message(result)
     assert not Path("report").exists() or not list(Path("report").iterdir()), "a part of a report"
 
 
@@ -135,7 +139,7 @@ def test_invalid_trace_is_rejected_before_simulating(run: Run, name: str, text: 
 def test_invalid_option_is_rejected(run: Run, words: tuple[str, ...], message: str) -> None:
     result = run(*SIMULATE, "--policy", "fifo", *words)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert message in result.stderr
+    assert message in read_message(result)
 
 
 def test_measured_profile_provides_durations_of_a_trace_without_them(run: Run) -> None:

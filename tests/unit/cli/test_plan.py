@@ -103,9 +103,10 @@ def test_sequence_length_and_gpu_change_the_plan(run: Run) -> None:
 def test_infeasible_plan_fails_with_the_binding_constraint(run: Run, form: str, printed: bool) -> None:
     result = run(*LLAMA, "--gpus", "1", "--memory", "24GB", "-o", form)
     assert result.exit_code == 1
-    assert "Error: no plan on 1x1 a100-80g: needs " in result.stderr
-    assert "of 24.0 GB per GPU" in result.stderr
-    assert re.search(r"\n  binding: memory\n  change: .*[\d.]+ GB", result.stderr)
+    message = json.loads(result.stderr)["error"]["message"] if form == "json" else result.stderr
+    assert "no plan on 1x1 a100-80g: needs " in message
+    assert "of 24.0 GB per GPU" in message
+    assert re.search(r"\n  binding: memory\n  change: .*[\d.]+ GB", message)
     assert ("infeasible" in result.stdout) is printed
     if form == "json":
         assert json.loads(result.stdout)["constraint"] == "memory"

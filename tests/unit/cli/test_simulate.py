@@ -224,5 +224,6 @@ def test_policy_with_illegal_decisions_is_named(run: Run, own: None) -> None:
 def test_policy_that_raises_is_named_and_no_report_is_written(run: Run, own: None) -> None:
     result = run(*SIMULATE, "--policy", "fifo,fails", "--report", "out", "-o", "json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("Error: policy fails failed at 0 s: KeyError: 'a table of mine' (test_simulate.py")
+    message = json.loads(result.stderr)["error"]["message"]
+    assert message.startswith("policy fails failed at 0 s: KeyError: 'a table of mine' (test_simulate.py")
     assert not Path("out").exists()
