@@ -72,8 +72,9 @@ def test_half_open_requests_lock_nobody_out(site: StreamProcess, addresses: int)
         until_s = time.monotonic() + PATIENCE_S
         while count_closed(site, reason) == before:  # the limit per address spares connections of the last second
             assert time.monotonic() < until_s
-            time.sleep(0.1)
-            stack.enter_context(opened(site, "127.0.1.1", HALF_REQUEST))
+            for _ in range(25):
+                stack.enter_context(opened(site, "127.0.1.1", HALF_REQUEST))
+            time.sleep(1.1)
     assert count_closed(site, "refused") == 0.0
 
 
