@@ -32,9 +32,11 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule
 from scheduler.domain.program import Program
 from scheduler.domain.run_document import LaunchMode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
+from scheduler.domain.secret_reference import KubernetesSecretKey, SecretReference
 from scheduler.domain.snapshot import Snapshot
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
+_NAME = st.text(min_size=1, max_size=8)
 _POSITIVE_S = st.floats(min_value=1e-9, allow_infinity=False)
 
 
@@ -104,6 +106,10 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         interval_s=_POSITIVE_S,
         keep=_COUNT,
         volume=st.none() | st.builds(CheckpointVolume),
+    ),
+    SecretReference: st.one_of(
+        st.builds(SecretReference, name=_NAME, env=_NAME),
+        st.builds(SecretReference, kubernetes=st.builds(KubernetesSecretKey, _NAME, _NAME), file=st.just("token.txt")),
     ),
     LendingPolicy: st.builds(
         LendingPolicy,
