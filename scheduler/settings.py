@@ -1,15 +1,11 @@
-"""Settings of the service, read from `EBBTIDE_*` environment variables, and the file with the token secret.
+"""Settings of the service, read from `EBBTIDE_*` environment variables.
 
 Every setting has a default that works on one machine.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import secrets
 import ssl
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,21 +15,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from scheduler.domain.program import ARCHIVE_BYTES_MAX
-
-SECRET_BYTES = 32
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def to_local_authority(host: str, port: int) -> str:
-    """Return HOST:PORT at which this machine reaches a server that listens on `host`."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+from scheduler.network_addresses import is_loopback, parse_networks, to_local_authority
 
 
 def _check_http_url(text: str) -> str:
@@ -47,14 +29,6 @@ def _check_http_url(text: str) -> str:
     if not is_url or parts.query or parts.fragment or any(mark.isspace() for mark in text):
         raise ValueError("must be http://HOST:PORT or https://HOST:PORT, optionally with a path, without a query")
     return text
-
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-def parse_networks(text: str) -> tuple[Network, ...]:
-    """Return the networks in a comma-separated list; an address is a network of one. Raises ValueError."""
-    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _check_networks(text: str) -> str:
@@ -502,41 +476,3 @@ class Settings(BaseSettings):
     @property
     def secrets_key_path(self) -> Path:
         return self.secrets_key_file or self.run_dir / "secrets.key"
-
-
-def load_token_secret(path: Path) -> bytes:
-    """Return the secret in `path`. If the file does not exist, create it with a new secret and mode 0600.
-
-    Several processes may call this at once: all of them return the secret of the first.
-
-    Raises:
-        ValueError: the file is shorter than 32 bytes, or other users can read it.
-    """
-    if not path.exists():
-        _create_secret(path)
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise ValueError(
-            f"token secret {path} has mode {mode:04o}; other users must not read it. Run: chmod 0600 {path}"
-        )
-    secret = path.read_bytes()
-    if len(secret) < SECRET_BYTES:
-        raise ValueError(
-            f"token secret {path} has {len(secret)} bytes; at least {SECRET_BYTES} are needed. "
-            "Delete the file to have a new secret created."
-        )
-    return secret
-
-
-def _create_secret(path: Path) -> None:
-    """Write a temporary file and link it to `path`, so that no process reads a partial secret or replaces one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp creates with mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-        Path(path).hardlink_to(temporary)
-    except FileExistsError:
-        pass  # another process created the secret first
-    finally:
-        Path(temporary).unlink()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from scheduler.settings import Network, parse_networks
+from scheduler.network_addresses import Network, parse_networks
 
 HOPS_MAX = 32
 _HOST_PATTERN = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")

@@ -41,7 +41,8 @@ from api.identity.authentication import TOKEN_PREFIX_BY_CALLER, Authenticator, W
 from api.identity.authorization import Caller, RouteRule, RouteRules
 from api.identity.principals import ANONYMOUS, WORKER, Principal
 from api.identity.sessions import read_session_authorization
-from scheduler.settings import Settings, is_loopback
+from scheduler.network_addresses import is_loopback
+from scheduler.settings import Settings
 from scheduler.store.protocol import UnavailableError
 from scheduler.telemetry.logs import REQUEST_ID
 from scheduler.telemetry.metrics import record_request

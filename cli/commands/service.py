@@ -263,7 +263,7 @@ def _announce(settings: Settings) -> Path | None:
     from cli.commands.console import format_login_url
     from cli.composition.local_token import prepare_local_login
     from cli.local_service import announce_service
-    from scheduler.settings import to_local_authority
+    from scheduler.network_addresses import to_local_authority
 
     is_terminal = sys.stderr.isatty()
     with input_errors_from("EBBTIDE_RUN_DIR"):

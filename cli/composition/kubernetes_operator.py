@@ -27,11 +27,12 @@ from scheduler.runtime.background import run_in_background
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.runtime.stop_signal import install_stop_signal
-from scheduler.settings import Settings, load_token_secret
+from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
 from scheduler.telemetry.logs import configure_logging
 from scheduler.telemetry.metrics import record_kubernetes_request, record_operator_status
 from scheduler.telemetry.probes import ProbeServer
+from scheduler.token_secret import load_token_secret
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
 from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
-from scheduler.settings import Settings, load_token_secret
+from scheduler.settings import Settings
 from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
 from scheduler.store.api_protocol import HistoryLog
 from scheduler.store.archives import ArchiveFolder
@@ -42,6 +42,7 @@ from scheduler.telemetry.logs import configure_logging
 from scheduler.telemetry.metrics import record_history_deletion, record_solve
 from scheduler.telemetry.tick_metrics import TickRecorder
 from scheduler.telemetry.traces import TickTracer
+from scheduler.token_secret import load_token_secret
 
 if TYPE_CHECKING:
     from api.webhooks.deliverer import Backoff, DeliveryTimings, WebhookDeliverer

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from cli.local_service import TOKEN_FILE
 from scheduler.domain.suggestions import suggest
-from scheduler.settings import SECRET_BYTES, Settings
+from scheduler.settings import Settings
+from scheduler.token_secret import SECRET_BYTES
 
 PREFIX = "EBBTIDE_"
 OTHER_VARIABLES = frozenset(
@@ -105,6 +107,8 @@ def check_files(settings: Settings) -> Iterator[Check]:
     if settings.archive_dir is not None:
         yield _check_folder("archive directory", settings.archive_dir)
     yield check_secret("token secret", settings.token_secret_path, bytes_min=SECRET_BYTES)
+    yield check_secret("master key of secrets", settings.secrets_key_path, bytes_min=SECRET_BYTES)
+    yield check_secret("token of the local user", settings.run_dir / TOKEN_FILE, bytes_min=1)
 
 
 def check_private_file(name: str, path: Path) -> Check:

@@ -29,10 +29,10 @@ from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.reported_runs import build_begun_run
-from scheduler.settings import load_token_secret
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
+from scheduler.token_secret import load_token_secret
 from tests.builders import a_job, a_node
 from tests.loopback import find_free_port
 

@@ -20,8 +20,9 @@ import uvicorn
 from api.app import create_app
 from cli.composition.service import build_controller, build_policies
 from scheduler.runtime.clock import RealClock
-from scheduler.settings import Settings, load_token_secret
+from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
+from scheduler.token_secret import load_token_secret
 
 GRACE_S = 60.0
 

@@ -30,10 +30,10 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.reported_runs import compute_reported_runs
 from scheduler.executors.run_ledger import RunLedger
-from scheduler.settings import load_token_secret
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
+from scheduler.token_secret import load_token_secret
 from tests.builders import a_node
 from tests.e2e.training_harness import losses
 from tests.loopback import find_free_port

@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.settings import SECRET_BYTES, Settings, load_token_secret
+from scheduler.settings import Settings
+from scheduler.token_secret import SECRET_BYTES, load_token_secret
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

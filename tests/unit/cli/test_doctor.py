@@ -17,11 +17,12 @@ from typer.testing import Result
 
 from cli.doctor.database_checks import check_clock, check_database, check_sqlite_file, find_file_system
 from cli.doctor.local_checks import CheckState, check_files, check_ports, check_variables
-from scheduler.settings import Settings, load_token_secret
+from scheduler.settings import Settings
 from scheduler.store.database import open_engine
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
+from scheduler.token_secret import load_token_secret
 
 Run = Callable[..., Result]
 
