@@ -70,11 +70,12 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_only_probes_the_console_its_sign_in_and_the_openapi_document_are_public() -> None:
+def test_only_probes_the_console_its_sign_in_and_the_reference_are_public() -> None:
     public = {route for route in ROUTES if ROUTE_RULES[route].caller is Caller.PUBLIC}
     assert public == {
         "GET /",
         "GET /console/{version}/{path:path}",
+        "GET /docs",
         "GET /sign-in",
         "POST /sign-in",
         "GET /sign-in/oidc",
