@@ -277,7 +277,7 @@ class OrderBuilder:
             job, begun = agent_state.job(job_id, now_s), agent_state.begun_runs(job_id, now_s)
             # An agent does not report runs that it has forgotten. Those of a restored database have ended there.
             is_news = (job_id, node) in reported or any(run.is_restored and run.end is None for run in begun)
-            if job is not None and not job.is_ended and is_news:
+            if job is not None and _awaits_reports(job) and is_news:
                 agent_state.record_report(report)
             if report.has_living_ranks and all(run.generation != report.generation for run in begun):
                 strangers.add(node)
@@ -340,7 +340,12 @@ def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport
     if report.generation == 0 or report.has_living_ranks:
         return False
     run = next((run for run in begun if run.generation == report.generation), None)
-    return job is None or job.is_ended or run is None or run.end is not None
+    return job is None or not _awaits_reports(job) or run is None or run.end is not None
+
+
+def _awaits_reports(job: Job) -> bool:
+    """Return whether reports on the job matter. Those on a cancelled one show when its GPUs are free."""
+    return not job.is_ended or bool(job.allocation.held_gpus)
 
 
 def _get_machine_owner(job: Job) -> str:

@@ -39,7 +39,6 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.seeds is None) == (given.case is None):
         parser.error("give either --seeds or --case")
-    logging.disable(logging.WARNING)  # controllers report each fault that they meet
     if given.case is not None:
         return _replay(read_case(given.case))
     return _run_seeds(given.seeds, given.results)
@@ -143,4 +142,5 @@ def describe_counts(counts: Counter[Any]) -> str:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # controllers report each fault that they meet
     sys.exit(main())

@@ -19,6 +19,7 @@ from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
 from tests.builders import GPU, a_loan
 from tests.console.fleets import create_fleet, small_site
+from tests.console.test_access import sign_in
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
@@ -68,31 +69,27 @@ def test_actions_follow_a_new_token_after_expiry(tmp_path: Path, opened: Opener)
             (f"jobs/{jobs['embedder']}", "Suspend"),
         ):
             page = opened(f"{site.url}/#/{path}", expects=("401",))
-            page.evaluate("(token) => sessionStorage.setItem('ebbtide.token', token)", guest)
-            page.reload()
+            sign_in(page, guest)
             button = page.get_by_role("button", name=action)
             expect(button).to_be_disabled()
-            page.evaluate("sessionStorage.setItem('ebbtide.token', 'ebk_ended')")
-            dialog = page.get_by_role("dialog", name="Sign in")
-            dialog.get_by_label("Token").fill(root)
-            dialog.get_by_role("button", name="Sign in").click()
+            page.evaluate("localStorage.setItem('ebbtide.session-key', 'ended')")
+            sign_in(page, root)
             expect(button).to_be_enabled()
             page.close()  # before the site, or its event stream reports a refused connection
     finally:
         site.close()
 
 
-def test_token_that_expires_during_a_confirmation_opens_the_sign_in_dialog(tmp_path: Path, opened: Opener) -> None:
+def test_session_that_ends_during_a_confirmation_opens_the_sign_in_dialog(tmp_path: Path, opened: Opener) -> None:
     site = small_site(tmp_path, auth="on", hours=0.1)
     try:
         root = _token(site, "root", "admin", None)
         create_fleet(site, root)
         site.ticks(3)
         page = opened(site.url, expects=("401",))
-        page.evaluate("(token) => sessionStorage.setItem('ebbtide.token', token)", root)
-        page.reload()
+        sign_in(page, root)
         page.get_by_role("button", name="Pause lending").click()
-        page.evaluate("sessionStorage.setItem('ebbtide.token', 'ebk_ended')")
+        page.evaluate("localStorage.setItem('ebbtide.session-key', 'ended')")
         expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
     finally:
         site.close()

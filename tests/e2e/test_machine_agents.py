@@ -97,7 +97,7 @@ def test_ranks_outlive_restarts_of_agent_api_and_controller(patient_site: Machin
     assert find_generations(site, job_id) == {1}
 
 
-def test_cancelled_job_leaves_no_process(shared_site: MachineSite) -> None:
+def test_cancelled_job_leaves_no_process_and_frees_its_gpus(shared_site: MachineSite) -> None:
     site = shared_site
     marker = site.shared / "survivor"
     script = f"setsid env -i sh -c 'while true; do touch {marker}; sleep 0.05; done' & sleep 600"
@@ -106,6 +106,7 @@ def test_cancelled_job_leaves_no_process(shared_site: MachineSite) -> None:
     site.client.cancel(job_id)
     site.wait(lambda: site.state(job_id) == "cancelled")
     site.wait(lambda: time.time() - marker.stat().st_mtime > 1.0)
+    site.wait(lambda: not site.client.job(job_id)["releasing_nodes"])
 
 
 @pytest.mark.full

@@ -60,7 +60,7 @@ def test_spans_of_ticks_jobs_and_requests_reach_the_receiver(tmp_path: Path) -> 
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
         "OTEL_BSP_SCHEDULE_DELAY": "200",
     }
-    command = [sys.executable, "-m", "cli", "serve"]
+    command = [sys.executable, "-m", "cli", "serve", "--no-auth", "--force"]
     with (tmp_path / "service.log").open("wb") as log:
         service = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
@@ -87,7 +87,7 @@ def test_spans_of_ticks_jobs_and_requests_reach_the_receiver(tmp_path: Path) -> 
 
 def test_unknown_exporter_is_rejected(tmp_path: Path) -> None:
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "zipkin", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/e"}
-    command = [sys.executable, "-m", "cli", "serve"]
+    command = [sys.executable, "-m", "cli", "serve", "--no-auth", "--force"]
     completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert completed.returncode == 2
     assert "OTEL_TRACES_EXPORTER" in completed.stderr

@@ -176,7 +176,7 @@ def test_directory_or_corrupt_archive_is_rejected(run: Run) -> None:
     ):
         result = run(*SIMULATE, "--policy", "fifo", "--jobs", name)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert f"Error: {name}: cannot be read: {why}" in result.stderr
+        assert f"{name}: cannot be read: {why}" in read_message(result)
 
 
 def test_trace_from_a_spreadsheet_is_read(run: Run) -> None:

@@ -46,11 +46,11 @@ def test_failed_jobs_and_early_cancellations_do_not_count() -> None:
         ended("ada", 400.0, state=JobState.CANCELLED),
         ended("ada", 0.0),
     )
-    assert known["owner ada"].run_times_s == (100.0, 200.0)
+    assert known["owner name:ada"].run_times_s == (100.0, 200.0)
 
 
 def test_histories_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_times, "HISTORIES_MAX", 3)
     known = recorded(*[ended("ada", 2.0 * at) for at in range(1, 30)], ended("bob", 2.0))
-    assert known.keys() == {"owner bob", "queue lab", "cluster"}
+    assert known.keys() == {"owner name:bob", "queue lab", "cluster"}
     assert len(known["cluster"].run_times_s) == RUN_TIMES_KEPT
