@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -47,12 +49,16 @@ def submit(site: MachineSite, name: str, *, code: int) -> str:
 def list_hits(site: MachineSite) -> list[str]:
     """Return the files below the site and the answers of the API that contain a value or its base64 form."""
     forms = [form for value in VALUES for form in (value, base64.b64encode(value).rstrip(b"="))]
-    files = [path for path in site.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    paths = (Path(folder) / name for folder, _, names in os.walk(site.folder) for name in names)
+    files = [path for path in paths if path.is_file() and not path.is_symlink()]
     answers = {path: json.dumps(read(site, path)).encode() for path in PATHS}
     for job in read(site, "jobs")["items"]:
         for part in ("", "/events", "/explanation", "/logs?rank=0", "/history", "/plan"):
             answers[f"{job['name']}{part}"] = read_raw(site, f"jobs/{job['id']}{part}")
-    contents = {str(path.relative_to(site.folder)): path.read_bytes() for path in files} | answers
+    contents = dict(answers)
+    for path in files:
+        with suppress(FileNotFoundError):  # the agent deletes files while this reads
+            contents[str(path.relative_to(site.folder))] = path.read_bytes()
     return sorted(name for name, content in contents.items() if any(form in content for form in forms))
 
 
