@@ -30,11 +30,17 @@ class QuotaWait:
 
 
 def hold_for_limit(budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> QuotaWait | None:
-    """Hold a job that would exceed a limit of its queue. Flexible GPUs of the queue are given up if that helps."""
+    """Hold a job that would exceed a limit of its queue. Flexible GPUs of the queue are given up if that helps.
+
+    It does not help if too few GPUs would be free for the job. The running jobs would grow again in the next full pass,
+    and shrink again after that, without end.
+    """
     offer = budget.offer(job) or budget.pending_offer(job)
     gpus = offer[1] if offer else job.spec.min_gpus
     if (reason := reclaimer.quota.check_limits(job, gpus)) is None:
         return None
+    if offer is None and not _can_reclaim_shortage(budget, reclaimer.quota, job):
+        return QuotaWait(reason)
     counts = reclaimer.find_shrinks_within_limit(job, gpus)
     if not counts:
         return QuotaWait(reason)
@@ -43,6 +49,20 @@ def hold_for_limit(budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> Qu
     queue = reclaimer.quota.limiting_queue(job)
     why = Reason(ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs GPUs within the {limit} of queue {queue}")
     return QuotaWait(reason, {job_id: (count, why) for job_id, count in counts.items()})
+
+
+def _can_reclaim_shortage(budget: GpuBudget, quota: QuotaState, job: Job) -> bool:
+    """Return whether GPUs that are not counted as pending could be enough for the minimum of a job without an offer.
+
+    These are the flexible GPUs within the guarantee of the queue whose limit applies, and those that borrowers return.
+    """
+    if (shortage := budget.shortage(job)) is None:
+        return False  # it is too large, or would delay the reserved start of an earlier job
+    _, gpus, missing = shortage
+    missing_of_min = missing - (gpus - job.spec.min_gpus)
+    if quota.is_guaranteed(job):
+        return missing_of_min <= quota.reclaimable_gpus(job)
+    return missing_of_min <= quota.own_flexible(quota.limiting_queue(job))
 
 
 def reclaim_guarantee(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from scheduler.domain.fleet import Forecast
+from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation, Run
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
@@ -129,14 +130,20 @@ class FaultyStore(LossyStore):
 class FaultyExecutor:
     """Executor of one host in the shared world.
 
-    As in real executors, a state that is older than one that another controller put into effect changes nothing.
+    As in real executors, a state that is older than one that another controller put into effect changes nothing, and
+    deadlines for leaving are measured by the clock of the controller's host.
     """
 
     def __init__(
-        self, world: SimulatedExecutor, faults: HostFaults, put_into_effect: Callable[[Snapshot], bool]
+        self,
+        world: SimulatedExecutor,
+        clock: JumpingClock,
+        faults: HostFaults,
+        put_into_effect: Callable[[Snapshot], bool],
     ) -> None:
-        self._world, self._faults, self._put_into_effect = world, faults, put_into_effect
+        self._world, self._clock, self._faults, self._put_into_effect = world, clock, faults, put_into_effect
         self._last: Observation | None = None
+        self._translated: dict[str, tuple[Job, Job]] = {}
 
     def observe(self) -> Observation:
         faults, last = self._faults, self._last
@@ -156,10 +163,25 @@ class FaultyExecutor:
         if self._faults.take(CaseEventKind.CONVERGE_ERROR):
             raise ExecutorError("simulated: the executor cannot converge")
         if self._put_into_effect(desired):
-            self._world.converge(desired)
+            self._world.converge(self._translate_deadlines(desired))
 
     def close(self) -> None:
         """Do nothing: the world goes on without this controller."""
+
+    def _translate_deadlines(self, desired: Snapshot) -> Snapshot:
+        """Return the state with deadlines in the time of the world. Each record of a job is translated once.
+
+        Otherwise a host whose clock was set back would let the world kill every job that it asks to leave.
+        """
+        lead_s, known = self._clock.now_s() - self._world.now_s, self._translated
+        self._translated = {}
+        for job_id, job in desired.jobs.items():
+            if (leave_by_s := job.allocation.leave_by_s) is not None:
+                pair = known.get(job_id)
+                if pair is None or pair[0] is not job:
+                    pair = job, replace(job, allocation=replace(job.allocation, leave_by_s=leave_by_s - lead_s))
+                self._translated[job_id] = pair
+        return replace(desired, jobs={**desired.jobs, **{job_id: pair[1] for job_id, pair in self._translated.items()}})
 
     def _lose_reports(self, seen: Observation, last: Observation) -> Observation:
         """Return the observation with the last known state of the run whose reports are lost."""

@@ -54,7 +54,7 @@ class Host:
         self.next_step_s = world.now_s
         self._world, self._policies = world, policies
         self._store = FaultyStore(store, world, faults, fail_transaction)
-        self._executor = FaultyExecutor(world, faults, put_into_effect)
+        self._executor = FaultyExecutor(world, self.clock, faults, put_into_effect)
         self._on_report, self._stage_hook = on_report, stage_hook
         self._starts = 0
         self.controller = self._start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import count
 from scheduler.domain.job import Job
@@ -38,6 +40,24 @@ def test_queue_limit_holds_back_its_own_jobs_only() -> None:
         "huge": ReasonCode.EXCEEDS_MAX_QUOTA,
         "next": ReasonCode.WAITING_FOR_QUOTA,
     }
+
+
+def test_nobody_shrinks_for_a_limit_if_too_few_gpus_would_be_free() -> None:
+    wide, other, large = runs("wide", "lab", "t0", 8, least=2), runs("other", "x", "t1", 8), waits("large", "lab", 8)
+    result = decided(wide, other, large, lab=JobQueue("lab", 0, 12))
+    assert result.decisions == ()
+    assert result.waiting["large"].code is ReasonCode.WAITING_FOR_QUOTA
+    (resize,) = decided(wide, other, waits("fits", "lab", 6), lab=JobQueue("lab", 0, 12)).decisions
+    assert isinstance(resize, ResizeJob)
+    assert count(resize.gpus) == 6
+
+
+@pytest.mark.parametrize("guaranteed", [6, 8])
+def test_gpus_within_a_guarantee_are_given_up_for_the_limit_of_the_same_queue(guaranteed: int) -> None:
+    wide, other = runs("wide", "lab", "t0", 8, least=2), runs("other", "x", "t1", 8)
+    (resize,) = decided(wide, other, waits("next", "lab", 6), lab=JobQueue("lab", guaranteed, 12)).decisions
+    assert isinstance(resize, ResizeJob)
+    assert count(resize.gpus) == 6
 
 
 def test_starting_widths_stay_within_the_queue_limit() -> None:
