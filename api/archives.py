@@ -36,7 +36,7 @@ WRITE_BYTES = 2**20
 _UPLOADER = RouteRule(role=Role.SUBMITTER, body_setting="archive_bytes_max")
 _READER = RouteRule(role=Role.ADMIN, on_all_queues=True, or_callers=(Caller.AGENTS, Caller.MACHINES))
 _PLAIN_MEDIA_TYPE = "application/octet-stream"
-"""What generated clients send and accept, because they know no gzip."""
+"""Content type of generated clients, which do not know gzip."""
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 router = create_router("jobs")

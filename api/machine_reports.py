@@ -352,7 +352,7 @@ def _get_machine_owner(job: Job) -> str:
     """Return the owner by which a machine chooses the user of the ranks.
 
     It is the display name, except for subjects of an OIDC issuer: such a name may be chosen by its bearer, so it must
-    not select a user that an operator set up for somebody else.
+    not select a user that an operator set up for another caller.
     """
     return job.owner_id if job.owner_id.startswith(OIDC_PREFIX) else job.owner
 

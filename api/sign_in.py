@@ -229,7 +229,7 @@ def _address(request: Request) -> str:
 
 
 def _get_authenticator(service: Service) -> Authenticator:
-    return service.authenticator or raise_conflict("authentication is off, so nobody signs in")
+    return service.authenticator or raise_conflict("authentication is off, so no sign-in is needed")
 
 
 def _get_oidc(service: Service) -> OidcSignIn:

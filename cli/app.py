@@ -225,7 +225,7 @@ _OPTION_ADVICE = {
     ("submit", "--gpus"): "Use --min N and --max N; a job that is not elastic needs --min N alone.",
     ("scale", "--gpus"): "Use --min N, --max N or both.",
 }
-"""What to use in place of an option that other schedulers have, by command."""
+"""Replacements for options of other schedulers, by command."""
 
 
 def _describe(error: typer.TyperException) -> str:

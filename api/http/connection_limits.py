@@ -52,7 +52,7 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """What a connection is waiting for."""
+    """State of a connection, which determines its deadline."""
 
     HEADER = auto()
     BODY = auto()

@@ -31,7 +31,7 @@ class ForwardedClient:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """What one proxy recorded. `address` is empty if it is hidden or malformed."""
+    """Entry of one proxy in a forwarding header. `address` is empty if it is hidden or malformed."""
 
     address: str
     scheme: str = ""

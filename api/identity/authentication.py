@@ -338,7 +338,7 @@ class WorkerAuthenticator:
 
     Belongs to one application and its event loop. Callers with a proven token are rate-limited by token and path,
     others by address as well. `is_genuine` proves a token from an address above its limit, given token and path. It
-    runs in one thread for all such addresses, so that they delay nobody else.
+    runs in one thread for all such addresses, so that other callers do not wait for them.
     """
 
     def __init__(self, settings: Settings, clock: Clock, is_genuine: Callable[[str, str], bool]) -> None:

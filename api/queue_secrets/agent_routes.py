@@ -1,4 +1,4 @@
-"""Values of secrets, for the agent that may run the job now and for nobody else."""
+"""Values of secrets. Only the agent that runs the job's current generation receives them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def create_queue(
     *,
     quota: Mapping[str, Any],
 ) -> None:
-    """Create a queue. Queues that nobody created have no guarantee and share the limits of `default`."""
+    """Create a queue. Undeclared queues have no guarantee and share the limits of `default`."""
     with service_client(url) as client:
         response = client.create_queue({"name": name, **quota})
     print_document(response, output, lambda: render_facts({"queue": f"{name} created: {describe_quota(response)}"}))

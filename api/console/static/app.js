@@ -70,7 +70,7 @@ function noPage(path) {
   return empty(`The console has no page ${path}`, "Use the navigation to find a page.", link);
 }
 
-/** Shows who is signed in. Without authentication nobody is. */
+/** Shows the name of the signed-in user. Shows nothing while authentication is off. */
 async function showUser() {
   const who = await whoAmI();
   if (!sessionKey()) return;

@@ -74,7 +74,7 @@ async function refuseOrAccept(refusal) {
   if (refusal) await requireSession(refusal);
 }
 
-/** A link must not replace a session unasked: it may come from somebody who wants the user to work under their name. */
+/** Asks before a link replaces a session: an attacker could make the user work under another name. */
 async function mayReplaceSession() {
   if (!sessionKey()) return true;
   const answer = await fetch("/v1/whoami", { headers: sessionHeaders(), cache: "no-store" });
