@@ -256,7 +256,8 @@ class QuotaReclaimer:
 def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
     """Return the GPUs that the jobs keep after the surplus goes back to the most expensive of them.
 
-    A job gets back all its GPUs, or some flexible ones.
+    A job gets back all its GPUs, or some flexible ones, but of these none above its maximum, which an owner may have
+    lowered below what the job holds.
     """
     counts: dict[str, int] = {}
     for offer in sorted(chosen, key=lambda offer: offer.sort_key, reverse=True):
@@ -265,7 +266,8 @@ def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
         elif offer.preempts:
             counts[offer.job.id] = 0
         else:
-            counts[offer.job.id] = offer.job.allocation.target_gpus - offer.gpus + surplus
+            kept = offer.job.allocation.target_gpus - offer.gpus + surplus
+            counts[offer.job.id] = min(kept, offer.job.spec.max_gpus)
             surplus = 0
     return counts
 

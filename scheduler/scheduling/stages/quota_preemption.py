@@ -54,7 +54,8 @@ def hold_for_limit(budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> Qu
 def _can_reclaim_shortage(budget: GpuBudget, quota: QuotaState, job: Job) -> bool:
     """Return whether GPUs that are not counted as pending could be enough for the minimum of a job without an offer.
 
-    These are the flexible GPUs within the guarantee of the queue whose limit applies, and those that borrowers return.
+    These are the flexible GPUs within the guarantee of the job's queue, and those that borrowers return. A job of an
+    undeclared queue has neither: the guarantee of queue `default`, whose limit applies to it, is not its own.
     """
     if (shortage := budget.shortage(job)) is None:
         return False  # it is too large, or would delay the reserved start of an earlier job
@@ -62,7 +63,7 @@ def _can_reclaim_shortage(budget: GpuBudget, quota: QuotaState, job: Job) -> boo
     missing_of_min = missing - (gpus - job.spec.min_gpus)
     if quota.is_guaranteed(job):
         return missing_of_min <= quota.reclaimable_gpus(job)
-    return missing_of_min <= quota.own_flexible(quota.limiting_queue(job))
+    return missing_of_min <= quota.own_flexible(quota.account(job))
 
 
 def reclaim_guarantee(

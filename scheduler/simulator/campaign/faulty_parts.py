@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from scheduler.domain.fleet import Forecast
 from scheduler.domain.job import Job
@@ -127,11 +128,37 @@ class FaultyStore(LossyStore):
             raise UnavailableError("simulated: the database does not respond")
 
 
+class LeaveDeadlines:
+    """The deadlines for leaving in the time of the world, shared by all hosts.
+
+    Real executors measure a deadline by the clock of their host. Where two hosts that both believe to lead have clocks
+    that differ, the earlier deadline stays in force, as in an agent. Each record of a job is translated once.
+    """
+
+    def __init__(self) -> None:
+        self._stated: dict[str, tuple[float, float]] = {}
+        self._translated: dict[str, tuple[Job, Job]] = {}
+
+    def translate(self, desired: Snapshot, *, lead_s: float) -> Snapshot:
+        """Return the state with deadlines in the time of the world, which the clock of the host leads by `lead_s`."""
+        stated, translated = self._stated, self._translated
+        self._stated, self._translated = {}, {}
+        for job_id, job in desired.jobs.items():
+            if (leave_by_s := job.allocation.leave_by_s) is None:
+                continue
+            known_s, by_s = stated.get(job_id, (leave_by_s, inf))
+            by_s = min(leave_by_s - lead_s, by_s if known_s == leave_by_s else inf)
+            pair = translated.get(job_id)
+            if pair is None or pair[0] is not job or pair[1].allocation.leave_by_s != by_s:
+                pair = job, replace(job, allocation=replace(job.allocation, leave_by_s=by_s))
+            self._stated[job_id], self._translated[job_id] = (leave_by_s, by_s), pair
+        return replace(desired, jobs={**desired.jobs, **{job_id: pair[1] for job_id, pair in self._translated.items()}})
+
+
 class FaultyExecutor:
     """Executor of one host in the shared world.
 
-    As in real executors, a state that is older than one that another controller put into effect changes nothing, and
-    deadlines for leaving are measured by the clock of the controller's host.
+    As in real executors, a state that is older than one that another controller put into effect changes nothing.
     """
 
     def __init__(
@@ -140,10 +167,11 @@ class FaultyExecutor:
         clock: JumpingClock,
         faults: HostFaults,
         put_into_effect: Callable[[Snapshot], bool],
+        deadlines: LeaveDeadlines,
     ) -> None:
         self._world, self._clock, self._faults, self._put_into_effect = world, clock, faults, put_into_effect
+        self._deadlines = deadlines
         self._last: Observation | None = None
-        self._translated: dict[str, tuple[Job, Job]] = {}
 
     def observe(self) -> Observation:
         faults, last = self._faults, self._last
@@ -163,25 +191,11 @@ class FaultyExecutor:
         if self._faults.take(CaseEventKind.CONVERGE_ERROR):
             raise ExecutorError("simulated: the executor cannot converge")
         if self._put_into_effect(desired):
-            self._world.converge(self._translate_deadlines(desired))
+            lead_s = self._clock.now_s() - self._world.now_s
+            self._world.converge(self._deadlines.translate(desired, lead_s=lead_s))
 
     def close(self) -> None:
         """Do nothing: the world goes on without this controller."""
-
-    def _translate_deadlines(self, desired: Snapshot) -> Snapshot:
-        """Return the state with deadlines in the time of the world. Each record of a job is translated once.
-
-        Otherwise a host whose clock was set back would let the world kill every job that it asks to leave.
-        """
-        lead_s, known = self._clock.now_s() - self._world.now_s, self._translated
-        self._translated = {}
-        for job_id, job in desired.jobs.items():
-            if (leave_by_s := job.allocation.leave_by_s) is not None:
-                pair = known.get(job_id)
-                if pair is None or pair[0] is not job:
-                    pair = job, replace(job, allocation=replace(job.allocation, leave_by_s=leave_by_s - lead_s))
-                self._translated[job_id] = pair
-        return replace(desired, jobs={**desired.jobs, **{job_id: pair[1] for job_id, pair in self._translated.items()}})
 
     def _lose_reports(self, seen: Observation, last: Observation) -> Observation:
         """Return the observation with the last known state of the run whose reports are lost."""

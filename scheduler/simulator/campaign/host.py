@@ -17,6 +17,7 @@ from scheduler.simulator.campaign.faulty_parts import (
     FaultyStore,
     HostFaults,
     JumpingClock,
+    LeaveDeadlines,
     PersistenceForecaster,
 )
 from scheduler.store.protocol import Store, UnavailableError
@@ -45,6 +46,7 @@ class Host:
         *,
         fail_transaction: Callable[[], bool],
         put_into_effect: Callable[[Snapshot], bool],
+        deadlines: LeaveDeadlines,
         on_report: Callable[[TickReport], None],
         stage_hook: Callable[[Host, str], None],
     ) -> None:
@@ -54,7 +56,7 @@ class Host:
         self.next_step_s = world.now_s
         self._world, self._policies = world, policies
         self._store = FaultyStore(store, world, faults, fail_transaction)
-        self._executor = FaultyExecutor(world, self.clock, faults, put_into_effect)
+        self._executor = FaultyExecutor(world, self.clock, faults, put_into_effect, deadlines)
         self._on_report, self._stage_hook = on_report, stage_hook
         self._starts = 0
         self.controller = self._start()

@@ -30,7 +30,7 @@ from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.campaign.case import CaseEventKind, CaseJob, DemandLevel, FaultCase
 from scheduler.simulator.campaign.case_store import CaseStore, open_case_store
 from scheduler.simulator.campaign.checks import CaseChecks, CaseViolation
-from scheduler.simulator.campaign.faulty_parts import HostFaults
+from scheduler.simulator.campaign.faulty_parts import HostFaults, LeaveDeadlines
 from scheduler.simulator.campaign.host import LEASE_S, Host, HostDiedError
 from scheduler.simulator.campaign.injection import CaseInjector
 from scheduler.store.protocol import UnavailableError
@@ -68,7 +68,7 @@ class CaseRun:
         self.world = SimulatedExecutor(
             case.nodes, delays=case.delays, true_steps={job.id: job.true_steps for job in case.jobs}
         )
-        policies = load_policy_set(case.policy, case.settings)
+        policies, deadlines = load_policy_set(case.policy, case.settings), LeaveDeadlines()
         self.hosts = tuple(
             Host(
                 name,
@@ -78,6 +78,7 @@ class CaseRun:
                 HostFaults(self.counts),
                 fail_transaction=opened.fail_transaction,
                 put_into_effect=self._put_into_effect,
+                deadlines=deadlines,
                 on_report=self._on_report,
                 stage_hook=self._on_stage,
             )

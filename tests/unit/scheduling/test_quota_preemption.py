@@ -60,6 +60,21 @@ def test_gpus_within_a_guarantee_are_given_up_for_the_limit_of_the_same_queue(gu
     assert count(resize.gpus) == 6
 
 
+def test_job_of_an_undeclared_queue_shrinks_nobody_within_the_guarantee_of_default() -> None:
+    wide, other = runs("wide", "default", "t0", 8, least=2), runs("other", "x", "t1", 8)
+    result = decided(wide, other, waits("next", "invented", 4), default=JobQueue("default", 8, 18))
+    assert result.decisions == ()
+    assert result.waiting["next"].code is ReasonCode.WAITING_FOR_QUOTA
+
+
+def test_job_above_its_lowered_maximum_keeps_no_more_than_that() -> None:
+    lowered = replace(runs("a", "lab", "t0", 8), spec=a_job("a", 4, 5, queue="lab").spec)
+    other, own = runs("x", "guest", "t1", 1), waits("own", "lab", 8)
+    (resize,) = decided(lowered, other, own, lab=JobQueue("lab", 14)).decisions
+    assert isinstance(resize, ResizeJob)
+    assert count(resize.gpus) == 5
+
+
 def test_starting_widths_stay_within_the_queue_limit() -> None:
     result = decided(waits("a", "lab", 2, 8), waits("b", "lab", 2, 8), lab=JobQueue("lab", 0, 10))
     assert sum(started(result).values()) == 10
