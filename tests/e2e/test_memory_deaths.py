@@ -5,6 +5,7 @@ One is replanned for what it uses, the other fails after three tries.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,6 @@ def _has_ended(service: ServiceHarness, job_id: str) -> bool:
 
 
 def _submit(service: ServiceHarness, name: str, gpus: int, **more: object) -> str:
-    command = ["python", str(RANK_SCRIPT), str(USED_FACTOR)]
+    command = [sys.executable, str(RANK_SCRIPT), str(USED_FACTOR)]
     document = {"name": name, "gpus": {"min": gpus, "max": gpus}, "steps": 10, "command": command, **more}
     return str(service.client.submit(document)["id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
 @pytest.mark.full
 def test_script_under_torchrun_trains_saves_and_leaves_on_request(harness: TrainingHarness) -> None:
     """torchrun is the process of the rank and the script its child. torchrun manages its own store and membership."""
-    torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
     hold = harness.site.shared / "hold"
     hold_at(hold, 10)
     trainer = ("-m", "tests.e2e.paused_trainer", str(hold), "--model", "nano-gpt", "--global-batch", "12")

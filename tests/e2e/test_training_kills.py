@@ -2,7 +2,8 @@
 
 It is killed during a step, a save, a load or a replan, each time as soon as it reaches the next of these moments.
 Files tell which moment it is, polled every millisecond. A seed chooses the order, the victim and the time within the
-moment. Each time the training continues from its last complete checkpoint. In the end no process is left.
+moment. The ranks survive their agent and the service. Otherwise the training continues from its last complete
+checkpoint. In the end no process is left.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Victim(StrEnum):
     SUPERVISOR = "a supervisor"
     AGENT = "the agent"
     SERVICE = "API and controller"
+
+    @property
+    def ends_generation(self) -> bool:
+        return self in (Victim.RANK, Victim.RANK_0, Victim.SUPERVISOR)
 
 
 class Moment(StrEnum):
@@ -77,7 +82,7 @@ class Killer:
         self._width = 3
 
     def strike(self, victim: Victim, moment: Moment) -> None:
-        """Kill one victim. Each kill hits a younger generation than the previous one."""
+        """Kill one victim. After a kill that ends a generation, the next one hits a younger generation."""
         after_steps = self._chance.randint(2, 2 * CHECKPOINT_EVERY)
         part = self._chance.choice(list(Part))
         luck = self._chance.random()
@@ -88,7 +93,8 @@ class Killer:
                 return False
             if not self._kill(victim, generation, luck):
                 return False
-            self._struck = generation
+            if victim.ends_generation:
+                self._struck = generation
             return True
 
         def nudge() -> None:

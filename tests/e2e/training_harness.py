@@ -102,11 +102,14 @@ class TrainingHarness:
         """Return whether a checkpoint exists and a rank has checked that the directory is writable, which it does
         before loading.
         """
-        touched = self.checkpoints.stat().st_mtime_ns > self._started_file(generation).stat().st_mtime_ns
+        if (started := self._started_file(generation)) is None:
+            return False
+        touched = self.checkpoints.stat().st_mtime_ns > started.stat().st_mtime_ns
         return touched and self.status(generation)["phase"] == "starting" and bool(self.resumed_from.get(generation))
 
     def is_saving(self, generation: int) -> bool:
-        return has_unfinished_checkpoint(self.checkpoints, newer_than=self._started_file(generation))
+        started = self._started_file(generation)
+        return started is not None and has_unfinished_checkpoint(self.checkpoints, newer_than=started)
 
     def losses(self) -> dict[int, float]:
         """Return the loss of each step. For a repeated step, the later generation counts."""
@@ -157,8 +160,10 @@ class TrainingHarness:
     def close(self) -> None:
         self.site.close()
 
-    def _started_file(self, generation: int) -> Path:
-        return max(path / "start.json" for path in self.site.run_dirs(JOB, generation))
+    def _started_file(self, generation: int) -> Path | None:
+        """Return the file that a supervisor writes when it starts the ranks; None while no supervisor has."""
+        files = (path / "start.json" for path in self.site.run_dirs(JOB, generation))
+        return max((path for path in files if path.exists()), default=None)
 
     def _supervisors(self, generation: int) -> dict[Path, psutil.Process]:
         """Return the supervisors by folder: the processes that are PID 1 of their container and run its module."""

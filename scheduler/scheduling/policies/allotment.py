@@ -168,7 +168,9 @@ class Candidate:
     """A job that wants GPUs of one model, with the counts that it may have and its speed on them.
 
     `counts` [1 + options] is 0 for nothing, then GPUs, ascending; `speeds` [1 + options] is steps/s. `steps` is the
-    remaining work; a job of unknown length is assumed to need as many steps again as it has done.
+    remaining work; a job of unknown length is assumed to need as many steps again as it has done, or as its service on
+    the smallest count would have made if that is more: work that a preemption loses counts, too, because the job would
+    otherwise remain the shortest and be started and preempted without end.
     """
 
     job: Job
@@ -196,15 +198,21 @@ def candidates_by_model(snapshot: Snapshot, capacity: int, speeds: Speeds) -> li
         gpus[gpu] += count
     groups: defaultdict[str, list[Candidate]] = defaultdict(list)
     for job in filter(wants_gpus, snapshot.jobs.values()):
-        steps = job.remaining_steps(snapshot.now_s)
-        work = steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
         counts, steps_per_s = speeds(snapshot, job, sizes)
         if job.is_fixed and job.allocation.target_gpus in counts:
             allowed = (counts == 0) | (counts == job.allocation.target_gpus)
             counts, steps_per_s = counts[allowed], steps_per_s[allowed]
-        candidate = Candidate(job, counts, steps_per_s, work)
+        candidate = Candidate(job, counts, steps_per_s, _remaining_steps(snapshot, job, counts, steps_per_s))
         groups[gpu_model(snapshot, job, sizes) or ""].append(candidate)
     return [(min(capacity, gpus[gpu]), groups[gpu]) for gpu in sorted(groups)]
+
+
+def _remaining_steps(snapshot: Snapshot, job: Job, counts: Ints, speeds: Floats) -> float:
+    """Return the remaining steps of a job, as `Candidate` states them."""
+    if (steps := job.remaining_steps(snapshot.now_s)) is not None:
+        return steps
+    served = job.account.gpu_s / float(counts[1]) * float(speeds[1]) if len(counts) > 1 else 0.0
+    return max(1.0, job.steps_at(snapshot.now_s), served)
 
 
 def curve_speeds(*, requires_speedup: bool = True) -> Speeds:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from scheduler.domain.decisions import ReasonCode
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.policies.allotment import curve_speeds
 from scheduler.scheduling.policies.elastic_share import elastic_shares
@@ -48,6 +50,13 @@ def test_longer_running_job_loses_its_gpus_to_shorter_ones() -> None:
     allotment = shares(a_snapshot(FLEET, [runs, a_job("new", 1, 1, steps=60)]), 8)
     assert dict(allotment.gpus) == {"new": 1}
     assert list(allotment.waiting) == ["runs"]
+
+
+def test_job_of_unknown_length_ranks_by_its_service_even_if_all_its_work_was_lost() -> None:
+    lost = replace(a_job("lost", 8, 8, steps=0), account=JobAccount(gpu_s=8.0 * 600.0, lost_gpu_s=8.0 * 600.0))
+    allotment = shares(a_snapshot(FLEET, [lost, a_job("short", 1, 1, steps=599)]), 8)
+    assert list(allotment.gpus) == ["short"]
+    assert allotment.waiting["lost"].numbers["remaining_s"] == 600.0
 
 
 def test_enough_gpus_give_every_job_its_maximum() -> None:
