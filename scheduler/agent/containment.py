@@ -167,8 +167,8 @@ class Containment:
     """The containment of a machine.
 
     Args:
-        hidden: folders that no rank may see: the agent's state, and the secrets of the control plane. Name folders and
-            not files, because a file that is replaced would be visible again.
+        hidden: folders that no rank may see: the agent's state, and the secrets of the control plane. None lies in
+            another one. Name folders and not files, because a file that is replaced would be visible again.
         bwrap: path of bubblewrap, empty where it does not work.
     """
 
@@ -188,7 +188,7 @@ class Containment:
             ContainmentError: the policy requires the full level, or names a user that does not exist.
         """
         groups = ControlGroups.detect() if groups is None else groups
-        resolved = tuple(dict.fromkeys(path.resolve() for path in hidden))
+        resolved = _list_outermost(path.resolve() for path in hidden)
         bwrap = shutil.which("bwrap") or ""
         missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
         is_contained = not any(reason.startswith("namespaces") for reason in missing)
@@ -343,6 +343,12 @@ def _find_missing(seen: Mapping[str, Any], user: RankUser | None) -> Iterator[st
         yield "a separate user: the agent is not root"
     elif seen["uid"] == 0:
         yield "a separate user: ranks run as root"
+
+
+def _list_outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the paths that lie in no other one. The cover of a folder would show the covers of paths in it."""
+    every = dict.fromkeys(paths)
+    return tuple(path for path in every if every.keys().isdisjoint(path.parents))
 
 
 def _list_words(binds: Iterable[tuple[str, Path]], covers: Sequence[Path]) -> list[str]:

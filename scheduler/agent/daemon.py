@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from scheduler.agent.agent_state import AgentIdentity, AgentState, StatedFacts
-from scheduler.agent.containment import Containment, ContainmentPolicy
+from scheduler.agent.containment import Containment, ContainmentPolicy, LevelName
 from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOutput
 from scheduler.agent.departure import Departure
 from scheduler.agent.inventory import InventoryOverrides, detect_inventory
@@ -74,7 +74,8 @@ def run_agent(options: AgentOptions) -> None:
     os.umask(0o077)
     state = AgentState(options.state)
     containment = Containment.detect(options.policy, hidden=(state.root, *options.hidden))
-    logger.info("containment: %s", containment.level)
+    is_contained = containment.level.name is not LevelName.NONE
+    logger.log(logging.INFO if is_contained else logging.WARNING, "containment: %s", containment.level)
     given = StatedFacts(**asdict(options.overrides), address=options.address)
     identity = state.read_identity()
     stated = given if identity is None else state.complete(given)

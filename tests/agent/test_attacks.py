@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.agent.containment import ContainerFolders, ContainmentError, LevelName
+from scheduler.agent.containment import (
+    ContainerFolders,
+    Containment,
+    ContainmentError,
+    ContainmentPolicy,
+    LevelName,
+)
 from tests.agent.requirements import needs_root
 from tests.agent.runs import (
     LIMITS,
@@ -60,6 +66,16 @@ print(json.dumps([attempt(path) for path in sys.argv[1:]]))
 def test_machine_reaches_the_full_level(machine: TestMachine) -> None:
     level = machine.containment.level
     assert (level.name, level.missing, level.network) == (LevelName.FULL, (), "shared")
+
+
+def test_hidden_file_in_a_hidden_folder_does_not_lower_the_level(tmp_path: Path) -> None:
+    """A service that starts again has its token secret and the agent's state in its run folder."""
+    run = tmp_path / "run"
+    (run / "agent").mkdir(parents=True)
+    secret = run / "token.secret"
+    secret.write_text("secret")
+    containment = Containment.detect(ContainmentPolicy(), hidden=[run / "agent", run, secret])
+    assert (containment.level.name, containment.hidden) == (LevelName.FULL, (run,))
 
 
 def test_service_secrets_and_other_jobs_cannot_be_read(machine: TestMachine, monkeypatch: pytest.MonkeyPatch) -> None:
