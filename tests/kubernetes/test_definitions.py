@@ -254,7 +254,7 @@ def test_pool_kind_and_loan_spec_are_immutable(cluster: KubernetesClient) -> Non
 
 def test_queue_validation(cluster: KubernetesClient) -> None:
     created = cluster.create(QUEUE, resource(QUEUE, "research", "", {"guaranteed": 8, "limit": 8}))
-    assert created["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1}
+    assert created["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1, "maxPriority": 100}
     said = refusal(cluster, resource(QUEUE, "poor", "", {"guaranteed": 9, "limit": 8}), QUEUE)
     assert "spec.limit: Invalid value" in said
     assert "spec.weight" in refusal(cluster, resource(QUEUE, "poor", "", {"weight": 0}), QUEUE)

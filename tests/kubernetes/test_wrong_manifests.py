@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from tests.kubernetes.waiting import PATIENCE_S, PAUSE_S, eventually
 from tests.kubernetes.wrong_manifests import CASES, Case
 
 TICKS_MAX = 2
-JOBS = "wrong-manifests"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
 
 
@@ -47,8 +47,8 @@ class Applied:
         settings = Settings(
             database_url=operated.url,
             kubeconfig=plane.admin_kubeconfig,
-            job_namespace=JOBS,
-            lease_namespace=JOBS,
+            job_namespace=operated.namespace,
+            lease_namespace=operated.namespace,
             run_dir=operated.folder / "run",
             full_pass_period_s=2.0,
         )
@@ -69,10 +69,10 @@ class Applied:
         return done.stderr if done.returncode else ""
 
     def delete(self, case: Case, name: str) -> None:
-        self.operated.cluster.delete(case.kind, name, JOBS if case.kind.is_namespaced else "")
+        self.operated.cluster.delete(case.kind, name, self.operated.namespace if case.kind.is_namespaced else "")
 
     def find_conditions(self, case: Case, name: str) -> list[dict[str, Any]]:
-        found = self.operated.cluster.get(case.kind, name, JOBS if case.kind.is_namespaced else "")
+        found = self.operated.cluster.get(case.kind, name, self.operated.namespace if case.kind.is_namespaced else "")
         return list(found.get("status", {}).get("conditions", []))
 
 
@@ -88,8 +88,11 @@ def applied(
     cluster = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     kubelet = FakeKubelet(cluster)
     kubelet.start()
-    cluster.create(NAMESPACE, {"metadata": {"name": JOBS}})
-    operated = Operated(control_plane, cluster, kubelet, JOBS, tmp_path_factory.mktemp("operator"), has_agents=False)
+    namespace = f"wrong-{uuid.uuid4().hex[:8]}"  # xdist may create this fixture twice on one control plane
+    cluster.create(NAMESPACE, {"metadata": {"name": namespace}})
+    operated = Operated(
+        control_plane, cluster, kubelet, namespace, tmp_path_factory.mktemp("operator"), has_agents=False
+    )
     created = Applied(control_plane, operated)
     operated.add_nodes(2)
     cluster.apply(QUEUE, {"metadata": {"name": "research"}, "spec": {}})
@@ -103,8 +106,8 @@ def applied(
     cluster.close()
 
 
-def build_manifest(case: Case, name: str) -> dict[str, Any]:
-    metadata = {"name": name, **({"namespace": JOBS} if case.kind.is_namespaced else {})}
+def build_manifest(case: Case, name: str, namespace: str) -> dict[str, Any]:
+    metadata = {"name": name, **({"namespace": namespace} if case.kind.is_namespaced else {})}
     body = {"apiVersion": case.kind.api_version, "kind": case.kind.name, "spec": dict(case.spec), **case.top}
     return {**body, "metadata": {**metadata, **case.top.get("metadata", {})}}
 
@@ -113,7 +116,7 @@ def build_manifest(case: Case, name: str) -> dict[str, Any]:
 def test_wrong_manifest_is_refused_or_explained(applied: Applied, number: int, name: str) -> None:
     case, resource = CASES[name], f"wrong-{number}"
     before = count_ticks()
-    refusal = applied.apply(build_manifest(case, resource))
+    refusal = applied.apply(build_manifest(case, resource, applied.operated.namespace))
     if not case.reason:
         assert all(word in refusal for word in case.words), refusal or "accepted"
         return
@@ -134,7 +137,7 @@ def test_examples_are_accepted(applied: Applied) -> None:
     kinds = {kind.name: kind for kind in (ELASTIC_JOB, POOL, QUEUE)}
     for manifest in manifests:
         if manifest["kind"] == "ElasticJob":
-            manifest["metadata"]["namespace"] = JOBS
+            manifest["metadata"]["namespace"] = applied.operated.namespace
         assert not applied.apply(manifest)
     for manifest in manifests:
         case = Case(kinds[manifest["kind"]], {}, (), "Accepted")
