@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -155,9 +156,9 @@ def _order_of(route: str) -> int:
     return max((rank for word, rank in _ORDER.items() if word in route), default=0)
 
 
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeededService]:
-    made = SeededService(tmp_path_factory.mktemp("audit"))
+@pytest.fixture
+def seeded(tmp_path: Path) -> Iterator[SeededService]:
+    made = SeededService(tmp_path)
     yield made
     made.service.http.close()
 
