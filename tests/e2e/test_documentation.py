@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from api.client import Client
+from ebbtide.client import Client
 from tests.docs.shell_blocks import ShellBlock, read_blocks
 from tests.loopback import find_free_port
 

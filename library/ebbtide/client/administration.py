@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods
-from api.webhooks.signature import SignatureError, verify
-
-__all__ = ["AccountMethods", "RecordMethods", "SignatureError", "TokenMethods", "WebhookMethods", "verify"]
+from ebbtide.client.connection import ClientMethods
 
 if TYPE_CHECKING:
     from api.accounts import ServiceAccountTokenView, ServiceAccountView

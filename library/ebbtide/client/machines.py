@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods
+from ebbtide.client.connection import ClientMethods
 
 if TYPE_CHECKING:
     from api.machines import JoinTokenView, MachineDetailsView, MachineView

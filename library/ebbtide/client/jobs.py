@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods, JsonObject, StreamEvent, follow_stream, if_match_headers, job_path
+from ebbtide.client.connection import ClientMethods, JsonObject, StreamEvent, follow_stream, if_match_headers, job_path
 
 if TYPE_CHECKING:
     from api.event_views import EventView

@@ -14,7 +14,7 @@ import httpx
 import httpx_sse
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, retry_if_result, stop_after_attempt
 
-from api.client.server_url import suggest_scheme
+from ebbtide.client.server_url import suggest_scheme
 
 JsonObject = dict[str, Any]
 
@@ -311,7 +311,7 @@ def follow_stream(connection: Connection, path: str, query: Mapping[str, str]) -
 
 
 class ClientMethods:
-    """Base of the method groups that make up `api.client.Client`."""
+    """Base of the method groups that make up `ebbtide.client.Client`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

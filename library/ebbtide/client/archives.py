@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods, ProblemError
+from ebbtide.client.connection import ClientMethods, ProblemError
 
 if TYPE_CHECKING:
     from api.archives import ArchiveView

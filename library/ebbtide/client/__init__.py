@@ -7,9 +7,9 @@ from typing import Self
 
 import httpx
 
-from api.client.administration import AccountMethods, RecordMethods, TokenMethods, WebhookMethods
-from api.client.archives import ArchiveMethods
-from api.client.connection import (
+from ebbtide.client.administration import AccountMethods, RecordMethods, TokenMethods, WebhookMethods
+from ebbtide.client.archives import ArchiveMethods
+from ebbtide.client.connection import (
     Connection,
     FieldError,
     JsonObject,
@@ -18,10 +18,10 @@ from api.client.connection import (
     UnreachableError,
     etag_of,
 )
-from api.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
-from api.client.jobs import JobMethods, SimulationMethods, StreamMethods
-from api.client.machines import MachineMethods
-from api.client.queue_secrets import SecretMethods
+from ebbtide.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
+from ebbtide.client.jobs import JobMethods, SimulationMethods, StreamMethods
+from ebbtide.client.machines import MachineMethods
+from ebbtide.client.queue_secrets import SecretMethods
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", "UnreachableError", "etag_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods, if_match_headers
+from ebbtide.client.connection import ClientMethods, if_match_headers
 
 if TYPE_CHECKING:
     from api.loans import LoanView, SwitchesView
