@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -22,6 +22,9 @@ from ebbtide.client.fleet import FleetMethods, LendingMethods, QueueMethods, Usa
 from ebbtide.client.jobs import JobMethods, SimulationMethods, StreamMethods
 from ebbtide.client.machines import MachineMethods
 from ebbtide.client.queue_secrets import SecretMethods
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", "UnreachableError", "etag_of"]
 
