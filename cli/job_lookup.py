@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from cli.exit_codes import InputError
 
 if TYPE_CHECKING:
-    from api.jobs import JobView
     from ebbtide.client import Client
+    from ebbtide.client.views import JobView
 
 CANDIDATES_MAX = 200
 SHOWN_MAX = 8

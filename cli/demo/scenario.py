@@ -31,7 +31,7 @@ from scheduler.documents.trace_files import read_demand
 from scheduler.forecast.demand_history import fill_gaps
 
 if TYPE_CHECKING:
-    from api.event_views import EventView
+    from ebbtide.client.views import EventView
 
 
 SECONDS_PER_DAY = 86_400.0

@@ -40,14 +40,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ebbtide.client import Client
+    from ebbtide.client import AsyncClient, Client
     from ebbtide.notice import Notice, NoticeAction
     from ebbtide.rank_status import LoadTraffic
     from ebbtide.session import Session
 
-__all__ = ["Client", "LoadTraffic", "Notice", "NoticeAction", "Session"]
+__all__ = ["AsyncClient", "Client", "LoadTraffic", "Notice", "NoticeAction", "Session"]
 
 _HOMES = {
+    "AsyncClient": "ebbtide.client",
     "Client": "ebbtide.client",
     "LoadTraffic": "ebbtide.rank_status",
     "Notice": "ebbtide.notice",

@@ -1,4 +1,8 @@
-"""The Python client of the HTTP API. Methods return the JSON objects of the API as typed dictionaries."""
+"""Python clients of the HTTP API. Methods return the JSON objects of the API as typed dictionaries.
+
+`Client` blocks, `AsyncClient` runs on an event loop. Both have the same methods. The types of the dictionaries are in
+`ebbtide.client.views`.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,27 @@ import httpx
 
 from ebbtide.client.administration import AccountMethods, RecordMethods, TokenMethods, WebhookMethods
 from ebbtide.client.archives import ArchiveMethods
-from ebbtide.client.connection import (
-    Connection,
-    FieldError,
-    JsonObject,
-    ProblemError,
-    RetryPolicy,
-    UnreachableError,
-    etag_of,
-)
+from ebbtide.client.async_connection import AsyncConnection
+from ebbtide.client.connection import Connection, RetryPolicy, Server
 from ebbtide.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
 from ebbtide.client.jobs import JobMethods, SimulationMethods, StreamMethods
 from ebbtide.client.machines import MachineMethods
+from ebbtide.client.methods import AsyncCaller, SyncCaller
 from ebbtide.client.queue_secrets import SecretMethods
+from ebbtide.client.requests import Request, discard
+from ebbtide.client.responses import FieldError, JsonObject, ProblemError, UnreachableError, etag_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", "UnreachableError", "etag_of"]
+__all__ = [
+    "AsyncClient", "Client", "FieldError", "JsonObject", "ProblemError", "RetryPolicy", "UnreachableError", "etag_of",
+]  # fmt: skip
+
+_READINESS: Request[None] = Request("GET", "/readyz", read=discard)
 
 
-class Client(
+class _ServiceMethods(
     JobMethods,
     ArchiveMethods,
     StreamMethods,
@@ -45,6 +49,10 @@ class Client(
     TokenMethods,
     AccountMethods,
 ):
+    """All methods of both clients."""
+
+
+class Client(_ServiceMethods, SyncCaller):
     """A client of one service. Use it as a context manager, or call `close`.
 
     Every method raises:
@@ -66,8 +74,8 @@ class Client(
         Raises:
             ValueError: the URL is not http or https, or the token cannot be sent in a header.
         """
-        super().__init__(
-            Connection(url, token=token, timeout_s=timeout_s, retries=retries or RetryPolicy(), transport=transport)
+        self._connection = Connection(
+            Server(url, token), timeout_s=timeout_s, retries=retries or RetryPolicy(), transport=transport
         )
 
     def __enter__(self) -> Self:
@@ -84,7 +92,52 @@ class Client(
     def is_ready(self) -> bool:
         """Return whether the service answers and a controller leads, so that commands take effect."""
         try:
-            self._connection.request("GET", "/readyz")
+            self._connection.send(_READINESS)
+        except (ProblemError, UnreachableError):
+            return False
+        return True
+
+
+class AsyncClient(_ServiceMethods, AsyncCaller):
+    """A client of one service for asyncio and trio. Use it as an asynchronous context manager, or call `close`.
+
+    It has the methods of `Client`. They return awaitables; those that return iterators return asynchronous ones:
+
+        async with AsyncClient("https://ebbtide.example", token=token) as client:
+            job = await client.submit(document)
+            async for line in client.follow_logs(job["id"]):
+                print(line["text"])
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        timeout_s: float = 30.0,
+        retries: RetryPolicy | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Takes the arguments of `Client` and raises the same errors."""
+        self._connection = AsyncConnection(
+            Server(url, token), timeout_s=timeout_s, retries=retries or RetryPolicy(), transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def is_ready(self) -> bool:
+        """Return whether the service answers and a controller leads, so that commands take effect."""
+        try:
+            await self._connection.send(_READINESS)
         except (ProblemError, UnreachableError):
             return False
         return True

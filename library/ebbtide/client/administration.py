@@ -3,90 +3,111 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ebbtide.client.connection import ClientMethods
+from ebbtide.client.methods import IteratorMethod, RequestMethod
+from ebbtide.client.requests import Pages, Request, discard
 
 if TYPE_CHECKING:
-    from api.accounts import ServiceAccountTokenView, ServiceAccountView
-    from api.event_views import DecisionView, EventView, SnapshotView
-    from api.plans import SolvedPlanView
-    from api.sign_in import LoginCodeView
-    from api.tokens import AuditView, ChainReportView, TokenView, WhoAmIView
-    from api.webhooks.routes import DeliveryView, WebhookSecretView, WebhookView
+    from ebbtide.client.views import (
+        AuditView,
+        ChainReportView,
+        DecisionView,
+        DeliveryView,
+        EventView,
+        LoginCodeView,
+        ServiceAccountTokenView,
+        ServiceAccountView,
+        SnapshotView,
+        SolvedPlanView,
+        TokenView,
+        WebhookSecretView,
+        WebhookView,
+        WhoAmIView,
+    )
 
 
-class RecordMethods(ClientMethods):
-    def events(self, *, subject: str = "", after: int = 0, limit: int = 100) -> Iterator[EventView]:
+class RecordMethods:
+    @IteratorMethod
+    def events(self, *, subject: str = "", after: int = 0, limit: int = 100) -> Pages[EventView]:
         """Yield events in order, of one subject or of all, after the number `after`. `limit` is the page size."""
         query = {"subject": subject, "after": str(after or "")}
-        yield from self._connection.list_items("/v1/events", limit=limit, query=query)
+        return Pages("/v1/events", limit=limit, query=query)
 
-    def decisions(self, *, limit: int = 100) -> Iterator[DecisionView]:
-        yield from self._connection.list_items("/v1/decisions", limit=limit, query={})
+    @IteratorMethod
+    def decisions(self, *, limit: int = 100) -> Pages[DecisionView]:
+        return Pages("/v1/decisions", limit=limit)
 
-    def snapshot(self) -> SnapshotView:
+    @RequestMethod
+    def snapshot(self) -> Request[SnapshotView]:
         """Return the newest snapshot in the encoding of `scheduler.domain.encoding`."""
-        return self._connection.request("GET", "/v1/snapshots/latest")
+        return Request("GET", "/v1/snapshots/latest")
 
-    def plan(self, request: Mapping[str, Any]) -> SolvedPlanView:
+    @RequestMethod
+    def plan(self, request: Mapping[str, Any]) -> Request[SolvedPlanView]:
         """Solve a plan request on the service."""
-        return self._connection.request("POST", "/v1/plans", json=request)
+        return Request("POST", "/v1/plans", json=request)
 
 
-class TokenMethods(ClientMethods):
-    def whoami(self) -> WhoAmIView:
-        return cast("WhoAmIView", self._connection.request("GET", "/v1/whoami"))
+class TokenMethods:
+    @RequestMethod
+    def whoami(self) -> Request[WhoAmIView]:
+        return Request("GET", "/v1/whoami")
 
+    @RequestMethod
     def create_token(
         self, name: str, grants: Sequence[str], *, expires_in_s: float | None = None, key: str = ""
-    ) -> TokenView:
+    ) -> Request[TokenView]:
         """Create a token with grants such as "submitter:research".
 
         `key` is the idempotency key, by default a random value per call. If the response of the first attempt was lost,
         that of a retry has no `secret`: revoke the token and create another.
         """
         document = {"name": name, "grants": list(grants), "expires_in_s": expires_in_s}
-        created = self._connection.request("POST", "/v1/tokens", json=document, key=key or secrets.token_hex(16))
-        return cast("TokenView", created)
+        return Request("POST", "/v1/tokens", json=document, key=key or secrets.token_hex(16))
 
-    def tokens(self, *, limit: int = 100) -> Iterator[TokenView]:
+    @IteratorMethod
+    def tokens(self, *, limit: int = 100) -> Pages[TokenView]:
         """Yield all tokens, including revoked and expired ones."""
-        for item in self._connection.list_items("/v1/tokens", limit=limit, query={}):
-            yield cast("TokenView", item)
+        return Pages("/v1/tokens", limit=limit)
 
-    def token(self, token_id: str) -> TokenView:
-        return cast("TokenView", self._connection.request("GET", _token_path(token_id)))
+    @RequestMethod
+    def token(self, token_id: str) -> Request[TokenView]:
+        return Request("GET", _token_path(token_id))
 
-    def revoke_token(self, token_id: str) -> TokenView:
-        return cast("TokenView", self._connection.request("DELETE", _token_path(token_id)))
+    @RequestMethod
+    def revoke_token(self, token_id: str) -> Request[TokenView]:
+        return Request("DELETE", _token_path(token_id))
 
-    def verify_audit(self, digest: str = "") -> ChainReportView:
+    @RequestMethod
+    def verify_audit(self, digest: str = "") -> Request[ChainReportView]:
         """Check the hash chain of the audit log, and that it contains `digest`, unless that is empty."""
-        return self._connection.request("GET", "/v1/audit:verify", query={"digest": digest} if digest else {})
+        return Request("GET", "/v1/audit:verify", query={"digest": digest} if digest else {})
 
-    def create_login_code(self) -> LoginCodeView:
+    @RequestMethod
+    def create_login_code(self) -> Request[LoginCodeView]:
         """Create a code that signs a browser in to the web console, once, at `/#/login?code=`."""
-        return cast("LoginCodeView", self._connection.request("POST", "/v1/login-codes"))
+        return Request("POST", "/v1/login-codes")
 
+    @IteratorMethod
     def audit(
         self, *, actor: str = "", subject: str = "", since_s: float | None = None, limit: int = 1000
-    ) -> Iterator[AuditView]:
+    ) -> Pages[AuditView]:
         """Yield audit log entries, oldest first. `since_s` is in seconds since 1970 (UTC)."""
         query = {"actor": actor, "subject": subject, "since_s": "" if since_s is None else repr(since_s)}
-        for item in self._connection.list_items("/v1/audit", limit=limit, query=query):
-            yield cast("AuditView", item)
+        return Pages("/v1/audit", limit=limit, query=query)
 
 
 def _token_path(token_id: str) -> str:
     return f"/v1/tokens/{quote(token_id, safe='')}"
 
 
-class AccountMethods(ClientMethods):
+class AccountMethods:
     """Service accounts. `key` is the idempotency key, as of `TokenMethods.create_token`."""
 
+    @RequestMethod
     def create_account(
         self,
         name: str,
@@ -95,7 +116,7 @@ class AccountMethods(ClientMethods):
         expires_in_s: float | None = None,
         token_expires_in_s: float | None = None,
         key: str = "",
-    ) -> ServiceAccountTokenView:
+    ) -> Request[ServiceAccountTokenView]:
         """Create a service account with its first token, whose `secret` only this response contains."""
         document = {
             "name": name,
@@ -103,41 +124,44 @@ class AccountMethods(ClientMethods):
             "expires_in_s": expires_in_s,
             "token_expires_in_s": token_expires_in_s,
         }
-        created = self._connection.request("POST", "/v1/accounts", json=document, key=key or secrets.token_hex(16))
-        return cast("ServiceAccountTokenView", created)
+        return Request("POST", "/v1/accounts", json=document, key=key or secrets.token_hex(16))
 
-    def accounts(self, *, limit: int = 100) -> Iterator[ServiceAccountView]:
-        for item in self._connection.list_items("/v1/accounts", limit=limit, query={}):
-            yield cast("ServiceAccountView", item)
+    @IteratorMethod
+    def accounts(self, *, limit: int = 100) -> Pages[ServiceAccountView]:
+        return Pages("/v1/accounts", limit=limit)
 
-    def account(self, name: str) -> ServiceAccountView:
-        return cast("ServiceAccountView", self._connection.request("GET", _account_path(name)))
+    @RequestMethod
+    def account(self, name: str) -> Request[ServiceAccountView]:
+        return Request("GET", _account_path(name))
 
-    def change_account(self, name: str, change: Mapping[str, Any]) -> ServiceAccountView:
+    @RequestMethod
+    def change_account(self, name: str, change: Mapping[str, Any]) -> Request[ServiceAccountView]:
         """Change `enabled`, `grants` or `expires_in_s`. Fields that are left out stay as they are."""
-        return cast("ServiceAccountView", self._connection.request("PATCH", _account_path(name), json=change))
+        return Request("PATCH", _account_path(name), json=change)
 
+    @RequestMethod
     def rotate_account(
         self, name: str, *, overlap_s: float | None = None, token_expires_in_s: float | None = None, key: str = ""
-    ) -> ServiceAccountTokenView:
+    ) -> Request[ServiceAccountTokenView]:
         """Create another token. Earlier tokens expire after `overlap_s`; None: after the service's default of a day."""
         document = {"token_expires_in_s": token_expires_in_s}
         if overlap_s is not None:
             document["overlap_s"] = overlap_s
         path = f"{_account_path(name)}:rotate"
-        rotated = self._connection.request("POST", path, json=document, key=key or secrets.token_hex(16))
-        return cast("ServiceAccountTokenView", rotated)
+        return Request("POST", path, json=document, key=key or secrets.token_hex(16))
 
-    def delete_account(self, name: str) -> None:
-        self._connection.request("DELETE", _account_path(name))
+    @RequestMethod
+    def delete_account(self, name: str) -> Request[None]:
+        return Request("DELETE", _account_path(name), read=discard)
 
 
 def _account_path(name: str) -> str:
     return f"/v1/accounts/{quote(name, safe='')}"
 
 
-class WebhookMethods(ClientMethods):
-    def create_webhook(self, document: Mapping[str, Any], *, key: str = "") -> WebhookSecretView:
+class WebhookMethods:
+    @RequestMethod
+    def create_webhook(self, document: Mapping[str, Any], *, key: str = "") -> Request[WebhookSecretView]:
         """Create a webhook from `{url, codes, queue, subject}`; only `url` is required.
 
         Only this response contains its `secret`.
@@ -145,42 +169,44 @@ class WebhookMethods(ClientMethods):
         `key` is the idempotency key, by default a random value per call; a retry after a lost response creates no
         second webhook.
         """
-        created = self._connection.request("POST", "/v1/webhooks", json=document, key=key or secrets.token_hex(16))
-        return cast("WebhookSecretView", created)
+        return Request("POST", "/v1/webhooks", json=document, key=key or secrets.token_hex(16))
 
-    def webhooks(self, *, limit: int = 100) -> Iterator[WebhookView]:
-        for item in self._connection.list_items("/v1/webhooks", limit=limit, query={}):
-            yield cast("WebhookView", item)
+    @IteratorMethod
+    def webhooks(self, *, limit: int = 100) -> Pages[WebhookView]:
+        return Pages("/v1/webhooks", limit=limit)
 
-    def webhook(self, webhook_id: str) -> WebhookView:
-        return cast("WebhookView", self._connection.request("GET", _webhook_path(webhook_id)))
+    @RequestMethod
+    def webhook(self, webhook_id: str) -> Request[WebhookView]:
+        return Request("GET", _webhook_path(webhook_id))
 
-    def change_webhook(self, webhook_id: str, change: Mapping[str, Any]) -> WebhookView:
+    @RequestMethod
+    def change_webhook(self, webhook_id: str, change: Mapping[str, Any]) -> Request[WebhookView]:
         """Change `url`, `codes`, `subject` or `enabled`. Fields that are left out stay as they are."""
-        return cast("WebhookView", self._connection.request("PATCH", _webhook_path(webhook_id), json=change))
+        return Request("PATCH", _webhook_path(webhook_id), json=change)
 
-    def delete_webhook(self, webhook_id: str) -> None:
-        self._connection.request("DELETE", _webhook_path(webhook_id))
+    @RequestMethod
+    def delete_webhook(self, webhook_id: str) -> Request[None]:
+        return Request("DELETE", _webhook_path(webhook_id), read=discard)
 
-    def rotate_webhook_secret(self, webhook_id: str) -> WebhookSecretView:
+    @RequestMethod
+    def rotate_webhook_secret(self, webhook_id: str) -> Request[WebhookSecretView]:
         """Create a new secret. For one day, messages are signed with the old secret as well."""
-        response = self._connection.request("POST", f"{_webhook_path(webhook_id)}:rotate-secret")
-        return cast("WebhookSecretView", response)
+        return Request("POST", f"{_webhook_path(webhook_id)}:rotate-secret")
 
-    def test_webhook(self, webhook_id: str) -> DeliveryView:
+    @RequestMethod
+    def test_webhook(self, webhook_id: str) -> Request[DeliveryView]:
         """Send a message with code Test. Find its outcome by id among the deliveries."""
-        return cast("DeliveryView", self._connection.request("POST", f"{_webhook_path(webhook_id)}:test"))
+        return Request("POST", f"{_webhook_path(webhook_id)}:test")
 
-    def webhook_deliveries(self, webhook_id: str, *, state: str = "", limit: int = 100) -> Iterator[DeliveryView]:
+    @IteratorMethod
+    def webhook_deliveries(self, webhook_id: str, *, state: str = "", limit: int = 100) -> Pages[DeliveryView]:
         """Yield deliveries, newest first. `state`: pending, delivered or dead."""
-        for item in self._connection.list_items(
-            f"{_webhook_path(webhook_id)}/deliveries", limit=limit, query={"state": state}
-        ):
-            yield cast("DeliveryView", item)
+        return Pages(f"{_webhook_path(webhook_id)}/deliveries", limit=limit, query={"state": state})
 
-    def redeliver(self, webhook_id: str, delivery_id: str) -> DeliveryView:
+    @RequestMethod
+    def redeliver(self, webhook_id: str, delivery_id: str) -> Request[DeliveryView]:
         path = f"{_webhook_path(webhook_id)}/deliveries/{quote(delivery_id, safe='')}:redeliver"
-        return cast("DeliveryView", self._connection.request("POST", path))
+        return Request("POST", path)
 
 
 def _webhook_path(webhook_id: str) -> str:

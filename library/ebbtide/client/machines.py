@@ -5,41 +5,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ebbtide.client.connection import ClientMethods
+from ebbtide.client.methods import ListMethod, RequestMethod
+from ebbtide.client.requests import Pages, Request
 
 if TYPE_CHECKING:
-    from api.machines import JoinTokenView, MachineDetailsView, MachineView
+    from ebbtide.client.views import JoinTokenView, MachineDetailsView, MachineView
 
 
-class MachineMethods(ClientMethods):
-    def machines(self) -> list[MachineView]:
+class MachineMethods:
+    @ListMethod
+    def machines(self) -> Pages[MachineView]:
         """Return all machines by name, including revoked ones, without their inventories."""
-        return list(self._connection.list_items("/v1/machines", query={}))
+        return Pages("/v1/machines")
 
-    def machine(self, name: str) -> MachineDetailsView:
+    @RequestMethod
+    def machine(self, name: str) -> Request[MachineDetailsView]:
         """Return a machine with its inventory."""
-        return self._connection.request("GET", _machine_path(name))
+        return Request("GET", _machine_path(name))
 
-    def remove_machine(self, name: str) -> MachineView:
+    @RequestMethod
+    def remove_machine(self, name: str) -> Request[MachineView]:
         """Revoke the machine's credential. Its node stays."""
-        return self._connection.request("DELETE", _machine_path(name))
+        return Request("DELETE", _machine_path(name))
 
-    def create_join_token(self, pool: str, *, uses: int = 1, expires_in_s: float | None = None) -> JoinTokenView:
+    @RequestMethod
+    def create_join_token(
+        self, pool: str, *, uses: int = 1, expires_in_s: float | None = None
+    ) -> Request[JoinTokenView]:
         """Create a token with which `uses` machines may join the pool, by default within an hour.
 
         Only this response contains its `secret`.
         """
         lifetime = {} if expires_in_s is None else {"expires_in_s": expires_in_s}
         document = {"pool": pool, "uses": uses, **lifetime}
-        return self._connection.request("POST", "/v1/machines/tokens", json=document)
+        return Request("POST", "/v1/machines/tokens", json=document)
 
-    def join_tokens(self) -> list[JoinTokenView]:
+    @ListMethod
+    def join_tokens(self) -> Pages[JoinTokenView]:
         """Return all join tokens, including used and expired ones."""
-        return list(self._connection.list_items("/v1/machines/tokens", query={}))
+        return Pages("/v1/machines/tokens")
 
-    def delete_join_token(self, token_id: str) -> JoinTokenView:
+    @RequestMethod
+    def delete_join_token(self, token_id: str) -> Request[JoinTokenView]:
         """Delete a join token. Machines that joined with it stay."""
-        return self._connection.request("DELETE", f"/v1/machines/tokens/{quote(token_id, safe='')}")
+        return Request("DELETE", f"/v1/machines/tokens/{quote(token_id, safe='')}")
 
 
 def _machine_path(name: str) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-
-import pytest
 
 import ebbtide
 
@@ -28,10 +25,11 @@ def run_script(script: str, *options: str) -> dict[str, object]:
 
 
 def test_import_takes_less_than_50_ms() -> None:
+    """Of processor time, so that the load of the machine does not matter. Nothing is waited for."""
     script = """
-        before, started_at_s = set(sys.modules), time.perf_counter()
+        started_at_s = time.process_time()
         import ebbtide
-        taken_s = time.perf_counter() - started_at_s
+        taken_s = time.process_time() - started_at_s
         print(json.dumps({"s": taken_s, "own": sorted(name for name in sys.modules if "ebbtide" in name)}))
     """
     runs = [run_script(script) for _ in range(3)]
@@ -52,8 +50,7 @@ def test_every_public_name_is_importable_and_listed() -> None:
     assert set(ebbtide.__all__) <= set(dir(ebbtide))
     for name in ebbtide.__all__:
         assert getattr(ebbtide, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        importlib.import_module("ebbtide").Nothing
+    assert not hasattr(ebbtide, "Nothing")
 
 
 def test_package_passes_the_type_checker_for_the_oldest_interpreter(tmp_path: Path) -> None:
@@ -65,7 +62,14 @@ def test_package_passes_the_type_checker_for_the_oldest_interpreter(tmp_path: Pa
 
             with ebbtide.Session.from_environment() as session:
                 reveal_type(session.steps_total)
-            reveal_type(ebbtide.Client("http://localhost").is_ready())
+            reveal_type(ebbtide.Client("http://localhost").job("a")["name"])
+
+            async def call(client: ebbtide.AsyncClient) -> None:
+                reveal_type((await client.job("a"))["name"])
+                reveal_type([pool["name"] for pool in await client.pools()])
+                async for line in client.follow_logs("a", tail=3):
+                    reveal_type(line["text"])
+                await client.job("a", "b")
         """)
     )
     oldest = re.findall(r'requires-python = ">=([\d.]+)"', (LIBRARY / "pyproject.toml").read_text())
@@ -75,5 +79,5 @@ def test_package_passes_the_type_checker_for_the_oldest_interpreter(tmp_path: Pa
     command = [sys.executable, "-P", "-m", "mypy", *options, *skipped, str(LIBRARY / "ebbtide"), str(script)]
     ran = subprocess.run(command, cwd=LIBRARY, capture_output=True, text=True, check=False)
     revealed = re.findall(r'Revealed type is "(.*)"', ran.stdout)
-    assert ran.returncode == 0, ran.stdout
-    assert revealed == ["int", "bool"]
+    assert re.findall(r"(\S+):(\d+): error: .*\[(.*)\]", ran.stdout) == [(str(script), "13", "call-arg")], ran.stdout
+    assert revealed == ["int", "str", "str", "list[str]", "str"]
