@@ -12,18 +12,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = (
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    "api",
-    "baselines",
-    "cli",
-    "deploy",
-    "helm",
-    "library",
-    "scheduler",
-)
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+FOLDERS = ("api", "baselines", "cli", "deploy", "helm", "library", "scheduler")
 OWN_NAMES = ("ebbtide", "__editable__", "_ebbtide", "aa_project", "api", "baselines", "cli", "library", "scheduler")
 
 
