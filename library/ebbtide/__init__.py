@@ -40,6 +40,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ebbtide import client as client
     from ebbtide.client import AsyncClient, Client
     from ebbtide.notice import Notice, NoticeAction
     from ebbtide.rank_status import LoadTraffic
@@ -58,7 +59,12 @@ _HOMES = {
 """Module of each public name."""
 
 
+_SUBMODULES = ("client",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
@@ -66,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

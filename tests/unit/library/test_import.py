@@ -50,6 +50,7 @@ def test_every_public_name_is_importable_and_listed() -> None:
     assert set(ebbtide.__all__) <= set(dir(ebbtide))
     for name in ebbtide.__all__:
         assert getattr(ebbtide, name).__name__ == name
+    assert ebbtide.client.Client is ebbtide.Client
     assert not hasattr(ebbtide, "Nothing")
 
 
