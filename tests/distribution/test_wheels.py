@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.distribution.wheels import ROOT, build_wheels, create_environment, install
+from tests.distribution.wheels import ROOT, build_wheels, create_environment, install, resolve
 
 SERVER_PACKAGES = ("api", "baselines", "cli", "scheduler")
 NOT_INSTALLED = {"package.json", "package-lock.json"}
@@ -101,6 +101,14 @@ def test_an_installation_moves_no_version_of_an_environment_with_the_oldest_pack
     assert install(python, wheels, "ebbtide", "--dry-run").keys() == {"ebbtide"}
 
 
-def test_the_extra_installs_the_server_beside_the_packages_that_are_there(wheels: Path, tmp_path: Path) -> None:
-    python = create_environment(tmp_path / "venv", has_packages=True)
-    assert install(python, wheels, "ebbtide[server]", "--dry-run").keys() == {"ebbtide", "ebbtide-server"}
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("python_version", "pins"), [("3.10", OLDEST), ("3.10", {}), ("3.11", {}), ("3.12", {}), ("3.13", {})]
+)
+def test_both_ends_of_the_ranges_resolve(wheels: Path, python_version: str, pins: dict[str, str]) -> None:
+    found = resolve(wheels, python_version, pins)
+    if found is None:
+        pytest.skip("the package index cannot be reached")
+    assert {*OLDEST, "ebbtide"} <= found.keys()
+    assert {name: found[name] for name in pins} == pins
+    assert not {"torch", "numpy", "ebbtide-server"} & found.keys()

@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 FOLDERS = ("api", "baselines", "cli", "deploy", "helm", "library", "scheduler")
-OWN_NAMES = ("ebbtide", "__editable__", "_ebbtide", "aa_project", "api", "baselines", "cli", "library", "scheduler")
+OWN_PREFIXES = ("ebbtide", "__editable__")
+"""Beginnings of the names under which an installation of the checkout is in an environment."""
 
 
 def build_wheels(folder: Path) -> Path:
@@ -51,7 +52,7 @@ def _list_packages() -> list[Path]:
 
     folders = {Path(sysconfig.get_path("purelib")), Path(fastapi.__file__).parents[1]}
     entries = {entry.name: entry for folder in folders for entry in folder.iterdir() if entry.suffix != ".pth"}
-    return [entry for name, entry in entries.items() if not name.startswith(OWN_NAMES)]
+    return [entry for name, entry in entries.items() if not name.startswith(OWN_PREFIXES)]
 
 
 def install(python: Path, wheels: Path, requirement: str, *options: str) -> Mapping[str, str]:
@@ -66,6 +67,27 @@ def install(python: Path, wheels: Path, requirement: str, *options: str) -> Mapp
     run(*pip, "install", *chosen, *options, requirement)
     installed: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
     return {item["metadata"]["name"]: item["metadata"]["version"] for item in installed}
+
+
+def resolve(wheels: Path, python_version: str, pins: Mapping[str, str]) -> Mapping[str, str] | None:
+    """Return the versions that pip would install for the package into an empty environment of another interpreter.
+
+    Return None if the package index cannot be reached.
+    """
+    report, constraints = wheels / "resolved.json", wheels / "pins.txt"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()), encoding="utf-8")
+    place = ("--python-version", python_version, "--only-binary", ":all:", "--target", str(wheels / "target"))
+    command = [
+        *(sys.executable, "-P", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--dry-run"),
+        *("--ignore-installed", *place, "--find-links", str(wheels), "--report", str(report)),
+        *("--constraint", str(constraints), "ebbtide"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "(from versions: none)" in done.stderr:
+        return None
+    assert done.returncode == 0, done.stderr
+    resolved: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return {item["metadata"]["name"]: item["metadata"]["version"] for item in resolved}
 
 
 def run(*command: str) -> str:

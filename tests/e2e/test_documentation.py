@@ -126,11 +126,10 @@ def test_the_scripts_of_the_python_client_run_as_written(new_user: NewUser) -> N
     page = (ROOT / "docs" / "how-to" / "use-the-python-client.md").read_text(encoding="utf-8")
     scripts = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(scripts) == 3
-    prepared = f"""
+    prepared = """
         ebbtide pools create training --kind training
         ebbtide nodes add n0 --pool training --gpu cpu --gpus 2
-        export TOKEN=$(ebbtide token create client --grant submitter -q)
-        export PYTHONPATH={ROOT / "library"}:$PYTHONPATH
+        export TOKEN=$(ebbtide token create -q --name client --grant submitter)
     """
     new_user.run("\n".join([prepared, *(f"python - <<'SCRIPT'\n{script}SCRIPT" for script in scripts)]))
 
