@@ -28,7 +28,7 @@ Schema = Mapping[str, Any]
 
 def build_modules(document: Schema) -> dict[str, str]:
     """Return the Python source of each module by file name."""
-    schemas = document["components"]["schemas"]
+    schemas = json.loads(json.dumps(document["components"]["schemas"], sort_keys=True))  # as in the committed copy
     sources, homes = dict[str, str](), dict[str, str]()
     for module, users in MODULES.items():
         roots = [name for user in users for name in _list_views(CLIENT / f"{user}.py")]
