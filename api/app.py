@@ -66,13 +66,13 @@ from api.queue_secrets.vault import SecretVault
 from api.state import StateReader
 from api.streams.server_sent_events import StreamRegistry
 from api.webhooks import routes
+from scheduler.package_version import get_package_version
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore
 from scheduler.store.archives import ArchiveFolder
 from scheduler.store.protocol import Lease, RunLog
-from scheduler.telemetry.fleet_gauges import get_package_version
 
 _ROUTERS = (
     machine_reports.router,

@@ -12,7 +12,8 @@ from typing_extensions import TypedDict
 from api.http.dependencies import ServiceDep, create_router
 from api.http.errors import ProblemError
 from api.identity.authorization import PUBLIC, Caller, RouteRule, requires
-from scheduler.telemetry.fleet_gauges import FleetGauges, get_package_version
+from scheduler.package_version import get_package_version
+from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import CONTENT_TYPE, render_metrics
 
 

@@ -44,11 +44,11 @@ from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, JoinToken, Machine, MachineInventory, host_declared_nodes
 from scheduler.domain.suggestions import suggest
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S
+from scheduler.package_version import get_package_version
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.solver.profiles.catalog import is_estimated_gpu, load_gpu
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, name_estimate
 from scheduler.store.api_protocol import AuditEntry, JoinTokenSpentError, MachineNameTakenError
-from scheduler.telemetry.fleet_gauges import get_package_version
 
 
 class JoinTokenView(TypedDict):

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.http.errors import raise_not_found
 from api.identity.authorization import PUBLIC, requires
+from scheduler.package_version import get_package_version
 from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
-from scheduler.telemetry.fleet_gauges import get_package_version
 
 _CONSOLE_FOLDER = Path(__file__).parent / "console"
 _CHARTS = _CONSOLE_FOLDER / "node_modules" / "uplot" / "dist"

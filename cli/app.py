@@ -122,6 +122,12 @@ SUBCOMMANDS = (
         SERVICE_PANEL,
         "Release nodes and custom resources of a cluster before the operator is removed.",
     ),
+    Subcommand(
+        "assets",
+        "cli.commands.assets:app",
+        SERVICE_PANEL,
+        "Export custom resource definitions, dashboards, alert rules and systemd units.",
+    ),
     Subcommand("doctor", "cli.commands.doctor:doctor", SERVICE_PANEL, "Check settings, files, database and machine."),
     Subcommand(
         "backup",
@@ -255,9 +261,9 @@ app = typer.Typer(
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from cli.commands.about import find_version
+        from scheduler.package_version import get_package_version
 
-        typer.echo(f"ebbtide {find_version()}")
+        typer.echo(f"ebbtide {get_package_version()}")
         raise typer.Exit
 
 

@@ -18,7 +18,7 @@ from typer._completion_shared import get_completion_script
 from cli.connection import DEFAULT_URL, resolve_target
 
 if TYPE_CHECKING:
-    from api.client import Client
+    from ebbtide.client import Client
 
 
 COMPLETION_TIMEOUT_S = 1.0
@@ -80,7 +80,7 @@ def complete_queue_names(context: typer.Context, incomplete: str) -> list[tuple[
 def _fetch_suggestions(
     context: typer.Context, incomplete: str, list_candidates: Callable[[Client], Iterator[tuple[Any, Any]]]
 ) -> list[tuple[str, str]]:
-    from api.client import Client, ProblemError, RetryPolicy, UnreachableError
+    from ebbtide.client import Client, ProblemError, RetryPolicy, UnreachableError
 
     try:
         target = resolve_target(context.params.get("url") or DEFAULT_URL)

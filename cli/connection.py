@@ -28,7 +28,7 @@ from cli.inputs import input_errors_from
 from cli.local_service import find_local_service
 
 if TYPE_CHECKING:
-    from api.client import Client, ProblemError
+    from ebbtide.client import Client, ProblemError
 
 
 LOCAL_SERVICE_URL = "http://127.0.0.1:8787"
@@ -174,7 +174,7 @@ def service_client(url: str) -> Iterator[Client]:
 
 @contextmanager
 def target_client(target: Target) -> Iterator[Client]:
-    from api.client import Client, ProblemError, UnreachableError
+    from ebbtide.client import Client, ProblemError, UnreachableError
 
     with input_errors_from("--url"):
         client = Client(target.url, token=target.token)

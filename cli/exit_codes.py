@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from typer import TyperException
 
 if TYPE_CHECKING:
-    from api.client import ProblemError
+    from ebbtide.client import ProblemError
 
 
 class ExitCode(IntEnum):

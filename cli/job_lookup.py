@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from cli.exit_codes import InputError
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.jobs import JobView
+    from ebbtide.client import Client
+    from ebbtide.client.views import JobView
 
 CANDIDATES_MAX = 200
 SHOWN_MAX = 8
@@ -26,7 +26,7 @@ def find_job_id(client: Client, reference: str) -> str:
         InputError: several jobs match; the message lists them.
         ProblemError: no job matches.
     """
-    from api.client import ProblemError
+    from ebbtide.client import ProblemError
 
     try:
         return client.job(reference)["id"]

@@ -181,8 +181,8 @@ def retry_while_unavailable(request: Callable[[], T]) -> T:
     Raises:
         ProblemError, UnreachableError: the last error, after the timeout or if a retry cannot help.
     """
-    from api.client import ProblemError, UnreachableError
-    from api.client.connection import RETRYABLE_STATUSES
+    from ebbtide.client import ProblemError, UnreachableError
+    from ebbtide.client.connection import RETRYABLE_STATUSES
 
     deadline_s, announced = time.monotonic() + RETRY_TIMEOUT_S, False
     while True:

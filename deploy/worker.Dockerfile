@@ -22,6 +22,8 @@ COPY scheduler scheduler
 COPY api api
 COPY baselines baselines
 COPY cli cli
+COPY helm/ebbtide helm/ebbtide
+COPY deploy/*.service deploy/
 RUN pip install --no-cache-dir ./library .
 WORKDIR /tmp
 # The user has no entry in /etc/passwd, so torch.compile reads its name from USER.

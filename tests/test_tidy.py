@@ -46,6 +46,7 @@ USED_FROM_OUTSIDE = {
     "set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "validate_checkpoint_id",  # called by torch
     "orig_argv", "total_tokens", "node_deltas", "pending_reasons",  # of sys, anyio and the application's state
     "format_help",  # of the command line, called by Typer
+    "__getattr__", "__dir__",  # of a module, called by the interpreter
 }  # fmt: skip
 """Names that a library or an operating system uses, each of a class or an object of theirs."""
 LIBRARY_DECORATORS = ["@*router*", "@app*", "@*_app*", "@event*", "@*validator*", "@*serializer*", "@pytest*"]

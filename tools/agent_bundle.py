@@ -88,7 +88,10 @@ def build_bundle(target: Path) -> None:
 
 
 def list_modules(roots: Sequence[str]) -> tuple[dict[str, Path], set[str]]:
-    """Return the own modules that `roots` import, by name, and the other packages. Imports in functions count."""
+    """Return the own modules that `roots` import, by name, and the other packages.
+
+    Imports in functions count, imports for type checkers do not.
+    """
     found = dict[str, Path]()
     others = set[str]()
     waiting = list(roots)
@@ -115,12 +118,23 @@ def _find_source(name: str) -> Path | None:
 
 
 def _list_imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the node and all nodes in it, except those that only type checkers read."""
+    yield node
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        inner: Sequence[ast.AST] = node.orelse
+    else:
+        inner = list(ast.iter_child_nodes(node))
+    for each in inner:
+        yield from _walk(each)
 
 
 def _copy_modules(target: Path) -> None:

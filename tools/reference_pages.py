@@ -355,8 +355,8 @@ def _parameters(function: Callable[..., Any]) -> Iterator[str]:
 def _render_training_library() -> str:
     rows = ((_code(call), meaning) for call, meaning in _session_members())
     introduction = (
-        "`import ebbtide` gives a training script its `Session`. The library needs Python 3.9 or later and no other "
-        "package. Install it from the folder `library` into the environment of your script. "
+        "`import ebbtide` gives a training script its `Session`. The library needs Python 3.10 or later. Install it "
+        "into the environment of your script: `pip install ebbtide`. "
         "[Your own script](../tutorials/your-own-script.md) shows how the calls work together."
     )
     return _page("Training library", introduction, "## ebbtide.Session", _table(("Member", "Meaning"), rows))

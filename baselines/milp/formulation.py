@@ -127,7 +127,7 @@ def _import_highspy() -> Any:
         import highspy
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "solver 'milp' needs highspy; install it: pip install 'ebbtide-scheduler[milp]'"
+            "solver 'milp' needs highspy; install it: pip install 'ebbtide-server[milp]'"
         ) from None
     return highspy
 

@@ -12,22 +12,13 @@ from cli.output import OutputFormat, OutputOption, print_document, print_message
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Save the output as an SVG picture as well.")]
 
 
-def find_version() -> str:
-    """Return the version of the installed package."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed_version
-
-    try:
-        return installed_version("ebbtide-scheduler")
-    except PackageNotFoundError:
-        return "not installed (run from the source tree)"
-
-
 def version(output: OutputOption = OutputFormat.TABLE) -> None:
     """Print the version of Ebbtide and of Python."""
     import platform
 
-    document = {"ebbtide": find_version(), "python": platform.python_version(), "platform": platform.platform()}
+    from scheduler.package_version import get_package_version
+
+    document = {"ebbtide": get_package_version(), "python": platform.python_version(), "platform": platform.platform()}
     print_document(document, output, lambda: render_facts(document))
 
 

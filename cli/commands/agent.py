@@ -148,12 +148,12 @@ def agent(
 ) -> None:
     """Run ranks on this machine. The first start joins the machine to a pool. After SIGTERM, ranks go on."""
     import logging
-    from importlib.metadata import version
 
     from cli.supervisor import exit_with_parent
     from scheduler.agent.containment import ContainmentPolicy
     from scheduler.agent.daemon import AgentOptions
     from scheduler.agent.inventory import InventoryOverrides
+    from scheduler.package_version import get_package_version
 
     if ends_with_parent:
         exit_with_parent()
@@ -166,7 +166,7 @@ def agent(
     )
     options = AgentOptions(
         state=state or _DEFAULT_STATE,
-        version=version("ebbtide-scheduler"),
+        version=get_package_version(),
         url=join,
         token_file=token_file,
         name=name,

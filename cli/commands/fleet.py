@@ -30,7 +30,7 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from api.client import Client
+    from ebbtide.client import Client
 
 
 pools_app = typer.Typer(name="pools", help="List, create or delete pools.")

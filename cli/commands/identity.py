@@ -43,7 +43,7 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from api.tokens import WhoAmIView
+    from ebbtide.client.views import WhoAmIView
     from scheduler.store.sql_store import SqlStore
 
 

@@ -40,8 +40,8 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from api.client import Client
-    from api.jobs import JobView
+    from ebbtide.client import Client
+    from ebbtide.client.views import JobView
 
 
 JobArgument = Annotated[

@@ -28,7 +28,7 @@ from cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from api.machines import JoinTokenView, MachineDetailsView, MachineView
+    from ebbtide.client.views import JoinTokenView, MachineDetailsView, MachineView
 
 
 app = typer.Typer(name="machines", help="List or remove machines, or create tokens to join.")

@@ -31,8 +31,8 @@ from cli.simulation.comparison_table import render_comparison
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from api.client import Client
-    from api.simulations import SimulationView
+    from ebbtide.client import Client
+    from ebbtide.client.views import SimulationView
 
 
 app = typer.Typer(name="simulations", help="Run simulations on the service.")

@@ -37,9 +37,9 @@ from scheduler.domain.program import ARCHIVE_BYTES_MAX
 from scheduler.domain.run_document import LaunchMode
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.jobs import JobView
     from cli.working_directory import PackedDirectory
+    from ebbtide.client import Client
+    from ebbtide.client.views import JobView
 
 
 POLL_INTERVAL_S = 1.0

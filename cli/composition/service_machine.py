@@ -13,10 +13,10 @@ from api.identity.machine_credentials import generate_credential
 from api.identity.principals import token_digest
 from scheduler.agent.agent_state import AgentIdentity, read_identity, write_identity
 from scheduler.domain.machine import Machine
+from scheduler.package_version import get_package_version
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import MachineNameTakenError, MachineStore
 from scheduler.store.sql_store import SqlStore
-from scheduler.telemetry.fleet_gauges import get_package_version
 
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 

@@ -23,15 +23,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from api.client import Client
 from cli.commands.console import format_login_url
 from cli.demo.checks import CheckResult, TrainingRun, check_events, check_leftover_processes, check_training
 from cli.demo.service_process import DemoError, DemoService
+from ebbtide.client import Client
 from scheduler.documents.trace_files import read_demand
 from scheduler.forecast.demand_history import fill_gaps
 
 if TYPE_CHECKING:
-    from api.event_views import EventView
+    from ebbtide.client.views import EventView
 
 
 SECONDS_PER_DAY = 86_400.0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from api.client import Client
 from cli.local_service import TOKEN_FILE, read_token_file
+from ebbtide.client import Client
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

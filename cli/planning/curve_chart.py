@@ -35,7 +35,7 @@ class CurveChart:
         if Path(file).suffix.lower() not in _FILE_SUFFIXES:
             raise_input_error(f"--plot: {file} must end in {', '.join(_FILE_SUFFIXES)}")
         if find_spec("matplotlib") is None:
-            raise CommandError("--plot needs matplotlib; install it: pip install 'ebbtide-scheduler[plot]'")
+            raise CommandError("--plot needs matplotlib; install it: pip install 'ebbtide-server[plot]'")
         self._file = file
         self._title = title
 

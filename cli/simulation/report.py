@@ -53,7 +53,7 @@ class ReportFolder:
 
     def __init__(self, folder: str) -> None:
         if find_spec("matplotlib") is None:
-            raise CommandError("--report needs matplotlib; install it: pip install 'ebbtide-scheduler[plot]'")
+            raise CommandError("--report needs matplotlib; install it: pip install 'ebbtide-server[plot]'")
         self._folder = Path(folder)
         existing = next(path for path in (self._folder, *self._folder.absolute().parents) if path.exists())
         if not (existing.is_dir() and os.access(existing, os.W_OK)):

@@ -1,4 +1,4 @@
-"""Library for training scripts that run under Ebbtide.
+"""Library for training scripts that run under Ebbtide, and clients of its API.
 
     import ebbtide
 
@@ -22,17 +22,54 @@
                 save(model, optimizer, step)
             session.succeed()
 
-Without any EBBTIDE_* variable the same script runs alone or under torchrun and never receives a notice. The package
+Without any EBBTIDE_* variable the same script runs alone or under torchrun and never receives a notice. The session
 imports the standard library alone, and torch where a method needs it, so a notice that arrives while torch is loading
 is not missed.
 
 A script that freezes layers from the front during training (PipeTransformer, ICML'21) calls
 `session.set_frozen_layers(layers)` on all ranks. It starts with `session.frozen_layers` layers frozen, because the
 plan relies on that number.
+
+`Client` and `AsyncClient` call the API of the service. Every name is imported when it is first used, so neither a
+script that only trains nor the import of this package loads them.
 """
 
-from ebbtide.notice import Notice, NoticeAction
-from ebbtide.rank_status import LoadTraffic
-from ebbtide.session import Session
+from __future__ import annotations
 
-__all__ = ["LoadTraffic", "Notice", "NoticeAction", "Session"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ebbtide import client as client
+    from ebbtide.client import AsyncClient, Client
+    from ebbtide.notice import Notice, NoticeAction
+    from ebbtide.rank_status import LoadTraffic
+    from ebbtide.session import Session
+
+__all__ = ["AsyncClient", "Client", "LoadTraffic", "Notice", "NoticeAction", "Session"]
+
+_HOMES = {
+    "AsyncClient": "ebbtide.client",
+    "Client": "ebbtide.client",
+    "LoadTraffic": "ebbtide.rank_status",
+    "Notice": "ebbtide.notice",
+    "NoticeAction": "ebbtide.notice",
+    "Session": "ebbtide.session",
+}
+"""Module of each public name."""
+
+
+_SUBMODULES = ("client",)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from scheduler.domain.fleet import LIVE_LOAN_STATES, LoanState, Node, NodeState, PoolKind
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.package_version import get_package_version
 
 _LENT = (LoanState.ACTIVE, LoanState.RECALLED)
 _GPU_KINDS = ("own", "lent")
 _GPU_STATES = ("training", "inference", "other", "idle", "down")
 LabelCounts = Counter[tuple[str, ...]]
-
-
-def get_package_version() -> str:
-    """Return the installed version, or "source" if the package is not installed."""
-    try:
-        return version("ebbtide-scheduler")
-    except PackageNotFoundError:
-        return "source"
 
 
 class FleetGauges:

@@ -57,7 +57,7 @@ def start_tracing(service: str, environment: Mapping[str, str]) -> None:
     except ImportError as missing:
         raise ValueError(
             f"OTEL_*: tracing needs packages that are not installed ({missing}). "
-            "Run `pip install 'ebbtide-scheduler[otel]'`"
+            "Run `pip install 'ebbtide-server[otel]'`"
         ) from missing
     resource = Resource.create() if environment.get("OTEL_SERVICE_NAME") else Resource.create({"service.name": service})
     provider = TracerProvider(resource=resource)

@@ -11,9 +11,9 @@ from api.http.dependencies import Service
 from api.openapi import load_examples
 from api.state import StateReader
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
+from scheduler.package_version import get_package_version
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
-from scheduler.telemetry.fleet_gauges import get_package_version
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import SECRET
 

@@ -18,8 +18,8 @@ import pytest
 from api.http.dependencies import Service
 from api.identity.authorization import list_route_rules
 from api.openapi import load_examples
+from scheduler.package_version import get_package_version
 from scheduler.store.sql_webhooks import DELIVERIES
-from scheduler.telemetry.fleet_gauges import get_package_version
 from tests.api.conftest import JOB, ApiService
 from tests.api.seeded_service import SeededService
 

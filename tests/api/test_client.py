@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.client import Client, ProblemError, RetryPolicy, UnreachableError
+from ebbtide.client import Client, ProblemError, RetryPolicy, UnreachableError
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

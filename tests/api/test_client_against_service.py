@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api.client import Client, ProblemError, etag_of
+from ebbtide.client import Client, ProblemError, etag_of
 from tests.api.conftest import JOB
 
 if TYPE_CHECKING:

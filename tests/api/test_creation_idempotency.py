@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from api.client import Client
-from api.client.connection import RetryPolicy
 from api.openapi import load_examples
+from ebbtide.client import Client
+from ebbtide.client.connection import RetryPolicy
 from scheduler.settings import Settings
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore

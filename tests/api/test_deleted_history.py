@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.client import Client
 from api.identity.principals import ANONYMOUS
 from api.streams.server_sent_events import StreamRegistry
 from api.streams.sources import EventSubscription, follow_events
+from ebbtide.client import Client
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import HistoryLog

@@ -9,7 +9,7 @@ import pytest
 
 from api.http.errors import TYPE_PREFIX
 from api.openapi import load_examples
-from scheduler.telemetry.fleet_gauges import get_package_version
+from scheduler.package_version import get_package_version
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import NOW_S, Problem
 

@@ -21,11 +21,11 @@ from api.identity.principals import token_digest
 from api.openapi import load_examples
 from scheduler.domain.machine import CLOCK_SKEW_S_MAX, GpuDevice, Machine, MachineInventory
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S
+from scheduler.package_version import get_package_version
 from scheduler.settings import Settings
 from scheduler.solver.profiles import catalog
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
-from scheduler.telemetry.fleet_gauges import get_package_version
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import NOW_S, Problem
 

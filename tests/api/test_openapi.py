@@ -1,4 +1,4 @@
-"""The OpenAPI document. EBBTIDE_GOLDEN=write rewrites the committed copy."""
+"""The OpenAPI document. EBBTIDE_GOLDEN=write rewrites the committed copy, and the types of the Python client."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jsonschema_rs import Draft202012Validator
 from api.openapi import iterate_operations, load_examples
 from tests.api.conftest import ApiService, Problem
 from tests.api.response_validation import COPY
+from tools.client_views import TARGET, build_modules, write_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,13 @@ def test_the_committed_copy_is_current(document: dict[str, Any]) -> None:
     if os.environ.get("EBBTIDE_GOLDEN") == "write":
         COPY.write_text(written, encoding="utf-8")
     assert written == COPY.read_text(encoding="utf-8"), "rewrite it with EBBTIDE_GOLDEN=write, and read the diff"
+
+
+def test_the_types_of_the_client_are_current(document: dict[str, Any]) -> None:
+    if os.environ.get("EBBTIDE_GOLDEN") == "write":
+        write_modules(document)
+    written = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.py")}
+    assert written == build_modules(document), "rewrite them with EBBTIDE_GOLDEN=write, and read the diff"
 
 
 def test_the_service_serves_the_committed_copy(service: ApiService) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from api.client import Client, RetryPolicy, UnreachableError
+from ebbtide.client import Client, RetryPolicy, UnreachableError
 from tests.http_server import LoopbackServer, QuietHandler
 from tests.loopback import find_free_port
 

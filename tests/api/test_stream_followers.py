@@ -15,7 +15,7 @@ from itertools import islice
 
 import pytest
 
-from api.client import Client, ProblemError, RetryPolicy, UnreachableError
+from ebbtide.client import Client, ProblemError, RetryPolicy, UnreachableError
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.stored_logs import LogRoot

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from api.client import Client
+from ebbtide.client import Client
 from tests.loopback import find_free_port
 
 TIMEOUT_S = 120.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.client import Client
+from ebbtide.client import Client
 from tests.clients.running_service import RunningService, run_service
 
 TIMEOUT_S = 840.0

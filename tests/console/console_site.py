@@ -13,7 +13,7 @@ import httpx
 from uvicorn import Config
 
 from api.app import Server, create_app
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.domain.commands import Command, CommandBody, ForecastMade
 from scheduler.domain.fleet import Forecast, Node
 from scheduler.domain.tick_report import TickReport

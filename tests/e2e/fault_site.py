@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from api.client import Client, ProblemError, RetryPolicy, UnreachableError
+from ebbtide.client import Client, ProblemError, RetryPolicy, UnreachableError
 from scheduler.store.sql_store import SqlStore
 from tests.e2e.faulty_link import FaultyLink, connect_to_healthy, connect_unix
 from tests.e2e.machine_site import MachineSite

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.store.schema_migration import migrate
 from tests.loopback import find_free_port
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from api.client import Client
-from api.event_views import EventView
 from cli.composition.service_machine import build_agent_command, register_service_machine, state_folder
+from ebbtide.client import Client
+from ebbtide.client.views import EventView
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.job import Job

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from api.client import Client
+from ebbtide.client import Client
 from tests.docs.shell_blocks import ShellBlock, read_blocks
 from tests.loopback import find_free_port
 
@@ -27,27 +27,27 @@ FOLLOWED_PAGES = (
     "docs/tutorials/your-own-script.md",
     "docs/tutorials/what-if.md",
 )
-NOT_RUN_MAX = 38
+NOT_RUN_MAX = 39
 """Blocks of all pages that carry a reason not to run. A page that adds one raises this number knowingly."""
 FOLLOW_S = 5
 TIMEOUT_S = 120.0
 
 
 class NewUser:
-    """A shell of someone who follows the pages, beside a service that was started in an empty directory."""
+    """A shell of someone who follows the pages, beside a service that was started in an empty directory.
 
-    def __init__(self, folder: Path) -> None:
+    `programs` is the folder of an installed `ebbtide` and its `python`. By default, both run from the checkout.
+    """
+
+    def __init__(self, folder: Path, *, programs: Path | None = None) -> None:
         self.url = f"http://127.0.0.1:{find_free_port()}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
-        programs = folder / "bin"
-        programs.mkdir()
-        for name, words in (("ebbtide", "-m cli"), ("python", "")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-            (programs / name).chmod(0o755)
+        sources = {"PYTHONPATH": str(ROOT)} if programs is None else {}
+        programs = programs or _write_programs(folder / "bin")
         self.env = {
-            **inherited,
+            **{name: value for name, value in inherited.items() if name != "PYTHONPATH"},
+            **sources,
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(folder / "config"),
             "XDG_STATE_HOME": str(folder / "state"),
             "EBBTIDE_URL": self.url,  # the pages use the default port, where another service may run
@@ -56,7 +56,7 @@ class NewUser:
         self._folder = folder
         with (folder / "serve.log").open("wb") as log:
             self._service = subprocess.Popen(
-                [sys.executable, "-m", "cli", "serve"], cwd=folder, env=self.env, stdout=log, stderr=log
+                [programs / "ebbtide", "serve"], cwd=folder, env=self.env, stdout=log, stderr=log
             )
 
     def wait_ready(self) -> None:
@@ -79,6 +79,14 @@ class NewUser:
     def close(self) -> None:
         self._service.send_signal(signal.SIGTERM)
         self._service.wait(TIMEOUT_S)
+
+
+def _write_programs(folder: Path) -> Path:
+    folder.mkdir()
+    for name, words in (("ebbtide", "-m cli"), ("python", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
 
 
 @pytest.fixture
@@ -110,6 +118,20 @@ def script_of(blocks: list[ShellBlock]) -> str:
 @pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="no curl or no jq on PATH")
 def test_the_tutorials_run_as_written(new_user: NewUser) -> None:
     new_user.run("\n".join(script_of(read_blocks(ROOT / page)) for page in FOLLOWED_PAGES))
+
+
+@pytest.mark.e2e
+@pytest.mark.full
+def test_the_scripts_of_the_python_client_run_as_written(new_user: NewUser) -> None:
+    page = (ROOT / "docs" / "how-to" / "use-the-python-client.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(scripts) == 3
+    prepared = """
+        ebbtide pools create training --kind training
+        ebbtide nodes add n0 --pool training --gpu cpu --gpus 2
+        export TOKEN=$(ebbtide token create -q --name client --grant submitter)
+    """
+    new_user.run("\n".join([prepared, *(f"python - <<'SCRIPT'\n{script}SCRIPT" for script in scripts)]))
 
 
 @pytest.mark.e2e

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from api.client import Client
+from ebbtide.client import Client
 from tests.loopback import find_free_port
 
 ROOT = Path(__file__).parents[2]

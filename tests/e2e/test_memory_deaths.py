@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.event_views import DecisionBodyView, EventView
+from ebbtide.client.views import DecisionBodyView, EventView
 from tests.e2e.service_harness import ServiceHarness, run_service
 
 pytestmark = pytest.mark.e2e

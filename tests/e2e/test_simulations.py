@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from api.client import Client, ProblemError
+from ebbtide.client import Client, ProblemError
 from tests.e2e.webhook_harness import ROOT, run_webhooks
 from tests.webhook_receiver import wait_for
 

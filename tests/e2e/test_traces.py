@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.telemetry.traces import get_job_span_context
 from tests.http_server import LoopbackServer, QuietHandler
 from tests.kubernetes.waiting import eventually

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.store.database import open_engine
 from tests.e2e import machine_site
 from tests.e2e.machine_site import MachineSite

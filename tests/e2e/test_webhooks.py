@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.client.administration import verify
+from ebbtide.client.webhook_signature import verify
 from scheduler.domain.events import DeliveryState, EventCode
 from tests.e2e.webhook_harness import run_webhooks
 from tests.webhook_receiver import Answer, Received, Receiver, receiver, wait_for

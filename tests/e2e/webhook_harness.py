@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.domain.events import Event, EventCode
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate

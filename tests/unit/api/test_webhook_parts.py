@@ -22,7 +22,8 @@ from api.webhooks.sender import (
     parse_allowed_hosts,
     resolve_allowed,
 )
-from api.webhooks.signature import SignatureError, derive_webhook_secret, sign_message, verify
+from api.webhooks.signature import derive_webhook_secret, sign_message
+from ebbtide.client.webhook_signature import SignatureError, verify
 from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
@@ -69,6 +70,8 @@ def test_a_receiver_rejects_messages_that_were_not_signed_now_with_its_secret() 
         ({**headers, "webhook-timestamp": "soon"}, b"{}", SECRET),
         ({**headers, "webhook-signature": "v1"}, b"{}", SECRET),
         ({**headers, "webhook-signature": "v1,x"}, b"{}", SECRET),
+        ({**headers, "webhook-timestamp": "nan"}, b"{}", SECRET),
+        (headers, b"{}", ""),
         ({"webhook-id": "msg_1"}, b"{}", SECRET),
         ({}, b"{}", SECRET),
     ]

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from typer.testing import CliRunner, Result
 
 from api.app import create_app
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.domain.commands import Command
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.executor import RecordingExecutor
@@ -93,7 +93,7 @@ def run(tmp_path: Path) -> Run:
 def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InProcessService:
     """A service that every command of the test talks to."""
     service = InProcessService(archive_dir=tmp_path / "archives")
-    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(service.app)))
+    monkeypatch.setattr("ebbtide.client.Client", partial(Client, transport=AppTransport(service.app)))
     return service
 
 

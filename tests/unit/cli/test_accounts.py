@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.client import Client
+from ebbtide.client import Client
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.api.authenticated_service import AuthenticatedService
@@ -26,7 +26,7 @@ def accounts(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     migrate(url)
     store = SqlStore(url)
     guarded = AuthenticatedService(store)
-    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(guarded.app)))
+    monkeypatch.setattr("ebbtide.client.Client", partial(Client, transport=AppTransport(guarded.app)))
 
     def ask(*words: str) -> Any:
         result = run(

@@ -40,4 +40,4 @@ def test_overview_imports_no_slow_package() -> None:
 
 
 def test_client_imports_no_server_package() -> None:
-    assert import_in_fresh_process("import cli.commands.jobs, api.client") <= {"httpx", "rich"}
+    assert import_in_fresh_process("import cli.commands.jobs, ebbtide.client") <= {"httpx", "rich"}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from api.client import Client
 from cli.exit_codes import MEANINGS, ExitCode, choose_exit_code, wants_json
+from ebbtide.client import Client
 from tests.api.authenticated_service import AuthenticatedService
 
 Ask = Callable[..., Any]
@@ -74,7 +74,7 @@ def test_a_service_that_does_not_answer_is_unavailable(run: Run) -> None:
 
 def test_a_missing_and_an_insufficient_token_differ(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     service = AuthenticatedService()
-    monkeypatch.setattr("api.client.Client", partial(Client, transport=service.transport))
+    monkeypatch.setattr("ebbtide.client.Client", partial(Client, transport=service.transport))
     nobody = run("ps", "-o", "json", EBBTIDE_TOKEN="", EBBTIDE_URL="http://service")
     assert (nobody.exit_code, read_error(nobody)["status"]) == (ExitCode.UNAUTHENTICATED, 401)
     viewer = service.token("ada", "viewer")

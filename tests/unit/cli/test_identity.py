@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.client import Client
 from cli.connection import get_config_path, load_contexts, resolve_target
 from cli.exit_codes import ExitCode
+from ebbtide.client import Client
 from scheduler.store.schema_migration import migrate
 from tests.api.authenticated_service import AuthenticatedService
 from tests.unit.cli.conftest import AppTransport, Run
@@ -23,7 +23,7 @@ URL = "https://ebbtide.example"
 def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AuthenticatedService:
     """A service with authentication. Every command talks to it, with no EBBTIDE_ variables set."""
     made = AuthenticatedService().with_fleet()
-    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(made.app)))
+    monkeypatch.setattr("ebbtide.client.Client", partial(Client, transport=AppTransport(made.app)))
     for name in ("EBBTIDE_URL", "EBBTIDE_TOKEN", "EBBTIDE_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

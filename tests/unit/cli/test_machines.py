@@ -10,7 +10,7 @@ import pytest
 
 from api.openapi import load_examples
 from cli.exit_codes import ExitCode
-from scheduler.telemetry.fleet_gauges import get_package_version
+from scheduler.package_version import get_package_version
 from tests.unit.cli.conftest import START_S, AppTransport, InProcessService, Run
 
 Ask = Callable[..., Any]

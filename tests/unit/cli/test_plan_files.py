@@ -121,7 +121,7 @@ def test_missing_highspy_names_the_extra_to_install(run: Run, monkeypatch: pytes
     monkeypatch.setitem(__import__("sys").modules, "highspy", None)
     result = run(*GPT2, "--gpus", "2", "--solver", "milp")
     assert result.exit_code == 1
-    assert "pip install 'ebbtide-scheduler[milp]'" in result.stderr
+    assert "pip install 'ebbtide-server[milp]'" in result.stderr
 
 
 @pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
@@ -144,7 +144,7 @@ def test_missing_matplotlib_names_the_extra_to_install(run: Run, monkeypatch: py
     monkeypatch.setattr("cli.planning.curve_chart.find_spec", lambda _: None)
     result = run(*GPT2, "--gpus", "1:2", "--plot", "curve.png")
     assert result.exit_code == 1
-    assert "pip install 'ebbtide-scheduler[plot]'" in result.stderr
+    assert "pip install 'ebbtide-server[plot]'" in result.stderr
     assert result.stdout == ""
 
 

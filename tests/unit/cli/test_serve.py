@@ -19,8 +19,8 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from api.client import Client, RetryPolicy
 from cli import login_users
+from ebbtide.client import Client, RetryPolicy
 from scheduler.store.database import StoreError, open_engine
 from scheduler.store.schema_migration import migrate, require_current_revision
 from scheduler.store.sqlite_lock import hold_api_lock

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from api.client import Client
 from cli.exit_codes import ExitCode
+from ebbtide.client import Client
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.unit.cli.conftest import AppTransport, InProcessService
@@ -29,7 +29,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProce
     migrate(url)
     store = SqlStore(url)
     made = InProcessService(store)
-    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(made.app)))
+    monkeypatch.setattr("ebbtide.client.Client", partial(Client, transport=AppTransport(made.app)))
     yield made
     store.close()
 

@@ -117,5 +117,5 @@ def test_more_chunks_than_layers_have_no_solution() -> None:
 
 def test_missing_highspy_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ebbtide-scheduler\[milp\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ebbtide-server\[milp\]'"):
         solve_instance(_tiny(0))

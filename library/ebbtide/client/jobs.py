@@ -5,35 +5,46 @@ from __future__ import annotations
 import gzip
 import secrets
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods, JsonObject, StreamEvent, follow_stream, if_match_headers, job_path
+from ebbtide.client.methods import IteratorMethod, RequestMethod
+from ebbtide.client.requests import Pages, Request, Stream, StreamEvent, if_match_headers, job_path
+from ebbtide.client.responses import JsonObject
 
 if TYPE_CHECKING:
-    from api.event_views import EventView
-    from api.explanations import DryRunView, ExplanationView
-    from api.job_details import CheckpointsView, JobHistoryView
-    from api.jobs import JobView, ProgressView
-    from api.plans import PlanView
-    from api.simulations import SimulationView
-    from api.streams.sources import LogLineView
+    from ebbtide.client.views import (
+        CheckpointsView,
+        DryRunView,
+        EventView,
+        ExplanationView,
+        JobHistoryView,
+        JobView,
+        LogLineView,
+        PlanView,
+        ProgressView,
+        SimulationView,
+    )
 
 
-class JobMethods(ClientMethods):
-    def submit(self, document: Mapping[str, Any], *, key: str = "") -> JobView:
+class JobMethods:
+    @RequestMethod
+    def submit(self, document: Mapping[str, Any], *, key: str = "") -> Request[JobView]:
         """Submit a job document and return the job as the service accepted it.
 
         After a lost response the request is retried with the same idempotency key, which creates no second job. `key`
         defaults to a random value per call. Pass your own key if another process may submit the same job again.
         """
-        return self._connection.request("POST", "/v1/jobs", json=document, key=key or secrets.token_hex(16))
+        return Request("POST", "/v1/jobs", json=document, key=key or secrets.token_hex(16))
 
-    def dry_run(self, document: Mapping[str, Any]) -> DryRunView:
+    @RequestMethod
+    def dry_run(self, document: Mapping[str, Any]) -> Request[DryRunView]:
         """Return the decision of the next tick about this job document, without submitting it."""
-        return self._connection.request("POST", "/v1/jobs:dry-run", json=document)
+        return Request("POST", "/v1/jobs:dry-run", json=document)
 
+    @IteratorMethod
     def jobs(
         self,
         *,
@@ -45,7 +56,7 @@ class JobMethods(ClientMethods):
         job_id: str = "",
         ended_within_s: float | None = None,
         limit: int = 100,
-    ) -> Iterator[JobView]:
+    ) -> Pages[JobView]:
         """Yield the jobs that match all filters, newest first. `owner_id` "me" is the caller.
 
         `state`: one or more states, or `live` or `ended`, separated by commas. `name`, `job_id`: the beginning of the
@@ -60,63 +71,75 @@ class JobMethods(ClientMethods):
             "id": job_id,
             "ended_within_s": "" if ended_within_s is None else str(ended_within_s),
         }
-        yield from self._connection.list_items("/v1/jobs", limit=limit, query=query)
+        return Pages("/v1/jobs", limit=limit, query=query)
 
-    def job(self, job_id: str) -> JobView:
-        return self._connection.request("GET", job_path(job_id))
+    @RequestMethod
+    def job(self, job_id: str) -> Request[JobView]:
+        return Request("GET", job_path(job_id))
 
+    @RequestMethod
     def scale(
         self, job_id: str, *, min_gpus: int | None = None, max_gpus: int | None = None, if_match: str = ""
-    ) -> JobView:
+    ) -> Request[JobView]:
         """Change the job's GPU range. A bound that is None stays as it is."""
         given = {"min": min_gpus, "max": max_gpus}
         gpus = {bound: value for bound, value in given.items() if value is not None}
-        return self.change_job(job_id, {"gpus": gpus}, if_match=if_match)
+        return Request("PATCH", job_path(job_id), json={"gpus": gpus}, headers=if_match_headers(if_match))
 
-    def change_job(self, job_id: str, change: Mapping[str, Any], *, if_match: str = "") -> JobView:
+    @RequestMethod
+    def change_job(self, job_id: str, change: Mapping[str, Any], *, if_match: str = "") -> Request[JobView]:
         """Change `gpus`, `queue` or `priority`.
 
         With `if_match` (see `etag_of`), fail with status 412 if the job has changed.
         """
-        return self._connection.request("PATCH", job_path(job_id), json=change, headers=if_match_headers(if_match))
+        return Request("PATCH", job_path(job_id), json=change, headers=if_match_headers(if_match))
 
-    def cancel(self, job_id: str, *, if_match: str = "") -> JobView:
-        return self._connection.request("DELETE", job_path(job_id), headers=if_match_headers(if_match))
+    @RequestMethod
+    def cancel(self, job_id: str, *, if_match: str = "") -> Request[JobView]:
+        return Request("DELETE", job_path(job_id), headers=if_match_headers(if_match))
 
-    def suspend(self, job_id: str, *, if_match: str = "") -> JobView:
-        return self._connection.request("POST", f"{job_path(job_id)}:suspend", headers=if_match_headers(if_match))
+    @RequestMethod
+    def suspend(self, job_id: str, *, if_match: str = "") -> Request[JobView]:
+        return Request("POST", f"{job_path(job_id)}:suspend", headers=if_match_headers(if_match))
 
-    def resume(self, job_id: str, *, if_match: str = "") -> JobView:
-        return self._connection.request("POST", f"{job_path(job_id)}:resume", headers=if_match_headers(if_match))
+    @RequestMethod
+    def resume(self, job_id: str, *, if_match: str = "") -> Request[JobView]:
+        return Request("POST", f"{job_path(job_id)}:resume", headers=if_match_headers(if_match))
 
-    def job_plan(self, job_id: str) -> PlanView:
+    @RequestMethod
+    def job_plan(self, job_id: str) -> Request[PlanView]:
         """Return the parallel plan that the job runs under."""
-        return self._connection.request("GET", f"{job_path(job_id)}/plan")
+        return Request("GET", f"{job_path(job_id)}/plan")
 
-    def explanation(self, job_id: str) -> ExplanationView:
+    @RequestMethod
+    def explanation(self, job_id: str) -> Request[ExplanationView]:
         """Return why the job is in its state."""
-        return self._connection.request("GET", f"{job_path(job_id)}/explanation")
+        return Request("GET", f"{job_path(job_id)}/explanation")
 
-    def job_events(self, job_id: str, *, limit: int = 100) -> Iterator[EventView]:
-        yield from self._connection.list_items(f"{job_path(job_id)}/events", limit=limit, query={})
+    @IteratorMethod
+    def job_events(self, job_id: str, *, limit: int = 100) -> Pages[EventView]:
+        return Pages(f"{job_path(job_id)}/events", limit=limit)
 
-    def history(self, job_id: str) -> JobHistoryView:
+    @RequestMethod
+    def history(self, job_id: str) -> Request[JobHistoryView]:
         """Return the job's states, allocations, and its loss and throughput over time."""
-        return self._connection.request("GET", f"{job_path(job_id)}/history")
+        return Request("GET", f"{job_path(job_id)}/history")
 
-    def progress(self, job_id: str) -> ProgressView:
+    @RequestMethod
+    def progress(self, job_id: str) -> Request[ProgressView]:
         """Return the progress of the job."""
-        return self._connection.request("GET", f"{job_path(job_id)}/progress")
+        return Request("GET", f"{job_path(job_id)}/progress")
 
 
-class StreamMethods(ClientMethods):
+class StreamMethods:
     """Logs, event streams and checkpoints.
 
     The `follow_*` methods reconnect and yield each item once; they raise UnreachableError if the service has not
     answered for most of a minute.
     """
 
-    def follow_events(self, *, subject: str = "", job_id: str = "", after: int | None = None) -> Iterator[JsonObject]:
+    @IteratorMethod
+    def follow_events(self, *, subject: str = "", job_id: str = "", after: int | None = None) -> Stream[JsonObject]:
         """Yield events as they happen, without end.
 
         The stream starts after the event number `after`. If `after` is None, it starts with the job's first event, or
@@ -124,58 +147,65 @@ class StreamMethods(ClientMethods):
         """
         path = f"{job_path(job_id)}/events" if job_id else "/v1/events"
         query = {"subject": subject, "after": "" if after is None else str(after)}
-        for message in follow_stream(self._connection, path, {name: value for name, value in query.items() if value}):
-            yield message.data if message.kind == "message" else _gap_event(message)
+        return Stream(path, _read_event, {name: value for name, value in query.items() if value})
 
+    @IteratorMethod
     def logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
-    ) -> Iterator[LogLineView]:
+    ) -> Pages[LogLineView]:
         """Yield the lines that a rank has printed.
 
         Without `generation`, the newest one is read. Without `tail`, all lines are returned, else only the last `tail`.
         """
         query = _log_query(rank, generation, tail)
-        yield from cast("Iterator[LogLineView]", self._connection.list_items(f"{job_path(job_id)}/logs", query=query))
+        return Pages(f"{job_path(job_id)}/logs", query=query)
 
+    @IteratorMethod
     def follow_logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
-    ) -> Iterator[LogLineView]:
+    ) -> Stream[LogLineView]:
         """Yield the lines of `logs`, then new lines of this and later generations until the job ends.
 
         A line of the form "... N bytes" replaces output that was dropped before it could be read.
         """
-        for message in follow_stream(self._connection, f"{job_path(job_id)}/logs", _log_query(rank, generation, tail)):
-            if message.kind == "message":
-                yield cast("LogLineView", message.data)
-            elif message.kind == "gap":
-                gap = f"... {message.data['dropped_bytes']} bytes were dropped"
-                gap_generation = int(message.data["generation"])
-                line: LogLineView = {
-                    "generation": gap_generation,
-                    "rank": rank,
-                    "text": gap,
-                    "cut": False,
-                    "cursor": message.id,
-                }
-                yield line
+        query = _log_query(rank, generation, tail)
+        return Stream(f"{job_path(job_id)}/logs", partial(_read_log_line, rank=rank), query)
 
-    def checkpoint(self, job_id: str) -> CheckpointsView:
+    @RequestMethod
+    def checkpoint(self, job_id: str) -> Request[CheckpointsView]:
         """Ask the running job to save a checkpoint at its next step boundary.
 
         Poll `checkpoints` to see when it is complete.
         """
-        return self._connection.request("POST", f"{job_path(job_id)}:checkpoint")
+        return Request("POST", f"{job_path(job_id)}:checkpoint")
 
-    def checkpoints(self, job_id: str) -> CheckpointsView:
-        return self._connection.request("GET", f"{job_path(job_id)}/checkpoints")
+    @RequestMethod
+    def checkpoints(self, job_id: str) -> Request[CheckpointsView]:
+        return Request("GET", f"{job_path(job_id)}/checkpoints")
 
 
-def _gap_event(message: StreamEvent) -> JsonObject:
-    """Return the gap as an event, so that a caller that prints events prints it too."""
+def _read_event(message: StreamEvent) -> JsonObject:
+    """Return the event. A gap is returned as an event too, so that a caller that prints events prints it."""
+    if message.kind == "message":
+        return message.data
     up_to = int(message.data["up_to"])
     text = f"events {int(message.data['after']) + 1} to {up_to} were deleted by retention"
     defaults = {"generation": 0, "at_s": 0.0, "subject": "", "numbers": {}, "cause": ""}
     return {"number": up_to, "code": "Gap", "message": text, **defaults}
+
+
+def _read_log_line(message: StreamEvent, *, rank: int) -> LogLineView | None:
+    if message.kind == "message":
+        return cast("LogLineView", message.data)
+    if message.kind != "gap":
+        return None
+    return {
+        "generation": int(message.data["generation"]),
+        "rank": rank,
+        "text": f"... {message.data['dropped_bytes']} bytes were dropped",
+        "cut": False,
+        "cursor": message.id,
+    }
 
 
 def _log_query(rank: int, generation: int | None, tail: int | None) -> dict[str, str]:
@@ -183,7 +213,8 @@ def _log_query(rank: int, generation: int | None, tail: int | None) -> dict[str,
     return {name: str(value) for name, value in query.items() if value is not None}
 
 
-class SimulationMethods(ClientMethods):
+class SimulationMethods:
+    @RequestMethod
     def create_simulation(
         self,
         jobs: str,
@@ -193,7 +224,7 @@ class SimulationMethods(ClientMethods):
         policies: Sequence[str] = ("ebbtide",),
         seed: int = 0,
         key: str = "",
-    ) -> SimulationView:
+    ) -> Request[SimulationView]:
         """Create a simulation from the texts of the files that `ebbtide simulate` reads.
 
         `jobs` and `demand` are CSV, `cluster` is YAML or the object itself. `key` is the idempotency key, by default a
@@ -203,22 +234,25 @@ class SimulationMethods(ClientMethods):
         packed = {name: {"gzip_base64": _compress(text)} for name, text in texts.items()}
         document = {**packed, "cluster": cluster, "policies": list(policies), "seed": seed}
         key = key or secrets.token_hex(16)
-        return cast("SimulationView", self._connection.request("POST", "/v1/simulations", json=document, key=key))
+        return Request("POST", "/v1/simulations", json=document, key=key)
 
-    def simulations(self, *, limit: int = 100) -> Iterator[SimulationView]:
+    @IteratorMethod
+    def simulations(self, *, limit: int = 100) -> Pages[SimulationView]:
         """Yield the caller's own simulations, newest first."""
-        for item in self._connection.list_items("/v1/simulations", limit=limit, query={}):
-            yield cast("SimulationView", item)
+        return Pages("/v1/simulations", limit=limit)
 
-    def simulation(self, simulation_id: str) -> SimulationView:
-        return cast("SimulationView", self._connection.request("GET", _simulation_path(simulation_id)))
+    @RequestMethod
+    def simulation(self, simulation_id: str) -> Request[SimulationView]:
+        return Request("GET", _simulation_path(simulation_id))
 
-    def simulation_report(self, simulation_id: str) -> JsonObject:
+    @RequestMethod
+    def simulation_report(self, simulation_id: str) -> Request[JsonObject]:
         """Return the report that `ebbtide simulate -o json` prints."""
-        return self._connection.request("GET", f"{_simulation_path(simulation_id)}/report")
+        return Request("GET", f"{_simulation_path(simulation_id)}/report")
 
-    def cancel_simulation(self, simulation_id: str) -> SimulationView:
-        return cast("SimulationView", self._connection.request("DELETE", _simulation_path(simulation_id)))
+    @RequestMethod
+    def cancel_simulation(self, simulation_id: str) -> Request[SimulationView]:
+        return Request("DELETE", _simulation_path(simulation_id))
 
 
 def _compress(text: str) -> str:

@@ -7,32 +7,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from api.client.connection import ClientMethods, ProblemError
+from ebbtide.client.methods import RequestMethod
+from ebbtide.client.requests import Request
 
 if TYPE_CHECKING:
-    from api.archives import ArchiveView
+    from ebbtide.client.views import ArchiveView
 
 CHUNK_BYTES = 2**18
 _NOT_FOUND = 404
 
 
-class ArchiveMethods(ClientMethods):
-    def has_archive(self, digest: str) -> bool:
+class ArchiveMethods:
+    @RequestMethod
+    def has_archive(self, digest: str) -> Request[bool]:
         """Return whether the service stores the archive. A stored one is kept for another retention period."""
-        try:
-            self._connection.request("HEAD", _archive_path(digest))
-        except ProblemError as problem:
-            if problem.status != _NOT_FOUND:
-                raise
-            return False
-        return True
+        return Request("HEAD", _archive_path(digest), read=lambda _: True, results={_NOT_FOUND: False})
 
+    @RequestMethod
     def upload_archive(
         self, digest: str, file: Path, *, on_sent: Callable[[int], None] = lambda sent_bytes: None
-    ) -> ArchiveView:
+    ) -> Request[ArchiveView]:
         """Upload a gzip-compressed tar archive, so that a job document can name `digest` in `workdir.archive`.
 
-        `on_sent` is called with the number of bytes sent so far; after a retry, the count starts again.
+        `on_sent` is called with the number of bytes sent so far; after a retry, the count starts again. `AsyncClient`
+        calls it in a worker thread, which reads the file.
         """
 
         def read() -> Iterator[bytes]:
@@ -44,7 +42,7 @@ class ArchiveMethods(ClientMethods):
                     on_sent(sent)
 
         headers = {"Content-Type": "application/gzip", "Content-Length": str(file.stat().st_size)}
-        return self._connection.request("PUT", _archive_path(digest), open_body=read, headers=headers)
+        return Request("PUT", _archive_path(digest), open_body=read, headers=headers)
 
 
 def _archive_path(digest: str) -> str:

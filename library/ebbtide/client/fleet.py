@@ -1,0 +1,166 @@
+"""Client methods for pools, nodes, demand, queues, loans and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ebbtide.client.methods import ListMethod, RequestMethod
+from ebbtide.client.requests import Pages, Request, if_match_headers
+
+if TYPE_CHECKING:
+    from ebbtide.client.views import (
+        DemandHistoryView,
+        LoanView,
+        NodeView,
+        OverviewView,
+        PoolDemandView,
+        PoolForecastView,
+        PoolView,
+        QueueView,
+        SwitchesView,
+        UsageReportView,
+        WaitingView,
+    )
+
+
+class FleetMethods:
+    @RequestMethod
+    def overview(self, *, generation: int | None = None) -> Request[OverviewView]:
+        """Return a summary of the whole fleet.
+
+        With the `generation` of an earlier response, `nodes` holds only changed nodes.
+        """
+        query = {} if generation is None else {"generation": str(generation)}
+        return Request("GET", "/v1/overview", query=query)
+
+    @RequestMethod
+    def waiting(self, *, limit: int = 10) -> Request[WaitingView]:
+        """Return the `limit` longest-pending jobs, each with its reason, and the number of jobs per reason."""
+        return Request("GET", "/v1/waiting", query={"limit": str(limit)})
+
+    @ListMethod
+    def pools(self) -> Pages[PoolView]:
+        return Pages("/v1/pools")
+
+    @RequestMethod
+    def pool(self, name: str) -> Request[PoolView]:
+        return Request("GET", _pool_path(name))
+
+    @RequestMethod
+    def create_pool(self, document: Mapping[str, Any]) -> Request[PoolView]:
+        return Request("POST", "/v1/pools", json=document)
+
+    @RequestMethod
+    def delete_pool(self, name: str, *, if_match: str = "") -> Request[PoolView]:
+        return Request("DELETE", _pool_path(name), headers=if_match_headers(if_match))
+
+    @ListMethod
+    def nodes(self, *, pool: str = "") -> Pages[NodeView]:
+        return Pages("/v1/nodes", query={"pool": pool})
+
+    @RequestMethod
+    def node(self, name: str) -> Request[NodeView]:
+        return Request("GET", _node_path(name))
+
+    @RequestMethod
+    def add_node(self, document: Mapping[str, Any]) -> Request[NodeView]:
+        return Request("POST", "/v1/nodes", json=document)
+
+    @RequestMethod
+    def delete_node(self, name: str, *, if_match: str = "") -> Request[NodeView]:
+        return Request("DELETE", _node_path(name), headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def cordon(self, node: str, *, if_match: str = "") -> Request[NodeView]:
+        return Request("POST", f"{_node_path(node)}:cordon", headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def drain(self, node: str, *, if_match: str = "") -> Request[NodeView]:
+        return Request("POST", f"{_node_path(node)}:drain", headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def uncordon(self, node: str, *, if_match: str = "") -> Request[NodeView]:
+        return Request("POST", f"{_node_path(node)}:uncordon", headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def demand(self, pool: str) -> Request[DemandHistoryView]:
+        """Return the pool's latest demand and its recorded readings."""
+        return Request("GET", f"{_pool_path(pool)}/demand")
+
+    @RequestMethod
+    def report_demand(self, pool: str, *, gpus: float, at_s: float | None = None) -> Request[PoolDemandView]:
+        """Report how many GPUs the pool's inference needs from `at_s` on (seconds since 1970, UTC; None means now)."""
+        report = {"gpus": gpus} if at_s is None else {"gpus": gpus, "at": at_s}
+        return Request("POST", f"{_pool_path(pool)}/demand", json=report)
+
+    @RequestMethod
+    def forecast(self, pool: str) -> Request[PoolForecastView]:
+        return Request("GET", f"{_pool_path(pool)}/forecast")
+
+
+def _pool_path(name: str) -> str:
+    return f"/v1/pools/{quote(name, safe='')}"
+
+
+def _node_path(name: str) -> str:
+    return f"/v1/nodes/{quote(name, safe='')}"
+
+
+class QueueMethods:
+    @ListMethod
+    def queues(self) -> Pages[QueueView]:
+        """Return declared queues and queues that live jobs name, with their usage."""
+        return Pages("/v1/queues")
+
+    @RequestMethod
+    def queue(self, name: str) -> Request[QueueView]:
+        return Request("GET", _queue_path(name))
+
+    @RequestMethod
+    def create_queue(self, document: Mapping[str, Any]) -> Request[QueueView]:
+        return Request("POST", "/v1/queues", json=document)
+
+    @RequestMethod
+    def change_queue(self, name: str, change: Mapping[str, Any], *, if_match: str = "") -> Request[QueueView]:
+        """Change some quota fields (`scheduler.domain.job_queue.QUOTA_FIELDS`) and keep the others."""
+        return Request("PATCH", _queue_path(name), json=change, headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def delete_queue(self, name: str, *, if_match: str = "") -> Request[QueueView]:
+        return Request("DELETE", _queue_path(name), headers=if_match_headers(if_match))
+
+
+def _queue_path(name: str) -> str:
+    return f"/v1/queues/{quote(name, safe='')}"
+
+
+class LendingMethods:
+    @ListMethod
+    def loans(self, *, state: str = "") -> Pages[LoanView]:
+        return Pages("/v1/loans", query={"state": state})
+
+    @RequestMethod
+    def pause_lending(self) -> Request[SwitchesView]:
+        return Request("POST", "/v1/lending:pause")
+
+    @RequestMethod
+    def resume_lending(self) -> Request[SwitchesView]:
+        return Request("POST", "/v1/lending:resume")
+
+    @RequestMethod
+    def recall_all(self) -> Request[SwitchesView]:
+        return Request("POST", "/v1/lending:recall-all")
+
+
+class UsageMethods:
+    @RequestMethod
+    def usage(self, *, since: str = "", until: str = "", by: Sequence[str] = ("queue",)) -> Request[UsageReportView]:
+        """Return GPU-seconds, grouped by any of day, hour, queue, owner and gpu.
+
+        `since` and `until` are seconds since 1970 or ISO dates and times. The default is the last 30 days.
+        """
+        query = {"from": since, "to": until, "by": ",".join(by)}
+        query = {name: value for name, value in query.items() if value}
+        return Request("GET", "/v1/usage", query=query)
