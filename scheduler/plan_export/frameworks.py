@@ -1,0 +1,32 @@
+"""The frameworks that plans are exported for, by name."""
+
+from __future__ import annotations
+
+from scheduler.domain.suggestions import suggest
+from scheduler.plan_export import (
+    accelerate,
+    colossalai,
+    deepspeed,
+    galvatron,
+    llama_factory,
+    megatron_lm,
+    torchtitan,
+)
+from scheduler.plan_export.framework import Framework
+
+FRAMEWORKS = {
+    module.FRAMEWORK.name: module.FRAMEWORK
+    for module in (megatron_lm, deepspeed, torchtitan, accelerate, galvatron, colossalai, llama_factory)
+}
+
+
+def find_framework(name: str) -> Framework:
+    """Return the framework of this name.
+
+    Raises:
+        ValueError: there is none. The message says what is accepted.
+    """
+    if name not in FRAMEWORKS:
+        known = ", ".join(FRAMEWORKS)
+        raise ValueError(f"{name!r} is no known framework; accepted: {known}{suggest(name, FRAMEWORKS)}")
+    return FRAMEWORKS[name]
