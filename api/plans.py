@@ -12,7 +12,8 @@ from api.http.dependencies import Service, ServiceDep, create_router
 from api.http.errors import ProblemError, raise_invalid_field
 from api.identity.authorization import RouteRule, requires
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest

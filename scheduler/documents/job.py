@@ -44,8 +44,8 @@ from scheduler.documents.pod_template import (
 )
 from scheduler.documents.units import HangTimeout, PositiveDuration
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT
-from scheduler.domain.job import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.pod_requirements import PER_GPU
 from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
 from scheduler.domain.run_document import LaunchMode
