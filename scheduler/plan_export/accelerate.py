@@ -8,10 +8,9 @@ parallelism is a ring. Samples per replica (`{plan.micro_batch_size}`) and recom
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export.framework import PLAN_FILE, ExportedFile, ExportedPlan, Framework, get_uniform_strategy
 
 _Value = str | int | bool
@@ -80,20 +79,7 @@ FRAMEWORK = Framework(
     name="accelerate",
     title="Accelerate",
     module="accelerate",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(PlanDimension.DDP, PlanDimension.ZERO2, PlanDimension.FSDP, PlanDimension.HYBRID_SHARD),
-                *(PlanDimension.TENSOR, PlanDimension.RING, PlanDimension.RECOMPUTE),
-            )
-        ),
-        exclusive=(
-            (PlanDimension.DDP, PlanDimension.TENSOR),
-            (PlanDimension.DDP, PlanDimension.RING),
-            (PlanDimension.HYBRID_SHARD, PlanDimension.RING),
-        ),
-        is_uniform=True,
-    ),
+    limits=FRAMEWORK_LIMITS["accelerate"],
     write=_write,
     has_args=True,
     has_file=True,

@@ -6,11 +6,10 @@ A plugin has one mode of sequence parallelism: that of its tensor parallelism, U
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export.framework import (
     ExportedFile,
     ExportedPlan,
@@ -54,22 +53,7 @@ FRAMEWORK = Framework(
     name="colossalai",
     title="Colossal-AI",
     module="colossalai",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(PlanDimension.DDP, PlanDimension.ZERO1, PlanDimension.ZERO2, PlanDimension.RECOMPUTE),
-                *(PlanDimension.TENSOR, PlanDimension.SEQUENCE_SHARDING, PlanDimension.ULYSSES, PlanDimension.RING),
-                *(PlanDimension.PIPELINE, PlanDimension.ONE_F_ONE_B, PlanDimension.INTERLEAVE),
-            )
-        ),
-        exclusive=(
-            (PlanDimension.ZERO2, PlanDimension.PIPELINE),
-            (PlanDimension.TENSOR, PlanDimension.ULYSSES),
-            (PlanDimension.TENSOR, PlanDimension.RING),
-            (PlanDimension.ULYSSES, PlanDimension.RING),
-        ),
-        is_uniform=True,
-    ),
+    limits=FRAMEWORK_LIMITS["colossalai"],
     write=_write,
     has_file=True,
 )

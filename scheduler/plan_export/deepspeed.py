@@ -6,11 +6,10 @@ DeepSpeed's pipeline stages are part of the model's code, so no configuration ca
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export.framework import (
     ExportedFile,
     ExportedPlan,
@@ -48,25 +47,7 @@ FRAMEWORK = Framework(
     name="deepspeed",
     title="DeepSpeed",
     module="deepspeed",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(
-                    PlanDimension.DDP,
-                    PlanDimension.ZERO1,
-                    PlanDimension.ZERO2,
-                    PlanDimension.FSDP,
-                    PlanDimension.OFFLOAD,
-                ),
-                *(PlanDimension.TENSOR, PlanDimension.ULYSSES, PlanDimension.RECOMPUTE),
-            )
-        ),
-        exclusive=(
-            (PlanDimension.TENSOR, PlanDimension.FSDP),
-            (PlanDimension.TENSOR, PlanDimension.ULYSSES),
-        ),
-        is_uniform=True,
-    ),
+    limits=FRAMEWORK_LIMITS["deepspeed"],
     write=_write,
     has_file=True,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from scheduler.domain.suggestions import suggest
 from scheduler.plan_export import (
     accelerate,
@@ -14,9 +16,17 @@ from scheduler.plan_export import (
 )
 from scheduler.plan_export.framework import Framework
 
-FRAMEWORKS = {
-    module.FRAMEWORK.name: module.FRAMEWORK
-    for module in (megatron_lm, deepspeed, torchtitan, accelerate, galvatron, colossalai, llama_factory)
+FRAMEWORKS: Mapping[str, Framework] = {
+    framework.name: framework
+    for framework in (
+        megatron_lm.FRAMEWORK,
+        deepspeed.FRAMEWORK,
+        torchtitan.FRAMEWORK,
+        accelerate.FRAMEWORK,
+        galvatron.FRAMEWORK,
+        colossalai.FRAMEWORK,
+        llama_factory.FRAMEWORK,
+    )
 }
 
 

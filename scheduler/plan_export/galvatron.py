@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export.framework import (
     PLAN_FILE,
     ExportedFile,
@@ -55,16 +54,7 @@ FRAMEWORK = Framework(
     name="galvatron",
     title="Hetu-Galvatron",
     module="galvatron",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(PlanDimension.ZERO2, PlanDimension.FSDP, PlanDimension.RECOMPUTE),
-                *(PlanDimension.TENSOR, PlanDimension.SEQUENCE_SHARDING, PlanDimension.ULYSSES),
-                *(PlanDimension.PIPELINE, PlanDimension.ONE_F_ONE_B),
-            )
-        ),
-        exclusive=((PlanDimension.TENSOR, PlanDimension.ULYSSES),),
-    ),
+    limits=FRAMEWORK_LIMITS["galvatron"],
     write=_write,
     has_args=True,
     has_file=True,

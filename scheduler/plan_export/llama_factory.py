@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export import deepspeed
 from scheduler.plan_export.framework import (
     PLAN_FILE,
@@ -31,15 +29,7 @@ FRAMEWORK = Framework(
     name="llama-factory",
     title="LLaMA-Factory",
     module="llamafactory",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(PlanDimension.DDP, PlanDimension.ZERO1, PlanDimension.ZERO2, PlanDimension.FSDP),
-                *(PlanDimension.OFFLOAD, PlanDimension.RECOMPUTE),
-            )
-        ),
-        is_uniform=True,
-    ),
+    limits=FRAMEWORK_LIMITS["llama-factory"],
     write=_write,
     has_args=True,
     has_file=True,

@@ -8,11 +8,10 @@ is Megatron's default.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export.framework import (
     ExportedPlan,
     Framework,
@@ -73,17 +72,7 @@ FRAMEWORK = Framework(
     name="megatron-lm",
     title="Megatron-LM",
     module="megatron.core",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(PlanDimension.DDP, PlanDimension.ZERO1, PlanDimension.TENSOR, PlanDimension.SEQUENCE_SHARDING),
-                *(PlanDimension.ULYSSES, PlanDimension.RING, PlanDimension.EXPERT),
-                *(PlanDimension.PIPELINE, PlanDimension.ONE_F_ONE_B, PlanDimension.INTERLEAVE),
-                *(PlanDimension.RECOMPUTE, PlanDimension.SELECTIVE_RECOMPUTE),
-            )
-        ),
-        is_uniform=True,
-    ),
+    limits=FRAMEWORK_LIMITS["megatron-lm"],
     write=_write,
     has_args=True,
 )

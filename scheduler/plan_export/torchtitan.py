@@ -8,10 +8,8 @@ belong at the end of a command.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, ScheduleName
-from scheduler.domain.plan_limits import PlanDimension, PlanLimits
 from scheduler.plan_export.framework import (
     ExportedPlan,
     Framework,
@@ -69,26 +67,7 @@ FRAMEWORK = Framework(
     name="torchtitan",
     title="torchtitan",
     module="torchtitan",
-    limits=replace(
-        PlanLimits.allow_only(
-            (
-                *(PlanDimension.DDP, PlanDimension.ZERO2, PlanDimension.FSDP, PlanDimension.HYBRID_SHARD),
-                *(PlanDimension.TENSOR, PlanDimension.SEQUENCE_SHARDING, PlanDimension.RING, PlanDimension.EXPERT),
-                *(PlanDimension.PIPELINE, PlanDimension.ONE_F_ONE_B, PlanDimension.INTERLEAVE),
-                *(PlanDimension.RECOMPUTE, PlanDimension.SELECTIVE_RECOMPUTE),
-            )
-        ),
-        exclusive=(
-            (PlanDimension.DDP, PlanDimension.RING),
-            (PlanDimension.DDP, PlanDimension.EXPERT),
-            (PlanDimension.HYBRID_SHARD, PlanDimension.RING),
-            (PlanDimension.HYBRID_SHARD, PlanDimension.EXPERT),
-            (PlanDimension.TENSOR, PlanDimension.EXPERT),
-        ),
-        fills_pipeline=True,
-        is_uniform=True,
-        has_equal_stages=True,
-    ),
+    limits=FRAMEWORK_LIMITS["torchtitan"],
     write=_write,
     has_args=True,
 )
