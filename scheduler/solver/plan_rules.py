@@ -29,6 +29,7 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
             f"it must be the global batch, {request.global_batch}"
         )
     _check_schedule(plan)
+    _check_limits(plan, request)
     groups = {group.hardware.gpu: group for group in request.groups}
     _check_gpus(plan, groups)
     _check_layers(plan, request.model.layer_count)
@@ -41,6 +42,12 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
                 group,
                 build_layer_chain(request.model, group.hardware.precision, stages=plan.pipeline_devices),
             )
+
+
+def _check_limits(plan: ParallelPlan, request: SolveRequest) -> None:
+    violation = request.limits.find_violation(plan)
+    if violation:
+        raise PlanError(violation)
 
 
 def expand_layer_strategies(stage: Stage) -> list[LayerStrategy]:

@@ -198,6 +198,9 @@ class PipelineSearch:
     def _windows(self) -> Ints:
         """[P, D, D]: the window of each candidate stage, as in StageTimes."""
         ids, (devices, depth) = self._oracles[0].windows.ids, self._extent
+        if self.instance.stage_layers:
+            numbers = np.arange(len(ids))
+            ids = np.where(numbers - numbers[:, None] == self.instance.stage_layers, ids, -1)
         return np.stack([ids[at : at + depth, at + 1 : at + 1 + depth] for at in range(devices)])
 
     @cached_property
