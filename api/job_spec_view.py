@@ -79,6 +79,9 @@ class JobSpecView(TypedDict):
     ]
     globalBatch: NotRequired[Annotated[int, Field(description="Samples per optimizer step. Absent: unknown.")]]
     sequenceLength: NotRequired[Annotated[int, Field(description="Tokens per sample. Absent: that of the model.")]]
+    framework: NotRequired[
+        Annotated[str, Field(description="Training framework in whose words the command gets each plan. Absent: none.")]
+    ]
     steps: NotRequired[Annotated[int, Field(description="Declared number of optimizer steps. Absent: unknown.")]]
     durationEstimate: NotRequired[
         Annotated[float, Field(description="Expected run time on `gpus.min` GPUs, in seconds. Absent: none.")]

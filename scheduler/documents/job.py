@@ -28,6 +28,7 @@ from scheduler.documents.document import (
     parse_document,
     to_printable,
 )
+from scheduler.documents.job_framework import check_framework
 from scheduler.documents.job_secrets import (
     SecretDocument,
     check_secrets,
@@ -162,6 +163,13 @@ class JobDocument(Document):
     sequence_length: SequenceLength | None = Field(
         default=None, description="Tokens per sample. Default: that of the model."
     )
+    framework: Text = Field(
+        default="",
+        description="Training framework that runs the job's plans: `megatron-lm`, `deepspeed`, `torchtitan`, "
+        "`accelerate`, `galvatron`, `colossalai` or `llama-factory`. The job gets only plans that it can run, and "
+        "`command` takes them with placeholders such as `{plan.args}` and `{plan.file}`. Requires `model` or `profile`. "
+        "Empty: none.",
+    )
     steps: Count | None = Field(default=None, description="Number of optimizer steps. Default: unknown.")
     duration_estimate: PositiveDuration | None = Field(
         default=None,
@@ -270,6 +278,17 @@ class JobDocument(Document):
         return self
 
     @model_validator(mode="after")
+    def _check_framework(self) -> Self:
+        template = () if self.template is None else template_command(self.template)
+        check_framework(
+            self.framework,
+            has_model=bool(self.model or self.profile is not None),
+            has_lengths=bool(self.lengths),
+            command=self.command or list(template),
+        )
+        return self
+
+    @model_validator(mode="after")
     def _check_program(self) -> Self:
         archive = "" if self.workdir is None else self.workdir.archive
         if problem := find_setup_problem(tuple(self.setup), archive=archive):
@@ -338,6 +357,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             lengths=tuple(sorted((document.lengths or {}).items())),
             namespace=document.namespace,
             template_json=_canonical_json(template),
+            framework=document.framework,
             resources_per=PER_GPU if document.resources_per == PER_GPU else "",
             program=_to_program(document),
         )
@@ -402,6 +422,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "profile": json.loads(spec.profile_json) if spec.profile_json else None,
         "globalBatch": spec.global_batch or None,
         "sequenceLength": spec.sequence_length or None,
+        "framework": spec.framework or None,
         "steps": spec.steps or None,
         "durationEstimate": spec.duration_estimate_s,
         "deadline": spec.deadline_s,

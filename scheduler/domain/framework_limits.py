@@ -88,12 +88,3 @@ FRAMEWORK_LIMITS: Mapping[str, PlanLimits] = {
         is_uniform=True,
     ),
 }
-
-
-def find_framework_limits(name: str) -> PlanLimits:
-    """Return the limits of a framework, or none for an empty name.
-
-    Raises:
-        KeyError: there is no framework of this name.
-    """
-    return FRAMEWORK_LIMITS[name] if name else PlanLimits()

@@ -333,9 +333,14 @@ class Job:
         if not spec.has_profile:
             return LINEAR_CURVE_KEY
         sizes = spec.global_batch, spec.sequence_length
-        percent, lengths = self.memory.percent, spec.lengths
         return curve_key(
-            spec.model, spec.profile_json, *sizes, memory_percent=percent, frozen_layers=frozen_layers, lengths=lengths
+            spec.model,
+            spec.profile_json,
+            *sizes,
+            memory_percent=self.memory.percent,
+            frozen_layers=frozen_layers,
+            lengths=spec.lengths,
+            limits=spec.plan_limits,
         )
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
 from scheduler.domain.program import DEFAULT_PROGRAM, Program
 from scheduler.domain.scaling_curve import (
@@ -25,6 +27,7 @@ HANG_TIMEOUT_S = 30.0
 class JobSpec:
     """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
 
+    `framework` names the training framework in whose words the command gets each plan; plans are those that it can run.
     A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
     lengths of samples, only for jobs with a model; empty for equal lengths. Without `on_resize`, `Job.resize_mode`
@@ -65,6 +68,7 @@ class JobSpec:
     on_resize: OnResize | None = None
     program: Program = DEFAULT_PROGRAM
     resources_per: str = ""
+    framework: str = ""
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:
@@ -85,6 +89,10 @@ class JobSpec:
         if self.lengths and not self.has_profile:
             raise ValueError("lengths applies to jobs with model or profile only; remove it")
         check_length_histogram(self.lengths)
+        if self.framework and (not self.has_profile or self.lengths):
+            raise ValueError("framework applies to jobs with model or profile, and without lengths, only; remove it")
+        if self.framework and self.framework not in FRAMEWORK_LIMITS:
+            raise ValueError(f"framework must be one of {', '.join(FRAMEWORK_LIMITS)}, got {self.framework!r}")
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -106,7 +114,13 @@ class JobSpec:
     @property
     def may_mix_gpu_models(self) -> bool:
         """Whether plans for GPUs of several models can exist: only with a model, and for samples of equal length."""
-        return self.has_profile and self.mixes_gpu_models and not self.gpu and not self.lengths
+        is_bound = bool(self.gpu or self.lengths or self.framework)
+        return self.has_profile and self.mixes_gpu_models and not is_bound
+
+    @property
+    def plan_limits(self) -> PlanLimits:
+        """The limits of the job's plans: what its framework can run."""
+        return FRAMEWORK_LIMITS[self.framework] if self.framework else NO_LIMITS
 
     @property
     def is_elastic(self) -> bool:
@@ -118,11 +132,17 @@ class JobSpec:
         if not self.has_profile:
             return None
         return CurveRequest(
-            self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths
+            self.model,
+            self.profile_json,
+            self.global_batch,
+            self.sequence_length,
+            lengths=self.lengths,
+            limits=self.plan_limits,
         )
 
     @property
     def curve_key(self) -> str:
         if not self.has_profile:
             return LINEAR_CURVE_KEY
-        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths)
+        sizes, limits = (self.global_batch, self.sequence_length), self.plan_limits
+        return curve_key(self.model, self.profile_json, *sizes, lengths=self.lengths, limits=limits)

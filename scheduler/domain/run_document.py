@@ -62,6 +62,7 @@ class RunDocument:
         ranks: the ranks on this node.
         has_devices: whether the GPUs of the ranks are devices. False: they are slots that share the processors.
         plan: the parallel plan, or None for a job without one.
+        framework: training framework in whose words the command gets the plan, or empty.
         archive: digest of the working directory's archive (`sha256:<hex>`), or empty.
         archive_bytes_max: limit of uploaded archives, from which that of the unpacked files follows. None: the default.
         setup: command that runs once per machine in a new working directory, before any rank. Empty for none.
@@ -101,6 +102,7 @@ class RunDocument:
     limits: ResourceLimits = ResourceLimits()
     hang_timeout_s: float | None = None
     secrets: tuple[SecretReference, ...] = ()
+    framework: str = ""
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())

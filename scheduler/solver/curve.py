@@ -104,7 +104,7 @@ def _iter_sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]
 
 def _build_solve_request(request: CurveRequest, model: ModelProfile, shape: GpuShape) -> SolveRequest:
     hardware, percent = tuple(map(load_gpu, _list_gpu_models(shape))), request.memory_percent
-    return SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent)
+    return SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent, limits=request.limits)
 
 
 def _solve_points(request: SolveRequest, oracle_cache: OracleCache) -> Mapping[GpuShape, CurvePoint]:
