@@ -167,8 +167,8 @@ class JobDocument(Document):
         default="",
         description="Training framework that runs the job's plans: `megatron-lm`, `deepspeed`, `torchtitan`, "
         "`accelerate`, `galvatron`, `colossalai` or `llama-factory`. The job gets only plans that it can run, and "
-        "`command` takes them with placeholders such as `{plan.args}` and `{plan.file}`. Requires `model` or `profile`. "
-        "Empty: none.",
+        "`command` takes them with placeholders such as `{plan.args}` and `{plan.file}`. Requires `model` or "
+        "`profile`. Empty: none.",
     )
     steps: Count | None = Field(default=None, description="Number of optimizer steps. Default: unknown.")
     duration_estimate: PositiveDuration | None = Field(

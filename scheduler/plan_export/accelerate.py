@@ -1,8 +1,8 @@
 """Hugging Face Accelerate: the YAML of `accelerate launch`, with DDP or FSDP2 and its parallelism configuration.
 
 FSDP2 that keeps parameters gathered between forward and backward is ZeRO-2, and one that does not is ZeRO-3. Context
-parallelism is a ring. Samples per replica (`{plan.micro_batch_size}`) and recomputation
-(`{plan.gradient_checkpointing}`) are arguments of the script.
+parallelism is a ring. The script itself takes samples per replica (`{plan.micro_batch_size}`), gradient accumulation
+(`{plan.micro_batches}`) and recomputation (`{plan.gradient_checkpointing}`): the YAML holds what the launcher reads.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def _write(plan: ParallelPlan) -> ExportedPlan:
         document["fsdp_config"] = _build_fsdp(strategy)
     if is_sharded or strategy.tp > 1:
         document["parallelism_config"] = _build_parallelism(strategy)
-    args = ("--config_file", PLAN_FILE, "--gradient_accumulation_steps", str(plan.micro_batches))
-    return ExportedPlan(args=args, file=ExportedFile("accelerate.yaml", _format_yaml(document)))
+    return ExportedPlan(args=("--config_file", PLAN_FILE), file=ExportedFile("accelerate.yaml", _format_yaml(document)))
 
 
 def _build_fsdp(strategy: LayerStrategy) -> Mapping[str, _Value]:

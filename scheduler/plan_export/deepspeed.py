@@ -34,7 +34,7 @@ def build_configuration(plan: ParallelPlan) -> dict[str, Any]:
     if strategy.tp > 1:
         configuration["tensor_parallel"] = {"autotp_size": strategy.tp}
     if strategy.ulysses > 1:
-        configuration["sequence_parallel_size"] = strategy.ulysses
+        configuration |= {"sequence_parallel_size": strategy.ulysses, "data_parallel_size": strategy.dp}
     return configuration
 
 
