@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
 from scheduler.domain.program import DEFAULT_PROGRAM, Program
 from scheduler.domain.scaling_curve import (
@@ -29,6 +30,7 @@ class JobSpec:
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
     lengths of samples, only for jobs with a model; empty for equal lengths. Without `on_resize`, `Job.resize_mode`
     follows. `program` is the user's code besides `command`. With `hang_timeout_s` None, a run never counts as hung.
+    `plan_limits` and `plan_simplicity` restrict the plans of a job with a model whose samples have equal lengths.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. Its first container's resources are those of a pod, or for each GPU of it if
@@ -65,6 +67,8 @@ class JobSpec:
     on_resize: OnResize | None = None
     program: Program = DEFAULT_PROGRAM
     resources_per: str = ""
+    plan_limits: PlanLimits = NO_LIMITS
+    plan_simplicity: float = 0.0
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:
@@ -85,6 +89,12 @@ class JobSpec:
         if self.lengths and not self.has_profile:
             raise ValueError("lengths applies to jobs with model or profile only; remove it")
         check_length_histogram(self.lengths)
+        if not self.has_profile and (self.plan_limits != NO_LIMITS or self.plan_simplicity):
+            raise ValueError("plan applies to jobs with model or profile only; remove it")
+        if self.lengths and (self.plan_limits != NO_LIMITS or self.plan_simplicity):
+            raise ValueError("plan applies to jobs whose samples have equal lengths only; remove it or lengths")
+        if not 0 <= self.plan_simplicity <= 1:
+            raise ValueError(f"plan.simplicity must be between 0 and 1, got {self.plan_simplicity}")
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -118,11 +128,25 @@ class JobSpec:
         if not self.has_profile:
             return None
         return CurveRequest(
-            self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths
+            self.model,
+            self.profile_json,
+            self.global_batch,
+            self.sequence_length,
+            lengths=self.lengths,
+            limits=self.plan_limits,
+            simplicity=self.plan_simplicity,
         )
 
     @property
     def curve_key(self) -> str:
         if not self.has_profile:
             return LINEAR_CURVE_KEY
-        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths)
+        return curve_key(
+            self.model,
+            self.profile_json,
+            self.global_batch,
+            self.sequence_length,
+            lengths=self.lengths,
+            limits=self.plan_limits,
+            simplicity=self.plan_simplicity,
+        )
