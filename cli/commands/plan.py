@@ -28,6 +28,10 @@ def plan(
     seq: options.SequenceLengthOption = None,
     frozen_layers: options.FrozenLayersOption = None,
     memory: options.MemoryOption = None,
+    only: options.OnlyOption = None,
+    without: options.WithoutOption = None,
+    price: options.PriceOption = None,
+    simplicity: options.SimplicityOption = None,
     tolerance: options.ToleranceOption = 0.0,
     alternatives: options.AlternativesOption = 3,
     plot: options.PlotOption = None,
@@ -50,7 +54,9 @@ def plan(
         "global-batch": global_batch,
     }
     options_given |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
-    solver_options = options.SolverOptions(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
+    options_given |= {"only": only, "without": without, "price": price, "simplicity": simplicity}
+    time_limit_s, simplicity = inf if time_limit is None else time_limit, 0.02 if simplicity is None else simplicity
+    solver_options = options.SolverOptions(solver, tolerance, time_limit_s, alternatives, simplicity)
     if galvatron is not None:
         _reject_conflicting_options("--galvatron", {**options_given, "load": load})
         _print_galvatron(galvatron, galvatron_plan, memory_reading, output)
@@ -59,6 +65,9 @@ def plan(
     elif load is not None:
         _reject_conflicting_options("--load", options_given)
         _print_instances(load, solver_options, output)
+    elif price is not None:
+        _reject_conflicting_options("--price", {"plot": plot, "dump": dump})
+        _print_priced_plan(price, options_given, solver_options, output)
     else:
         _print_request(_build_query(options_given), solver_options, plot=plot, dump=dump, output=output)
 
@@ -70,6 +79,7 @@ def _reject_conflicting_options(option: str, others: Mapping[str, Any]) -> None:
 
 
 def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
+    from cli.planning.limits import parse_limits
     from cli.planning.request import GpuSelection, build_query, load_trained_model
 
     for needed in ("model", "global-batch"):
@@ -79,7 +89,28 @@ def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
     model = load_trained_model(
         options_given["model"], seq=options_given["seq"] or 0, frozen_layers=options_given["frozen-layers"] or 0
     )
-    return build_query(where, model=model, global_batch=options_given["global-batch"], memory=options_given["memory"])
+    return build_query(
+        where,
+        model=model,
+        global_batch=options_given["global-batch"],
+        memory=options_given["memory"],
+        limits=parse_limits(options_given["only"], options_given["without"]),
+    )
+
+
+def _print_priced_plan(
+    file: str, options_given: Mapping[str, Any], solver_options: options.SolverOptions, output: OutputFormat
+) -> None:
+    from cli.planning.priced_plan import PlanFile, render_priced_plan, solve_priced_plan
+
+    plan_file = PlanFile.read(file)
+    query = _build_query({**options_given, **plan_file.list_missing_options(options_given)})
+    if query.is_curve:
+        raise_input_error("--gpus: a range cannot be combined with --price. Use one number of GPUs.")
+    answer = solve_priced_plan(plan_file, query, tolerance=solver_options.tolerance)
+    print_document(answer, output, lambda: render_priced_plan(answer))
+    if not answer["runnable"]:
+        raise CommandError(f"{file}: the plan cannot run: {answer['violation']}")
 
 
 def _print_request(
@@ -112,7 +143,12 @@ def _print_plan(
     else:
         from cli.planning.solution import solve_plan
 
-        answer = solve_plan(request, tolerance=solver_options.tolerance, alternatives=solver_options.alternatives)
+        answer = solve_plan(
+            request,
+            tolerance=solver_options.tolerance,
+            alternatives=solver_options.alternatives,
+            simplicity=solver_options.simplicity,
+        )
     shape = str(request.shape)
     _print_or_fail(answer, output, f"no plan on {shape}", lambda: render_plan(answer, shape=shape))
 

@@ -35,6 +35,7 @@ from scheduler.documents.job_secrets import (
     to_secret_documents,
     to_secret_references,
 )
+from scheduler.documents.plan_limits import JobPlanDocument, to_plan_document, to_plan_limits
 from scheduler.documents.pod_template import (
     RESERVED_VARIABLE_FORM,
     check_template,
@@ -250,6 +251,11 @@ class JobDocument(Document):
         "tokens, such as `{512: 90, 8192: 10}`. `ebbtide submit --lengths FILE` makes it from a file. Default: all "
         "samples have `sequenceLength`.",
     )
+    plan: JobPlanDocument | None = Field(
+        default=None,
+        description="Limits of the parallel plans, for a job with `model` or `profile` and without `lengths`. Default: "
+        "none.",
+    )
     namespace: Label | Literal[""] = Field(
         default="", description="Kubernetes namespace of the job's pods. Empty: the operator's default."
     )
@@ -273,6 +279,10 @@ class JobDocument(Document):
             raise invalid_field("lengths", self.lengths, "at least one length; omit it for samples of equal length")
         if self.lengths and not self.model and self.profile is None:
             raise invalid_field("lengths", self.lengths, "nothing; only plans of a model or profile depend on lengths")
+        if self.plan is not None and not self.model and self.profile is None:
+            raise invalid_field("plan", None, "nothing; only jobs with a model or profile have plans to limit")
+        if self.plan is not None and self.lengths:
+            raise invalid_field("plan", None, "nothing; it cannot be combined with lengths")
         if (self.model or self.profile is not None) and self.global_batch is None:
             raise invalid_field("globalBatch", None, "at least 1: a job with a model or a profile needs it")
         return self
@@ -355,6 +365,8 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             on_resize=document.on_resize or _derive_on_resize(document.checkpoint),
             speeds=dict(document.speeds),
             lengths=tuple(sorted((document.lengths or {}).items())),
+            plan_limits=to_plan_limits(document.plan),
+            plan_simplicity=0.0 if document.plan is None else document.plan.simplicity,
             namespace=document.namespace,
             template_json=_canonical_json(template),
             framework=document.framework,
@@ -442,6 +454,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "fungible": spec.fungible,
         "speeds": dict(spec.speeds) or None,
         "lengths": {str(tokens): samples for tokens, samples in spec.lengths} or None,
+        "plan": to_plan_document(spec.plan_limits, spec.plan_simplicity),
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,
         "resourcesPer": spec.resources_per or None,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from scheduler.domain.plan_limits import PlanDimension as Use
 from scheduler.domain.plan_limits import PlanLimits
@@ -88,3 +89,13 @@ FRAMEWORK_LIMITS: Mapping[str, PlanLimits] = {
         is_uniform=True,
     ),
 }
+
+
+@lru_cache(maxsize=1024)
+def combine_framework_limits(framework: str, limits: PlanLimits) -> PlanLimits:
+    """Return the limits that only plans within `limits` keep that the framework can run.
+
+    Args:
+        framework: one of FRAMEWORK_LIMITS, or empty for none.
+    """
+    return limits.combine(FRAMEWORK_LIMITS[framework]) if framework else limits

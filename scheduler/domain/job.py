@@ -29,7 +29,7 @@ from scheduler.domain.job_state import (
 )
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
-from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
+from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest
 
 CORRECTIONS_MAX = 6
 SPEED_MEASUREMENT_S_MIN = 60.0
@@ -329,19 +329,10 @@ class Job:
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:
-        spec = self.spec
-        if not spec.has_profile:
+        request = self.spec.curve_request
+        if request is None:
             return LINEAR_CURVE_KEY
-        sizes = spec.global_batch, spec.sequence_length
-        return curve_key(
-            spec.model,
-            spec.profile_json,
-            *sizes,
-            memory_percent=self.memory.percent,
-            frozen_layers=frozen_layers,
-            lengths=spec.lengths,
-            limits=spec.plan_limits,
-        )
+        return replace(request, memory_percent=self.memory.percent, frozen_layers=frozen_layers).key
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:
         """Advance the progress to `now_s`. Measurements of the current workers are reset if new ones start."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
-from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS, combine_framework_limits
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
@@ -32,6 +32,7 @@ class JobSpec:
     owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
     lengths of samples, only for jobs with a model; empty for equal lengths. Without `on_resize`, `Job.resize_mode`
     follows. `program` is the user's code besides `command`. With `hang_timeout_s` None, a run never counts as hung.
+    `plan_limits` and `plan_simplicity` restrict the plans of a job with a model whose samples have equal lengths.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. Its first container's resources are those of a pod, or for each GPU of it if
@@ -68,6 +69,8 @@ class JobSpec:
     on_resize: OnResize | None = None
     program: Program = DEFAULT_PROGRAM
     resources_per: str = ""
+    plan_limits: PlanLimits = NO_LIMITS
+    plan_simplicity: float = 0.0
     framework: str = ""
 
     def __post_init__(self) -> None:
@@ -93,6 +96,12 @@ class JobSpec:
             raise ValueError("framework applies to jobs with model or profile, and without lengths, only; remove it")
         if self.framework and self.framework not in FRAMEWORK_LIMITS:
             raise ValueError(f"framework must be one of {', '.join(FRAMEWORK_LIMITS)}, got {self.framework!r}")
+        if not self.has_profile and (self.plan_limits != NO_LIMITS or self.plan_simplicity):
+            raise ValueError("plan applies to jobs with model or profile only; remove it")
+        if self.lengths and (self.plan_limits != NO_LIMITS or self.plan_simplicity):
+            raise ValueError("plan applies to jobs whose samples have equal lengths only; remove it or lengths")
+        if not 0 <= self.plan_simplicity <= 1:
+            raise ValueError(f"plan.simplicity must be between 0 and 1, got {self.plan_simplicity}")
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -118,9 +127,9 @@ class JobSpec:
         return self.has_profile and self.mixes_gpu_models and not is_bound
 
     @property
-    def plan_limits(self) -> PlanLimits:
-        """The limits of the job's plans: what its framework can run."""
-        return FRAMEWORK_LIMITS[self.framework] if self.framework else NO_LIMITS
+    def search_limits(self) -> PlanLimits:
+        """The limits of the job's plans: those of its owner, and of what its framework can run."""
+        return combine_framework_limits(self.framework, self.plan_limits)
 
     @property
     def is_elastic(self) -> bool:
@@ -137,12 +146,20 @@ class JobSpec:
             self.global_batch,
             self.sequence_length,
             lengths=self.lengths,
-            limits=self.plan_limits,
+            limits=self.search_limits,
+            simplicity=self.plan_simplicity,
         )
 
     @property
     def curve_key(self) -> str:
         if not self.has_profile:
             return LINEAR_CURVE_KEY
-        sizes, limits = (self.global_batch, self.sequence_length), self.plan_limits
-        return curve_key(self.model, self.profile_json, *sizes, lengths=self.lengths, limits=limits)
+        return curve_key(
+            self.model,
+            self.profile_json,
+            self.global_batch,
+            self.sequence_length,
+            lengths=self.lengths,
+            limits=self.search_limits,
+            simplicity=self.plan_simplicity,
+        )

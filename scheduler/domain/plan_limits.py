@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, ScheduleName
+from scheduler.domain.suggestions import suggest
 
 
 class PlanDimension(StrEnum):
@@ -65,6 +66,38 @@ DEGREES = (
     PlanDimension.INTERLEAVE,
 )
 """Dimensions with a degree. That of `interleave` is the number of chunks per device."""
+
+
+_SHORT_NAMES = {
+    "dp": (PlanDimension.DATA,),
+    "tp": (PlanDimension.TENSOR,),
+    "pp": (PlanDimension.PIPELINE,),
+    "ep": (PlanDimension.EXPERT,),
+    "sp": (PlanDimension.SEQUENCE_SHARDING,),
+    "cp": (PlanDimension.ULYSSES, PlanDimension.RING),
+    "zero": (PlanDimension.ZERO1, PlanDimension.ZERO2),
+    "zero3": (PlanDimension.FSDP,),
+}
+"""Other names that users may write; some stand for two dimensions."""
+
+
+def list_dimension_names() -> list[str]:
+    """Return all names that `parse_dimension_name` accepts."""
+    return [*(dimension.value for dimension in PlanDimension), *_SHORT_NAMES]
+
+
+def parse_dimension_name(name: str) -> tuple[PlanDimension, ...]:
+    """Return the dimensions that a name stands for; `-` and `_` mean the same.
+
+    Raises:
+        ValueError: the name is unknown. The message is what is accepted.
+    """
+    plain = name.strip().lower().replace("-", "_")
+    if plain in _SHORT_NAMES:
+        return _SHORT_NAMES[plain]
+    if plain not in list(PlanDimension):
+        raise ValueError(f"one of {', '.join(list_dimension_names())}{suggest(plain, list_dimension_names())}")
+    return (PlanDimension(plain),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,8 @@ class CurveRequest:
 
     `model` names a preset. `profile_json` is a complete model profile as canonical JSON instead. Plans must fit when
     `memory_percent` percent of their predicted peak memory is used. The first `frozen_layers` layers are not trained.
-    `lengths` is as in JobSpec: if it is not empty, plans are for samples of these lengths. Plans keep the `limits`.
+    `lengths` is as in JobSpec: if it is not empty, plans are for samples of these lengths. All plans are within
+    `limits`. Each is the simplest one that is slower than the fastest by at most the ratio `simplicity`.
     """
 
     model: str
@@ -204,6 +205,7 @@ class CurveRequest:
     frozen_layers: int = 0
     lengths: LengthHistogram = ()
     limits: PlanLimits = NO_LIMITS
+    simplicity: float = 0.0
 
     @property
     def key(self) -> str:
@@ -216,6 +218,7 @@ class CurveRequest:
             frozen_layers=self.frozen_layers,
             lengths=self.lengths,
             limits=self.limits,
+            simplicity=self.simplicity,
         )
 
 
@@ -230,14 +233,16 @@ def curve_key(
     frozen_layers: int = 0,
     lengths: LengthHistogram = (),
     limits: PlanLimits = NO_LIMITS,
+    simplicity: float = 0.0,
 ) -> str:
-    """Return the content address of a curve: readable for presets, with a digest for profiles, lengths and limits."""
+    """Return the content address of a curve: readable for presets, with digests of profile, lengths and limits."""
     name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
     memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
     unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
-    limited = f"/limits-{limits.key}" if limits.key else ""
-    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}"
+    limited = f"/limits-{limits.key}" if limits != NO_LIMITS else ""
+    simple = f"/simplicity-{simplicity:g}" if simplicity else ""
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}{simple}"
 
 
 Curve = ScalingCurve | LinearCurve

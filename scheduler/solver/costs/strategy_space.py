@@ -115,6 +115,9 @@ def enumerate_degrees(
     rows = []
     tensor_max = plan_limits.compute_degree_max(PlanDimension.TENSOR, gpus)
     expert_max = plan_limits.compute_degree_max(PlanDimension.EXPERT, gpus)
+    context_max = tuple(
+        plan_limits.compute_degree_max(dimension, gpus) for dimension in (PlanDimension.ULYSSES, PlanDimension.RING)
+    )
     tensor_degrees = _list_tensor_degrees(limits, dimensions, gcd(node_gpus, gpus))
     for micro_batches in list_divisors(global_batch):
         batch = global_batch // micro_batches
@@ -122,7 +125,7 @@ def enumerate_degrees(
             replicas = gpus // tp
             expert_degrees = [ep for ep in _list_expert_degrees(limits, dimensions, replicas) if ep <= expert_max]
             for dp in _list_data_degrees(batch, replicas, plan_limits):
-                for ulysses, ring in _list_context_degrees(limits, dimensions, tp, replicas // dp, plan_limits):
+                for ulysses, ring in _list_context_degrees(limits, dimensions, tp, replicas // dp, context_max):
                     can_shard = (
                         tp > 1
                         and Dimension.SEQUENCE_SHARDING in dimensions
@@ -166,17 +169,18 @@ def _list_shardings(can_shard: bool, plan_limits: PlanLimits) -> tuple[int, ...]
 
 
 def _list_context_degrees(
-    limits: DegreeLimits, dimensions: frozenset[Dimension], tp: int, context: int, plan_limits: PlanLimits
+    limits: DegreeLimits, dimensions: frozenset[Dimension], tp: int, context: int, largest: tuple[int, ...]
 ) -> list[tuple[int, int]]:
-    """Return pairs (ulysses, ring) with product `context`; the heads limit only Ulysses (USP, arXiv 2405.07719)."""
+    """Return pairs (ulysses, ring) with product `context`, both up to a largest degree.
+
+    The heads limit only Ulysses (USP, arXiv 2405.07719).
+    """
     pairs = [(ulysses, context // ulysses) for ulysses in list_divisors(context)]
-    ulysses_max = plan_limits.compute_degree_max(PlanDimension.ULYSSES, context)
-    ring_max = plan_limits.compute_degree_max(PlanDimension.RING, context)
     return [
         (ulysses, ring)
         for ulysses, ring in pairs
-        if ulysses <= ulysses_max
-        and ring <= ring_max
+        if ulysses <= largest[0]
+        and ring <= largest[1]
         and limits.tokens % compute_token_multiple(ulysses, ring) == 0
         and (ulysses == 1 or (Dimension.ULYSSES in dimensions and limits.attention_heads % (tp * ulysses) == 0))
         and (ring == 1 or Dimension.RING in dimensions)

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import inf
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from scheduler.solver.costs.pipeline_costs import (
     count_in_flight,
 )
 from scheduler.solver.costs.strategy_space import list_divisors
-from scheduler.solver.instance import Instance, Objective
+from scheduler.solver.instance import Instance, Ints, Objective
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import DeviceGroup, SolveRequest
 from scheduler.solver.search.pipeline_search import PipelineSearch, compute_balanced_bound_s
@@ -57,6 +58,10 @@ class PipelineConfig:
     borders: tuple[int, ...]
     stage_layers: int = 0
 
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.micro_batches, self.schedule.interleave)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
@@ -66,6 +71,7 @@ class Pipeline:
     groups: tuple[PipelineGroup, ...]
     config: PipelineConfig
     search: PipelineSearch
+    restriction: Hashable = None
 
     @property
     def devices(self) -> int:
@@ -82,8 +88,13 @@ class Pipeline:
         return sum(member.costed.costs.strategies for member in self.groups)
 
 
-def enumerate_pipelines(request: SolveRequest, oracle_cache: OracleCache) -> Iterator[Pipeline]:
-    """Yield all pipelines within the request's limits in a fixed order; each uses all GPUs of the request."""
+def enumerate_pipelines(
+    request: SolveRequest, oracle_cache: OracleCache, *, useful_s: float = inf
+) -> Iterator[Pipeline]:
+    """Yield all pipelines within the request's limits in a fixed order; each uses all GPUs of the request.
+
+    Pipelines of one strategy that takes `useful_s` or longer at best are left out.
+    """
     if request.limits.is_uniform:
         request = _keep_common_dimensions(request)
     limits = request.limits
@@ -101,7 +112,7 @@ def enumerate_pipelines(request: SolveRequest, oracle_cache: OracleCache) -> Ite
             )
             for schedule, borders in _enumerate_schedules(groups, micro_batches, len(layers), limits):
                 config = PipelineConfig(schedule, micro_batches, borders, 0 if borders else stage_layers)
-                for chosen, restriction in _restrict_groups(groups, config, limits):
+                for chosen, restriction in _restrict_groups(layers, groups, config, limits, useful_s):
                     yield _build_pipeline(layers, chosen, config, oracle_cache, restriction)
 
 
@@ -159,7 +170,7 @@ def _needs_gpipe(groups: tuple[PipelineGroup, ...], limits: PlanLimits) -> bool:
 
 
 def _restrict_groups(
-    groups: tuple[PipelineGroup, ...], config: PipelineConfig, limits: PlanLimits
+    layers: LayerChain, groups: tuple[PipelineGroup, ...], config: PipelineConfig, limits: PlanLimits, useful_s: float
 ) -> Iterator[tuple[tuple[PipelineGroup, ...], Hashable]]:
     """Yield the groups with the strategies that one pipeline may use, and a key of this choice.
 
@@ -177,12 +188,30 @@ def _restrict_groups(
     if not limits.is_uniform:
         yield groups, restriction
         return
-    for columns in list_shared_strategies([member.costed for member in groups], in_flight_max=config.micro_batches):
-        chosen = tuple(
-            replace(member, costed=member.costed.select(numbers))
-            for member, numbers in zip(groups, columns, strict=True)
-        )
-        yield chosen, (restriction, tuple(tuple(numbers.tolist()) for numbers in columns))
+    devices = sum(member.devices for member in groups)
+    shared = list_shared_strategies(
+        [member.costed for member in groups], layers.types, in_flight_max=config.micro_batches
+    )
+    for columns, layers_s in shared:
+        if config.objective.compute_time_s(layers_s, layers_s / devices) < useful_s:
+            yield _select_columns(groups, columns), (restriction, _to_key(columns))
+
+
+def select_strategies(pipeline: Pipeline, columns: tuple[Ints, ...], oracle_cache: OracleCache) -> Pipeline:
+    """Return the pipeline with only some of its strategies, given by their numbers in each group."""
+    groups = _select_columns(pipeline.groups, columns)
+    restriction = (pipeline.restriction, _to_key(columns))
+    return _build_pipeline(pipeline.layers, groups, pipeline.config, oracle_cache, restriction)
+
+
+def _select_columns(groups: tuple[PipelineGroup, ...], columns: tuple[Ints, ...]) -> tuple[PipelineGroup, ...]:
+    return tuple(
+        replace(member, costed=member.costed.select(numbers)) for member, numbers in zip(groups, columns, strict=True)
+    )
+
+
+def _to_key(columns: tuple[Ints, ...]) -> Hashable:
+    return tuple(tuple(numbers.tolist()) for numbers in columns)
 
 
 def _drop_exclusive_strategies(
@@ -218,11 +247,9 @@ def _build_pipeline(
         )
         for member in groups
     )
-    objective = Objective(config.micro_batches, config.schedule.interleave)
-    bound_s = compute_balanced_bound_s(oracles, [member.devices for member in groups], objective)
-    return Pipeline(
-        layers, groups, config, PipelineSearch(partial(_build_instance, layers, groups, config), oracles, bound_s)
-    )
+    bound_s = compute_balanced_bound_s(oracles, [member.devices for member in groups], config.objective)
+    search = PipelineSearch(partial(_build_instance, layers, groups, config), oracles, bound_s)
+    return Pipeline(layers, groups, config, search, restriction)
 
 
 def _build_instance(layers: LayerChain, groups: tuple[PipelineGroup, ...], config: PipelineConfig) -> Instance:

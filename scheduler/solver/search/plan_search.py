@@ -62,9 +62,9 @@ class SearchOutcome:
     full_shape_plan: ParallelPlan | None = None
 
 
-def solve_plan(request: SolveRequest) -> ParallelPlan | Infeasibility:
-    """Return the fastest plan for `request`, proven optimal, or the reason why there is none."""
-    return search_plan(request).result
+def solve_plan(request: SolveRequest, *, tolerance: float = 0.0) -> ParallelPlan | Infeasibility:
+    """Return the fastest plan for `request`, proven within `tolerance`, or the reason why there is none."""
+    return search_plan(request, tolerance=tolerance).result
 
 
 def search_plan(

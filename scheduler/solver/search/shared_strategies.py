@@ -11,8 +11,12 @@ from scheduler.solver.instance import Ints
 from scheduler.solver.search.stage_bounds import find_undominated_columns, list_comparable_costs
 
 
-def list_shared_strategies(groups: Sequence[CostedStrategies], *, in_flight_max: float) -> list[tuple[Ints, ...]]:
-    """Return the strategies that can be of use for a whole plan: for each one, its number in every group as an array.
+def list_shared_strategies(
+    groups: Sequence[CostedStrategies], types: Ints, *, in_flight_max: float
+) -> list[tuple[tuple[Ints, ...], float]]:
+    """Return the strategies that can be of use for a whole plan of layers of `types`.
+
+    For each one: its number in every group as an array, and the least time of a micro-batch through all layers.
 
     In a plan of one strategy there are no changes of layout. So strategies with different layouts compare as well:
     one that costs no more than another in any respect, in every group, replaces it in all layers.
@@ -25,7 +29,12 @@ def list_shared_strategies(groups: Sequence[CostedStrategies], *, in_flight_max:
         for costed, numbers in zip(groups, shared, strict=True)
     ]
     useful = find_undominated_columns(np.concatenate(rows))
-    return [tuple(numbers[at : at + 1] for numbers in shared) for at in useful.tolist()]
+    counts = np.bincount(types, minlength=len(groups[0].costs.time_s))
+    least_s = np.minimum.reduce(
+        [costed.costs.time_s[:, numbers] for costed, numbers in zip(groups, shared, strict=True)]
+    )
+    layers_s = (counts @ least_s).tolist()
+    return [(tuple(numbers[at : at + 1] for numbers in shared), layers_s[at]) for at in useful.tolist()]
 
 
 def _match_strategies(groups: Sequence[CostedStrategies]) -> Ints:
