@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ def plan(
     memory: options.MemoryOption = None,
     only: options.OnlyOption = None,
     without: options.WithoutOption = None,
+    framework: options.ForOption = None,
     price: options.PriceOption = None,
     simplicity: options.SimplicityOption = None,
     tolerance: options.ToleranceOption = 0.0,
@@ -54,7 +56,7 @@ def plan(
         "global-batch": global_batch,
     }
     options_given |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
-    options_given |= {"only": only, "without": without, "price": price, "simplicity": simplicity}
+    options_given |= {"only": only, "without": without, "for": framework, "price": price, "simplicity": simplicity}
     time_limit_s, simplicity = inf if time_limit is None else time_limit, 0.02 if simplicity is None else simplicity
     solver_options = options.SolverOptions(solver, tolerance, time_limit_s, alternatives, simplicity)
     if galvatron is not None:
@@ -79,6 +81,7 @@ def _reject_conflicting_options(option: str, others: Mapping[str, Any]) -> None:
 
 
 def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
+    from cli.planning.framework_export import parse_framework
     from cli.planning.limits import parse_limits
     from cli.planning.request import GpuSelection, build_query, load_trained_model
 
@@ -89,13 +92,15 @@ def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
     model = load_trained_model(
         options_given["model"], seq=options_given["seq"] or 0, frozen_layers=options_given["frozen-layers"] or 0
     )
-    return build_query(
+    framework = parse_framework(options_given["for"])
+    query = build_query(
         where,
         model=model,
         global_batch=options_given["global-batch"],
         memory=options_given["memory"],
         limits=parse_limits(options_given["only"], options_given["without"]),
     )
+    return query if framework is None else replace(query, framework=framework.name)
 
 
 def _print_priced_plan(
@@ -108,9 +113,11 @@ def _print_priced_plan(
     if query.is_curve:
         raise_input_error("--gpus: a range cannot be combined with --price. Use one number of GPUs.")
     answer = solve_priced_plan(plan_file, query, tolerance=solver_options.tolerance)
-    print_document(answer, output, lambda: render_priced_plan(answer))
+    if answer["runnable"]:
+        answer = _add_export(answer, query, solver_options)
+    print_document(answer, output, lambda: _render_with_export(answer, render_priced_plan(answer)))
     if not answer["runnable"]:
-        raise CommandError(f"{file}: the plan cannot run: {answer['violation']}")
+        raise CommandError(f"{file}: the plan cannot run: {answer['violation']}{_suggest_plan(answer, query)}")
 
 
 def _print_request(
@@ -150,7 +157,42 @@ def _print_plan(
             simplicity=solver_options.simplicity,
         )
     shape = str(request.shape)
-    _print_or_fail(answer, output, f"no plan on {shape}", lambda: render_plan(answer, shape=shape))
+    if "infeasible" not in answer:
+        answer = _add_export(answer, query, solver_options)
+    _print_or_fail(
+        answer, output, f"no plan on {shape}", lambda: _render_with_export(answer, render_plan(answer, shape=shape))
+    )
+
+
+def _add_export(answer: dict[str, Any], query: PlanQuery, solver_options: options.SolverOptions) -> dict[str, Any]:
+    """Return the answer with its plan in the words of the query's framework, if there is one."""
+    if not query.framework:
+        return answer
+    from cli.planning.framework_export import export_answer, parse_framework
+
+    framework = parse_framework(query.framework)
+    assert framework is not None, "the query names a framework"
+    return {**answer, "export": export_answer(answer, framework, query, tolerance=solver_options.tolerance)}
+
+
+def _render_with_export(answer: Mapping[str, Any], plan: RenderableType) -> RenderableType:
+    if "export" not in answer:
+        return plan
+    from rich.text import Text
+
+    from cli.output import stack
+    from cli.planning.framework_export import render_export
+
+    return stack(plan, Text(), render_export(answer["export"]))
+
+
+def _suggest_plan(answer: Mapping[str, Any], query: PlanQuery) -> str:
+    """Return a sentence with the fastest plan that the query's framework can express."""
+    if not query.framework or answer["optimum"] is None:
+        return ""
+    from cli.planning.plan_tables import summarize_plan
+
+    return f". The fastest plan for {query.framework} is {summarize_plan(answer['optimum'])}"
 
 
 def _print_curve(

@@ -90,6 +90,15 @@ WithoutOption = Annotated[
     list[str] | None,
     _plan_option("--without", metavar="DIMENSION", help="Dimensions that the plan may not use. Repeatable."),
 ]
+ForOption = Annotated[
+    str | None,
+    _plan_option(
+        "--for",
+        metavar="FRAMEWORK",
+        help="Search only plans that a training framework can run, and print the plan in its words: megatron-lm, "
+        "deepspeed, torchtitan, accelerate, galvatron, colossalai or llama-factory.",
+    ),
+]
 PriceOption = Annotated[
     str | None,
     _plan_option(
@@ -152,7 +161,10 @@ DEFAULT_GPU = "a100-80g"
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """One model and global batch, to plan on each of `shapes`. `memory_bytes` 0 means all of a GPU's memory."""
+    """One model and global batch, to plan on each of `shapes`. `memory_bytes` 0 means all of a GPU's memory.
+
+    `limits` are the user's own. A `framework` adds those of what it can run.
+    """
 
     model: ModelProfile
     hardware: tuple[HardwareProfile, ...]
@@ -161,6 +173,7 @@ class PlanQuery:
     global_batch: int
     memory_bytes: int
     limits: PlanLimits
+    framework: str = ""
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -169,12 +182,12 @@ class PlanQuery:
         return min(self.memory_bytes or largest, largest)
 
     def build_request(self, shape: GpuShape) -> SolveRequest:
+        from scheduler.domain.framework_limits import combine_framework_limits
         from scheduler.solver.request import SolveRequest
 
+        limits = combine_framework_limits(self.framework, self.limits)
         with input_errors_from(""):
-            return SolveRequest(
-                self.model, self.hardware, shape, self.global_batch, self.memory_bytes, limits=self.limits
-            )
+            return SolveRequest(self.model, self.hardware, shape, self.global_batch, self.memory_bytes, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,7 @@ def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
         "EBBTIDE_URL": document.url,
         "EBBTIDE_TOKEN": document.token,
         "EBBTIDE_PLAN": "" if paths.plan is None else str(paths.plan),
+        "EBBTIDE_FRAMEWORK": document.framework,
         "EBBTIDE_CHECKPOINT_DIR": paths.checkpoint_dir,
         "EBBTIDE_RUN_DIR": str(paths.run_dir),
         "EBBTIDE_STEPS": str(document.steps),

@@ -1,0 +1,87 @@
+"""`ebbtide plan --for NAME`: the plan in a framework's words, and what the framework's limits cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cli.inputs import raise_input_error
+from cli.output import format_percent, stack
+from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.plan_export.framework import ExportedPlan, Framework
+from scheduler.plan_export.frameworks import find_framework
+from scheduler.plan_export.placeholders import format_args
+from scheduler.solver.request import SolveRequest
+from scheduler.solver.search.plan_search import solve_plan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cli.planning.request import PlanQuery
+
+Json = dict[str, Any]
+
+_FASTER_RATIO_MIN = 1e-3
+"""Smallest gain of a plan that the framework cannot express which is worth mentioning."""
+
+
+def parse_framework(name: str | None) -> Framework | None:
+    """Return the framework of `--for`. Raises InputError if there is none of this name."""
+    if name is None:
+        return None
+    try:
+        return find_framework(name)
+    except ValueError as error:
+        raise_input_error(f"--for: {error}")
+
+
+def export_answer(answer: Mapping[str, Any], framework: Framework, query: PlanQuery, *, tolerance: float) -> Json:
+    """Return the plan of an answer in the framework's words.
+
+    `faster` is the fastest plan that the framework cannot express, with the reason; None if it can express the fastest.
+    """
+    plan = plan_from_json({"optimality_gap": 0.0, **answer})
+    request = replace(query.build_request(query.shapes[0]), limits=query.limits)
+    exported = framework.export(plan)
+    return {
+        "framework": framework.name,
+        "args": list(exported.args),
+        "file": None if exported.file is None else {"name": exported.file.name, "text": exported.file.text},
+        "faster": _find_faster_plan(plan, framework, request, tolerance),
+    }
+
+
+def render_export(export: Mapping[str, Any]) -> RenderableType:
+    """Return the arguments and the file, ready to be copied, and the faster plan if there is one."""
+    from rich.text import Text
+
+    return stack(*(Text(line) for line in _list_lines(export)))
+
+
+def _list_lines(export: Mapping[str, Any]) -> Iterator[str]:
+    title, file, faster = find_framework(export["framework"]).title, export["file"], export["faster"]
+    if faster is not None:
+        gain = format_percent(faster["faster_ratio"])
+        yield f"{title} cannot express {faster['plan']}, which is {gain} faster: {faster['reason']}"
+        yield ""
+    if export["args"]:
+        yield f"Arguments for {title}:"
+        yield format_args(ExportedPlan(tuple(export["args"])), "" if file is None else file["name"])
+    if export["args"] and file is not None:
+        yield ""
+    if file is not None:
+        yield f"{file['name']} for {title}:"
+        yield file["text"].rstrip()
+
+
+def _find_faster_plan(
+    plan: ParallelPlan, framework: Framework, request: SolveRequest, tolerance: float
+) -> dict[str, Any] | None:
+    fastest = solve_plan(request, tolerance=tolerance)
+    if not isinstance(fastest, ParallelPlan) or not (reason := framework.find_problem(fastest)):
+        return None
+    ratio = plan.iteration_time_s / fastest.iteration_time_s - 1.0
+    if ratio < _FASTER_RATIO_MIN:
+        return None
+    return {"plan": fastest.summarize(), "reason": reason, "faster_ratio": ratio}
