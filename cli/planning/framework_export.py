@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cli.inputs import raise_input_error
 from cli.output import format_percent, stack
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
-from scheduler.plan_export.framework import ExportedPlan, Framework
+from scheduler.plan_export.framework import Framework
 from scheduler.plan_export.frameworks import find_framework
-from scheduler.plan_export.placeholders import format_args
+from scheduler.plan_export.placeholders import fill_args
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import solve_plan
 
@@ -67,12 +69,20 @@ def _list_lines(export: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     if export["args"]:
         yield f"Arguments for {title}:"
-        yield format_args(ExportedPlan(tuple(export["args"])), "" if file is None else file["name"])
+        yield from _list_argument_lines(export["args"], "" if file is None else file["name"])
     if export["args"] and file is not None:
         yield ""
     if file is not None:
         yield f"{file['name']} for {title}:"
         yield file["text"].rstrip()
+
+
+def _list_argument_lines(args: Sequence[str], file: str) -> Iterator[str]:
+    """Yield one line per flag, each but the last continued as in a shell."""
+    words = [shlex.quote(word) for word in fill_args(args, file)]
+    starts = [at for at, word in enumerate(words) if word.startswith("--") or at == 0]
+    for start, end in pairwise([*starts, len(words)]):
+        yield "  " + " ".join(words[start:end]) + (" \\" if end < len(words) else "")
 
 
 def _find_faster_plan(

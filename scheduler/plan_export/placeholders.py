@@ -47,18 +47,14 @@ def fill_placeholders(command: Sequence[str], plan: ParallelPlan, exported: Expo
     Raises:
         ValueError: a placeholder has no value for this plan.
     """
-    args = _fill_args(exported, file)
+    args = fill_args(exported.args, file)
     values = {**list_plan_values(plan), "file": file, "args": shlex.join(args)}
     return tuple(_fill_words(command, values, args))
 
 
-def format_args(exported: ExportedPlan, file: str) -> str:
-    """Return the arguments as a shell takes them, with the path of the exported file."""
-    return shlex.join(_fill_args(exported, file))
-
-
-def _fill_args(exported: ExportedPlan, file: str) -> tuple[str, ...]:
-    return tuple(word.replace(PLAN_FILE, file) for word in exported.args)
+def fill_args(args: Sequence[str], file: str) -> tuple[str, ...]:
+    """Return exported arguments with the path of the exported file."""
+    return tuple(word.replace(PLAN_FILE, file) for word in args)
 
 
 def _fill_words(command: Sequence[str], values: Mapping[str, str], args: tuple[str, ...]) -> Iterator[str]:
