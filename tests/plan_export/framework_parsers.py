@@ -1,7 +1,7 @@
 """Reads exported plans with the frameworks' own parsers. Runs in the environment of `make frameworks`.
 
-Input: a JSON list of exports (`framework`, `args`, `file`, `world_size`, `layers`). Output: a JSON list with what each parser
-made of it, in the terms of placeholders. Without an argument of an export that the parser needs, it fails.
+Input: a JSON list of exports (`framework`, `args`, `file`, `world_size`, `layers`). Output: a JSON list with what each
+parser made of it, in the terms of placeholders. It fails on an argument that a parser does not know.
 """
 
 from __future__ import annotations
