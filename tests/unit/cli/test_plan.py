@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import yaml
 from typer.testing import Result
 
 from cli.planning.plan_tables import format_degrees, format_layer_ranges, format_pipeline
-from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, plan_from_json, plan_to_json
 from scheduler.solver.profiles.catalog import load_model
+from tests.builders_plan_export import build_plan
 
 Run = Callable[..., Result]
 PLAN_FIELDS = {field.name for field in fields(ParallelPlan)} - {"peak_bytes_by_model"}
@@ -158,3 +160,33 @@ def test_degrees_layers_and_pipelines_are_formatted() -> None:
     assert format_layer_ranges([0, 4, 8, 12, 16]) == "0, 4, ..., 16"
     plan = {"stages": [1, 2], "schedule": {"name": "1f1b"}, "micro_batches": 4, "micro_batch_size": 2}
     assert format_pipeline(plan) == "2 stages, 1f1b, 4 micro-batches of 2 samples"
+
+
+def test_a_plan_for_a_framework_is_printed_in_its_words(run: Run) -> None:
+    document = answer(run(*GPT2, "--gpus", "4", "--for", "deepspeed", "-o", "json"))
+    exported = document["export"]
+    assert exported["framework"] == "deepspeed"
+    assert json.loads(exported["file"]["text"])["train_batch_size"] == 8
+    assert len({str({**each, "layers": 0}) for stage in document["stages"] for each in stage["strategies"]}) == 1
+    table = run(*GPT2, "--gpus", "4", "--for", "megatron-lm")
+    assert table.exit_code == 0, table.output
+    assert "--tensor-model-parallel-size" in table.stdout
+
+
+def test_an_unknown_framework_is_refused(run: Run) -> None:
+    result = run(*GPT2, "--gpus", "4", "--for", "deepspeeed")
+    assert result.exit_code == 2
+    assert "--for: 'deepspeeed'" in result.stderr
+    assert "did you mean 'deepspeed'?" in result.stderr
+
+
+def test_a_plan_that_a_framework_cannot_express_is_refused_with_the_plan_to_use_instead(
+    run: Run, tmp_path: Path
+) -> None:
+    plan = build_plan(6, 6, strategy=LayerStrategy(1, dp=2), micro_batches=2)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan_to_json(plan)), encoding="utf-8")
+    result = run(*GPT2, "--price", str(path), "--for", "deepspeed")
+    assert result.exit_code == 1
+    assert "pipeline" in result.stderr
+    assert "The fastest plan for deepspeed is" in " ".join(result.stderr.split())
