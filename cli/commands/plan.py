@@ -47,7 +47,7 @@ def plan(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Find the fastest parallel plan of a model. The plan fits into the memory of the given GPUs."""
-    options_given = {
+    options_given: dict[str, Any] = {
         "model": model,
         "gpus": gpus,
         "gpu": gpu,
@@ -115,6 +115,10 @@ def _print_priced_plan(
     answer = solve_priced_plan(plan_file, query, tolerance=solver_options.tolerance)
     if answer["runnable"]:
         answer = _add_export(answer, query, solver_options)
+    elif query.framework:
+        from cli.planning.framework_export import find_nearest_answer
+
+        answer = {**answer, "nearest": find_nearest_answer(answer, query)}
     print_document(answer, output, lambda: _render_with_export(answer, render_priced_plan(answer)))
     if not answer["runnable"]:
         raise CommandError(f"{file}: the plan cannot run: {answer['violation']}{_suggest_plan(answer, query)}")
@@ -187,12 +191,12 @@ def _render_with_export(answer: Mapping[str, Any], plan: RenderableType) -> Rend
 
 
 def _suggest_plan(answer: Mapping[str, Any], query: PlanQuery) -> str:
-    """Return a sentence with the fastest plan that the query's framework can express."""
-    if not query.framework or answer["optimum"] is None:
-        return ""
+    """Return the plans that the query's framework can express instead: the nearest one, and the fastest."""
     from cli.planning.plan_tables import summarize_plan
 
-    return f". The fastest plan for {query.framework} is {summarize_plan(answer['optimum'])}"
+    named = {"nearest": answer.get("nearest"), "fastest": answer["optimum"]} if query.framework else {}
+    found = [f"The {name} plan for {query.framework}: {summarize_plan(plan)}" for name, plan in named.items() if plan]
+    return "".join(f"\n  {sentence}" for sentence in found)
 
 
 def _print_curve(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from cli.inputs import raise_input_error
 from cli.output import format_percent, stack
-from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json, plan_to_json
 from scheduler.plan_export.framework import Framework
 from scheduler.plan_export.frameworks import find_framework
 from scheduler.plan_export.placeholders import fill_args
+from scheduler.solver.nearest_plan import find_nearest_plan
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import solve_plan
 
@@ -52,6 +53,15 @@ def export_answer(answer: Mapping[str, Any], framework: Framework, query: PlanQu
         "file": None if exported.file is None else {"name": exported.file.name, "text": exported.file.text},
         "faster": _find_faster_plan(plan, framework, request, tolerance),
     }
+
+
+def find_nearest_answer(answer: Mapping[str, Any], query: PlanQuery) -> Json | None:
+    """Return the plan nearest to that of an answer which the query's framework can express, None if there is none."""
+    gpu = query.hardware[0].gpu
+    plan = plan_from_json({**answer, "optimality_gap": 0.0})
+    stages = tuple(stage if stage.gpu else replace(stage, gpu=gpu) for stage in plan.stages)
+    nearest = find_nearest_plan(replace(plan, stages=stages), query.build_request(query.shapes[0]))
+    return None if nearest is None else plan_to_json(nearest)
 
 
 def render_export(export: Mapping[str, Any]) -> RenderableType:

@@ -40,7 +40,7 @@ def parse_deepspeed(case: Case) -> dict[str, Any]:
         "micro_batches": parsed.gradient_accumulation_steps,
         "global_batch": parsed.train_batch_size,
         "dp": replicas,
-        "offload": reader.is_offload(),
+        "offload": parsed.zero_config.offload_optimizer is not None,
     }
 
 

@@ -189,4 +189,5 @@ def test_a_plan_that_a_framework_cannot_express_is_refused_with_the_plan_to_use_
     result = run(*GPT2, "--price", str(path), "--for", "deepspeed")
     assert result.exit_code == 1
     assert "pipeline" in result.stderr
-    assert "The fastest plan for deepspeed is" in " ".join(result.stderr.split())
+    assert "The nearest plan for deepspeed: dp4" in result.stderr
+    assert "The fastest plan for deepspeed" in result.stderr
