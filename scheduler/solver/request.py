@@ -66,6 +66,8 @@ class SolveRequest:
     limits: PlanLimits = NO_LIMITS
 
     def __post_init__(self) -> None:
+        if self.limits == NO_LIMITS:
+            object.__setattr__(self, "limits", NO_LIMITS)  # The search compares by identity, which is faster.
         if not self.shape.groups:
             raise RequestError("shape is empty; it must have at least one group of GPUs")
         profiled = [profile.gpu for profile in self.hardware]

@@ -104,7 +104,7 @@ def enumerate_pipelines(
         devices = sum(group.gpus // width for group, width in widths)
         stage_layers = len(layers) // devices if limits.has_equal_stages and devices > 1 else 0
         for micro_batches in sorted(set(costed[0]).intersection(*costed[1:])):
-            if not limits.allows_micro_batches(micro_batches, devices):
+            if limits is not NO_LIMITS and not limits.allows_micro_batches(micro_batches, devices):
                 continue
             groups = tuple(
                 PipelineGroup(group, group.gpus // width, setting, costs[micro_batches])
@@ -176,7 +176,10 @@ def _restrict_groups(
 
     Nothing is yielded if limits leave a group without a strategy.
     """
-    restriction: Hashable = None if limits == NO_LIMITS else limits
+    if limits is NO_LIMITS:
+        yield groups, None
+        return
+    restriction: Hashable = limits
     if sum(member.devices for member in groups) > 1:
         used = (PlanDimension.PIPELINE, SCHEDULES[config.schedule.name])
         if used in limits.exclusive:

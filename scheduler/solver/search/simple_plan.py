@@ -123,9 +123,9 @@ def _list_promising_pairs(pipeline: Pipeline, useful_s: float) -> Iterator[tuple
     sums_s = np.zeros((len(useful), len(useful)))
     for price in compute_candidate_prices(time_s, memory).tolist():
         sums_s = np.maximum(sums_s, _sum_cheaper(time_s + price * memory, counts) - price * capacity_bytes)
-    sums_s[_sum_cheaper(memory.astype(np.float64), counts) > capacity_bytes] = np.inf
     objective = pipeline.config.objective
     bounds_s = objective.sum_weight * sums_s + objective.max_weight * sums_s / pipeline.devices
+    bounds_s[_sum_cheaper(memory.astype(np.float64), counts) > capacity_bytes] = np.inf
     for one, two in np.argwhere(np.triu(bounds_s < useful_s, k=1)).tolist():
         yield float(bounds_s[one, two]), useful[[one, two]]
 

@@ -32,7 +32,16 @@ def answer(result: Result) -> Any:
 
 def test_plan_json_has_the_plan_fields_and_search_statistics(run: Run) -> None:
     document = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
-    assert set(document) == {*PLAN_FIELDS, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
+    assert set(document) == {
+        *PLAN_FIELDS,
+        "search_time_s",
+        "candidates",
+        "inspection",
+        "runners_up",
+        "remark",
+        "whole",
+        "simplest",
+    }
     plan = plan_from_json({field: document[field] for field in PLAN_FIELDS})
     assert (plan.world_size, plan.global_batch) == (4, 8)
     assert plan.stages[0].gpu == "a100-80g"
@@ -66,6 +75,38 @@ def test_tolerance_bounds_the_optimality_gap(run: Run) -> None:
     assert exact["optimality_gap"] == 0
     assert rough["optimality_gap"] <= 0.2
     assert rough["iteration_time_s"] * (1 - rough["optimality_gap"]) <= exact["iteration_time_s"] * (1 + 1e-9)
+
+
+def test_limits_restrict_the_plan(run: Run) -> None:
+    words = (*LLAMA, "--gpus", "8", "--alternatives", "0", "-o", "json")
+    free, limited = answer(run(*words)), answer(run(*words, "--without", "fsdp,zero", "--without", "hybrid-shard"))
+    assert {run["zero"] for stage in free["stages"] for run in stage["strategies"]} == {3}
+    assert {run["zero"] for stage in limited["stages"] for run in stage["strategies"]} == {0}
+    assert limited["iteration_time_s"] > free["iteration_time_s"]
+    only = answer(run(*words, "--only", "tensor"))
+    assert [(stage["gpus"], run["tp"]) for stage in only["stages"] for run in stage["strategies"]] == [(8, 8)]
+
+
+def test_limits_that_leave_no_plan_name_a_change(run: Run) -> None:
+    result = run(*LLAMA, "--gpus", "8", "--only", "data")
+    assert result.exit_code == 1
+    assert "\n  binding: limits\n  change: allow " in result.stderr
+
+
+def test_an_unknown_dimension_is_rejected(run: Run) -> None:
+    for option in ("--only", "--without"):
+        result = run(*GPT2, "--gpus", "2", option, "data,tensr")
+        assert result.exit_code == 2
+        assert f"{option}: 'tensr'" in result.stderr
+        assert "did you mean 'tensor'" in result.stderr
+
+
+def test_simplest_plan_is_within_the_ratio(run: Run) -> None:
+    words = ("plan", "--model", "llama-2-13b", "--global-batch", "32", "--gpus", "8", "--memory", "60GB")
+    document = answer(run(*words, "--alternatives", "0", "--tolerance", "0.001", "-o", "json"))
+    simplest = document["simplest"]
+    assert (simplest["strategies"], simplest["strategies_min"]) == (1, 1)
+    assert 0 <= simplest["slower_ratio"] <= 0.02
 
 
 def test_yaml_equals_json(run: Run) -> None:
