@@ -100,7 +100,12 @@ def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
         memory=options_given["memory"],
         limits=parse_limits(options_given["only"], options_given["without"]),
     )
-    return query if framework is None else replace(query, framework=framework.name)
+    if framework is None:
+        return query
+    if len(query.hardware) > 1:
+        models = " and ".join(profile.gpu for profile in query.hardware)
+        raise_input_error(f"--for: {framework.title} has no plans on several GPU models ({models}). Plan one of them.")
+    return replace(query, framework=framework.name)
 
 
 def _print_priced_plan(

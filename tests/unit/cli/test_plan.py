@@ -221,6 +221,14 @@ def test_an_unknown_framework_is_refused(run: Run) -> None:
     assert "did you mean 'deepspeed'?" in result.stderr
 
 
+def test_a_framework_has_no_plans_on_several_gpu_models(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "shape.yaml"
+    path.write_text("- {gpu: a100-80g, nodes: 1, gpus_per_node: 1}\n- {gpu: t4, nodes: 1, gpus_per_node: 1}\n")
+    result = run(*GPT2, "--shape", str(path), "--for", "megatron-lm")
+    assert result.exit_code == 2
+    assert "--for: Megatron-LM" in result.stderr
+
+
 def test_a_plan_that_a_framework_cannot_express_is_refused_with_the_plan_to_use_instead(
     run: Run, tmp_path: Path
 ) -> None:
