@@ -11,10 +11,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import field, make_dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 Case = dict[str, Any]
 
@@ -68,13 +68,24 @@ def parse_accelerate(case: Case) -> dict[str, Any]:
 
 
 def parse_torchtitan(case: Case) -> dict[str, Any]:
-    """Read with torchtitan's ConfigManager, over its smallest model, and with its ParallelDims."""
-    for name in ("triton", "triton.language"):  # without a GPU there is no triton; its kernels are only defined here
-        sys.modules.setdefault(name, MagicMock())
-    from torchtitan.config import ConfigManager
-    from torchtitan.distributed import ParallelDims
+    """Read with torchtitan's ConfigManager and ParallelDims.
 
-    config = ConfigManager().parse_args(["--module", "llama3", "--config", "llama3_debugmodel", *case["args"]])
+    Its models need triton, which exists for GPUs only. So the configuration has only the sections that are exported.
+    """
+    from torchtitan.config import ConfigManager, ParallelismConfig, TrainingConfig
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig
+
+    sections = [
+        ("training", TrainingConfig, field(default_factory=TrainingConfig)),
+        ("parallelism", ParallelismConfig, field(default_factory=ParallelismConfig)),
+        ("activation_checkpoint", ActivationCheckpointingConfig, field(default=None)),
+        ("hf_assets_path", str, field(default=".")),
+    ]
+    registry = ModuleType("minimal_config")
+    registry.__dict__["minimal"] = make_dataclass("Minimal", sections)
+    sys.modules[registry.__name__] = registry
+    config = ConfigManager().parse_args(["--module", registry.__name__, "--config", "minimal", *case["args"]])
     dims = ParallelDims.from_config(config.parallelism, case["world_size"])
     dp = dims.dp_replicate * dims.dp_shard
     samples = config.training.local_batch_size
