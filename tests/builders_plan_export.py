@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import islice
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
 from scheduler.plan_export.framework import Framework
@@ -53,7 +54,7 @@ def _draw_any_plan(rng: random.Random, *, is_uniform: bool) -> ParallelPlan:
     others: tuple[LayerStrategy, ...] = ()
     if not is_uniform and lengths[-1] > 1:
         alike = (drawn for drawn in (_draw_strategy(rng) for _ in range(50)) if drawn.gpus == strategy.gpus)
-        others = tuple(other for other in alike if other.dp == strategy.dp)[: lengths[-1] - 1]
+        others = tuple(islice((other for other in alike if other.dp == strategy.dp), lengths[-1] - 1))
     micro_batches = devices * rng.randint(1, 4)
     return build_plan(
         *lengths,
