@@ -86,9 +86,8 @@ def _list_variants(base: LayerStrategy) -> Iterator[LayerStrategy]:
 def _count_changes(base: LayerStrategy, strategy: LayerStrategy) -> int:
     """Count the fields that differ. The shard group follows from the others, except for shards within a node."""
     fields = ("tp", "sequence_sharding", "dp", "zero", "ulysses", "ring", "ep", "recompute", "offload")
-    changes = sum(getattr(base, field) != getattr(strategy, field) for field in fields)
-    was_hybrid, is_hybrid = _is_hybrid(base), _is_hybrid(strategy)
-    return changes + int(was_hybrid != is_hybrid)
+    changes = [field for field in fields if getattr(base, field) != getattr(strategy, field)]
+    return len(changes) + int(_is_hybrid(base) != _is_hybrid(strategy))
 
 
 def _is_hybrid(strategy: LayerStrategy) -> bool:
