@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.plan_limits import PlanDimension
 
 
 class GpuRangeView(TypedDict):
@@ -54,6 +55,37 @@ class KubernetesSecretView(TypedDict):
     key: Annotated[str, Field(description="Key of the Secret that holds the value.")]
 
 
+class PlanLimitsView(TypedDict):
+    """What a job's parallel plans may use. Absent fields set no limit."""
+
+    without: NotRequired[Annotated[list[PlanDimension], Field(description="Dimensions that plans may not use.")]]
+    max: NotRequired[Annotated[dict[PlanDimension, int], Field(description="Largest degree by dimension.")]]
+    exclusive: NotRequired[
+        Annotated[list[list[PlanDimension]], Field(description="Pairs of dimensions that a plan may not use together.")]
+    ]
+    microBatchesMin: NotRequired[Annotated[int, Field(description="Fewest micro-batches of a step.")]]
+    microBatchesMax: NotRequired[Annotated[int, Field(description="Most micro-batches of a step.")]]
+    replicaSamplesMax: NotRequired[
+        Annotated[int, Field(description="Most samples of a micro-batch on one data-parallel replica.")]
+    ]
+    fullPipeline: NotRequired[
+        Annotated[bool, Field(description="Whether a step needs at least as many micro-batches as pipeline stages.")]
+    ]
+    wholeRounds: NotRequired[
+        Annotated[bool, Field(description="Whether the number of micro-batches is a multiple of the pipeline stages.")]
+    ]
+    uniform: NotRequired[Annotated[bool, Field(description="Whether all layers have the same strategy.")]]
+    equalStages: NotRequired[
+        Annotated[bool, Field(description="Whether all pipeline stages have the same number of layers.")]
+    ]
+    simplicity: NotRequired[
+        Annotated[
+            float,
+            Field(description="Fraction by which a step of the plan with the fewest strategies may take longer."),
+        ]
+    ]
+
+
 class SecretReferenceView(TypedDict):
     """A reference to a secret. No response of the service contains a value."""
 
@@ -79,6 +111,9 @@ class JobSpecView(TypedDict):
     ]
     globalBatch: NotRequired[Annotated[int, Field(description="Samples per optimizer step. Absent: unknown.")]]
     sequenceLength: NotRequired[Annotated[int, Field(description="Tokens per sample. Absent: that of the model.")]]
+    framework: NotRequired[
+        Annotated[str, Field(description="Training framework in whose words the command gets each plan. Absent: none.")]
+    ]
     steps: NotRequired[Annotated[int, Field(description="Declared number of optimizer steps. Absent: unknown.")]]
     durationEstimate: NotRequired[
         Annotated[float, Field(description="Expected run time on `gpus.min` GPUs, in seconds. Absent: none.")]
@@ -135,6 +170,7 @@ class JobSpecView(TypedDict):
             Field(description="Number of samples by their length in tokens. Absent: all samples are equally long."),
         ]
     ]
+    plan: NotRequired[Annotated[PlanLimitsView, Field(description="Limits of the job's parallel plans. Absent: none.")]]
     namespace: NotRequired[
         Annotated[str, Field(description="Kubernetes namespace of the pods. Absent: the setting `job_namespace`.")]
     ]

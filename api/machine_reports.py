@@ -392,6 +392,7 @@ def build_run_document(
         token=issue_worker_token(secret, job.id, allocation.generation),
         hang_timeout_s=spec.hang_timeout_s,
         secrets=spec.program.secrets,
+        framework=spec.framework,
     )
 
 

@@ -11,13 +11,15 @@ from typing_extensions import TypedDict
 from api.http.dependencies import Service, ServiceDep, create_router
 from api.http.errors import ProblemError, raise_invalid_field
 from api.identity.authorization import RouteRule, requires
+from scheduler.documents.plan_limits import to_plan_limits
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.solver.curve import build_solve_request
-from scheduler.solver.inspection import Bound, Inspection, inspect_plan, search_outcome_to_json
+from scheduler.solver.inspection import Bound, Inspection, inspect_plan, search_outcome_to_json, simplest_plan_to_json
 from scheduler.solver.plan_rules import PlanError
 from scheduler.solver.profiles.catalog import (
     ProfileError,
@@ -31,6 +33,7 @@ from scheduler.solver.profiles.job_model import find_lengths_problem
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import SearchOutcome, search_plan
+from scheduler.solver.search.simple_plan import SimplestPlan, find_simplest_plan
 
 
 def check_gpu(name: str, *, field: str = "gpu") -> None:
@@ -157,6 +160,15 @@ class AlternativePlanView(PlanView):
     ]
 
 
+class SimplestPlanView(AlternativePlanView):
+    """The plan with the fewest different strategies among those that are fast enough."""
+
+    strategies: Annotated[int, Field(description="Number of different strategies of its layers.")]
+    strategies_min: Annotated[
+        int, Field(description="Proven lower bound: no plan that is fast enough has fewer different strategies.")
+    ]
+
+
 class DeviceView(TypedDict):
     """How one device of the pipeline spends a step. The parts and `idle_s` add up to the step time."""
 
@@ -240,6 +252,12 @@ class SolvedPlanView(PlanView):
     remark: Annotated[
         str, Field(description="Why some GPUs are left out, or mixing GPU models does not pay. Empty: nothing to add.")
     ]
+    simplest: NotRequired[
+        Annotated[
+            SimplestPlanView,
+            Field(description="Simplest plan within `simplicity` of this one. Absent: the request sets no simplicity."),
+        ]
+    ]
     search_time_s: Annotated[float, Field(description="Seconds that the solver took.")]
     candidates: Annotated[int, Field(description="Number of strategies that the solver examined.")]
     estimated: Annotated[
@@ -268,11 +286,16 @@ def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspectio
 
 
 def solved_plan_view(
-    outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest, search_time_s: float
+    outcome: SearchOutcome,
+    plan: ParallelPlan,
+    request: SolveRequest,
+    search_time_s: float,
+    simplest: SimplestPlan | None = None,
 ) -> SolvedPlanView:
     statistics = {"search_time_s": search_time_s, "candidates": outcome.stats.candidates}
     statistics["estimated"] = any(hardware.estimated for hardware in request.hardware)
-    return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **statistics})
+    simple = {} if simplest is None else {"simplest": simplest_plan_to_json(simplest, plan)}
+    return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **simple, **statistics})
 
 
 router = create_router("plans")
@@ -288,20 +311,25 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
     plan that uses the whole shape. If no plan is feasible, the problem names the binding constraint.
     """
     request = _to_solve_request(document)
-    outcome, search_time_s = _search_plans(request, document, service)
+    outcome, simplest, search_time_s = _search_plans(request, document, service)
     if isinstance(outcome.result, Infeasibility):
         raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
-    return solved_plan_view(outcome, outcome.result, request, search_time_s)
+    return solved_plan_view(outcome, outcome.result, request, search_time_s, simplest)
 
 
 def _search_plans(
     request: SolveRequest, document: PlanRequestDocument, service: Service
-) -> tuple[SearchOutcome, float]:
-    """Return the outcome and the search time in seconds. Raises a 429 while too many searches run."""
+) -> tuple[SearchOutcome, SimplestPlan | None, float]:
+    """Return the outcome, the simplest plan if requested, and the search time in seconds.
+
+    Raises a 429 while too many searches run.
+    """
     with service.acquire_search("too many plans are being solved"):
         started_s = service.clock.elapsed_s()
-        outcome = search_plan(request, tolerance=document.tolerance, runners_up=document.alternatives)
-        return outcome, service.clock.elapsed_s() - started_s
+        outcome, simplest = search_plan(request, tolerance=document.tolerance, runners_up=document.alternatives), None
+        if document.simplicity is not None and isinstance(outcome.result, ParallelPlan):
+            simplest = find_simplest_plan(request, outcome.result, ratio=document.simplicity)
+        return outcome, simplest, service.clock.elapsed_s() - started_s
 
 
 def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
@@ -315,7 +343,8 @@ def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
             "memory", memory_bytes, f"at most {largest.memory_bytes} bytes, the memory of a {largest.gpu}"
         )
     try:
-        return SolveRequest(_model_with_frozen_layers(document), hardware, shape, document.global_batch, memory_bytes)
+        model, limits = _model_with_frozen_layers(document), to_plan_limits(document.limits)
+        return SolveRequest(model, hardware, shape, document.global_batch, memory_bytes, limits=limits)
     except RequestError as error:
         return raise_invalid_field("document", None, str(error))
 

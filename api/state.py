@@ -20,7 +20,8 @@ from api.identity.principals import Principal, Role
 from scheduler.domain.commands import ChangeJob, Command, CommandBody, SubmitJob
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.snapshot import Snapshot
 from scheduler.runtime.estimated_gpus import EstimatedGpuLoader
 from scheduler.scheduling.commands import apply_command

@@ -6,8 +6,9 @@ from api.http.errors import ProblemError, raise_conflict, raise_invalid_field
 from api.identity.principals import Principal, Role
 from api.state import RequestContext
 from scheduler.documents.document import InvalidField
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue, describe_existing_queues, is_existing_queue
+from scheduler.domain.job_spec import JobSpec
 from scheduler.scheduling.preconditions import user_job_limit_error
 
 

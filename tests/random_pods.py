@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import JobSpec
 from scheduler.kubernetes.api_objects import Object
 
 ZONES, DISKS = ("a", "b", "c"), ("ssd", "hdd")

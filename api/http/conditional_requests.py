@@ -27,7 +27,7 @@ from api.identity.principals import Principal
 from api.state import RequestContext, load_request_context
 from scheduler.documents.document import Document
 from scheduler.domain.commands import SubmitJob
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.store.api_protocol import ApiStore, IdempotencyKey, IdempotencyKeyUsedError
 
 KEY_LENGTH_MAX = 255

@@ -19,8 +19,9 @@ from api.queue_secrets.vault import SecretKeyError
 from api.state import load_request_context
 from scheduler.documents.document import Label
 from scheduler.domain.commands import DeleteSecret, SetSecret
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
 from scheduler.domain.job_queue import is_existing_queue
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.secret_reference import SECRET_BYTES_MAX, SECRET_BYTES_MIN
 from scheduler.domain.suggestions import suggest
 from scheduler.store.api_protocol import ApiStore

@@ -314,6 +314,8 @@ def _layer_range(instance: Instance, number: int) -> tuple[int, int]:
     """Return first and end of the layers that a chunk may hold: every other chunk needs one layer."""
     if instance.borders:
         return instance.borders[number], instance.borders[number + 1]
+    if instance.stage_layers:
+        return number * instance.stage_layers, (number + 1) * instance.stage_layers
     after = instance.devices * instance.interleave - 1 - number
     return number, instance.layers - after
 

@@ -22,10 +22,11 @@ from scheduler.solver.profiles.profile_document import ProfileError, parse_objec
 VERSION = 1
 _INTEGER_FIELDS = {
     "types", "counts", "capacity_bytes", "micro_batches", "interleave", "borders",
-    "layouts", "state_bytes", "kept_bytes", "working_bytes",
+    "layouts", "state_bytes", "kept_bytes", "working_bytes", "stage_layers",
 }  # fmt: skip
 _COST_FIELDS = tuple(field.name for field in fields(StageCosts))
-_INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name != "costs")
+_OPTIONAL_FIELDS = ("stage_layers",)
+_INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name not in ("costs", *_OPTIONAL_FIELDS))
 
 
 def format_instances(instances: Sequence[Instance]) -> str:
@@ -33,6 +34,7 @@ def format_instances(instances: Sequence[Instance]) -> str:
     listed = [
         {name: _to_plain_json(getattr(instance, name)) for name in _INSTANCE_FIELDS}
         | {"costs": [{name: _to_plain_json(getattr(costs, name)) for name in _COST_FIELDS} for costs in instance.costs]}
+        | {name: getattr(instance, name) for name in _OPTIONAL_FIELDS if getattr(instance, name)}
         for instance in instances
     ]
     return _format_json({"version": VERSION, "instances": listed}, "") + "\n"
@@ -60,7 +62,7 @@ def parse_instances(json_text: str, owner: str = "instances") -> list[Instance]:
 
 def _parse_instance(value: Any, owner: str) -> Instance:
     document = require_object(value, owner)
-    require_fields(document, owner, (*_INSTANCE_FIELDS, "costs"))
+    require_fields(document, owner, (*_INSTANCE_FIELDS, "costs"), _OPTIONAL_FIELDS)
     read = _ArrayReader(document, owner)
     costs = [
         _parse_costs(entry, f"{owner}.costs[{at}]")
@@ -84,7 +86,20 @@ def _parse_instance(value: Any, owner: str) -> Instance:
         micro_batches=int(read.read_array("micro_batches", minimum=1)),
         interleave=interleave,
         borders=_parse_borders(read, len(types), devices * interleave),
+        stage_layers=_parse_stage_layers(read, len(types), devices),
     )
+
+
+def _parse_stage_layers(read: _ArrayReader, layers: int, devices: int) -> int:
+    if "stage_layers" not in read.document:
+        return 0
+    stage_layers = int(read.read_array("stage_layers", minimum=1))
+    if stage_layers * devices != layers or read.document["borders"]:
+        raise ProfileError(
+            f"{read.owner}: stage_layers is {stage_layers}; it must be {layers} layers over {devices} devices, "
+            "without borders"
+        )
+    return stage_layers
 
 
 def _parse_borders(read: _ArrayReader, layers: int, chunks: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,11 @@ def plan(
     seq: options.SequenceLengthOption = None,
     frozen_layers: options.FrozenLayersOption = None,
     memory: options.MemoryOption = None,
+    only: options.OnlyOption = None,
+    without: options.WithoutOption = None,
+    framework: options.ForOption = None,
+    price: options.PriceOption = None,
+    simplicity: options.SimplicityOption = None,
     tolerance: options.ToleranceOption = 0.0,
     alternatives: options.AlternativesOption = 3,
     plot: options.PlotOption = None,
@@ -41,7 +47,7 @@ def plan(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Find the fastest parallel plan of a model. The plan fits into the memory of the given GPUs."""
-    options_given = {
+    options_given: dict[str, Any] = {
         "model": model,
         "gpus": gpus,
         "gpu": gpu,
@@ -50,7 +56,9 @@ def plan(
         "global-batch": global_batch,
     }
     options_given |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
-    solver_options = options.SolverOptions(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
+    options_given |= {"only": only, "without": without, "for": framework, "price": price, "simplicity": simplicity}
+    time_limit_s, simplicity = inf if time_limit is None else time_limit, 0.02 if simplicity is None else simplicity
+    solver_options = options.SolverOptions(solver, tolerance, time_limit_s, alternatives, simplicity)
     if galvatron is not None:
         _reject_conflicting_options("--galvatron", {**options_given, "load": load})
         _print_galvatron(galvatron, galvatron_plan, memory_reading, output)
@@ -59,6 +67,9 @@ def plan(
     elif load is not None:
         _reject_conflicting_options("--load", options_given)
         _print_instances(load, solver_options, output)
+    elif price is not None:
+        _reject_conflicting_options("--price", {"plot": plot, "dump": dump})
+        _print_priced_plan(price, options_given, solver_options, output)
     else:
         _print_request(_build_query(options_given), solver_options, plot=plot, dump=dump, output=output)
 
@@ -70,6 +81,8 @@ def _reject_conflicting_options(option: str, others: Mapping[str, Any]) -> None:
 
 
 def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
+    from cli.planning.framework_export import parse_framework
+    from cli.planning.limits import parse_limits
     from cli.planning.request import GpuSelection, build_query, load_trained_model
 
     for needed in ("model", "global-batch"):
@@ -79,7 +92,41 @@ def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
     model = load_trained_model(
         options_given["model"], seq=options_given["seq"] or 0, frozen_layers=options_given["frozen-layers"] or 0
     )
-    return build_query(where, model=model, global_batch=options_given["global-batch"], memory=options_given["memory"])
+    framework = parse_framework(options_given["for"])
+    query = build_query(
+        where,
+        model=model,
+        global_batch=options_given["global-batch"],
+        memory=options_given["memory"],
+        limits=parse_limits(options_given["only"], options_given["without"]),
+    )
+    if framework is None:
+        return query
+    if len(query.hardware) > 1:
+        models = " and ".join(profile.gpu for profile in query.hardware)
+        raise_input_error(f"--for: {framework.title} has no plans on several GPU models ({models}). Plan one of them.")
+    return replace(query, framework=framework.name)
+
+
+def _print_priced_plan(
+    file: str, options_given: Mapping[str, Any], solver_options: options.SolverOptions, output: OutputFormat
+) -> None:
+    from cli.planning.priced_plan import PlanFile, render_priced_plan, solve_priced_plan
+
+    plan_file = PlanFile.read(file)
+    query = _build_query({**options_given, **plan_file.list_missing_options(options_given)})
+    if query.is_curve:
+        raise_input_error("--gpus: a range cannot be combined with --price. Use one number of GPUs.")
+    answer = solve_priced_plan(plan_file, query, tolerance=solver_options.tolerance)
+    if answer["runnable"]:
+        answer = _add_export(answer, query, solver_options)
+    elif query.framework:
+        from cli.planning.framework_export import find_nearest_answer
+
+        answer = {**answer, "nearest": find_nearest_answer(answer, query)}
+    print_document(answer, output, lambda: _render_with_export(answer, render_priced_plan(answer)))
+    if not answer["runnable"]:
+        raise CommandError(f"{file}: the plan cannot run: {answer['violation']}{_suggest_plan(answer, query)}")
 
 
 def _print_request(
@@ -112,9 +159,49 @@ def _print_plan(
     else:
         from cli.planning.solution import solve_plan
 
-        answer = solve_plan(request, tolerance=solver_options.tolerance, alternatives=solver_options.alternatives)
+        answer = solve_plan(
+            request,
+            tolerance=solver_options.tolerance,
+            alternatives=solver_options.alternatives,
+            simplicity=solver_options.simplicity,
+        )
     shape = str(request.shape)
-    _print_or_fail(answer, output, f"no plan on {shape}", lambda: render_plan(answer, shape=shape))
+    if "infeasible" not in answer:
+        answer = _add_export(answer, query, solver_options)
+    _print_or_fail(
+        answer, output, f"no plan on {shape}", lambda: _render_with_export(answer, render_plan(answer, shape=shape))
+    )
+
+
+def _add_export(answer: dict[str, Any], query: PlanQuery, solver_options: options.SolverOptions) -> dict[str, Any]:
+    """Return the answer with its plan in the words of the query's framework, if there is one."""
+    if not query.framework:
+        return answer
+    from cli.planning.framework_export import export_answer, parse_framework
+
+    framework = parse_framework(query.framework)
+    assert framework is not None, "the query names a framework"
+    return {**answer, "export": export_answer(answer, framework, query, tolerance=solver_options.tolerance)}
+
+
+def _render_with_export(answer: Mapping[str, Any], plan: RenderableType) -> RenderableType:
+    if "export" not in answer:
+        return plan
+    from rich.text import Text
+
+    from cli.output import stack
+    from cli.planning.framework_export import render_export
+
+    return stack(plan, Text(), render_export(answer["export"]))
+
+
+def _suggest_plan(answer: Mapping[str, Any], query: PlanQuery) -> str:
+    """Return the plans that the query's framework can express instead: the nearest one, and the fastest."""
+    from cli.planning.plan_tables import summarize_plan
+
+    named = {"nearest": answer.get("nearest"), "fastest": answer["optimum"]} if query.framework else {}
+    found = [f"The {name} plan for {query.framework}: {summarize_plan(plan)}" for name, plan in named.items() if plan]
+    return "".join(f"\n  {sentence}" for sentence in found)
 
 
 def _print_curve(

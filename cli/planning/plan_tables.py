@@ -124,9 +124,22 @@ def _format_plan_facts(plan: PlanJson, shape: str) -> dict[str, str]:
     if "solver" in plan:
         bound = f"{plan['objective_s']:.6g} s a step before its fixed overhead, bound {plan['bound_s']:.6g} s"
         promises["found"] += f", by {plan['solver']}: {plan['status']}, {bound}"
+    if plan.get("simplest"):
+        promises["simplest"] = _format_simplest(plan["simplest"])
     if plan["remark"]:
         promises["remark"] = plan["remark"]
     return promises
+
+
+def _format_simplest(simplest: PlanJson) -> str:
+    """Format the simplest plan: `tp4 dp2 · 8 micro-batches, 1 strategy, 1.2% slower`."""
+    count, least = simplest["strategies"], simplest["strategies_min"]
+    strategies = f"{count} different strategies" if count > 1 else "1 strategy for all layers"
+    if simplest["slower_ratio"] <= 1e-9:
+        found = f"this plan, {strategies}"
+    else:
+        found = f"{summarize_plan(simplest)}, {strategies}, {format_percent(simplest['slower_ratio'])} slower"
+    return found if least == count else f"{found}; at least {least} are needed"
 
 
 def _format_memory(devices: Sequence[Mapping[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from scheduler.domain.suggestions import suggest
 
 if TYPE_CHECKING:
     from scheduler.domain.gpu_sets import GpuShape
+    from scheduler.domain.plan_limits import PlanLimits
     from scheduler.solver.profiles.catalog import HardwareProfile, ModelProfile
     from scheduler.solver.request import SolveRequest
 
@@ -40,13 +41,14 @@ class SolverOptions:
     """Options of the solver.
 
     `tolerance` is the proven optimality gap at which the search stops, `time_limit_s` the time after which the MILP
-    stops, `alternatives` the number of runner-up plans.
+    stops, `alternatives` the number of runner-up plans, `simplicity` the ratio by which a simpler plan may be slower.
     """
 
     solver: Solver = Solver.EXACT
     tolerance: float = 0.0
     time_limit_s: float = inf
     alternatives: int = 0
+    simplicity: float = 0.0
 
 
 ModelOption = Annotated[
@@ -76,6 +78,43 @@ MemoryOption = Annotated[
     str | None,
     _plan_option(
         "--memory", metavar="24GB", help="Memory that a plan may use per GPU, such as 24GB. Default: all of it."
+    ),
+]
+OnlyOption = Annotated[
+    list[str] | None,
+    _plan_option(
+        "--only", metavar="DIMENSION", help="Dimensions that the plan may use, such as tensor,data,fsdp. Repeatable."
+    ),
+]
+WithoutOption = Annotated[
+    list[str] | None,
+    _plan_option("--without", metavar="DIMENSION", help="Dimensions that the plan may not use. Repeatable."),
+]
+ForOption = Annotated[
+    str | None,
+    _plan_option(
+        "--for",
+        metavar="FRAMEWORK",
+        help="Search only plans that a training framework can run, and print the plan in its words: megatron-lm, "
+        "deepspeed, torchtitan, accelerate, galvatron, colossalai or llama-factory.",
+    ),
+]
+PriceOption = Annotated[
+    str | None,
+    _plan_option(
+        "--price",
+        metavar="PLAN.json",
+        help="Predict the step of your own plan, check that it can run, and compare it with the fastest.",
+    ),
+]
+SimplicityOption = Annotated[
+    float | None,
+    typer.Option(
+        "--simplicity",
+        min=0,
+        max=1,
+        help="Also show the plan with the fewest different strategies that is at most this fraction slower. "
+        "Default: 0.02.",
     ),
 ]
 ToleranceOption = Annotated[
@@ -122,7 +161,10 @@ DEFAULT_GPU = "a100-80g"
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """One model and global batch, to plan on each of `shapes`. `memory_bytes` 0 means all of a GPU's memory."""
+    """One model and global batch, to plan on each of `shapes`. `memory_bytes` 0 means all of a GPU's memory.
+
+    `limits` are the user's own. A `framework` adds those of what it can run.
+    """
 
     model: ModelProfile
     hardware: tuple[HardwareProfile, ...]
@@ -130,6 +172,8 @@ class PlanQuery:
     is_curve: bool
     global_batch: int
     memory_bytes: int
+    limits: PlanLimits
+    framework: str = ""
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -138,10 +182,12 @@ class PlanQuery:
         return min(self.memory_bytes or largest, largest)
 
     def build_request(self, shape: GpuShape) -> SolveRequest:
+        from scheduler.domain.framework_limits import combine_framework_limits
         from scheduler.solver.request import SolveRequest
 
+        limits = combine_framework_limits(self.framework, self.limits)
         with input_errors_from(""):
-            return SolveRequest(self.model, self.hardware, shape, self.global_batch, self.memory_bytes)
+            return SolveRequest(self.model, self.hardware, shape, self.global_batch, self.memory_bytes, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +200,9 @@ class GpuSelection:
     shape: str | None
 
 
-def build_query(selection: GpuSelection, *, model: ModelProfile, global_batch: int, memory: str | None) -> PlanQuery:
+def build_query(
+    selection: GpuSelection, *, model: ModelProfile, global_batch: int, memory: str | None, limits: PlanLimits
+) -> PlanQuery:
     """Return the query that the options describe.
 
     Raises:
@@ -166,7 +214,7 @@ def build_query(selection: GpuSelection, *, model: ModelProfile, global_batch: i
         hardware, shapes = _select_from_options(selection)
     is_curve = selection.shape is None and ":" in (selection.gpus or "")
     memory_bytes = _parse_memory(memory, hardware)
-    return PlanQuery(model, hardware, shapes, is_curve, global_batch, memory_bytes)
+    return PlanQuery(model, hardware, shapes, is_curve, global_batch, memory_bytes, limits)
 
 
 def _select_from_file(selection: GpuSelection, file: str) -> tuple[tuple[HardwareProfile, ...], tuple[GpuShape, ...]]:

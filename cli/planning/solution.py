@@ -19,21 +19,23 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.solver.infeasible import explain_infeasible_batch, explain_infeasible_memory, explain_infeasible_shape
-from scheduler.solver.inspection import search_outcome_to_json
+from scheduler.solver.inspection import search_outcome_to_json, simplest_plan_to_json
 from scheduler.solver.instance import Instance, Solution, evaluate_solution
 from scheduler.solver.request import Infeasibility, SolveRequest
 from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
 from scheduler.solver.search.pipelines import Pipeline, enumerate_pipelines
 from scheduler.solver.search.plan_search import SearchOutcome, SearchStats, build_evaluated_plan, search_plan
+from scheduler.solver.search.simple_plan import find_simplest_plan
 from scheduler.solver.search.stage_oracle import OracleCache
 
 Json = dict[str, Any]
 
 
-def solve_plan(request: SolveRequest, *, tolerance: float, alternatives: int) -> Json:
+def solve_plan(request: SolveRequest, *, tolerance: float, alternatives: int, simplicity: float) -> Json:
     """Return the best plan as JSON with its inspection, or `infeasible` and `constraint`.
 
-    `search_time_s` covers the search for the best plan, not the search for its runners-up.
+    `simplest` is the plan with the fewest different strategies that is at most `simplicity` slower. `search_time_s`
+    covers the search for the best plan, not the searches for runners-up and the simplest plan.
     """
     oracle_cache = OracleCache()
     outcome, took = _run_timed_search(request, tolerance, oracle_cache)
@@ -45,7 +47,9 @@ def solve_plan(request: SolveRequest, *, tolerance: float, alternatives: int) ->
             request, tolerance=tolerance, runners_up=alternatives, oracle_cache=oracle_cache
         ).runners_up
         outcome = replace(outcome, runners_up=runners_up)
-    return {**search_outcome_to_json(outcome, plan, request), **took}
+    simplest = find_simplest_plan(request, plan, ratio=simplicity, oracle_cache=oracle_cache)
+    document = search_outcome_to_json(outcome, plan, request)
+    return {**document, "simplest": simplest_plan_to_json(simplest, plan), **took}
 
 
 def solve_curve(query: PlanQuery, *, tolerance: float) -> list[Json]:

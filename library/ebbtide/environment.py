@@ -24,6 +24,7 @@ class RankEnvironment:
     url: str = ""
     token: str = field(default="", repr=False)
     plan_path: Path | None = None
+    framework: str = ""
     checkpoint_dir: Path | None = None
     checkpoint_url: str = ""
     run_dir: Path | None = None
@@ -72,6 +73,7 @@ def read_rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
         url=parse_url(url) if url else "",
         token=variables.get("EBBTIDE_TOKEN", ""),
         plan_path=_parse_path(variables, "EBBTIDE_PLAN"),
+        framework=variables.get("EBBTIDE_FRAMEWORK", ""),
         checkpoint_dir=Path(checkpoints) if checkpoints and "://" not in checkpoints else None,
         checkpoint_url=checkpoints if "://" in checkpoints else "",
         run_dir=_parse_path(variables, "EBBTIDE_RUN_DIR"),

@@ -25,6 +25,7 @@ from ebbtide.notice import (
     TerminationSignal,
     agree_on_notice,
 )
+from ebbtide.plan_check import count_plan_ranks, find_degree_mismatch, find_degrees
 from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
 from ebbtide.rendezvous import connect_store
 from ebbtide.speed_probe import SpeedProbe
@@ -48,6 +49,7 @@ class Session:
         self._status_file = StatusFile(environment.run_dir, rank=environment.rank)
         try:
             self._plan = _read_plan(environment)
+            self._check_world_size()
         except ValueError as error:
             self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(error))
             raise
@@ -60,6 +62,7 @@ class Session:
         self._owns_group = False
         self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
+        self._has_checked_degrees = False
 
     @classmethod
     def from_environment(cls, *, started_at_s: float | None = None) -> Session:
@@ -176,6 +179,22 @@ class Session:
         self._owns_group = True
         self._phase_timer.end_phase(ReplanPhase.START)
 
+    def check_degrees(self, **found: int) -> None:
+        """Check that training runs with the degrees of the plan. Without a plan, do nothing.
+
+        Megatron-LM and Accelerate are checked without this call when the job names a `framework`.
+
+        Args:
+            found: degrees of the running script: any of `tp`, `pp`, `dp`, `cp` (Ulysses times ring) and `ep`.
+
+        Raises:
+            ValueError: a degree differs from the plan's; the message names it.
+        """
+        problem = "" if self._plan is None else find_degree_mismatch(self._plan, found)
+        self._has_checked_degrees = True
+        if problem:
+            raise ValueError(problem)
+
     def mark_resumed(self, step: int, traffic: LoadTraffic | None = None) -> None:
         """Report that the state after `step` steps is loaded; 0 is a new start.
 
@@ -183,6 +202,7 @@ class Session:
             step: number of completed steps. If not 0, the state was read from a complete checkpoint.
             traffic: bytes that this rank read from the checkpoint, if they were counted.
         """
+        self._check_framework()
         has_started = self._phase_timer.has_ended(ReplanPhase.START)
         self._phase_timer.end_phase(ReplanPhase.LOAD if has_started else ReplanPhase.START)
         self._checkpoint_interval.restart()
@@ -191,6 +211,8 @@ class Session:
 
     def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
         """Report `step` completed steps. `loss` is the last step's mean over the global batch."""
+        if not self._has_checked_degrees:
+            self._check_framework()
         if loss is not None and not math.isfinite(loss):
             logger.warning("The loss of step %d is %s. It is reported as unknown.", step, loss)
             loss = None
@@ -290,6 +312,20 @@ class Session:
         if self._phase_timer.has_ended(ReplanPhase.NOTICE) and self.status.phase is RankPhase.LEFT:
             self._phase_timer.end_phase(ReplanPhase.TEARDOWN)
             self._update_status()
+
+    def _check_world_size(self) -> None:
+        """Raise ValueError if a job of a framework has another number of ranks than its plan."""
+        planned = None if self._plan is None or not self._environment.framework else count_plan_ranks(self._plan)
+        if planned is not None and planned != self.world_size:
+            raise ValueError(
+                f"`WORLD_SIZE` is {self.world_size}, but the plan of this generation has {planned} ranks. "
+                "Start one process per GPU, for example with --nproc_per_node={nproc_per_node} in `command`."
+            )
+
+    def _check_framework(self) -> None:
+        """Check the degrees of the framework that the job names, if it has set them up."""
+        if self._environment.framework and (found := find_degrees()):
+            self.check_degrees(**found)
 
     def _close(self) -> None:
         if self._progress_reporter is not None:

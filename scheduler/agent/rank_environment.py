@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from scheduler.agent.exported_plan import fill_command
 from scheduler.domain.run_document import LaunchMode, MasterAddress, RankSeat, RunDocument
 
 _INHERITED = frozenset({
@@ -71,16 +72,20 @@ def list_processes(document: RunDocument) -> tuple[RankSeat, ...]:
     return document.ranks if document.launch is LaunchMode.RANK else document.ranks[:1]
 
 
-def build_argv(document: RunDocument, master: MasterAddress) -> tuple[str, ...]:
-    """Return the command, with the placeholders of `launch: node` filled in.
+def build_argv(document: RunDocument, master: MasterAddress, *, plan_file: str = "") -> tuple[str, ...]:
+    """Return the command, with the placeholders of the plan and of `launch: node` filled in.
+
+    Args:
+        plan_file: path of the plan in the words of the job's framework.
 
     Raises:
-        ValueError: the job has no command.
+        ValueError: the job has no command, or a placeholder has no value.
     """
     if not document.command:
         raise ValueError("command is empty. Set the command that starts the job.")
+    command = fill_command(document.command, document, plan_file)
     if document.launch is LaunchMode.RANK:
-        return tuple(document.command)
+        return command
     values = {
         "{nnodes}": document.nodes,
         "{node_rank}": document.node_rank,
@@ -88,7 +93,7 @@ def build_argv(document: RunDocument, master: MasterAddress) -> tuple[str, ...]:
         "{master_addr}": master.host,
         "{master_port}": master.port,
     }
-    return tuple(_fill(word, values) for word in document.command)
+    return tuple(_fill(word, values) for word in command)
 
 
 def build_environment(
@@ -211,6 +216,7 @@ def _build_contract(document: RunDocument, paths: RunPaths) -> dict[str, str]:
         "EBBTIDE_URL": document.url,
         "EBBTIDE_TOKEN": document.token,
         "EBBTIDE_PLAN": "" if paths.plan is None else str(paths.plan),
+        "EBBTIDE_FRAMEWORK": document.framework,
         "EBBTIDE_CHECKPOINT_DIR": paths.checkpoint_dir,
         "EBBTIDE_RUN_DIR": str(paths.run_dir),
         "EBBTIDE_STEPS": str(document.steps),

@@ -4,6 +4,7 @@
 <state>/jobs/<job>/work-gen-<n>@<node>/       working directory of a generation, which its ranks may write to
 <state>/jobs/<job>/gen-<n>@<node>/run.json    the RunDocument; the folder appears complete
                       plan.json               the ParallelPlan
+                      deepspeed.json, ...     the plan in the words of the job's framework
                       supervisor.lock         locked while the supervisor or its container exists
                       supervisor.json         process, container and user, by the agent
                       supervisor.log          errors of the container and of the supervisor
@@ -40,9 +41,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from scheduler.agent.exported_plan import export_run_plan
 from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.secret_masking import SecretMask
-from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json
+from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json, write_text
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.run_document import RunDocument
@@ -115,7 +117,9 @@ class RunFolder:
         Raises:
             FileExistsError: the generation has begun before.
             OSError: the disk is full or read-only.
+            ValueError: the job's framework cannot express the plan.
         """
+        exported = export_run_plan(document)
         if self.path.exists():
             raise FileExistsError(f"{self.path} exists: this generation has begun before. Recover it instead.")
         make_private_folder(self.path.parent)
@@ -126,6 +130,8 @@ class RunFolder:
             write_json(part / "run.json", json.loads(document.to_json()), durable=True)
             if document.plan is not None:
                 write_json(part / "plan.json", plan_to_json(document.plan), mode=0o640, gid=gid, durable=True)
+            if exported is not None and exported.file is not None:
+                write_text(part / exported.file.name, exported.file.text, mode=0o640, gid=gid, durable=True)
             temporary = part / "tmp"
             temporary.mkdir()
             temporary.chmod(0o1777)
@@ -135,6 +141,11 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
+
+    def find_exported_plan(self, document: RunDocument) -> str:
+        """Return the path of the plan in the words of the job's framework, empty if it has no file."""
+        exported = export_run_plan(document)
+        return str(self.path / exported.file.name) if exported is not None and exported.file is not None else ""
 
     def open_parents(self) -> None:
         """Let other users pass through the parents, without listing them. Only runs without a container need this."""

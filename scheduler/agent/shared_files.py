@@ -25,6 +25,16 @@ class JsonFile(NamedTuple):
 
 
 def write_json(path: Path, document: object, *, mode: int = 0o600, gid: int = -1, durable: bool = False) -> None:
+    """Replace a JSON file as `write_text` does.
+
+    Raises:
+        OSError: as `write_text`.
+        ValueError: JSON cannot represent a number of the document.
+    """
+    write_text(path, json.dumps(document, allow_nan=False), mode=mode, gid=gid, durable=durable)
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o600, gid: int = -1, durable: bool = False) -> None:
     """Replace a file as a whole, also where a rank has created something else under its name.
 
     Args:
@@ -33,9 +43,7 @@ def write_json(path: Path, document: object, *, mode: int = 0o600, gid: int = -1
 
     Raises:
         OSError: the folder is missing, read-only or full.
-        ValueError: JSON cannot represent a number of the document.
     """
-    text = json.dumps(document, allow_nan=False)
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

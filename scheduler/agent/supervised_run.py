@@ -246,7 +246,7 @@ class SupervisedRun:
         """
         try:
             if not folder.path.exists():
-                folder.create(document)
+                folder.create(replace(document, framework=""))  # its export may be what failed
             folder.write_record("failure.json", {"reason": reason})
             folder.write_record("ended", {"at": time.time()})
         except OSError as error:
@@ -281,7 +281,7 @@ class SupervisedRun:
             OSError: the order cannot be written.
         """
         record = self._require_record()
-        argv = build_argv(self.document, master)
+        argv = build_argv(self.document, master, plan_file=self.folder.find_exported_plan(self.document))
         if record.interpreter:
             argv = (record.interpreter, "-P", *argv[1:])
         paths = RunPaths(

@@ -28,12 +28,14 @@ from scheduler.documents.document import (
     parse_document,
     to_printable,
 )
+from scheduler.documents.job_framework import check_framework
 from scheduler.documents.job_secrets import (
     SecretDocument,
     check_secrets,
     to_secret_documents,
     to_secret_references,
 )
+from scheduler.documents.plan_limits import JobPlanDocument, to_plan_document, to_plan_limits
 from scheduler.documents.pod_template import (
     RESERVED_VARIABLE_FORM,
     check_template,
@@ -44,8 +46,8 @@ from scheduler.documents.pod_template import (
 )
 from scheduler.documents.units import HangTimeout, PositiveDuration
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT
-from scheduler.domain.job import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.pod_requirements import PER_GPU
 from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
 from scheduler.domain.run_document import LaunchMode
@@ -162,6 +164,13 @@ class JobDocument(Document):
     sequence_length: SequenceLength | None = Field(
         default=None, description="Tokens per sample. Default: that of the model."
     )
+    framework: Text = Field(
+        default="",
+        description="Training framework that runs the job's plans: `megatron-lm`, `deepspeed`, `torchtitan`, "
+        "`accelerate`, `galvatron`, `colossalai` or `llama-factory`. The job gets only plans that it can run, and "
+        "`command` takes them with placeholders such as `{plan.args}` and `{plan.file}`. Requires `model` or "
+        "`profile`. Empty: none.",
+    )
     steps: Count | None = Field(default=None, description="Number of optimizer steps. Default: unknown.")
     duration_estimate: PositiveDuration | None = Field(
         default=None,
@@ -242,6 +251,11 @@ class JobDocument(Document):
         "tokens, such as `{512: 90, 8192: 10}`. `ebbtide submit --lengths FILE` makes it from a file. Default: all "
         "samples have `sequenceLength`.",
     )
+    plan: JobPlanDocument | None = Field(
+        default=None,
+        description="Limits of the parallel plans, for a job with `model` or `profile` and without `lengths`. Default: "
+        "none.",
+    )
     namespace: Label | Literal[""] = Field(
         default="", description="Kubernetes namespace of the job's pods. Empty: the operator's default."
     )
@@ -265,8 +279,23 @@ class JobDocument(Document):
             raise invalid_field("lengths", self.lengths, "at least one length; omit it for samples of equal length")
         if self.lengths and not self.model and self.profile is None:
             raise invalid_field("lengths", self.lengths, "nothing; only plans of a model or profile depend on lengths")
+        if self.plan is not None and not self.model and self.profile is None:
+            raise invalid_field("plan", None, "nothing; only jobs with a model or profile have plans to limit")
+        if self.plan is not None and self.lengths:
+            raise invalid_field("plan", None, "nothing; it cannot be combined with lengths")
         if (self.model or self.profile is not None) and self.global_batch is None:
             raise invalid_field("globalBatch", None, "at least 1: a job with a model or a profile needs it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_framework(self) -> Self:
+        template = () if self.template is None else template_command(self.template)
+        check_framework(
+            self.framework,
+            has_model=bool(self.model or self.profile is not None),
+            has_lengths=bool(self.lengths),
+            command=self.command or list(template),
+        )
         return self
 
     @model_validator(mode="after")
@@ -336,8 +365,11 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             on_resize=document.on_resize or _derive_on_resize(document.checkpoint),
             speeds=dict(document.speeds),
             lengths=tuple(sorted((document.lengths or {}).items())),
+            plan_limits=to_plan_limits(document.plan),
+            plan_simplicity=0.0 if document.plan is None else document.plan.simplicity,
             namespace=document.namespace,
             template_json=_canonical_json(template),
+            framework=document.framework,
             resources_per=PER_GPU if document.resources_per == PER_GPU else "",
             program=_to_program(document),
         )
@@ -402,6 +434,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "profile": json.loads(spec.profile_json) if spec.profile_json else None,
         "globalBatch": spec.global_batch or None,
         "sequenceLength": spec.sequence_length or None,
+        "framework": spec.framework or None,
         "steps": spec.steps or None,
         "durationEstimate": spec.duration_estimate_s,
         "deadline": spec.deadline_s,
@@ -421,6 +454,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "fungible": spec.fungible,
         "speeds": dict(spec.speeds) or None,
         "lengths": {str(tokens): samples for tokens, samples in spec.lengths} or None,
+        "plan": to_plan_document(spec.plan_limits, spec.plan_simplicity),
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,
         "resourcesPer": spec.resources_per or None,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import CAMEL_CASE, Document, Label, Text, invalid_field
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.secret_reference import FILE_FORM, KubernetesSecretKey, SecretReference, find_file_problem
 
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)

@@ -18,6 +18,7 @@ from scheduler.documents.document import (
     to_printable,
 )
 from scheduler.documents.job import Batch, GpuCount, SequenceLength, require_finite_json
+from scheduler.documents.plan_limits import PlanLimitsDocument
 from scheduler.documents.units import Size
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 
@@ -74,6 +75,15 @@ class PlanRequestDocument(Document):
     )
     alternatives: Annotated[int, Field(strict=True, ge=0, le=10)] = Field(
         default=0, description="Number of next-best plans to return, 0 to 10."
+    )
+
+    simplicity: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Also return the plan with the fewest different strategies whose step takes longer by at most this "
+        "fraction. Null: only the fastest.",
+    )
+    limits: PlanLimitsDocument | None = Field(
+        default=None, description="What the plan may use. Default: everything that the GPUs' worker supports."
     )
 
     @model_validator(mode="after")

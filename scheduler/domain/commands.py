@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.parallel_plan import ParallelPlan
 

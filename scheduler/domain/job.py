@@ -1,12 +1,11 @@
-"""Job: the specification that a user submitted (JobSpec), its progress, its usage and its current state."""
+"""Job: the specification that a user submitted, its progress, its usage and its current state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointRequest, CheckpointSpec
+from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointRequest
 from scheduler.domain.job_account import JobAccount, OnResize, RunFailure
 from scheduler.domain.job_records import (
     NO_FROZEN_LAYERS,
@@ -18,6 +17,7 @@ from scheduler.domain.job_records import (
     Replan,
     SampleSeries,
 )
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import (
     ENDED_STATES,
     JOB_TRANSITIONS,
@@ -29,21 +29,11 @@ from scheduler.domain.job_state import (
 )
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
-from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
-from scheduler.domain.program import DEFAULT_PROGRAM, Program
-from scheduler.domain.scaling_curve import (
-    LINEAR_CURVE_KEY,
-    CurveRequest,
-    LengthHistogram,
-    check_length_histogram,
-    curve_key,
-)
+from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest
 
 CORRECTIONS_MAX = 6
 SPEED_MEASUREMENT_S_MIN = 60.0
 """Run time after which the measured speed on the current GPUs is recorded."""
-HANG_TIMEOUT_S = 30.0
-"""Time without progress after which a run counts as hung, unless its job sets another one."""
 OVERRUN_SHARE = 0.25
 """Expected remaining steps of a job beyond its declared length, as a fraction of the steps done.
 
@@ -57,113 +47,6 @@ class Intent(StrEnum):
     RUN = "run"
     SUSPEND = "suspend"
     CANCEL = "cancel"
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
-
-    A job with a model may hold GPUs of several models at once, unless `mixes_gpu_models` is false. `speeds` is the
-    owner's table of relative speeds by GPU model, only for jobs without a model. `lengths` is the distribution of the
-    lengths of samples, only for jobs with a model; empty for equal lengths. Without `on_resize`, `Job.resize_mode`
-    follows. `program` is the user's code besides `command`. With `hang_timeout_s` None, a run never counts as hung.
-
-    On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
-    `template_json`, if there is one. Its first container's resources are those of a pod, or for each GPU of it if
-    `resources_per` is `gpu`. `resource_uid` is the uid of the custom resource that submitted the job.
-    """
-
-    name: str
-    min_gpus: int
-    max_gpus: int
-    queue: str = "default"
-    priority: int = 0
-    gpu: str = ""
-    model: str = ""
-    profile_json: str = ""
-    global_batch: int = 0
-    sequence_length: int = 0
-    steps: int = 0
-    duration_estimate_s: float | None = None
-    deadline_s: float | None = None
-    run_time_s_max: float | None = None
-    retries: int = 3
-    hang_timeout_s: float | None = HANG_TIMEOUT_S
-    command: tuple[str, ...] = ()
-    image: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    checkpoint: CheckpointSpec = DEFAULT_CHECKPOINT
-    fungible: bool = True
-    mixes_gpu_models: bool = True
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    lengths: LengthHistogram = ()
-    namespace: str = ""
-    template_json: str = ""
-    resource_uid: str = ""
-    on_resize: OnResize | None = None
-    program: Program = DEFAULT_PROGRAM
-    resources_per: str = ""
-
-    def __post_init__(self) -> None:
-        if self.min_gpus < 1:
-            raise ValueError(f"gpus.min must be at least 1, got {self.min_gpus}")
-        if self.max_gpus < self.min_gpus:
-            raise ValueError(f"gpus.max must be at least gpus.min ({self.min_gpus}), got {self.max_gpus}")
-        if self.model and self.profile_json:
-            raise ValueError("model and profile are mutually exclusive; set one of them")
-        if self.has_profile and self.global_batch < 1:
-            raise ValueError(
-                f"globalBatch must be at least 1 for a job with a model or profile, got {self.global_batch}"
-            )
-        if self.speeds and self.has_profile:
-            raise ValueError("speeds applies to jobs without model or profile only; remove it")
-        for gpu, speed in self.speeds.items():
-            if not 0 < speed < float("inf"):
-                raise ValueError(f"speeds.{gpu} must be a finite number above 0, got {speed}")
-        if self.lengths and not self.has_profile:
-            raise ValueError("lengths applies to jobs with model or profile only; remove it")
-        check_length_histogram(self.lengths)
-        for name in ("steps", "retries", "global_batch", "sequence_length"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("duration_estimate_s", "deadline_s", "run_time_s_max", "hang_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be a finite number of seconds above 0, got {value}")
-
-    @property
-    def has_profile(self) -> bool:
-        return bool(self.model or self.profile_json)
-
-    @property
-    def pod_requirements(self) -> PodRequirements:
-        """Requirements of the job's pods on a node of Kubernetes."""
-        volume = self.checkpoint.volume
-        return parse_requirements(self.template_json, self.resources_per, "" if volume is None else volume.claim)
-
-    @property
-    def may_mix_gpu_models(self) -> bool:
-        """Whether plans for GPUs of several models can exist: only with a model, and for samples of equal length."""
-        return self.has_profile and self.mixes_gpu_models and not self.gpu and not self.lengths
-
-    @property
-    def is_elastic(self) -> bool:
-        return self.max_gpus > self.min_gpus
-
-    @property
-    def curve_request(self) -> CurveRequest | None:
-        """The curve to solve for this job as submitted, or None if it scales by data parallelism only."""
-        if not self.has_profile:
-            return None
-        return CurveRequest(
-            self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths
-        )
-
-    @property
-    def curve_key(self) -> str:
-        if not self.has_profile:
-            return LINEAR_CURVE_KEY
-        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length, lengths=self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,14 +329,10 @@ class Job:
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:
-        spec = self.spec
-        if not spec.has_profile:
+        request = self.spec.curve_request
+        if request is None:
             return LINEAR_CURVE_KEY
-        sizes = spec.global_batch, spec.sequence_length
-        percent, lengths = self.memory.percent, spec.lengths
-        return curve_key(
-            spec.model, spec.profile_json, *sizes, memory_percent=percent, frozen_layers=frozen_layers, lengths=lengths
-        )
+        return replace(request, memory_percent=self.memory.percent, frozen_layers=frozen_layers).key
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:
         """Advance the progress to `now_s`. Measurements of the current workers are reset if new ones start."""

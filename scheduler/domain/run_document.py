@@ -17,6 +17,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.secret_reference import SecretReference
 
 RUN_DOCUMENT_VERSION = 1
+_NEWER_FIELDS = frozenset({"framework"})
 
 
 class LaunchMode(StrEnum):
@@ -62,6 +63,7 @@ class RunDocument:
         ranks: the ranks on this node.
         has_devices: whether the GPUs of the ranks are devices. False: they are slots that share the processors.
         plan: the parallel plan, or None for a job without one.
+        framework: training framework in whose words the command gets the plan, or empty.
         archive: digest of the working directory's archive (`sha256:<hex>`), or empty.
         archive_bytes_max: limit of uploaded archives, from which that of the unpacked files follows. None: the default.
         setup: command that runs once per machine in a new working directory, before any rank. Empty for none.
@@ -101,6 +103,7 @@ class RunDocument:
     limits: ResourceLimits = ResourceLimits()
     hang_timeout_s: float | None = None
     secrets: tuple[SecretReference, ...] = ()
+    framework: str = ""
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())
@@ -111,8 +114,9 @@ class RunDocument:
         return cls.from_document(json.loads(text))
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document as JSON values."""
-        return {"version": RUN_DOCUMENT_VERSION, **encode(self)}
+        """Return the document as JSON values. Newer fields are left out where empty, for agents that lack them."""
+        values = {name: value for name, value in encode(self).items() if value or name not in _NEWER_FIELDS}
+        return {"version": RUN_DOCUMENT_VERSION, **values}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> RunDocument:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.domain.relative_speed import RelativeSpeed, SpeedSource
 
 LINEAR_CURVE_KEY = "linear"
@@ -192,7 +193,8 @@ class CurveRequest:
 
     `model` names a preset. `profile_json` is a complete model profile as canonical JSON instead. Plans must fit when
     `memory_percent` percent of their predicted peak memory is used. The first `frozen_layers` layers are not trained.
-    `lengths` is as in JobSpec: if it is not empty, plans are for samples of these lengths.
+    `lengths` is as in JobSpec: if it is not empty, plans are for samples of these lengths. All plans are within
+    `limits`. Each is the simplest one that is slower than the fastest by at most the ratio `simplicity`.
     """
 
     model: str
@@ -202,6 +204,8 @@ class CurveRequest:
     memory_percent: int = 100
     frozen_layers: int = 0
     lengths: LengthHistogram = ()
+    limits: PlanLimits = NO_LIMITS
+    simplicity: float = 0.0
 
     @property
     def key(self) -> str:
@@ -213,6 +217,8 @@ class CurveRequest:
             memory_percent=self.memory_percent,
             frozen_layers=self.frozen_layers,
             lengths=self.lengths,
+            limits=self.limits,
+            simplicity=self.simplicity,
         )
 
 
@@ -226,13 +232,17 @@ def curve_key(
     memory_percent: int = 100,
     frozen_layers: int = 0,
     lengths: LengthHistogram = (),
+    limits: PlanLimits = NO_LIMITS,
+    simplicity: float = 0.0,
 ) -> str:
-    """Return the content address of a curve: readable for presets, with a digest for profiles and lengths of a job."""
+    """Return the content address of a curve: readable for presets, with digests of profile, lengths and limits."""
     name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
     memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
     unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
-    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}"
+    limited = f"/limits-{limits.key}" if limits != NO_LIMITS else ""
+    simple = f"/simplicity-{simplicity:g}" if simplicity else ""
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}{simple}"
 
 
 Curve = ScalingCurve | LinearCurve

@@ -15,7 +15,8 @@ from types import MappingProxyType
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import Loan, Node
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.observation import FailureCause, Observation, Run, RunPhase
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.snapshot import Snapshot

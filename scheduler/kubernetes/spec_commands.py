@@ -23,8 +23,9 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
 )
-from scheduler.domain.job import Intent, Job, JobSpec
+from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_queue import JobQueue, describe_existing_queues, is_existing_queue
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.owner_ids import build_namespace_owner_id, build_namespace_owner_name
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.fleet_commands import FleetCommands, compute_fleet_commands

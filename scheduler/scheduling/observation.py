@@ -27,6 +27,7 @@ from scheduler.domain.job_records import (
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.placement_record import PodRefusal
+from scheduler.plan_export.frameworks import FRAMEWORKS
 from scheduler.scheduling.desired_state import release_gpus
 from scheduler.scheduling.job_progress import record_frozen_layers, with_measured_steps
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -215,7 +216,7 @@ def _complete_job(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
 
 def _retry_or_fail(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     """Give up a failed run. The job fails if a retry cannot succeed, or if none is left."""
-    reason, fault = run.reason or "its workers failed", run.permanent_fault
+    reason, fault = _explain_missing_framework(job, run.reason or "its workers failed"), run.permanent_fault
     if fault is None and _repeats_last_failure(job, run, reason):
         fault = PermanentFault.REPEATED_FAILURE
     message = reason if fault is None else f"not retried ({fault}): {reason}"
@@ -224,6 +225,17 @@ def _retry_or_fail(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     if run.cause is FailureCause.HANG:
         snapshot.record_event(EventCode.JOB_HUNG, job.id, reason)
     return requeue(snapshot, failed, message, counts_as_retry=True, may_retry=fault is None)
+
+
+def _explain_missing_framework(job: Job, reason: str) -> str:
+    """Return the reason of a failed run. If it is a missing module of the job's framework, say so first."""
+    framework = FRAMEWORKS.get(job.spec.framework)
+    if framework is None or f"No module named '{framework.module.partition('.')[0]}" not in reason:
+        return reason
+    return (
+        f"framework is {framework.name}, but {framework.title} is not installed where the command runs "
+        f"(venv, setup or image): {reason}"
+    )
 
 
 def _with_failure(snapshot: MutableSnapshot, job: Job, run: Run, reason: str, *, code: str) -> Job:

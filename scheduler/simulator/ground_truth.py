@@ -23,7 +23,7 @@ from typing import Any
 from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import JobRow
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.relative_speed import RelativeSpeed, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission, build_submissions, compute_fastest_speed, count_gpu_models

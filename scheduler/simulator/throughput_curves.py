@@ -21,7 +21,7 @@ from scheduler.documents.throughput import (
 )
 from scheduler.domain.commands import CurveSolved
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.tick_report import WantedShape

@@ -12,8 +12,8 @@ from scheduler.documents.trace_files import JobRow
 from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.relative_speed import choose_reference_gpu, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.catalog import list_model_names

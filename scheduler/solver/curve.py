@@ -18,6 +18,7 @@ from scheduler.solver.profiles.job_model import load_job_model
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import search_plan
+from scheduler.solver.search.simple_plan import find_simplest_plan
 from scheduler.solver.search.stage_oracle import OracleCache
 
 CURVE_TOLERANCE = 1e-3
@@ -58,7 +59,7 @@ def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[Gp
         if request.lengths:
             points[shape] = plan_unlike_lengths(partial(load_job_model, request), solve_request, request.lengths)
         else:
-            points |= _solve_points(solve_request, oracle_cache)
+            points |= _solve_points(solve_request, request.simplicity, oracle_cache)
     return points
 
 
@@ -104,13 +105,18 @@ def _iter_sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]
 
 def _build_solve_request(request: CurveRequest, model: ModelProfile, shape: GpuShape) -> SolveRequest:
     hardware, percent = tuple(map(load_gpu, _list_gpu_models(shape))), request.memory_percent
-    return SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent)
+    return SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent, limits=request.limits)
 
 
-def _solve_points(request: SolveRequest, oracle_cache: OracleCache) -> Mapping[GpuShape, CurvePoint]:
+def _solve_points(request: SolveRequest, simplicity: float, oracle_cache: OracleCache) -> Mapping[GpuShape, CurvePoint]:
+    """Return the points that one search proves. On a shape that is worth using in full, a simpler plan is preferred."""
     outcome = search_plan(request, tolerance=CURVE_TOLERANCE, oracle_cache=oracle_cache)
     if not outcome.remark:
-        return {request.shape: outcome.result}
+        result = outcome.result
+        if simplicity and isinstance(result, ParallelPlan):
+            simplest = find_simplest_plan(request, result, ratio=simplicity, oracle_cache=oracle_cache).plan
+            result = simplest if simplest.world_size == request.gpus else result
+        return {request.shape: result}
     assert isinstance(outcome.result, ParallelPlan), "only a feasible plan can leave GPUs unused"
     part = request.restrict_to_gpu(outcome.result.stages[0].gpu).shape
     return {part: outcome.result, request.shape: outcome.full_shape_plan or Infeasibility(outcome.remark, "shape")}

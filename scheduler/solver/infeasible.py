@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ScheduleName
+from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.solver.costs.layer_chain import build_layer_chain
+from scheduler.solver.costs.pipeline_costs import count_in_flight
 from scheduler.solver.costs.strategy_space import DegreeLimits, enumerate_degrees
 from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.request import Infeasibility, SolveRequest
@@ -64,6 +67,38 @@ def explain_infeasible_memory(request: SolveRequest, candidates: Iterable[Pipeli
     )
 
 
+def explain_infeasible_limits(
+    request: SolveRequest, infeasible: Infeasibility, is_feasible: Callable[[SolveRequest], bool]
+) -> Infeasibility:
+    """Explain that the request's limits leave no plan, with the smallest change of the limits that helps.
+
+    Args:
+        infeasible: the reason without regard to the limits; returned if lifting all of them would not help.
+        is_feasible: returns whether a request has a plan.
+    """
+    single = list(request.limits.list_single_limits())
+    lifted = next(
+        (number for number in range(len(single)) if is_feasible(_lift_limits(request, single, {number}))), None
+    )
+    numbers = {lifted} if lifted is not None else set(range(len(single)))
+    if lifted is None and not is_feasible(replace(request, limits=NO_LIMITS)):
+        return infeasible
+    for number in sorted(numbers) if lifted is None else ():
+        if is_feasible(_lift_limits(request, single, numbers - {number})):
+            numbers -= {number}
+    changes = " and ".join(single[number][0] for number in sorted(numbers))
+    needs = "no number of stages and micro-batches is possible"
+    if infeasible.constraint == "memory":
+        needs = infeasible.reason.rpartition("; ")[0]
+    return Infeasibility(f"within the limits, {needs}; {changes}", "limits")
+
+
+def _lift_limits(request: SolveRequest, single: Sequence[tuple[str, PlanLimits]], lifted: Set[int]) -> SolveRequest:
+    """Return the request with all single limits but the lifted ones."""
+    kept = [limits for number, (_, limits) in enumerate(single) if number not in lifted]
+    return replace(request, limits=reduce(PlanLimits.combine, kept, NO_LIMITS))
+
+
 @dataclass(frozen=True, slots=True)
 class _StageNeed:
     """The stage that exceeds its capacity by most, with its strategy and its planned memory."""
@@ -80,11 +115,10 @@ def _find_leanest_plan(candidates: Iterable[Pipeline]) -> _StageNeed:
 
     Pipelines are tried in order of a lower bound, until the bound reaches the smallest need found.
     """
-    bounded = [
-        (_compute_excess_bound(pipeline), number, pipeline)
-        for number, pipeline in enumerate(candidates)
-        if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED  # Holds at least as much as 1F1B.
-    ]
+    listed = list(candidates)
+    plain = [pipeline for pipeline in listed if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED]
+    # An interleaved pipeline holds at least as much as 1F1B, so it counts only if limits leave nothing else.
+    bounded = [(_compute_excess_bound(pipeline), number, pipeline) for number, pipeline in enumerate(plain or listed)]
     best: _StageNeed | None = None
     for bound, _, pipeline in sorted(bounded, key=lambda entry: entry[:2]):
         if best is not None and bound >= best.excess_bytes:
@@ -116,7 +150,12 @@ def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
     tables, reach = [], np.array([-np.inf])
     for position, number in enumerate(places):
         pipeline_group = pipeline.groups[number]
-        held = min(pipeline.config.micro_batches, pipeline.devices - position)
+        held = count_in_flight(
+            pipeline.config.schedule,
+            micro_batches=pipeline.config.micro_batches,
+            devices=pipeline.devices,
+            position=position,
+        )
         excess = _compute_stage_bytes(pipeline_group.costed.costs, types, held) - pipeline_group.group.capacity_bytes
         tables.append(excess)
         least = excess.min(axis=0)
@@ -181,5 +220,5 @@ def _has_single_stage_strategy(request: SolveRequest, batch: int) -> bool:
     """Return whether one stage of all GPUs has a strategy at this batch; longer pipelines are not tried."""
     group = request.groups[0]
     limits = DegreeLimits.from_layers(build_layer_chain(request.model, group.hardware.precision, stages=1))
-    found = enumerate_degrees(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch)
+    found = enumerate_degrees(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch, request.limits)
     return len(request.groups) == 1 and len(found.tp) > 0

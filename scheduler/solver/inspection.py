@@ -11,6 +11,7 @@ from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.solver.evaluate import Evaluation, evaluate
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import SearchOutcome
+from scheduler.solver.search.simple_plan import SimplestPlan
 
 MEMORY_NEAR_LIMIT = 0.9
 """Share of the memory limit from which memory counts as one of the limits of a stage."""
@@ -98,6 +99,12 @@ def search_outcome_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: 
         "whole": _slower_plan_to_json(outcome.full_shape_plan, plan) if outcome.full_shape_plan else None,
         "remark": outcome.remark,
     }
+
+
+def simplest_plan_to_json(simplest: SimplestPlan, plan: ParallelPlan) -> dict[str, Any]:
+    """Return the simplest plan in its contract's form, compared with the fastest one, `plan`."""
+    counts = {"strategies": simplest.strategies, "strategies_min": simplest.strategies_min}
+    return {**_slower_plan_to_json(simplest.plan, plan), **counts}
 
 
 def _slower_plan_to_json(other: ParallelPlan, plan: ParallelPlan) -> dict[str, Any]:

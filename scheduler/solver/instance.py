@@ -98,7 +98,8 @@ class Instance:
     `hand_over_s` [P-1, G, G, L+1] is the time at cut i, from a device of one group to one of another, if the next stage
     begins with layer a; infinite for a = 0 and a = L.
 
-    `borders` fixes the cuts and keeps the groups in the listed order; if empty, both are free.
+    `borders` fixes the cuts and keeps the groups in the listed order; if empty, both are free. `stage_layers` above 0
+    is the number of layers of every chunk, and leaves the order of the groups free.
 
     `interleave` 1 gives each device one run of layers. With v > 1 (interleaved 1F1B) `borders` cuts the layers into P x
     v chunks, and device i holds the chunks i, P + i, 2P + i, ... There is then only one group, and hand_over_s [P, ...]
@@ -116,6 +117,7 @@ class Instance:
     micro_batches: int
     interleave: int = 1
     borders: tuple[int, ...] = ()
+    stage_layers: int = 0
 
     @property
     def layers(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, ScheduleName, Stage
 from scheduler.solver.costs.collectives import StageSetting
@@ -29,6 +29,7 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
             f"it must be the global batch, {request.global_batch}"
         )
     _check_schedule(plan)
+    _check_limits(plan, request)
     groups = {group.hardware.gpu: group for group in request.groups}
     _check_gpus(plan, groups)
     _check_layers(plan, request.model.layer_count)
@@ -43,6 +44,12 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
             )
 
 
+def _check_limits(plan: ParallelPlan, request: SolveRequest) -> None:
+    violation = request.limits.find_violation(plan)
+    if violation:
+        raise PlanError(violation)
+
+
 def expand_layer_strategies(stage: Stage) -> list[LayerStrategy]:
     """Return the strategy of each layer of `stage`, in order."""
     return [as_single_layer(run) for run in stage.strategies for _ in range(run.layers)]
@@ -51,6 +58,14 @@ def expand_layer_strategies(stage: Stage) -> list[LayerStrategy]:
 def as_single_layer(strategy: LayerStrategy) -> LayerStrategy:
     """Return `strategy` for one layer, so that runs of different lengths compare equal."""
     return strategy if strategy.layers == 1 else replace(strategy, layers=1)
+
+
+def describe_strategy(strategy: LayerStrategy) -> str:
+    """Return what a layer's strategy uses: `tp 2, dp 4, zero 3, shard_group 4`."""
+    plain = LayerStrategy(layers=1)
+    values = {field.name: getattr(strategy, field.name) for field in fields(LayerStrategy) if field.name != "layers"}
+    used = [f"{name} {value}" for name, value in values.items() if value != getattr(plain, name)]
+    return ", ".join(used) or "tp 1, dp 1"
 
 
 def find_strategy_error(strategy: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int) -> str:
@@ -199,4 +214,4 @@ def _check_stages(plan: ParallelPlan, stages: list[Stage], group: DeviceGroup, l
     for strategy in dict.fromkeys(as_single_layer(run) for stage in stages for run in stage.strategies):
         error = find_strategy_error(strategy, limits, setting, plan.micro_batch_size)
         if error:
-            raise PlanError(f"{error}: {strategy} is not allowed")
+            raise PlanError(f"{error} (in layers with {describe_strategy(strategy)})")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import ModelProfile
@@ -53,6 +54,7 @@ class SolveRequest:
         global_batch: samples of one optimizer step over all GPUs.
         memory_bytes_max: memory per GPU that a plan may use, reserve included; 0 means all of it.
         memory_percent: actual memory of a plan in percent of its predicted peak, at least 100; a plan must fit with it.
+        limits: what the plans may use.
     """
 
     model: ModelProfile
@@ -61,8 +63,11 @@ class SolveRequest:
     global_batch: int
     memory_bytes_max: int = 0
     memory_percent: int = 100
+    limits: PlanLimits = NO_LIMITS
 
     def __post_init__(self) -> None:
+        if self.limits == NO_LIMITS:
+            object.__setattr__(self, "limits", NO_LIMITS)  # The search compares by identity, which is faster.
         if not self.shape.groups:
             raise RequestError("shape is empty; it must have at least one group of GPUs")
         profiled = [profile.gpu for profile in self.hardware]

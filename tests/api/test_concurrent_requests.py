@@ -16,7 +16,7 @@ from api.identity.principals import ANONYMOUS
 from api.state import RequestContext, StateReader, load_request_context
 from scheduler.domain.commands import Command, ScaleJob
 from scheduler.domain.events import EventCode
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.scheduling.preconditions import job_etag
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.protocol import Page

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from api.job_details import HISTORY_ITEMS_MAX, job_history_view
 from scheduler.domain.events import Event, EventCode, JobStep
-from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_worker_token

@@ -24,8 +24,8 @@ from statistics import median
 
 from scheduler.domain.commands import AddNode, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_records import SHUTDOWN_PHASES, STARTUP_PHASES, LoadTraffic, ReplanPhase
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import RankStatus
 from scheduler.executors.rank_status import read_rank_status

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scheduler.domain.job import Intent, Job, JobSpec, Progress
+from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot

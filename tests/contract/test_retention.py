@@ -13,9 +13,9 @@ from scheduler.domain.commands import Command, PauseLending, SubmitJob
 from scheduler.domain.decisions import Reason, ReasonCode, RecallNode
 from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import AuditEntry, AuditFilter, HistoryLog

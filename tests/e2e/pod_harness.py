@@ -22,7 +22,8 @@ import psutil
 
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus
-from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan

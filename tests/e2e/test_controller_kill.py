@@ -14,7 +14,7 @@ import pytest
 
 from scheduler.domain.commands import AddNode, CancelJob, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from tests.builders import a_node
 from tests.e2e.service_harness import TIMEOUT_S, ServiceHarness

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.events import EventCode
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_records import ReplanPhase
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.store.protocol import Page
 from tests.e2e.training_harness import TrainingHarness, lines, losses

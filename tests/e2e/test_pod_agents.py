@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.parallel_plan import LayerStrategy
 from tests.e2e.pod_harness import NODES, PodHarness
 from tests.e2e.rank_launcher import make_plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.commands import ResumeJob, SuspendJob
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from tests.e2e.paused_trainer import hold_at
 from tests.e2e.training_harness import TrainingHarness

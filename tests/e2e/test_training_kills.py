@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from tests.e2e.training_harness import TrainingHarness, lines, losses
 

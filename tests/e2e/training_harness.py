@@ -15,7 +15,8 @@ import psutil
 
 from scheduler.domain.commands import AddNode, CommandBody, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.trainer.checkpoint_manifest import (
     MANIFEST_NAME,
     checkpoint_path,

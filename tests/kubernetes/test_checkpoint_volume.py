@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.commands import Command, SubmitJob
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.kubernetes.api_objects import JOB_LABEL, VOLUME_CLAIM, Object
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually

@@ -10,8 +10,8 @@ import pytest
 
 from scheduler.domain.commands import CancelJob, ReportDemand, ScaleJob, SubmitJob
 from scheduler.domain.fleet import LendingPolicy
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import AgentReport
 from scheduler.kubernetes.api_objects import (

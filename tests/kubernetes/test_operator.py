@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from scheduler.domain.commands import Command, ScaleJob, SubmitJob
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LEASE, NODE, labels_of, name_of, uid_of
 from tests.kubernetes.operated import Operated

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from scheduler.domain.checkpoints import CheckpointSpec
-from scheduler.domain.job import Intent, Job, JobSpec
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE
 from scheduler.kubernetes.resources.elastic_job import build_elastic_job_spec, find_immutable_changes, parse_elastic_job

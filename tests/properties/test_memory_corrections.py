@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, CurveSolved, ReportProgress, SubmitJob
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_records import OOM_ATTEMPTS_MAX
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
 from scheduler.domain.scaling_curve import build_data_parallel_plan

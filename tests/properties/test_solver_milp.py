@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -16,7 +17,7 @@ from scheduler.solver.instance import Instance, evaluate_solution
 from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
 from tests.builders_loop import a_loop
 
-LOOPS, LOOPS_FULL, MIXED = 20, 200, 3
+LOOPS, LOOPS_FULL, MIXED, EQUAL = 20, 200, 3, 8
 CHUNKS = 4
 TIME_LIMIT_S = 12.0
 PROVEN_SHARE_MIN = 0.6
@@ -37,6 +38,20 @@ def test_search_matches_highs_on_many_instances(chunk: int) -> None:
 def test_search_matches_highs_on_two_groups(seed: int) -> None:
     rng = random.Random(f"referee mixed {seed}")
     _compare(a_loop(rng, layers=rng.choice([6, 8]), kinds=rng.choice([1, 3]), gpus=4, batch=4, groups=2))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, EQUAL))])
+def test_search_of_equal_stages_matches_highs(seed: int) -> None:
+    rng = random.Random(f"referee equal {seed}")
+    groups = 2 if seed % 2 else 1
+    loop = a_loop(rng, layers=8, kinds=rng.choice([1, 3]), gpus=4 if groups > 1 else 8, batch=8, groups=groups)
+    _compare(
+        [
+            replace(instance, stage_layers=instance.layers // instance.devices)
+            for instance in loop
+            if instance.interleave == 1 and instance.layers % instance.devices == 0
+        ]
+    )
 
 
 def _compare_all(seeds: Sequence[int]) -> None:

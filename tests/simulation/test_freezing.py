@@ -11,8 +11,9 @@ from typing import Any
 from scheduler.domain.commands import Command, CommandBody, ReportProgress, SubmitJob
 from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor

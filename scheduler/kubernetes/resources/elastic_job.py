@@ -11,7 +11,8 @@ from typing import Any
 
 from scheduler.documents.document import LABEL_FORM, InvalidDocumentError, InvalidField, to_printable
 from scheduler.documents.job import parse_job, to_job_document
-from scheduler.domain.job import Intent, Job, JobSpec
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.kubernetes.api_objects import MANAGED_BY, ORIGIN_ANNOTATION, ORIGIN_API
 from scheduler.kubernetes.resources.meta import Metadata, Resource, get_mapping, get_observed_generation, parse_metadata
 from scheduler.solver.profiles.catalog import ProfileError, list_gpu_names, list_model_names, parse_model

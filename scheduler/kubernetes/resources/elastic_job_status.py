@@ -13,7 +13,8 @@ from scheduler.documents.pod_template import CHECKPOINT_DIR, first_container_mou
 from scheduler.domain import gpu_sets
 from scheduler.domain.checkpoints import CheckpointSpec, is_object_store
 from scheduler.domain.decisions import Reason
-from scheduler.domain.job import Intent, Job, JobSpec
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.snapshot import Snapshot

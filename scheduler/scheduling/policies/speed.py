@@ -7,8 +7,9 @@ from functools import lru_cache
 from math import inf
 
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
 from scheduler.domain.job_queue import find_limiting_queue
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.relative_speed import RelativeSpeed

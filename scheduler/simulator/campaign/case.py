@@ -9,8 +9,8 @@ from pathlib import Path
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.fleet import Node, Pool
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_spec import JobSpec
 from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 

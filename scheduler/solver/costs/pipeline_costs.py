@@ -12,8 +12,10 @@ from itertools import product
 from math import gcd
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.domain.parallel_plan import LayerStrategy, Schedule, ScheduleName
+from scheduler.domain.plan_limits import NO_LIMITS, PlanDimension, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting, send_s
 from scheduler.solver.costs.communication_time import compute_border_s, compute_reshard_s, list_layouts
 from scheduler.solver.costs.layer_chain import Layer, LayerChain, build_layer_table
@@ -33,18 +35,29 @@ class CostedStrategies:
 
     costs: StageCosts
     _candidates: StrategyCandidates
-    _offset: int
+    _numbers: Ints
 
     def build_strategy(self, number: int) -> LayerStrategy:
         """Return strategy `number` of the costs, for one layer."""
-        return self._candidates.build_strategy(self._offset + number)
+        return self._candidates.build_strategy(int(self._numbers[number]))
+
+    def select(self, strategies: Ints) -> CostedStrategies:
+        """Return only these strategies, in this order."""
+        return CostedStrategies(self.costs.select_strategies(strategies), self._candidates, self._numbers[strategies])
+
+    def use(self, dimension: PlanDimension) -> NDArray[np.bool_]:
+        """Return [S]: whether each strategy uses the dimension."""
+        return np.asarray(self._candidates.use(dimension)[self._numbers])
 
 
 @lru_cache(maxsize=256)
-def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[int, CostedStrategies]:
+def compute_stage_costs(
+    layers: LayerChain, setting: StageSetting, plan_limits: PlanLimits = NO_LIMITS
+) -> Mapping[int, CostedStrategies]:
     """Return the costs by number of micro-batches (divisors of the global batch) with at least one strategy.
 
-    Strategies that cannot win, whatever the other layers do, are left out; see strategy_space.
+    Strategies that cannot win, whatever the other layers do, are left out; see strategy_space. So are those beyond
+    `plan_limits`.
     """
     kinds = layers.kinds
     candidates = enumerate_candidates(
@@ -53,12 +66,14 @@ def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[in
         setting.node_gpus,
         setting.gpus,
         setting.global_batch,
+        plan_limits,
     )
     if not len(candidates.degree_index):
         return {}
     counts, firsts = np.unique(candidates.micro_batches, return_index=True)
     joint, changes_s = _compute_joint_costs(kinds, candidates, setting.global_batch // counts, setting)
     found = {}
+    numbers = np.arange(len(candidates.degree_index))
     ends = [*firsts[1:].tolist(), len(candidates.degree_index)]
     for row, (count, first, end) in enumerate(zip(counts.tolist(), firsts.tolist(), ends, strict=True)):
         costs = StageCosts(
@@ -70,7 +85,7 @@ def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[in
             reshard_s=changes_s[row],
             border_s=joint.border_s[:, first:end],
         )
-        found[count] = CostedStrategies(costs, candidates, first)
+        found[count] = CostedStrategies(costs, candidates, numbers[first:end])
     return found
 
 

@@ -17,6 +17,8 @@ Strategies that cannot win are left out. A property test covers each of these le
   activations shrink, and a border needs no gather (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 * ZeRO-1 is left out if the worker supports ZeRO-2 and there is one micro-batch: both reduce once, and ZeRO-2 holds
   less.
+
+Limits of the request (`PlanLimits`) can forbid the strategy that a lemma relies on. The lemma is then not used.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from functools import lru_cache
 from math import gcd, isqrt, lcm
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
+from scheduler.domain.plan_limits import NO_LIMITS, SHARDINGS, PlanDimension, PlanLimits
 from scheduler.solver.costs.layer_chain import Layer
 from scheduler.solver.instance import Ints
 from scheduler.solver.profiles.hardware_profile import Dimension
@@ -100,23 +104,38 @@ class ParallelDegrees:
 
 @lru_cache(maxsize=1024)
 def enumerate_degrees(
-    limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int, gpus: int, global_batch: int
+    limits: DegreeLimits,
+    dimensions: frozenset[Dimension],
+    node_gpus: int,
+    gpus: int,
+    global_batch: int,
+    plan_limits: PlanLimits = NO_LIMITS,
 ) -> ParallelDegrees:
     """Return all degrees on `gpus` GPUs that can win, for every divisor of the batch; possibly none."""
     rows = []
+    tensor_max = plan_limits.compute_degree_max(PlanDimension.TENSOR, gpus)
+    expert_max = plan_limits.compute_degree_max(PlanDimension.EXPERT, gpus)
+    context_max = tuple(
+        plan_limits.compute_degree_max(dimension, gpus) for dimension in (PlanDimension.ULYSSES, PlanDimension.RING)
+    )
     tensor_degrees = _list_tensor_degrees(limits, dimensions, gcd(node_gpus, gpus))
     for micro_batches in list_divisors(global_batch):
         batch = global_batch // micro_batches
-        for tp in tensor_degrees:
+        for tp in (tp for tp in tensor_degrees if tp <= tensor_max):
             replicas = gpus // tp
-            dp = gcd(batch, replicas)
-            may_shard = tp > 1 and Dimension.SEQUENCE_SHARDING in dimensions
-            for ulysses, ring in _list_context_degrees(limits, dimensions, tp, replicas // dp):
-                sharded = int(may_shard and limits.tokens % (tp * ulysses * ring) == 0)
-                rows += [
-                    (micro_batches, batch // dp, tp, sharded, dp, ulysses, ring, ep)
-                    for ep in _list_expert_degrees(limits, dimensions, replicas)
-                ]
+            expert_degrees = [ep for ep in _list_expert_degrees(limits, dimensions, replicas) if ep <= expert_max]
+            for dp in _list_data_degrees(batch, replicas, plan_limits):
+                for ulysses, ring in _list_context_degrees(limits, dimensions, tp, replicas // dp, context_max):
+                    can_shard = (
+                        tp > 1
+                        and Dimension.SEQUENCE_SHARDING in dimensions
+                        and limits.tokens % (tp * ulysses * ring) == 0
+                    )
+                    rows += [
+                        (micro_batches, batch // dp, tp, sharded, dp, ulysses, ring, ep)
+                        for sharded in _list_shardings(can_shard, plan_limits)
+                        for ep in expert_degrees
+                    ]
     return ParallelDegrees(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
 
 
@@ -131,15 +150,38 @@ def _list_tensor_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension],
     return [degree for degree in degrees if not limits.measured or degree in limits.measured]
 
 
+def _list_data_degrees(batch: int, replicas: int, plan_limits: PlanLimits) -> list[int]:
+    """Return the data-parallel degrees: only the largest, unless limits may forbid it."""
+    largest = gcd(batch, replicas)
+    degrees = [largest]
+    if plan_limits.may_forbid(PlanDimension.DATA):
+        most = plan_limits.compute_degree_max(PlanDimension.DATA, largest)
+        degrees = [degree for degree in list_divisors(largest) if degree <= most]
+    samples_max = plan_limits.replica_samples_max
+    return degrees if samples_max is None else [degree for degree in degrees if batch // degree <= samples_max]
+
+
+def _list_shardings(can_shard: bool, plan_limits: PlanLimits) -> tuple[int, ...]:
+    """Return the options of sequence sharding: used wherever possible, unless limits may forbid it."""
+    if not can_shard or not plan_limits.allows(PlanDimension.SEQUENCE_SHARDING):
+        return (0,)
+    return (0, 1) if plan_limits.is_paired(PlanDimension.SEQUENCE_SHARDING) else (1,)
+
+
 def _list_context_degrees(
-    limits: DegreeLimits, dimensions: frozenset[Dimension], tp: int, context: int
+    limits: DegreeLimits, dimensions: frozenset[Dimension], tp: int, context: int, largest: tuple[int, ...]
 ) -> list[tuple[int, int]]:
-    """Return pairs (ulysses, ring) with product `context`; the heads limit only Ulysses (USP, arXiv 2405.07719)."""
+    """Return pairs (ulysses, ring) with product `context`, both up to a largest degree.
+
+    The heads limit only Ulysses (USP, arXiv 2405.07719).
+    """
     pairs = [(ulysses, context // ulysses) for ulysses in list_divisors(context)]
     return [
         (ulysses, ring)
         for ulysses, ring in pairs
-        if limits.tokens % compute_token_multiple(ulysses, ring) == 0
+        if ulysses <= largest[0]
+        and ring <= largest[1]
+        and limits.tokens % compute_token_multiple(ulysses, ring) == 0
         and (ulysses == 1 or (Dimension.ULYSSES in dimensions and limits.attention_heads % (tp * ulysses) == 0))
         and (ring == 1 or Dimension.RING in dimensions)
     ]
@@ -170,6 +212,30 @@ class StrategyCandidates:
     @property
     def micro_batches(self) -> Ints:
         return self.degrees.micro_batches[self.degree_index]
+
+    def select(self, chosen: NDArray[np.bool_]) -> StrategyCandidates:
+        """Return the candidates for which `chosen` [N] is true."""
+        columns = self.degree_index, self.zero, self.hybrid, self.shard_group, self.recompute, self.offload
+        return StrategyCandidates(self.degrees, *(column[chosen] for column in columns))
+
+    def use(self, dimension: PlanDimension) -> NDArray[np.bool_]:
+        """Return [N]: whether each candidate uses the dimension; false for those of pipelines."""
+        degrees, at = self.degrees, self.degree_index
+        if dimension in SHARDINGS:
+            level = np.where(self.hybrid == 1, SHARDINGS.index(PlanDimension.HYBRID_SHARD), self.zero)
+            return np.asarray((level == SHARDINGS.index(dimension)) & (degrees.replicas[at] > 1))
+        uses = {
+            PlanDimension.DATA: degrees.dp[at] > 1,
+            PlanDimension.TENSOR: degrees.tp[at] > 1,
+            PlanDimension.SEQUENCE_SHARDING: degrees.sharded[at] == 1,
+            PlanDimension.ULYSSES: degrees.ulysses[at] > 1,
+            PlanDimension.RING: degrees.ring[at] > 1,
+            PlanDimension.EXPERT: degrees.ep[at] > 1,
+            PlanDimension.RECOMPUTE: self.recompute == RECOMPUTES.index(Recompute.FULL),
+            PlanDimension.SELECTIVE_RECOMPUTE: self.recompute == RECOMPUTES.index(Recompute.SELECTIVE),
+            PlanDimension.OFFLOAD: self.offload == 1,
+        }
+        return np.asarray(uses.get(dimension, np.zeros(len(at), dtype=np.bool_)))
 
     @classmethod
     def from_strategies(cls, strategies: list[LayerStrategy], *, micro_batches: int, batch: int) -> StrategyCandidates:
@@ -223,10 +289,15 @@ class StrategyCandidates:
 
 @lru_cache(maxsize=1024)
 def enumerate_candidates(
-    limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int, gpus: int, global_batch: int
+    limits: DegreeLimits,
+    dimensions: frozenset[Dimension],
+    node_gpus: int,
+    gpus: int,
+    global_batch: int,
+    plan_limits: PlanLimits = NO_LIMITS,
 ) -> StrategyCandidates:
     """Return every strategy on a stage of `gpus` GPUs that can win, by ascending number of micro-batches."""
-    base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch)
+    base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch, plan_limits)
     variants = _list_variants(dimensions)
     index = np.repeat(np.arange(len(base.tp)), len(variants))
     zero, hybrid, recompute, offload = np.tile(variants.T, len(base.tp))
@@ -236,11 +307,20 @@ def enumerate_candidates(
     allowed = (zero == 0) | (replicas > 1)
     allowed &= (hybrid == 0) | ((in_node > 1) & (in_node < replicas) & ((in_node % ep == 0) | (ep % in_node == 0)))
     allowed &= (offload == 0) | (zero > 0) | (replicas == 1)
-    if Dimension.ZERO in dimensions:
+    if Dimension.ZERO in dimensions and not plan_limits.may_forbid(PlanDimension.ZERO2):
         allowed &= (zero != 1) | (base.micro_batches[index] > 1)
-    return StrategyCandidates(
-        *(base, *(column[allowed] for column in (index, zero, hybrid, group, recompute, offload)))
-    )
+    found = StrategyCandidates(base, index, zero, hybrid, group, recompute, offload).select(allowed)
+    return found if plan_limits == NO_LIMITS else found.select(_find_within_limits(found, plan_limits))
+
+
+def _find_within_limits(candidates: StrategyCandidates, plan_limits: PlanLimits) -> NDArray[np.bool_]:
+    """Return [N]: whether a candidate uses no excluded dimension, and no exclusive pair of dimensions."""
+    within = np.ones(len(candidates.degree_index), dtype=np.bool_)
+    for dimension in plan_limits.excluded:
+        within &= ~candidates.use(dimension)
+    for one, two in plan_limits.exclusive:
+        within &= ~(candidates.use(one) & candidates.use(two))
+    return within
 
 
 def _list_variants(dimensions: frozenset[Dimension]) -> Ints:

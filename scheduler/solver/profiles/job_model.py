@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.solver.profiles.catalog import ProfileError, load_model, parse_model
 from scheduler.solver.profiles.model_profile import ModelProfile

@@ -198,6 +198,9 @@ class PipelineSearch:
     def _windows(self) -> Ints:
         """[P, D, D]: the window of each candidate stage, as in StageTimes."""
         ids, (devices, depth) = self._oracles[0].windows.ids, self._extent
+        if self.instance.stage_layers:
+            numbers = np.arange(len(ids))
+            ids = np.where(numbers - numbers[:, None] == self.instance.stage_layers, ids, -1)
         return np.stack([ids[at : at + depth, at + 1 : at + 1 + depth] for at in range(devices)])
 
     @cached_property
@@ -273,18 +276,23 @@ class BestFirstResult:
 
 
 def search_best_first(
-    searches: Sequence[PipelineSearch], *, tolerance: float = 0.0, labels_max: int = MAX_LABELS
+    searches: Sequence[PipelineSearch],
+    *,
+    tolerance: float = 0.0,
+    labels_max: int = MAX_LABELS,
+    useful_s: float = inf,
 ) -> BestFirstResult:
     """Return the fastest plan of all pipelines, proven within `tolerance` unless `labels_max` runs out first.
 
-    Results and bounds of an earlier call with a looser tolerance remain valid.
+    Results and bounds of an earlier call with a looser tolerance remain valid. Plans that take `useful_s` or longer are
+    not searched, so that nothing may be found, and the bound holds up to `useful_s`.
     """
     heap = [(search.bound_s, number) for number, search in enumerate(searches)]
     heapq.heapify(heap)
     best = min((search for search in searches if search.cost_s < inf), key=lambda search: search.cost_s, default=None)
     improvement_factor, labels, closed_bound_s = min(IMPROVEMENT_FACTOR, 1.0 - tolerance), 0, inf
     while heap and labels < labels_max:
-        target_s = inf if best is None else best.cost_s
+        target_s = useful_s if best is None else min(best.cost_s, useful_s)
         if heap[0][0] >= target_s * improvement_factor:
             break
         number = heapq.heappop(heap)[1]

@@ -12,8 +12,14 @@ from itertools import groupby, pairwise
 from math import inf
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
+from scheduler.domain.plan_limits import NO_LIMITS
 from scheduler.solver.evaluate import Evaluation, evaluate
-from scheduler.solver.infeasible import explain_infeasible_batch, explain_infeasible_memory, explain_infeasible_shape
+from scheduler.solver.infeasible import (
+    explain_infeasible_batch,
+    explain_infeasible_limits,
+    explain_infeasible_memory,
+    explain_infeasible_shape,
+)
 from scheduler.solver.instance import Solution
 from scheduler.solver.request import Infeasibility, SolveRequest
 from scheduler.solver.search.pipeline_search import MAX_LABELS, BestFirstResult, search_best_first
@@ -26,6 +32,9 @@ _TOLERANCE_FACTOR = 1.0 - 1e-9
 
 _INTERMEDIATE_TOLERANCES = (0.01, 0.001)
 """Tolerances that are proven on the way to a tighter one."""
+
+_ANY_PLAN_TOLERANCE = 0.9
+"""Tolerance of a search that only has to find out whether there is a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +62,9 @@ class SearchOutcome:
     full_shape_plan: ParallelPlan | None = None
 
 
-def solve_plan(request: SolveRequest) -> ParallelPlan | Infeasibility:
-    """Return the fastest plan for `request`, proven optimal, or the reason why there is none."""
-    return search_plan(request).result
+def solve_plan(request: SolveRequest, *, tolerance: float = 0.0) -> ParallelPlan | Infeasibility:
+    """Return the fastest plan for `request`, proven within `tolerance`, or the reason why there is none."""
+    return search_plan(request, tolerance=tolerance).result
 
 
 def search_plan(
@@ -82,6 +91,22 @@ def search_plan(
     tolerance *= _TOLERANCE_FACTOR
     if len(request.groups) > 2:
         return SearchOutcome(explain_infeasible_shape(request), SearchStats(0, 0))
+    outcome = _search_shape(request, tolerance, labels_max, runners_up, oracle_cache)
+    nothing = outcome.result
+    if request.limits == NO_LIMITS or not isinstance(nothing, Infeasibility) or nothing.constraint == "budget":
+        return outcome
+
+    def is_feasible(changed: SolveRequest) -> bool:
+        found = _search_shape(changed, _ANY_PLAN_TOLERANCE, labels_max, 0, oracle_cache).result
+        return isinstance(found, ParallelPlan)
+
+    return replace(outcome, result=explain_infeasible_limits(request, nothing, is_feasible))
+
+
+def _search_shape(
+    request: SolveRequest, tolerance: float, labels_max: int, runners_up: int, oracle_cache: OracleCache
+) -> SearchOutcome:
+    """Search the plans that use all GPUs, or all of one model."""
     outcome = _search_full_shape(request, tolerance, labels_max, runners_up, oracle_cache)
     if len(request.groups) == 1:
         return outcome

@@ -149,7 +149,17 @@ def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
     border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is linear
     in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first one stays.
     """
-    rows = np.concatenate(
+    rows = list_comparable_costs(costs, in_flight_max=in_flight_max)
+    kept = []
+    for layout in np.unique(costs.layouts).tolist():
+        members = np.flatnonzero(costs.layouts == layout)
+        kept.append(members[find_undominated_columns(rows[:, members])])
+    return np.sort(np.concatenate(kept))
+
+
+def list_comparable_costs(costs: StageCosts, *, in_flight_max: float) -> Floats:
+    """Return [R, S]: all costs of each strategy but for its layout. Less is better in each row."""
+    return np.concatenate(
         [
             costs.time_s,
             costs.border_s,
@@ -158,12 +168,11 @@ def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
             costs.working_bytes[None].astype(np.float64),
         ]
     )
-    kept = []
-    for layout in np.unique(costs.layouts).tolist():
-        members = np.flatnonzero(costs.layouts == layout)
-        columns = rows[:, members]
-        no_worse = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
-        # Of two equal strategies, only the earlier one dominates.
-        strictly = no_worse & (~no_worse.T | np.triu(np.ones_like(no_worse), k=1))
-        kept.append(members[~strictly.any(axis=0)])
-    return np.sort(np.concatenate(kept))
+
+
+def find_undominated_columns(columns: Floats) -> Ints:
+    """Return the columns of [R, S] that no other column undercuts or equals in all rows; of equal ones the first."""
+    no_worse = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
+    # Of two equal strategies, only the earlier one dominates.
+    strictly = no_worse & (~no_worse.T | np.triu(np.ones_like(no_worse), k=1))
+    return np.flatnonzero(~strictly.any(axis=0))

@@ -6,7 +6,7 @@ number of stages nor the position. So all pipelines of a curve with such a devic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -195,7 +195,7 @@ class OracleCache:
     """
 
     def __init__(self) -> None:
-        self._oracles: dict[tuple[LayerChain, StageSetting, int, int], StageOracle] = {}
+        self._oracles: dict[tuple[LayerChain, StageSetting, int, int, Hashable], StageOracle] = {}
 
     def get_oracle(
         self,
@@ -205,9 +205,13 @@ class OracleCache:
         *,
         micro_batches: int,
         capacity_bytes: int,
+        restriction: Hashable = None,
     ) -> StageOracle:
-        """Return the oracle of a stage with `setting` and `capacity_bytes` per GPU."""
-        key = layers, setting, micro_batches, capacity_bytes
+        """Return the oracle of a stage with `setting` and `capacity_bytes` per GPU.
+
+        `restriction` says which of the setting's strategies `costed` has.
+        """
+        key = layers, setting, micro_batches, capacity_bytes, restriction
         if key not in self._oracles:
             self._oracles[key] = StageOracle(
                 layers.types, costed.costs, capacity_bytes=capacity_bytes, in_flight_max=micro_batches

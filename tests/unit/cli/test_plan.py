@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import yaml
 from typer.testing import Result
 
 from cli.planning.plan_tables import format_degrees, format_layer_ranges, format_pipeline
-from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, plan_from_json, plan_to_json
 from scheduler.solver.profiles.catalog import load_model
+from tests.builders_plan_export import build_plan
 
 Run = Callable[..., Result]
 PLAN_FIELDS = {field.name for field in fields(ParallelPlan)} - {"peak_bytes_by_model"}
@@ -30,7 +32,16 @@ def answer(result: Result) -> Any:
 
 def test_plan_json_has_the_plan_fields_and_search_statistics(run: Run) -> None:
     document = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
-    assert set(document) == {*PLAN_FIELDS, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
+    assert set(document) == {
+        *PLAN_FIELDS,
+        "search_time_s",
+        "candidates",
+        "inspection",
+        "runners_up",
+        "remark",
+        "whole",
+        "simplest",
+    }
     plan = plan_from_json({field: document[field] for field in PLAN_FIELDS})
     assert (plan.world_size, plan.global_batch) == (4, 8)
     assert plan.stages[0].gpu == "a100-80g"
@@ -64,6 +75,38 @@ def test_tolerance_bounds_the_optimality_gap(run: Run) -> None:
     assert exact["optimality_gap"] == 0
     assert rough["optimality_gap"] <= 0.2
     assert rough["iteration_time_s"] * (1 - rough["optimality_gap"]) <= exact["iteration_time_s"] * (1 + 1e-9)
+
+
+def test_limits_restrict_the_plan(run: Run) -> None:
+    words = (*LLAMA, "--gpus", "8", "--alternatives", "0", "-o", "json")
+    free, limited = answer(run(*words)), answer(run(*words, "--without", "fsdp,zero", "--without", "hybrid-shard"))
+    assert {run["zero"] for stage in free["stages"] for run in stage["strategies"]} == {3}
+    assert {run["zero"] for stage in limited["stages"] for run in stage["strategies"]} == {0}
+    assert limited["iteration_time_s"] > free["iteration_time_s"]
+    only = answer(run(*words, "--only", "tensor"))
+    assert [(stage["gpus"], run["tp"]) for stage in only["stages"] for run in stage["strategies"]] == [(8, 8)]
+
+
+def test_limits_that_leave_no_plan_name_a_change(run: Run) -> None:
+    result = run(*LLAMA, "--gpus", "8", "--only", "data")
+    assert result.exit_code == 1
+    assert "\n  binding: limits\n  change: allow " in result.stderr
+
+
+def test_an_unknown_dimension_is_rejected(run: Run) -> None:
+    for option in ("--only", "--without"):
+        result = run(*GPT2, "--gpus", "2", option, "data,tensr")
+        assert result.exit_code == 2
+        assert f"{option}: 'tensr'" in result.stderr
+        assert "did you mean 'tensor'" in result.stderr
+
+
+def test_simplest_plan_is_within_the_ratio(run: Run) -> None:
+    words = ("plan", "--model", "llama-2-13b", "--global-batch", "32", "--gpus", "8", "--memory", "60GB")
+    document = answer(run(*words, "--alternatives", "0", "--tolerance", "0.001", "-o", "json"))
+    simplest = document["simplest"]
+    assert (simplest["strategies"], simplest["strategies_min"]) == (1, 1)
+    assert 0 <= simplest["slower_ratio"] <= 0.02
 
 
 def test_yaml_equals_json(run: Run) -> None:
@@ -158,3 +201,42 @@ def test_degrees_layers_and_pipelines_are_formatted() -> None:
     assert format_layer_ranges([0, 4, 8, 12, 16]) == "0, 4, ..., 16"
     plan = {"stages": [1, 2], "schedule": {"name": "1f1b"}, "micro_batches": 4, "micro_batch_size": 2}
     assert format_pipeline(plan) == "2 stages, 1f1b, 4 micro-batches of 2 samples"
+
+
+def test_a_plan_for_a_framework_is_printed_in_its_words(run: Run) -> None:
+    document = answer(run(*GPT2, "--gpus", "4", "--for", "deepspeed", "-o", "json"))
+    exported = document["export"]
+    assert exported["framework"] == "deepspeed"
+    assert json.loads(exported["file"]["text"])["train_batch_size"] == 8
+    assert len({str({**each, "layers": 0}) for stage in document["stages"] for each in stage["strategies"]}) == 1
+    table = run(*GPT2, "--gpus", "4", "--for", "megatron-lm")
+    assert table.exit_code == 0, table.output
+    assert "--tensor-model-parallel-size" in table.stdout
+
+
+def test_an_unknown_framework_is_refused(run: Run) -> None:
+    result = run(*GPT2, "--gpus", "4", "--for", "deepspeeed")
+    assert result.exit_code == 2
+    assert "--for: 'deepspeeed'" in result.stderr
+    assert "did you mean 'deepspeed'?" in result.stderr
+
+
+def test_a_framework_has_no_plans_on_several_gpu_models(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "shape.yaml"
+    path.write_text("- {gpu: a100-80g, nodes: 1, gpus_per_node: 1}\n- {gpu: t4, nodes: 1, gpus_per_node: 1}\n")
+    result = run(*GPT2, "--shape", str(path), "--for", "megatron-lm")
+    assert result.exit_code == 2
+    assert "--for: Megatron-LM" in result.stderr
+
+
+def test_a_plan_that_a_framework_cannot_express_is_refused_with_the_plan_to_use_instead(
+    run: Run, tmp_path: Path
+) -> None:
+    plan = build_plan(6, 6, strategy=LayerStrategy(1, dp=2), micro_batches=2)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan_to_json(plan)), encoding="utf-8")
+    result = run(*GPT2, "--price", str(path), "--for", "deepspeed")
+    assert result.exit_code == 1
+    assert "pipeline" in result.stderr
+    assert "The nearest plan for deepspeed: dp4" in result.stderr
+    assert "The fastest plan for deepspeed" in result.stderr

@@ -47,6 +47,78 @@ def test_shape_file_describes_heterogeneous_nodes(run: Run, tmp_path: Path) -> N
     assert "(all GPUs)" in table
 
 
+OWN_PLAN = """
+micro_batches: 4
+micro_batch_size: 8
+stages:
+- strategies: [{layers: 6, tp: 2}]
+- strategies: [{layers: 6, tp: 2}]
+"""
+
+
+def _price(run: Run, tmp_path: Path, text: str, *options: str) -> tuple[Result, Any]:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    result = run("plan", "--model", "gpt2", "--price", str(file), *options, "-o", "json")
+    return result, json.loads(result.stdout) if result.stdout else None
+
+
+def test_price_predicts_a_plan_and_compares_it_with_the_fastest(run: Run, tmp_path: Path) -> None:
+    result, document = _price(run, tmp_path, OWN_PLAN)
+    assert result.exit_code == 0
+    assert (document["runnable"], document["fits"], document["violation"]) == (True, True, "")
+    assert [device["gpus"] for device in document["inspection"]["devices"]] == [2, 2]
+    assert document["optimum"]["iteration_time_s"] < document["iteration_time_s"]
+    ratio = document["iteration_time_s"] / document["optimum"]["iteration_time_s"] - 1
+    assert document["slower_ratio"] == pytest.approx(ratio)
+    table = run("plan", "--model", "gpt2", "--price", str(tmp_path / "mine.yaml")).stdout
+    assert "part of the step" in table
+
+
+def test_price_of_the_fastest_plan_is_its_own(run: Run, tmp_path: Path) -> None:
+    best = run(*GPT2, "--gpus", "2", "--alternatives", "0", "-o", "json").stdout
+    result, document = _price(run, tmp_path, best)
+    assert result.exit_code == 0
+    assert document["iteration_time_s"] == json.loads(best)["iteration_time_s"]
+    assert document["slower_ratio"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "rule"),
+    [
+        (OWN_PLAN, ("--without", "pipeline"), "pipeline"),
+        (OWN_PLAN, ("--memory", "3GB"), "GB per GPU"),
+        (OWN_PLAN.replace("tp: 2", "tp: 5"), (), "tp is 5"),
+        (OWN_PLAN, ("--global-batch", "64"), "global batch"),
+        (OWN_PLAN, ("--gpus", "8"), "8"),
+        (OWN_PLAN.replace("layers: 6", "layers: 5"), (), "12"),
+    ],
+)
+def test_price_names_the_rule_that_a_plan_breaks(
+    run: Run, tmp_path: Path, text: str, options: tuple[str, ...], rule: str
+) -> None:
+    result, document = _price(run, tmp_path, text, *options)
+    assert result.exit_code == 1
+    assert document["runnable"] is False
+    assert rule in document["violation"]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[]", "document"),
+        ("micro_batches: 4", "micro_batch_size"),
+        (OWN_PLAN.replace("micro_batches: 4", "micro_batches: 0"), "micro_batches"),
+        (OWN_PLAN.replace("tp: 2", "pt: 2"), "stages.0.strategies.0.pt"),
+        (OWN_PLAN.replace("}]", "}, {layers: 1, tp: 4}]"), "stages.0.gpus"),
+    ],
+)
+def test_an_invalid_plan_file_is_rejected_by_field(run: Run, tmp_path: Path, text: str, field: str) -> None:
+    result, _ = _price(run, tmp_path, text)
+    assert result.exit_code == 2
+    assert field in result.stderr
+
+
 def test_shape_with_three_gpu_models_is_infeasible(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "shape.json"
     gpus = ("h100-80g", "l40s", "a100-80g")

@@ -15,7 +15,8 @@ from cli.commands.replay import find_violations
 from scheduler.domain.codec import encode
 from scheduler.domain.decisions import LendNode, Reason, ReasonCode, StartJob
 from scheduler.domain.fleet import Node, Pool, PoolKind
-from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot

@@ -10,8 +10,8 @@ import pytest
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
 from scheduler.domain.checkpoints import CheckpointSpec
-from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import JobSpec
 
 COMPLETE: dict[str, Any] = {
     "name": "train-7b",

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod

@@ -9,7 +9,7 @@ import pytest
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, require_command, to_job_document
 from scheduler.domain.codec import decode, encode
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.program import DEFAULT_PROGRAM, Program, find_link_problem
 from scheduler.domain.run_document import LaunchMode
 

@@ -24,9 +24,10 @@ from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
 from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
-from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.program import Program

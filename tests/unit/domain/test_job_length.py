@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.job import OVERRUN_SHARE, Job, JobSpec, Progress
+from scheduler.domain.job import OVERRUN_SHARE, Job, Progress
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from tests.builders import a_job

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from scheduler.domain.commands import CancelJob, SubmitJob
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.kubernetes.api_objects import JOB_LABEL
 from tests.pod_world import World
 from tests.random_pods import RandomNode

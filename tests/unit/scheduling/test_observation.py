@@ -128,6 +128,17 @@ def test_job_that_cannot_heal_is_not_retried() -> None:
     assert job.failure == RunFailure(100.0, "no module", "import-error", 300.0)
 
 
+def test_a_missing_module_of_the_jobs_framework_is_named() -> None:
+    spec = replace(running().spec, framework="megatron-lm", model="gpt2", global_batch=8)
+    for module, is_named in (("megatron", True), ("megatron.training", True), ("wandb", False)):
+        reason = f"rank 0: ModuleNotFoundError: No module named '{module}'"
+        failed = run(RunPhase.FAILED, reason=reason, permanent_fault=PermanentFault.IMPORT_ERROR)
+        job = observe(replace(running(), spec=spec), failed).snapshot.jobs["j"]
+        assert job.failure is not None
+        assert ("framework is megatron-lm" in job.failure.reason) is is_named
+        assert job.failure.reason.endswith(reason)
+
+
 @pytest.mark.parametrize(
     ("reasons", "ran_s", "state"),
     [

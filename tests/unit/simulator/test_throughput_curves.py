@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.documents.throughput import ExecPlan, StepByGpuCount, StepByLocalBatch, StepByPlacement
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import JobSpec
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute
 from scheduler.simulator.throughput_curves import CurveCache, PlanOrReason, build_measured_curves
 

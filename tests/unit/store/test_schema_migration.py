@@ -23,7 +23,8 @@ from scheduler.domain.codec import encode
 from scheduler.domain.commands import Command, RecallAll
 from scheduler.domain.fleet import Loan, LoanState, Pool, PoolKind
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job import Job, Progress
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
