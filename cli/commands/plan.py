@@ -45,7 +45,7 @@ def plan(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Find the fastest parallel plan of a model. The plan fits into the memory of the given GPUs."""
-    options_given = {
+    options_given: dict[str, Any] = {
         "model": model,
         "gpus": gpus,
         "gpu": gpu,
