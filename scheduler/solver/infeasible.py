@@ -220,5 +220,7 @@ def _has_single_stage_strategy(request: SolveRequest, batch: int) -> bool:
     """Return whether one stage of all GPUs has a strategy at this batch; longer pipelines are not tried."""
     group = request.groups[0]
     limits = DegreeLimits.from_layers(build_layer_chain(request.model, group.hardware.precision, stages=1))
-    found = enumerate_degrees(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch, request.limits)
+    found = enumerate_degrees(
+        limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch, plan_limits=request.limits
+    )
     return len(request.groups) == 1 and len(found.tp) > 0

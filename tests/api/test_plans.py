@@ -45,6 +45,17 @@ def test_frozen_layers_shorten_a_step(service: ApiService, problem: Problem) -> 
     assert refused["errors"][0]["allowed"] == "at most 12, the layers of gpt2"
 
 
+def test_limits_restrict_the_plan(service: ApiService, problem: Problem) -> None:
+    plan = service.made("/v1/plans", GPT2 | {"limits": {"only": ["tensor"]}, "simplicity": 0.02})
+    assert {run["tp"] for stage in plan["stages"] for run in stage["strategies"]} == {4}
+    assert (plan["simplest"]["strategies"], plan["simplest"]["strategies_min"]) == (1, 1)
+    refused = problem(service.post("/v1/plans", GPT2 | {"limits": {"without": ["tensr"]}}), 422)
+    assert refused["errors"][0]["field"] == "limits.without.0"
+    infeasible = problem(service.post("/v1/plans", GPT2 | {"limits": {"microBatchesMin": 32}}), 422)
+    assert infeasible["type"] == "urn:ebbtide:problem:infeasible"
+    assert infeasible["detail"].startswith("limits: ")
+
+
 def test_a_shape_replaces_gpu_and_gpus(service: ApiService) -> None:
     shape = [{"gpu": "a100-80g", "nodes": 1, "gpusPerNode": 4}]
     same = {"model": "gpt2", "shape": shape, "globalBatch": 16, "sequenceLength": 256}

@@ -22,6 +22,7 @@ from scheduler.solver.evaluate import evaluate
 from scheduler.solver.plan_rules import PlanError
 from scheduler.solver.request import Infeasibility, SolveRequest
 from scheduler.solver.search.plan_search import search_plan
+from scheduler.solver.search.simple_plan import count_strategies, find_simplest_plan
 from tests.builders_enumeration import PricedPartition, price_partitions
 from tests.properties.plan_space import Pipe, enumerate_pipes
 from tests.properties.toy_requests import toy_request
@@ -30,6 +31,7 @@ REQUESTS, CHUNKS = 10, 50
 CHOICES_MAX = 2500
 PLANS_MIN = 200
 LIMITS_PER_REQUEST = 3
+SIMPLE_REQUESTS = 15
 SAME = 1e-9
 
 
@@ -78,6 +80,34 @@ def _find_best_s(request: SolveRequest, every: list[tuple[Pipe, PricedPartition]
         if not request.limits.find_violation(_plan(every, at)):
             return float(fitting_s[at])
     return inf
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(at, marks=pytest.mark.full) for at in range(1, CHUNKS))])
+def test_simplest_plan_matches_brute_force(first: int) -> None:
+    counts: set[int] = set()
+    for number in range(first * SIMPLE_REQUESTS, (first + 1) * SIMPLE_REQUESTS):
+        rng = random.Random(f"simplest {number}")
+        free, every = _enumerable(rng)
+        times_s = np.concatenate([pipe.time_s(part) for pipe, part in every])
+        sizes = np.concatenate([pipe.peak_bytes(part) for pipe, part in every])
+        leanest, fastest_bytes = sizes.min(), sizes[times_s.argmin()]
+        memory_bytes = max(1, round(float(leanest + rng.uniform(0.1, 0.9) * (fastest_bytes - leanest))))
+        request, ratio = replace(free, memory_bytes_max=memory_bytes), rng.choice([0.0, 0.02, 0.1, 0.3])
+        fastest = search_plan(request).result
+        if isinstance(fastest, Infeasibility):
+            continue
+        found = find_simplest_plan(request, fastest, ratio=ratio)
+        limit_s = fastest.iteration_time_s * (1 + ratio) * (1 + SAME)
+        near = np.flatnonzero((sizes <= memory_bytes) & (times_s <= limit_s)).tolist()
+        least = min(count_strategies(_plan(every, at)) for at in near)
+        assert evaluate(found.plan, request).fits
+        assert found.plan.iteration_time_s <= limit_s
+        assert count_strategies(found.plan) == found.strategies
+        assert found.strategies_min <= least <= found.strategies
+        if least == 1 or (least == 2 and len(request.groups) == 1):
+            assert found.strategies == found.strategies_min == least
+        counts.add(least)
+    assert first or len(counts) > 1
 
 
 def _list_dimensions(plan: ParallelPlan) -> list[PlanDimension]:

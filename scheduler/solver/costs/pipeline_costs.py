@@ -66,7 +66,7 @@ def compute_stage_costs(
         setting.node_gpus,
         setting.gpus,
         setting.global_batch,
-        plan_limits,
+        plan_limits=plan_limits,
     )
     if not len(candidates.degree_index):
         return {}

@@ -109,6 +109,7 @@ def enumerate_degrees(
     node_gpus: int,
     gpus: int,
     global_batch: int,
+    *,
     plan_limits: PlanLimits = NO_LIMITS,
 ) -> ParallelDegrees:
     """Return all degrees on `gpus` GPUs that can win, for every divisor of the batch; possibly none."""
@@ -294,10 +295,11 @@ def enumerate_candidates(
     node_gpus: int,
     gpus: int,
     global_batch: int,
+    *,
     plan_limits: PlanLimits = NO_LIMITS,
 ) -> StrategyCandidates:
     """Return every strategy on a stage of `gpus` GPUs that can win, by ascending number of micro-batches."""
-    base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch, plan_limits)
+    base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch, plan_limits=plan_limits)
     variants = _list_variants(dimensions)
     index = np.repeat(np.arange(len(base.tp)), len(variants))
     zero, hybrid, recompute, offload = np.tile(variants.T, len(base.tp))
