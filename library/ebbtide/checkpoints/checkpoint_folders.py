@@ -31,6 +31,12 @@ def list_steps(folder: Path) -> list[int]:
     return sorted((step for step, path in _match(folder, _COMPLETE) if (path / METADATA_NAME).exists()), reverse=True)
 
 
+def find_newest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, whatever the number of digits in its name."""
+    complete = [(step, path) for step, path in _match(folder, _COMPLETE) if (path / METADATA_NAME).exists()]
+    return max(complete, default=(0, None))[1]
+
+
 def create_partial(folder: Path, step: int) -> Path | None:
     """Return an empty directory for the files of a checkpoint, or None if the checkpoint is already complete.
 

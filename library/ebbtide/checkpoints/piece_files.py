@@ -15,7 +15,14 @@ from torch import Tensor
 
 from ebbtide.checkpoints.archive_layout import find_row_major_data
 from ebbtide.checkpoints.byte_runs import ByteRuns
-from ebbtide.checkpoints.checksums import BLOCK_BYTES, Piece
+from ebbtide.checkpoints.checksums import (
+    BLOCK_BYTES,
+    Checksums,
+    Piece,
+    read_checksums,
+    verify_file_sizes,
+    verify_whole_file,
+)
 from ebbtide.checkpoints.errors import DamagedCheckpointError
 
 
@@ -136,3 +143,23 @@ class _PieceSlice(io.RawIOBase):
         self._file.read_into(view, self._piece.offset + self._position)
         self._position += len(view)
         return len(view)
+
+
+def verify_checkpoint(directory: Path) -> Checksums | None:
+    """Read all files of a checkpoint and return its checksums, or None if it has none.
+
+    Raises:
+        DamagedCheckpointError: a file is missing or differs from its checksums.
+        CheckpointError: the checksums have a format that this version does not read.
+        OSError: a file cannot be read.
+    """
+    checksums = read_checksums(directory)
+    if checksums is None:
+        return None
+    for name in checksums.files:
+        verify_whole_file(directory, name, checksums)
+    verify_file_sizes(directory, checksums)
+    for piece in checksums.pieces.values():
+        with PieceFile(directory / piece.file) as file:
+            file.read_range(piece, 0, memoryview(b""), range(len(piece.checksums)), name="the content")
+    return checksums

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
@@ -88,7 +88,13 @@ class PieceReader(FileSystemReader):
 
         Raises:
             DamagedCheckpointError: the checksums do not list it.
+            CheckpointError: it is in no format of torch.
         """
+        if not isinstance(location, _StorageInfo):
+            raise CheckpointError(
+                f"{self._directory} is not in the format of torch.distributed.checkpoint. If an earlier version of "
+                "Ebbtide wrote it, resume its job to save it in this format."
+            )
         if self.checksums is None:
             return Piece(location.relative_path, location.offset, location.length)
         piece = self.checksums.pieces.get((location.relative_path, location.offset))
