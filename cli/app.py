@@ -57,7 +57,9 @@ SUBCOMMANDS = (
     Subcommand("events", "cli.commands.events:events", JOBS_PANEL, "List the most recent events, oldest first."),
     Subcommand("history", "cli.commands.events:history", JOBS_PANEL, "Show a job's past states and allocations."),
     Subcommand("logs", "cli.commands.jobs:logs", JOBS_PANEL, "Print the log of one rank of a job."),
-    Subcommand("checkpoint", "cli.commands.jobs:checkpoint", JOBS_PANEL, "Request a checkpoint of a running job."),
+    Subcommand(
+        "checkpoint", "cli.commands.checkpoints:app", JOBS_PANEL, "Request, verify or export a job's checkpoint."
+    ),
     Subcommand("scale", "cli.commands.jobs:scale", JOBS_PANEL, "Change the GPU range of a job."),
     Subcommand("suspend", "cli.commands.jobs:suspend", JOBS_PANEL, "Checkpoint a job and release its GPUs."),
     Subcommand("resume", "cli.commands.jobs:resume", JOBS_PANEL, "Resume a suspended job."),

@@ -1,4 +1,4 @@
-"""Job commands (`ps`, `describe`, `scale`, `suspend`, `resume`, `cancel`, `checkpoint`, `logs`) and their tables."""
+"""Job commands (`ps`, `describe`, `scale`, `suspend`, `resume`, `cancel`, `logs`) and their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 
 from cli.completion import complete_job_ids, complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.exit_codes import CommandError
 from cli.inputs import raise_input_error
 from cli.job_lookup import find_job_id
 from cli.output import (
@@ -166,40 +165,6 @@ def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption 
     with service_client(url) as client:
         response = client.cancel(find_job_id(client, job))
     print_document(response, output, lambda: render_facts(summarize_job(response)))
-
-
-POLL_INTERVAL_S = 0.5
-
-WaitForCheckpointOption = Annotated[bool, typer.Option("--wait", help="Wait until the checkpoint is complete.")]
-
-
-def checkpoint(
-    job: JobArgument,
-    wait: WaitForCheckpointOption = False,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Request a checkpoint of a running job. The job saves at its next step and continues."""
-    with service_client(url) as client:
-        job = find_job_id(client, job)
-        response = client.checkpoint(job)
-        while wait and response["awaited"] is not None:
-            time.sleep(POLL_INTERVAL_S)
-            response = client.checkpoints(job)
-        state = client.job(job)["state"]
-    if wait and state != "running":
-        raise CommandError(f"job {job} is {state}; this checkpoint may not have been written")
-    if not wait:
-        print_message(f"{job} saves at its next step. Use --wait to wait for it.")
-    print_document(response, output, lambda: render_facts(_format_checkpoint(response)))
-
-
-def _format_checkpoint(checkpoints: Mapping[str, Any]) -> dict[str, str]:
-    latest = checkpoints["latest"]
-    text = "none"
-    if latest is not None:
-        text = f"step {format_number(latest['step'])}, {format_time(latest['completed_at_s'])} UTC"
-    return {"job": checkpoints["job_id"], "checkpoint": text, "interval": format_duration(checkpoints["interval_s"])}
 
 
 RankOption = Annotated[int, typer.Option("--rank", min=0, help="Rank whose log to print, from 0.")]
