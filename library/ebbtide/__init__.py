@@ -1,5 +1,13 @@
 """Library for training scripts that run under Ebbtide.
 
+A plain PyTorch loop needs `ebbtide.elastic` only:
+
+    with ebbtide.elastic(model, optimizer, scheduler, dataloader) as run:
+        for batch in run:
+            ...
+
+A loop that saves and loads its state itself uses a session:
+
     import ebbtide
 
 
@@ -31,8 +39,24 @@ A script that freezes layers from the front during training (PipeTransformer, IC
 plan relies on that number.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ebbtide.notice import Notice, NoticeAction
 from ebbtide.rank_status import LoadTraffic
 from ebbtide.session import Session
 
-__all__ = ["LoadTraffic", "Notice", "NoticeAction", "Session"]
+if TYPE_CHECKING:
+    from ebbtide.elastic_run import elastic
+
+__all__ = ["LoadTraffic", "Notice", "NoticeAction", "Session", "elastic"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first used."""
+    if name == "elastic":
+        from ebbtide.elastic_run import elastic
+
+        return elastic
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.environment import RankEnvironment, read_rank_environment
 from ebbtide.notice import (
+    AgreementPace,
     CheckpointInterval,
     Notice,
     NoticeAction,
@@ -58,6 +59,7 @@ class Session:
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
+        self._agreement_pace = AgreementPace()
         self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
 
@@ -176,6 +178,10 @@ class Session:
         self._owns_group = True
         self._phase_timer.end_phase(ReplanPhase.START)
 
+    def mark_started(self) -> None:
+        """Report that this rank is ready to load its state. `init_process_group` implies it."""
+        self._phase_timer.end_phase(ReplanPhase.START)
+
     def mark_resumed(self, step: int, traffic: LoadTraffic | None = None) -> None:
         """Report that the state after `step` steps is loaded; 0 is a new start.
 
@@ -225,15 +231,14 @@ class Session:
     def poll_notice(self) -> Notice | None:
         """Return the notice to act on at this step boundary, or None.
 
-        Collective: every rank must call it after each step.
+        Collective: every rank must call it after each step. Several ranks agree about every 0.2 s, and at every tenth
+        call at the latest.
         """
+        if self.world_size > 1 and not self._agreement_pace.is_due():
+            return None
         step = self.status.step
-        local = agreed = self._notice_monitor.next_due(step)
-        if self.world_size > 1:
-            is_probe_due = self.rank == 0 and self._speed_probe.is_due
-            agreed, has_to_probe = agree_on_notice(local, device=self.device, wants_probe=is_probe_due)
-            if has_to_probe:
-                self._speed_probe.run(self.device)
+        local = self._notice_monitor.next_due(step)
+        agreed = local if self.world_size == 1 else self._agree(local)
         if agreed is None:
             return None
         logger.info("Notice after step %d: %s", step, agreed.action)
@@ -312,6 +317,17 @@ class Session:
         if self._progress_reporter is not None:
             sources.append(self._progress_reporter)
         return sources
+
+    def _agree(self, local: Notice | None) -> Notice | None:
+        """Return the notice that the ranks agree on. Probe the device if rank 0 wants it."""
+        is_probe_due = self.rank == 0 and self._speed_probe.is_due
+        pace = self._agreement_pace
+        boundaries = pace.propose() if self.rank == 0 else 1
+        agreement = agree_on_notice(local, device=self.device, wants_probe=is_probe_due, boundaries=boundaries)
+        pace.restart(agreement.boundaries)
+        if agreement.wants_probe:
+            self._speed_probe.run(self.device)
+        return agreement.notice
 
     def _update_status(self, **changes: Any) -> None:
         self._status_file.update(
