@@ -139,6 +139,16 @@ class ElasticRun:
         """Number of completed epochs."""
         return self._position.epoch
 
+    @property
+    def sampler(self) -> Any:
+        """The sampler of the user's loader, so that the run can stand in for the loader."""
+        return None if self._loader is None else self._loader.sampler
+
+    def __len__(self) -> int:
+        """Return the number of batches that are left in the present epoch."""
+        source, position = self._source, self._position
+        return 0 if source is None else source.count_batches(position.epoch, position.samples)
+
     def __enter__(self) -> ElasticRun:
         """Restore the newest checkpoint, if there is one.
 

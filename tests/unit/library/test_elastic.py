@@ -218,6 +218,7 @@ def test_single_loop_over_several_epochs_and_accumulated_batches() -> None:
     model, optimizer = _model()
     loader = DataLoader(Numbers(), batch_size=4)
     with ebbtide.elastic(model, optimizer, None, loader, epochs=2, accumulate=3) as run:
+        assert len(run) == 6
         batches = list(run)
     assert (len(batches), run.step, run.epoch) == (12, 4, 2)
 
