@@ -33,6 +33,7 @@ from ebbtide.stack_dump import register_stack_dump
 from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
 if TYPE_CHECKING:
+    from ebbtide.checkpoints.nonfinite_losses import NonfiniteLossRecord
     from ebbtide.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Session:
         self._progress_reporter = _start_reporter(environment)
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
+        self._nonfinite_losses: NonfiniteLossRecord | None = None
         self._owns_group = False
         self._agreement_pace = AgreementPace()
         self._speed_probe = SpeedProbe()
@@ -199,7 +201,11 @@ class Session:
         """Report `step` completed steps. `loss` is the last step's mean over the global batch."""
         if loss is not None and not math.isfinite(loss):
             logger.warning("The loss of step %d is %s. It is reported as unknown.", step, loss)
+            self._record_nonfinite_loss()
             loss = None
+        elif loss is not None and self._nonfinite_losses is not None:
+            self._nonfinite_losses.withdraw()
+            self._nonfinite_losses = None
         if self._phase_timer.has_ended(ReplanPhase.START):
             self._phase_timer.end_phase(ReplanPhase.FIRST_STEP)
         self._update_status(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
@@ -328,6 +334,16 @@ class Session:
         if agreement.wants_probe:
             self._speed_probe.run(self.device)
         return agreement.notice
+
+    def _record_nonfinite_loss(self) -> None:
+        """Record beside the checkpoints that the loss is not finite, so that a second time leads to an earlier one."""
+        folder, step = self._environment.checkpoint_dir, self.status.checkpoint_step
+        if self.rank != 0 or folder is None or step is None or self._nonfinite_losses is not None:
+            return
+        from ebbtide.checkpoints.nonfinite_losses import NonfiniteLossRecord
+
+        self._nonfinite_losses = NonfiniteLossRecord(folder, generation=self.generation)
+        self._nonfinite_losses.record(step)
 
     def _update_status(self, **changes: Any) -> None:
         self._status_file.update(

@@ -1,8 +1,9 @@
 """Save and load checkpoints that any number of ranks can load, regardless of how many ranks saved them.
 
 torch.distributed.checkpoint stores each tensor once, under its name in the unsharded model, so a layout only decides
-how it is read. A checkpoint is a directory `step-NNNNNNNN` under a root directory. It is complete once its manifest
-is written, after all other files. All functions need a process group; a lone process has a group of one.
+how it is read. A checkpoint is a directory `step-NNNNNNNN` under a root directory: the files of torch, the checksums of
+`ebbtide.checkpoints` and a manifest. It is complete once its manifest is written, after all other files. All functions
+need a process group; a lone process has a group of one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,20 +27,26 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
+from ebbtide.checkpoints import nonfinite_losses
+from ebbtide.checkpoints.checkpoint_folders import set_aside, try_set_aside
+from ebbtide.checkpoints.coordination import compute_on_all_ranks, compute_on_rank_0
+from ebbtide.checkpoints.errors import DamagedCheckpointError
+from ebbtide.checkpoints.loading import convert_load_error
+from ebbtide.checkpoints.piece_writer import PieceWriter
+from ebbtide.checkpoints.saving import describe_failure
 from scheduler.domain.job_records import LoadTraffic
 from scheduler.trainer.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointError,
     Manifest,
     checkpoint_path,
-    find_latest_manifest,
     iterate_complete_checkpoints,
     list_checkpoint_steps,
     list_stored_files,
     read_manifest,
     write_manifest,
 )
-from scheduler.trainer.checkpoint_storage import PieceReader, PieceWriter
+from scheduler.trainer.checkpoint_storage import CheckpointReader
 from scheduler.trainer.training_state import (
     TrainablePart,
     collect_checkpoint_share,
@@ -49,8 +55,6 @@ from scheduler.trainer.training_state import (
 )
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def require_writable(root: Path) -> None:
@@ -139,7 +143,7 @@ class BackgroundSave:
         self._directory = _prepare_directory(root, manifest)
         self._completion: Future[None] | None = None
         if self._directory is not None:
-            writer = PieceWriter(self._directory, rank=dist.get_rank(), node=node)
+            writer = PieceWriter(self._directory, node=node)
             written = async_save(
                 collect_checkpoint_share(parts),
                 storage_writer=writer,
@@ -180,7 +184,7 @@ def save(root: Path, parts: Sequence[TrainablePart], manifest: Manifest, *, node
     directory = _prepare_directory(root, manifest)
     if directory is None:
         return
-    writer = PieceWriter(directory, rank=dist.get_rank(), node=node)
+    writer = PieceWriter(directory, node=node)
     with _convert_save_errors(directory):
         _finalize(
             root,
@@ -192,12 +196,29 @@ def save(root: Path, parts: Sequence[TrainablePart], manifest: Manifest, *, node
 
 
 def find_latest(root: Path) -> Manifest | None:
-    """Return the manifest of the newest complete checkpoint, the same on all ranks. Collective.
+    """Return the manifest of the newest usable checkpoint, the same on all ranks. Collective.
+
+    A checkpoint right after which the loss became non-finite twice is set aside, if there is an earlier one.
 
     Raises:
-        CheckpointError: a manifest has a format that this version does not read.
+        CheckpointError: a manifest has a format that this version does not read, or all checkpoints are damaged.
     """
-    return _broadcast_from_rank_0(lambda: find_latest_manifest(root))
+    return compute_on_rank_0(lambda: _find_usable(root))
+
+
+def fall_back(root: Path, damaged: Manifest, error: DamagedCheckpointError) -> Manifest:
+    """Set a damaged checkpoint aside and return the manifest of the previous one. Collective.
+
+    Raises:
+        DamagedCheckpointError: there is no other complete checkpoint. The damaged one stays as it is.
+    """
+    step = damaged.position.step
+    manifest = compute_on_rank_0(lambda: _find_usable(root, before=step))
+    if manifest is None:
+        raise error
+    logger.error("%s Falling back to the previous checkpoint.", error)
+    compute_on_rank_0(lambda: try_set_aside(checkpoint_path(root, step), "damaged"))
+    return manifest
 
 
 def load(
@@ -214,20 +235,47 @@ def load(
         What this rank, which runs on `node`, has read.
 
     Raises:
+        DamagedCheckpointError: a file is missing or damaged. The state may be overwritten in part.
         CheckpointError: the checkpoint is of another training or model (nothing was changed), or a file is unreadable.
     """
     directory = checkpoint_path(root, manifest.position.step)
     _check_settings(directory, manifest.settings, settings)
-    values, reader = collect_stored_state(parts), PieceReader(directory, node=node)
+    values, reader = collect_stored_state(parts), CheckpointReader(directory, node=node)
     try:
-        _check_tensors(directory, reader.read_metadata(), values["model"])
+        _check_tensors(directory, compute_on_all_ranks(reader.read_metadata), values["model"])
         load_state(values, storage_reader=reader)
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"Cannot load the checkpoint {directory}: {_describe_failure(error)}.") from error
+        raise convert_load_error(directory, error) from error
     # Tensors of model and optimizers were filled in place; only the random state has to be set.
     set_random_state(values["random"])
     logger.info("Loaded %s, saved by %d ranks: %s", directory, manifest.world_size, reader.traffic)
     return reader.traffic
+
+
+def _find_usable(root: Path, *, before: int | None = None) -> Manifest | None:
+    manifests = (each for each in iterate_complete_checkpoints(root) if before is None or each.position.step < before)
+    newest, previous = next(manifests, None), next(manifests, None)
+    if newest is None:
+        if before is None and any((path / MANIFEST_NAME).exists() for path in _list_directories(root)):
+            raise CheckpointError(
+                f"All checkpoints in {root} are damaged. Restore one, or delete them to start from step 0."
+            )
+        return None
+    step = newest.position.step
+    if not nonfinite_losses.is_rejected(root, step):
+        return newest
+    directory = checkpoint_path(root, step)
+    if previous is None:
+        logger.error("The loss became non-finite twice right after %s, and there is no earlier checkpoint.", directory)
+        return newest
+    logger.error("The loss became non-finite twice right after %s. Falling back to the previous checkpoint.", directory)
+    set_aside(directory, "nonfinite")
+    nonfinite_losses.forget_step(root, step)
+    return previous
+
+
+def _list_directories(root: Path) -> list[Path]:
+    return [checkpoint_path(root, step) for step in list_checkpoint_steps(root)]
 
 
 def _prepare_directory(root: Path, manifest: Manifest) -> Path | None:
@@ -237,7 +285,7 @@ def _prepare_directory(root: Path, manifest: Manifest) -> Path | None:
         raise CheckpointError("Step 0 cannot be saved: it equals a new start.")
     directory = checkpoint_path(root, manifest.position.step)
     with _convert_save_errors(directory):
-        is_needed = _broadcast_from_rank_0(lambda: _make_empty_unless_complete(directory))
+        is_needed = compute_on_rank_0(lambda: _make_empty_unless_complete(directory))
     return directory if is_needed else None
 
 
@@ -254,7 +302,7 @@ def _finalize(
     is_rank_0 = dist.get_rank() == 0
     try:
         write_files()
-        _broadcast_from_rank_0(
+        compute_on_rank_0(
             lambda: write_manifest(directory, replace(manifest, files=list_stored_files(directory))), group
         )
     except (OSError, CheckpointException):
@@ -272,44 +320,17 @@ def _convert_save_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"Cannot save the checkpoint {directory}: {_describe_failure(error)}.") from error
-
-
-def _broadcast_from_rank_0(compute: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Return rank 0's result, or raise its error, on all ranks. Ranks might see a shared disk in different states."""
-    outcome: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            outcome = [compute()]
-        except (OSError, CheckpointError) as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome, group=group)
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    result: T = outcome[0]
-    return result
-
-
-def _describe_failure(failure: OSError | CheckpointException) -> str:
-    """Describe the first failed rank, without the stack traces in torch's message."""
-    if isinstance(failure, CheckpointException):
-        rank, (error, _) = min(failure.failures.items())
-        return f"rank {rank}: {_describe_error(error)}"
-    return _describe_error(failure)
-
-
-def _describe_error(error: BaseException) -> str:
-    """Describe the error without its errno."""
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
-    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        raise CheckpointError(f"Cannot save the checkpoint {directory}: {describe_failure(error)}.") from error
 
 
 def _make_empty_unless_complete(directory: Path) -> bool:
     """Return False if the checkpoint is complete. Otherwise create an empty directory for it."""
-    if read_manifest(directory) is not None:
-        return False
-    _remove(directory)
+    try:
+        if read_manifest(directory) is not None:
+            return False
+        _remove(directory)
+    except DamagedCheckpointError:
+        set_aside(directory, "damaged")
     directory.mkdir(parents=True)
     return True
 

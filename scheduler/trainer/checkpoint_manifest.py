@@ -1,23 +1,29 @@
-"""The manifest of a checkpoint. It is written last, so a directory without one is an unfinished checkpoint."""
+"""The manifest of a checkpoint. It is written last, so a directory without one is an unfinished checkpoint.
+
+The manifest has a checksum of its own. The other files are verified by the checksums that `ebbtide.checkpoints` keeps.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+from ebbtide.checkpoints.errors import CheckpointError as CheckpointError
+from ebbtide.checkpoints.errors import DamagedCheckpointError
 from ebbtide.status_file import write_json_atomically
 
+logger = logging.getLogger(__name__)
+
 MANIFEST_NAME = "manifest.json"
-_FORMAT = 3
+_FORMAT = 4
+_FORMAT_WITHOUT_CHECKSUM = 3
 _DIRECTORY_PATTERN = re.compile(r"step-(\d{8,})")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read, or belongs to another training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +82,27 @@ def list_checkpoint_steps(root: Path) -> list[int]:
 
 
 def iterate_complete_checkpoints(root: Path) -> Iterator[Manifest]:
-    """Yield the manifests of complete checkpoints, newest first."""
+    """Yield the manifests of complete checkpoints, newest first, without those whose manifest is damaged.
+
+    Raises:
+        CheckpointError: a manifest has a format that this version does not read.
+    """
     for step in list_checkpoint_steps(root):
-        manifest = read_manifest(checkpoint_path(root, step))
-        if manifest is not None:
-            yield manifest
+        try:
+            manifest = read_manifest(checkpoint_path(root, step))
+        except DamagedCheckpointError as error:
+            logger.error("%s It is skipped.", error)
+        else:
+            if manifest is not None:
+                yield manifest
 
 
 def find_latest_manifest(root: Path) -> Manifest | None:
-    """Return the manifest of the newest complete checkpoint, or None."""
+    """Return the manifest of the newest complete checkpoint, or None.
+
+    Raises:
+        CheckpointError: a manifest has a format that this version does not read.
+    """
     return next(iterate_complete_checkpoints(root), None)
 
 
@@ -94,21 +112,23 @@ def read_manifest(directory: Path) -> Manifest | None:
     A checkpoint is incomplete without a manifest, or if a file has another size than recorded.
 
     Raises:
-        CheckpointError: the manifest has a format that this version does not read.
+        DamagedCheckpointError: the manifest is not as it was written.
+        CheckpointError: it has a format that this version does not read.
     """
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    manifest = _parse_manifest(path, text)
+    manifest = _parse_manifest(path, content)
     is_complete = all(_file_size_bytes(directory / file.name) == file.size_bytes for file in manifest.files)
     return manifest if is_complete else None
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Complete the checkpoint, which makes it the one to load."""
-    write_json_atomically(directory / MANIFEST_NAME, {"format": _FORMAT, **asdict(manifest)}, durable=True)
+    document = {"format": _FORMAT, **asdict(manifest)}
+    write_json_atomically(directory / MANIFEST_NAME, {**document, "crc32": _compute_checksum(document)}, durable=True)
 
 
 def list_stored_files(directory: Path) -> tuple[StoredFile, ...]:
@@ -116,11 +136,10 @@ def list_stored_files(directory: Path) -> tuple[StoredFile, ...]:
     return tuple(StoredFile(file.name, file.stat().st_size) for file in files)
 
 
-def _parse_manifest(path: Path, text: str) -> Manifest:
+def _parse_manifest(path: Path, content: bytes) -> Manifest:
     try:
-        document: dict[str, Any] = json.loads(text)
-        if document["format"] != _FORMAT:
-            raise CheckpointError(f"{path}: `format` is {document['format']!r}, but this version reads {_FORMAT}.")
+        document: dict[str, Any] = json.loads(content)
+        _verify_checksum(path, document)
         return Manifest(
             position=TrainingPosition(**document["position"]),
             world_size=document["world_size"],
@@ -129,9 +148,28 @@ def _parse_manifest(path: Path, text: str) -> Manifest:
             batch_changes=tuple(BatchChange(**change) for change in document["batch_changes"]),
         )
     except KeyError as error:
-        raise CheckpointError(f"{path}: field {error} is missing.") from None
-    except (TypeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise DamagedCheckpointError(f"{path} is damaged: field {error} is missing.") from None
+    except (TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}.") from None
+
+
+def _verify_checksum(path: Path, document: dict[str, Any]) -> None:
+    version, checksum = document["format"], document.pop("crc32", None)
+    if version == _FORMAT_WITHOUT_CHECKSUM and checksum is None:
+        return
+    if checksum is not None and checksum != _compute_checksum(document):
+        raise DamagedCheckpointError(f"{path} is damaged: its content does not match its checksum.")
+    if version != _FORMAT:
+        raise CheckpointError(
+            f"{path}: `format` is {version!r}, but this version reads {_FORMAT_WITHOUT_CHECKSUM} and {_FORMAT}. "
+            "Use the version of Ebbtide that saved the checkpoint, or a newer one."
+        )
+    if checksum is None:
+        raise DamagedCheckpointError(f"{path} is damaged: it has no checksum.")
+
+
+def _compute_checksum(document: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def _file_size_bytes(path: Path) -> int:

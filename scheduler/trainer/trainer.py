@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from ebbtide.checkpoints.errors import DamagedCheckpointError
 from ebbtide.session import Session
 from scheduler.domain.job_records import LoadTraffic
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
@@ -164,7 +165,7 @@ class Trainer:
             checkpoint.require_writable(root)
         if root is not None and manifest is not None:
             self._warn_if_older(manifest.position.step)
-            traffic = self._load_checkpoint(root, manifest)
+            traffic = self._load_newest_checkpoint(root, manifest)
             self._record_digest("loaded")
         else:
             self._open_frozen_store(valid_blocks=0)
@@ -298,6 +299,15 @@ class Trainer:
         if self._frozen_store is not None:
             self._frozen_store.open(valid_blocks=valid_blocks)
 
+    def _load_newest_checkpoint(self, root: Path, manifest: Manifest) -> LoadTraffic:
+        """Load the checkpoint, or the newest before it that is not damaged."""
+        while True:
+            try:
+                return self._load_checkpoint(root, manifest)
+            except DamagedCheckpointError as error:
+                manifest = checkpoint.fall_back(root, manifest, error)
+                self._warn_if_older(manifest.position.step)
+
     def _load_checkpoint(self, root: Path, manifest: Manifest) -> LoadTraffic:
         position = manifest.position
         frozen = max(position.frozen, self.position.frozen)
@@ -371,6 +381,7 @@ class Trainer:
         dist.all_reduce(total)
         loss = total.item()
         if not math.isfinite(loss):
+            self._session.report(step=self.position.step, loss=loss)
             raise ValueError(f"The loss of step {self.position.step + 1} is {loss}. Try a lower `--learning-rate`.")
         return loss
 

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.nn import functional
 from torch.optim import AdamW
 
+from ebbtide.checkpoints.errors import DamagedCheckpointError
 from ebbtide.environment import RankEnvironment
 from ebbtide.session import Session
 from scheduler.trainer import checkpoint
@@ -27,7 +28,7 @@ from scheduler.trainer.checkpoint_manifest import (
     list_checkpoint_steps,
     read_manifest,
 )
-from scheduler.trainer.checkpoint_storage import PieceReader
+from scheduler.trainer.checkpoint_storage import CheckpointReader
 from scheduler.trainer.model import SIZES, GptSize, build_gpt
 from scheduler.trainer.training_state import TrainablePart, compute_global_digest, compute_state_digest
 
@@ -103,7 +104,7 @@ def test_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
     training = _training()
     _step(training)
     _save(tmp_path, training, 1)
-    stored = PieceReader(checkpoint_path(tmp_path, 1), node="here").read_metadata().state_dict_metadata
+    stored = CheckpointReader(checkpoint_path(tmp_path, 1), node="here").read_metadata().state_dict_metadata
     assert {type(entry) for entry in stored.values()} == {TensorStorageMetadata}
     names = {name for name, _ in training.module.named_parameters()}
     moments = {f"optimizer.state.{name}.{kind}" for name in names for kind in ("step", "exp_avg", "exp_avg_sq")}
@@ -216,7 +217,7 @@ def test_unreadable_old_checkpoint_does_not_fail_a_save(tmp_path: Path, caplog: 
     (checkpoint_path(tmp_path, 1) / MANIFEST_NAME).write_text("{")
     _save(tmp_path, training, 2)
     assert _latest_step(tmp_path) == 2
-    assert "Cannot delete old checkpoints" in caplog.text
+    assert "is damaged" in caplog.text
 
 
 def test_step_0_cannot_be_saved(tmp_path: Path) -> None:
@@ -229,17 +230,17 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     _save(tmp_path, _training(), 1)
     tensors = checkpoint_path(tmp_path, 1) / "__0_0.distcp"
     tensors.write_bytes(b"\0" * tensors.stat().st_size)
-    with pytest.raises(CheckpointError, match=r"Cannot load .*step-00000001: rank 0: "):
+    with pytest.raises(DamagedCheckpointError, match=r"step-00000001/__0_0\.distcp is damaged"):
         _load(tmp_path, _training())
 
 
 def test_manifest_describes_the_checkpoint(tmp_path: Path) -> None:
     _save(tmp_path, _training(), 7)
     document = json.loads((checkpoint_path(tmp_path, 7) / MANIFEST_NAME).read_text())
-    assert document["format"] == 3
+    assert document["format"] == 4
     assert document["position"] == {"step": 7, "samples": 84, "frozen": 0}
     assert (document["world_size"], document["settings"]) == (1, SETTINGS)
-    assert {file["name"] for file in document["files"]} == {".metadata", "__0_0.distcp"}
+    assert {file["name"] for file in document["files"]} == {".metadata", "__0_0.distcp", "checksums.jsonl"}
 
 
 def test_background_save_holds_the_state_of_its_step_while_training_continues(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.checkpoints.errors import DamagedCheckpointError
 from scheduler.trainer.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointError,
@@ -65,12 +66,36 @@ def test_checkpoint_with_a_missing_or_truncated_file_is_incomplete(tmp_path: Pat
     ("text", "problem"),
     [
         ("{", "manifest.json"),
-        (json.dumps({"format": 9}), "`format` is 9"),
+        (json.dumps({"format": 4}), "no checksum"),
         (json.dumps({"format": 3}), "position"),
         (json.dumps({"format": 3, "position": {"step": 1, "color": 2}}), "color"),
     ],
 )
-def test_malformed_manifest_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
-    (_checkpoint(tmp_path, 5) / MANIFEST_NAME).write_text(text)
-    with pytest.raises(CheckpointError, match=problem):
+def test_malformed_manifest_is_damage_and_the_previous_checkpoint_is_the_latest(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    _checkpoint(tmp_path, 4)
+    directory = _checkpoint(tmp_path, 5)
+    (directory / MANIFEST_NAME).write_text(text)
+    with pytest.raises(DamagedCheckpointError, match=problem):
+        read_manifest(directory)
+    manifest = find_latest_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.position.step == 4
+
+
+def test_manifest_of_a_newer_version_is_an_error(tmp_path: Path) -> None:
+    (_checkpoint(tmp_path, 5) / MANIFEST_NAME).write_text(json.dumps({"format": 9}))
+    with pytest.raises(CheckpointError, match="`format` is 9"):
         find_latest_manifest(tmp_path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, 5) / MANIFEST_NAME
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(DamagedCheckpointError):
+            read_manifest(path.parent)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ebbtide.environment import RankEnvironment
@@ -23,7 +24,6 @@ from scheduler.trainer.checkpoint_manifest import (
     find_latest_manifest,
     list_checkpoint_steps,
 )
-from scheduler.trainer.checkpoint_storage import PieceReader
 from scheduler.trainer.layout import make_data_parallel_plan
 from scheduler.trainer.model import SIZES, build_gpt
 from scheduler.trainer.optimizer import BatchScalingRule
@@ -281,6 +281,6 @@ def _weights(root: Path, step: int) -> dict[str, torch.Tensor]:
     state = {"model": model.state_dict()}
     with Session(RankEnvironment()) as session:
         session.init_process_group()
-        load(state, storage_reader=PieceReader(checkpoint_path(root, step), node="t0"))
+        load(state, storage_reader=FileSystemReader(checkpoint_path(root, step)))
         session.succeed()
     return state["model"]
