@@ -122,9 +122,7 @@ class ElasticRun:
         self._loss_read_at_s = float("-inf")
         self._samples_per_s: float | None = None
 
-    def plan_batches(
-        self, loader: DataLoader[Any] | None, *, epochs: int, global_batch: int, accumulate: int
-    ) -> None:
+    def plan_batches(self, loader: DataLoader[Any] | None, *, epochs: int, global_batch: int, accumulate: int) -> None:
         """Set the loader and how its batches make steps. Call it before the run begins."""
         self._loader, self._epochs, self._global_batch = loader, epochs, global_batch
         self._accumulate = accumulate
@@ -279,7 +277,7 @@ class ElasticRun:
 
     def _iterate_epoch(self, source: BatchSource) -> Iterator[Any]:
         epoch, number, samples = self._position.epoch, 0, self._position.samples
-        for number, (batch, samples) in enumerate(source.iterate(epoch, samples), start=1):  # noqa: B007
+        for number, (batch, samples) in enumerate(source.iterate(epoch, samples), start=1):
             yield batch
             if number % self._accumulate == 0:
                 self._finish_step(samples=samples)

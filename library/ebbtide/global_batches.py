@@ -187,9 +187,7 @@ class BatchSource:
         global_batch: samples per batch on all ranks together.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], *, global_batch: int, rank: int, world_size: int, seed: int
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], *, global_batch: int, rank: int, world_size: int, seed: int) -> None:
         if global_batch < world_size:
             raise ValueError(
                 f"The global batch has {global_batch} samples, but there are {world_size} ranks. "

@@ -28,7 +28,7 @@ class Position:
     Attributes:
         step: completed steps.
         epoch, samples: epoch, and samples of it that were used on all ranks together.
-        draws: batches that were drawn with `run.sampler` on all ranks together.
+        draws: batches that were drawn by the function of `run.reproducible` on all ranks together.
         global_batch: samples of one batch on all ranks together; 0 without a loader.
         seed: seed of the order of samples.
     """
@@ -90,7 +90,7 @@ class PositionState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for field in fields(Position):
             setattr(self._position, field.name, state[field.name])
-        self._random = pickle.loads(state["random"])  # noqa: S301
+        self._random = pickle.loads(state["random"])
 
     def restore_random_state(self, rank: int, fresh_seed: int) -> None:
         """Restore this rank's random state, or seed it if there were fewer ranks at the save."""
@@ -103,16 +103,18 @@ class PositionState:
 def encode_random_state() -> bytes:
     """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded."""
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    return pickle.dumps({
-        "torch": bytes(torch.get_rng_state().tolist()),
-        "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_available() else b"",
-        "python": random.getstate(),
-        "numpy": None if numpy_random is None else numpy_random.get_state(),
-    })
+    return pickle.dumps(
+        {
+            "torch": bytes(torch.get_rng_state().tolist()),
+            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_available() else b"",
+            "python": random.getstate(),
+            "numpy": None if numpy_random is None else numpy_random.get_state(),
+        }
+    )
 
 
 def restore_random_state(encoded: bytes) -> None:
-    state = pickle.loads(encoded)  # noqa: S301
+    state = pickle.loads(encoded)
     torch.set_rng_state(torch.tensor(list(state["torch"]), dtype=torch.uint8))
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.tensor(list(state["cuda"]), dtype=torch.uint8))

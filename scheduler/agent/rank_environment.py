@@ -71,24 +71,28 @@ def list_processes(document: RunDocument) -> tuple[RankSeat, ...]:
     return document.ranks if document.launch is LaunchMode.RANK else document.ranks[:1]
 
 
-def build_argv(document: RunDocument, master: MasterAddress) -> tuple[str, ...]:
-    """Return the command, with the placeholders of `launch: node` filled in.
+def build_argv(document: RunDocument, master: MasterAddress, *, checkpoint_dir: str) -> tuple[str, ...]:
+    """Return the command, with `{checkpoint_dir}` and the placeholders of `launch: node` filled in.
 
     Raises:
         ValueError: the job has no command.
     """
     if not document.command:
         raise ValueError("command is empty. Set the command that starts the job.")
-    if document.launch is LaunchMode.RANK:
-        return tuple(document.command)
-    values = {
+    values: dict[str, object] = {"{checkpoint_dir}": checkpoint_dir}
+    if document.launch is LaunchMode.NODE:
+        values |= _build_launcher_values(document, master)
+    return tuple(_fill(word, values) for word in document.command)
+
+
+def _build_launcher_values(document: RunDocument, master: MasterAddress) -> dict[str, object]:
+    return {
         "{nnodes}": document.nodes,
         "{node_rank}": document.node_rank,
         "{nproc_per_node}": len(document.ranks),
         "{master_addr}": master.host,
         "{master_port}": master.port,
     }
-    return tuple(_fill(word, values) for word in document.command)
 
 
 def build_environment(

@@ -218,6 +218,7 @@ class Job:
     the caller's stable id, which jobs of older releases lack. Compare owners by `owner_key`.
 
     `save_wish` is the last checkpoint request, fulfilled or not. `sampled` is None before the first progress sample.
+    `has_no_session` is set once a run of a job that declares checkpoints goes on without a session.
     `failure` is the last failed run. `placement` records what nodes and volumes said about its pods.
     """
 
@@ -241,6 +242,7 @@ class Job:
     placement: PlacementRecord = NO_PLACEMENT_RECORD
     missing_secrets: tuple[str, ...] = ()
     owner_id: str = ""
+    has_no_session: bool = False
 
     @property
     def owner_key(self) -> str:
@@ -257,7 +259,12 @@ class Job:
 
     @property
     def is_resizable(self) -> bool:
-        return self.resize_mode is not OnResize.NEVER
+        return self.resize_mode is not OnResize.NEVER and not self.lacks_session
+
+    @property
+    def lacks_session(self) -> bool:
+        """Whether the job declares checkpoints, but its script has run without a session, so that none was saved."""
+        return self.has_no_session and not self.has_reported and self.resize_mode is OnResize.CHECKPOINT
 
     @property
     def has_reported(self) -> bool:

@@ -68,6 +68,8 @@ class RunDocument:
         venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
         checkpoint_dir: directory or object store for checkpoints; empty lets the agent choose a directory.
         checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
+        checkpoint_path: pattern of the checkpoints that a script without a session writes, in `checkpoint_dir`.
+        checkpoint_signal: signal on which it writes one, or empty.
         hang_timeout_s: time without progress after which the run counts as hung. None: never.
         secrets: references to secrets. The agent fetches the values and stores them outside of this document.
         url, token: the API for the ranks' progress reports, and the token of this generation.
@@ -101,6 +103,8 @@ class RunDocument:
     limits: ResourceLimits = ResourceLimits()
     hang_timeout_s: float | None = None
     secrets: tuple[SecretReference, ...] = ()
+    checkpoint_path: str = ""
+    checkpoint_signal: str = ""
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())

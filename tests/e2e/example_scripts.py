@@ -80,9 +80,7 @@ def _read_mingpt_losses(lines: Iterable[str]) -> list[float]:
 
 
 STEPS_PER_EPOCH = 6
-NANOGPT = Example(
-    "nanogpt", EXAMPLES / "nanogpt" / "train.py", LaunchMode.RANK, _nanogpt_options, _read_nanogpt_losses
-)
+NANOGPT = Example("nanogpt", EXAMPLES / "nanogpt" / "train.py", LaunchMode.RANK, _nanogpt_options, _read_nanogpt_losses)
 MINGPT = Example(
     "mingpt-ddp", EXAMPLES / "mingpt-ddp" / "train.py", LaunchMode.NODE, _mingpt_options, _read_mingpt_losses
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from scheduler.domain.commands import (
     AddNode,
     CommandBody,
     CreatePool,
+    ForecastMade,
     RecallAll,
     ReportDemand,
     ScaleJob,
     SubmitJob,
 )
-from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
@@ -59,6 +61,7 @@ class Training:
     def lend(self, *, steps: int) -> None:
         self._wait_for_steps(steps)
         self._send(ReportDemand("inference", 0.0))
+        self._send(ForecastMade("inference", Forecast(time.time(), 3600.0, (0.999,), (0.0,), "test")))
         self._send(ScaleJob(JOB, 1, 4))
         self._wait_for_world(4)
 
@@ -69,7 +72,7 @@ class Training:
 
     def finish(self) -> list[list[float]]:
         """Wait for the end and return the losses of each generation."""
-        self.site.wait(lambda: self._state() in (JobState.SUCCEEDED, JobState.FAILED))
+        self.site.wait(self._has_ended)
         assert self._state() is JobState.SUCCEEDED, self.site.log()
         return [self._read_losses(generation) for generation in self.site.generations(JOB)]
 
@@ -97,20 +100,21 @@ class Training:
         return max((json.loads((path / "run.json").read_text())["world_size"] for path in folders), default=0)
 
     def _wait_for_steps(self, steps: int) -> None:
-        generation = self._generation()
-        self.site.wait(lambda: self._count_steps(max(1, generation)) >= steps or self._has_failed())
-        assert not self._has_failed(), self.site.log()
+        self._wait(lambda: self._count_steps(self._generation()) >= steps)
 
     def _wait_for_world(self, gpus: int) -> None:
-        self.site.wait(lambda: self._trains_on(gpus) or self._has_failed())
-        assert not self._has_failed(), self.site.log()
+        self._wait(lambda: self._trains_on(gpus))
+
+    def _wait(self, reached: Callable[[], bool]) -> None:
+        self.site.wait(lambda: reached() or self._has_ended())
+        assert not self._has_ended(), self.site.log()
 
     def _trains_on(self, gpus: int) -> bool:
         generation = self._generation()
         return self._world(generation) == gpus and self._count_steps(generation) > 0
 
-    def _has_failed(self) -> bool:
-        return self._state() is JobState.FAILED
+    def _has_ended(self) -> bool:
+        return self._state() in (JobState.SUCCEEDED, JobState.FAILED)
 
     def _count_steps(self, generation: int) -> int:
         return len(self._read_losses(generation))

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = (("the", "a"), ("tide", "moon", "crab", "boat"), ("lifts", "sees", "follows"), ("every", "one"), ("shore", "net"))
+WORDS = (
+    ("the", "a"),
+    ("tide", "moon", "crab", "boat"),
+    ("lifts", "sees", "follows"),
+    ("every", "one"),
+    ("shore", "net"),
+)
 
 
 def write_sentences(count):

@@ -141,9 +141,7 @@ def test_drawn_data_depends_on_the_global_position_alone() -> None:
 
 
 def test_evaluation_does_not_move_the_position_and_is_equal_on_all_ranks() -> None:
-    samplers = [
-        PositionedSampler(lambda: float(torch.rand(())), seed=3, rank=rank, world_size=2) for rank in range(2)
-    ]
+    samplers = [PositionedSampler(lambda: float(torch.rand(())), seed=3, rank=rank, world_size=2) for rank in range(2)]
     drawn = [[each.draw(is_training=False), each.draw(is_training=False)] for each in samplers]
     assert drawn[0] == drawn[1]
     assert drawn[0][0] != drawn[0][1]
@@ -193,9 +191,7 @@ def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Ten
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 12])
-def test_interrupted_training_continues_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
-) -> None:
+def test_interrupted_training_continues_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
     expected = _train(tmp_path / "whole")
     assert len(expected) == 2 * 6 + 2
     run_dirs = [tmp_path / "run-1", tmp_path / "run-2"]
