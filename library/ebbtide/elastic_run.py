@@ -276,8 +276,8 @@ class ElasticRun:
         session.mark_resumed(position.step)
 
     def _iterate_epoch(self, source: BatchSource) -> Iterator[Any]:
-        epoch, number, samples = self._position.epoch, 0, self._position.samples
-        for number, (batch, samples) in enumerate(source.iterate(epoch, samples), start=1):
+        epoch, start = self._position.epoch, self._position.samples
+        for number, (batch, samples) in enumerate(source.iterate(epoch, start), start=1):
             yield batch
             if number % self._accumulate == 0:
                 self._finish_step(samples=samples)

@@ -1,7 +1,7 @@
 """Batches by global position: which samples each rank gets, whatever the number of ranks.
 
-An epoch has one order of samples, the same on all ranks. Batch k of all ranks together is samples k x G to (k + 1) x G of
-it, and rank r takes every W-th of them. A position in the epoch therefore means the same for 1, 2 and 4 ranks.
+An epoch has one order of samples, the same on all ranks. Batch k of all ranks together is samples k x G to (k + 1) x G
+of it, and rank r takes every W-th of them. A position in the epoch therefore means the same for 1, 2 and 4 ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SampleOrder:
         ValueError: the sampler divides samples between ranks in a way of its own.
     """
 
-    def __init__(self, sampler: Sampler[int], *, seed: int) -> None:
+    def __init__(self, sampler: Any, *, seed: int) -> None:
         # A subclass may have an order of its own, so the exact types count.
         if type(sampler) is not DistributedSampler and hasattr(sampler, "num_replicas"):
             raise ValueError(
@@ -85,7 +85,7 @@ class SampleOrder:
         """Return the indices of an epoch's samples in order."""
         sampler = self._sampler
         if type(sampler) is DistributedSampler:
-            count = len(sampler.dataset)
+            count = _count_samples(sampler.dataset)
             return self._permute(count, sampler.seed + epoch) if sampler.shuffle else range(count)
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
@@ -102,6 +102,10 @@ class SampleOrder:
     def _permute(self, count: int, seed: int) -> torch.Tensor:
         # As DistributedSampler does it, so that its order is kept.
         return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def _count_samples(dataset: Any) -> int:
+    return len(dataset)
 
 
 class RankBatches(Sampler[list[int]]):
@@ -153,8 +157,8 @@ def check_loader(loader: DataLoader[Any]) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
-            f"`dataloader` reads {type(loader.dataset).__name__}, an IterableDataset, whose samples have no positions to "
-            "resume from. Use a map-style dataset, or leave `dataloader` out and draw batches with `run.sampler`."
+            f"`dataloader` reads {type(loader.dataset).__name__}, an IterableDataset, whose samples have no positions. "
+            "Use a map-style dataset, or leave `dataloader` out and draw batches with `run.reproducible`."
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The state of a training for torch.distributed.checkpoint: model, optimizer, further objects, position, random state."""
+"""The state of a training for torch.distributed.checkpoint: model, optimizer, position and random state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Position:
 
 
 class ModelState:
-    """Parameters and buffers under the names of the unwrapped model. DDP, FSDP2 and torch.compile add nothing to them."""
+    """Parameters and buffers under the names of the unwrapped model, whatever DDP, FSDP2 or torch.compile add."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
 from scheduler.domain.run_document import LaunchMode
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 PACED = Path(__file__).with_name("paced_script.py")
 _NANOGPT_LINE = re.compile(r"step (\d+): train loss ([\d.]+), val loss ([\d.]+)")
+_UNMODIFIED_LINE = re.compile(r"step \d+: loss ([\d.]+)")
 _MINGPT_LINE = re.compile(r"\[RANK(\d+)\] epoch (\d+) \| batch \d+ \| loss ([\d.]+)")
 _TORCHRUN = (
     *("-m", "torch.distributed.run", "--nnodes", "{nnodes}", "--node-rank", "{node_rank}"),
@@ -37,6 +39,7 @@ class Example:
     launch: LaunchMode
     options: Callable[[Path, int], Sequence[str]]
     read_losses: Callable[[Iterable[str]], list[float]]
+    checkpoint: CheckpointSpec = DEFAULT_CHECKPOINT
 
     def command(self, data: Path, steps: int, *, pause_s: float) -> tuple[str, ...]:
         launcher = _TORCHRUN if self.launch is LaunchMode.NODE else ()
@@ -46,7 +49,8 @@ class Example:
     def run_alone(self, data: Path, steps: int, folder: Path) -> list[float]:
         """Return the losses of one process without interruption and without Ebbtide."""
         launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "1") if self.launch is LaunchMode.NODE else ()
-        command = [sys.executable, *launcher, str(self.script), *self.options(data, steps)]
+        options = [word.replace("{checkpoint_dir}", str(folder)) for word in self.options(data, steps)]
+        command = [sys.executable, *launcher, str(self.script), *options]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return self.read_losses(done.stdout.splitlines())
@@ -79,10 +83,26 @@ def _read_mingpt_losses(lines: Iterable[str]) -> list[float]:
     return [mean(losses) for losses in zip(*by_rank.values(), strict=True)]
 
 
+def _unmodified_options(_data: Path, steps: int) -> Sequence[str]:
+    return ("--out", "{checkpoint_dir}", "--steps", str(steps))
+
+
+def _read_unmodified_losses(lines: Iterable[str]) -> list[float]:
+    return [float(match[1]) for line in lines if (match := _UNMODIFIED_LINE.search(line))]
+
+
 STEPS_PER_EPOCH = 6
 NANOGPT = Example("nanogpt", EXAMPLES / "nanogpt" / "train.py", LaunchMode.RANK, _nanogpt_options, _read_nanogpt_losses)
 MINGPT = Example(
     "mingpt-ddp", EXAMPLES / "mingpt-ddp" / "train.py", LaunchMode.NODE, _mingpt_options, _read_mingpt_losses
+)
+UNMODIFIED = Example(
+    "unmodified",
+    EXAMPLES / "unmodified" / "train.py",
+    LaunchMode.NODE,
+    _unmodified_options,
+    _read_unmodified_losses,
+    CheckpointSpec(path="ckpt.pt", signal="SIGTERM"),
 )
 
 
