@@ -178,7 +178,8 @@ class NoticeMonitor:
 
     def next_due(self, step: int) -> Notice | None:
         """Return the most urgent notice that is due after `step` steps, or None."""
-        return select_most_urgent(self._find_due(step))
+        due = self._find_due(step)
+        return select_most_urgent(due) if due else None
 
     def acknowledge(self, step: int) -> None:
         """Mark the due checkpoint requests as done, including those that only other ranks had received."""

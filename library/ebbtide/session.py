@@ -60,6 +60,7 @@ class Session:
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._nonfinite_losses: NonfiniteLossRecord | None = None
+        self._deferred: dict[str, Any] = {}
         self._owns_group = False
         self._agreement_pace = AgreementPace()
         self._speed_probe = SpeedProbe()
@@ -152,6 +153,8 @@ class Session:
     @property
     def status(self) -> RankStatus:
         """Status that this rank has reported so far."""
+        self._status_file.merge(self._deferred)
+        self._deferred = {}
         return self._status_file.status
 
     @property
@@ -206,9 +209,14 @@ class Session:
         elif loss is not None and self._nonfinite_losses is not None:
             self._nonfinite_losses.withdraw()
             self._nonfinite_losses = None
+        progress = {"phase": RankPhase.RUNNING, "step": step, "loss": loss, "samples_per_s": samples_per_s}
+        if self._status_file.defers(RankPhase.RUNNING) and self._phase_timer.has_made_first_step:
+            # Most steps are short, and nobody reads this file more often than it is written.
+            self._deferred = progress
+            return
         if self._phase_timer.has_ended(ReplanPhase.START):
             self._phase_timer.end_phase(ReplanPhase.FIRST_STEP)
-        self._update_status(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
+        self._update_status(**progress)
         self._report_progress()
 
     def heartbeat(self) -> None:
@@ -242,7 +250,7 @@ class Session:
         """
         if self.world_size > 1 and not self._agreement_pace.is_due():
             return None
-        step = self.status.step
+        step = self._deferred["step"] if self._deferred else self._status_file.status.step
         local = self._notice_monitor.next_due(step)
         agreed = local if self.world_size == 1 else self._agree(local)
         if agreed is None:
@@ -346,11 +354,12 @@ class Session:
         self._nonfinite_losses.record(step)
 
     def _update_status(self, **changes: Any) -> None:
+        deferred, self._deferred = self._deferred, {}
         self._status_file.update(
             peak_bytes=measure_peak_bytes(),
             phases_s=self._phase_timer.seconds_by_phase,
             probe_s=self._speed_probe.median_s,
-            **changes,
+            **{**deferred, **changes},
         )
 
     def _report_progress(self) -> None:

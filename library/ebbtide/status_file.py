@@ -44,6 +44,15 @@ class StatusFile:
         self.status = RankStatus(RankPhase.STARTING)
         self._write()
 
+    def defers(self, phase: RankPhase) -> bool:
+        """Return whether an update that changes progress alone would not be written now."""
+        return self.status.phase is phase and time.monotonic() - self._written_at_s < _WRITE_PERIOD_S
+
+    def merge(self, changes: Mapping[str, Any]) -> None:
+        """Change fields of the status without writing it."""
+        if changes:
+            self.status = replace(self.status, **changes)
+
     def update(self, **changes: Any) -> None:
         """Change fields of the status.
 
@@ -186,6 +195,10 @@ class PhaseTimer:
 
     def has_ended(self, phase: ReplanPhase) -> bool:
         return phase in self._seconds_by_phase
+
+    @property
+    def has_made_first_step(self) -> bool:
+        return ReplanPhase.FIRST_STEP in self._seconds_by_phase
 
     def end_phase(self, phase: ReplanPhase) -> None:
         """End `phase` now, unless it has ended before."""

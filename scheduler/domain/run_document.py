@@ -17,6 +17,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.secret_reference import SecretReference
 
 RUN_DOCUMENT_VERSION = 1
+_NEWER_FIELDS = frozenset({"checkpoint_path", "checkpoint_signal"})
 
 
 class LaunchMode(StrEnum):
@@ -115,8 +116,9 @@ class RunDocument:
         return cls.from_document(json.loads(text))
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document as JSON values."""
-        return {"version": RUN_DOCUMENT_VERSION, **encode(self)}
+        """Return the document as JSON values. Newer fields are left out where empty, for agents that lack them."""
+        values = {name: value for name, value in encode(self).items() if value or name not in _NEWER_FIELDS}
+        return {"version": RUN_DOCUMENT_VERSION, **values}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> RunDocument:

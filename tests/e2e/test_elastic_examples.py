@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,12 @@ from scheduler.domain.commands import (
     AddNode,
     CommandBody,
     CreatePool,
-    ForecastMade,
     RecallAll,
     ReportDemand,
     ScaleJob,
     SubmitJob,
 )
-from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
@@ -42,7 +40,7 @@ class Training:
 
     def open(self, steps: int, data: Path) -> None:
         self._send(CreatePool(Pool("training", PoolKind.TRAINING)))
-        lending = LendingPolicy(headroom=0.0, return_deadline_s=120.0)
+        lending = LendingPolicy(quantile=0.5, headroom=0.0, return_deadline_s=120.0)
         self._send(CreatePool(Pool("inference", PoolKind.INFERENCE, lending)))
         self._send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
         self._send(AddNode(a_node("i0", gpus=2, gpu="cpu", pool="inference")))
@@ -71,7 +69,6 @@ class Training:
     def lend(self, *, steps: int) -> None:
         self._wait_for_steps(steps)
         self._send(ReportDemand("inference", 0.0))
-        self._send(ForecastMade("inference", Forecast(time.time(), 3600.0, (0.999,), (0.0,), "test")))
         self._send(ScaleJob(JOB, 1, 4))
         self._wait_for_world(4)
 

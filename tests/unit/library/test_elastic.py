@@ -35,7 +35,7 @@ class Numbers(TensorDataset):
 
 
 def _distributed(dataset: Numbers, *, shuffle: bool) -> DataLoader[Any]:
-    sampler = DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=shuffle)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=shuffle)
     return DataLoader(dataset, batch_size=4, sampler=sampler)
 
 
@@ -179,7 +179,7 @@ def _train(folder: Path, *, stop_at: int = 0, notice: Path | None = None, epochs
                 run.report(loss=torch.tensor(losses[-1]))
                 if notice is not None and run.step + 1 == stop_at:
                     notice.write_text(json.dumps({"action": "leave"}))
-    return [*losses, float(average.n_averaged), scheduler.get_last_lr()[0]]
+    return [*losses, float(average.n_averaged), float(scheduler.get_last_lr()[0])]
 
 
 def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Tensor) -> float:
