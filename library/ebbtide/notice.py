@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -105,6 +106,9 @@ class NoticeFile:
 
     def poll(self) -> Notice | None:
         previous_check_s, self._checked_at_s = self._checked_at_s, time.monotonic()
+        if not os.access(self._path, os.F_OK):  # after each step, and cheaper than an exception
+            self._version, self._notice = "", None
+            return None
         try:
             stat = self._path.stat()
         except FileNotFoundError:
@@ -186,8 +190,12 @@ class NoticeMonitor:
         self._acknowledged.update(notice.request_id for notice in self._find_due(step) if not notice.requires_exit)
 
     def _find_due(self, step: int) -> list[Notice]:
-        notices = [source.poll() for source in self._sources]
-        return [n for n in notices if n is not None and n.is_due(step) and n.request_id not in self._acknowledged]
+        due = []
+        for source in self._sources:
+            notice = source.poll()
+            if notice is not None and notice.is_due(step) and notice.request_id not in self._acknowledged:
+                due.append(notice)
+        return due
 
 
 def _parse_seconds_left(document: Mapping[str, Any]) -> float | None:

@@ -18,7 +18,7 @@ from ebbtide.rank_status import RankPhase, RankStatus, ReplanPhase
 
 logger = logging.getLogger(__name__)
 
-_WRITE_PERIOD_S = 0.2  # the executor reads a few times a second
+_WRITE_PERIOD_S = 0.5  # the executor reads about once a second
 
 # RuntimeErrors of torch that have no class of their own.
 _OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory")
@@ -56,8 +56,8 @@ class StatusFile:
     def update(self, **changes: Any) -> None:
         """Change fields of the status.
 
-        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most 5
-        times a second.
+        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most twice a
+        second.
         """
         before, self.status = self.status, replace(self.status, **changes)
         is_change = (before.phase, before.checkpoint_step) != (self.status.phase, self.status.checkpoint_step)
@@ -71,7 +71,9 @@ class StatusFile:
             self.status = replace(
                 self.status, memory_events=str(self._oom_kill_counter.path), oom_kills=self._oom_kill_counter.read()
             )
-        document = {"rank": self._rank, "pid": os.getpid(), **asdict(self.status)}
+        # Not asdict(), which copies deeply and takes most of the time of a write.
+        document = {"rank": self._rank, "pid": os.getpid(), **vars(self.status)}
+        document["traffic"] = None if self.status.traffic is None else asdict(self.status.traffic)
         del document["written_at_ns"]  # readers use the file's modification time
         is_first, self._written_at_s = math.isinf(self._written_at_s), time.monotonic()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,10 +33,16 @@ PAUSE_S = 0.1
 
 @dataclass
 class Training:
-    """An example under way on a service with its own two GPUs and two that inference lends."""
+    """An example under way on a service with its own two GPUs and two that inference lends.
+
+    Attributes:
+        losses, worlds: losses and number of ranks of each generation, noted before the agent deletes its folder.
+    """
 
     site: ServiceHarness
     example: Example
+    losses: dict[int, list[float]] = field(default_factory=dict)
+    worlds: dict[int, int] = field(default_factory=dict)
 
     def open(self, steps: int, data: Path) -> None:
         self._send(CreatePool(Pool("training", PoolKind.TRAINING)))
@@ -77,14 +83,21 @@ class Training:
         self._send(RecallAll())
         self._wait_for_world(2)
 
-    def finish(self) -> list[list[float]]:
-        """Wait for the end and return the losses of each generation."""
+    def finish(self) -> list[float]:
+        """Wait for the end and return the losses of all generations."""
         self.site.wait(self._has_ended)
         assert self._state() is JobState.SUCCEEDED, self.site.log()
-        return [self._read_losses(generation) for generation in self.site.generations(JOB)]
+        self._note_generations()
+        return [loss for _, losses in sorted(self.losses.items()) for loss in losses]
 
-    def worlds(self) -> list[int]:
-        return [self._world(generation) for generation in self.site.generations(JOB)]
+    def list_worlds(self) -> list[int]:
+        """Return the number of ranks of each generation that has trained."""
+        return [self.worlds[generation] for generation, losses in sorted(self.losses.items()) if losses]
+
+    def _note_generations(self) -> None:
+        for generation in self.site.generations(JOB):
+            self.losses[generation] = self._read_losses(generation)
+            self.worlds[generation] = self._world(generation)
 
     def lost_gpu_s(self) -> float:
         job = self.site.job(JOB)
@@ -111,6 +124,7 @@ class Training:
 
     def _wait_for_world(self, gpus: int) -> None:
         self._wait(lambda: self._trains_on(gpus))
+        self._note_generations()
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         self.site.wait(lambda: reached() or self._has_ended())
@@ -152,10 +166,10 @@ def test_loop_with_five_added_lines_survives_a_resize(data: Path, site: ServiceH
     training.open(steps, data)
     training.resize(2, steps=3)
     losses = training.finish()
-    assert training.worlds() == [1, 2]
+    assert training.list_worlds() == [1, 2]
     assert training.lost_gpu_s() == 0.0
     expected = NANOGPT.run_alone(data, steps, tmp_path)
-    assert [loss for generation in losses for loss in generation] == pytest.approx(expected, abs=1e-4)
+    assert losses == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.e2e
@@ -171,8 +185,8 @@ def test_resizes_and_a_recall_change_no_loss(
     training.lend(steps=7)
     training.recall(steps=7)
     training.resize(1, steps=7)
-    losses = [loss for generation in training.finish() for loss in generation]
-    assert training.worlds() == [1, 2, 4, 2, 1]
+    losses = training.finish()
+    assert training.list_worlds() == [1, 2, 4, 2, 1]
     assert training.lost_gpu_s() == pytest.approx(0.0, abs=1.0)
     expected = example.run_alone(data, steps, tmp_path)
     assert len(losses) == len(expected) == steps
