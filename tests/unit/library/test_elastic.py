@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -227,6 +231,42 @@ def test_steps_of_a_loop_without_a_loader(tmp_path: Path) -> None:
 
     assert train(3) == [0, 1, 2]
     assert train(5) == [3, 4]
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _wrap_with_fsdp(model: nn.Module) -> nn.Module:
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "ddp": DistributedDataParallel,
+    "fsdp2": _wrap_with_fsdp,
+    "plain": lambda model: model,
+}
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("first", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("then", list(WRAPPERS))
+def test_checkpoint_of_a_wrapped_model_fits_any_other_wrapper(tmp_path: Path, first: str, then: str) -> None:
+    def train(wrapper: str, total: int) -> list[float]:
+        model, _ = _model()
+        model.eval()  # without dropout
+        wrapped = WRAPPERS[wrapper](model)
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+        with ebbtide.elastic(wrapped, optimizer, folder=tmp_path) as run:
+            return [_train_step(wrapped, optimizer, torch.arange(step, step + 4)) for step in run.steps(total)]
+
+    whole_model, whole_optimizer = _model()
+    whole_model.eval()
+    expected = [_train_step(whole_model, whole_optimizer, torch.arange(step, step + 4)) for step in range(6)]
+    assert [*train(first, 3), *train(then, 6)] == pytest.approx(expected, rel=1e-5)
 
 
 def test_error_in_the_loop_is_reported_and_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
