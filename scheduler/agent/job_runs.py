@@ -71,12 +71,13 @@ class ActiveRun:
     def _watch_script_checkpoints(self) -> None:
         """Let a script without a session save, and end it once it has. Its session, if it has one, comes first."""
         watch = self._script_checkpoints
-        if watch is None or self.state.statuses:
-            return
+        is_killed = bool(self._kill_reason) or self._is_kill_ordered
+        if watch is None or self.state.statuses or is_killed:
+            return  # a file that a killed rank was writing is not complete
         if self._action:
             watch.ask()
-        has_exited = all(seat.rank in self.state.exit_codes for seat in list_processes(self.run.document))
-        watch.look(has_ended=self.has_ended or has_exited)
+        codes = [self.state.exit_codes.get(seat.rank) for seat in list_processes(self.run.document)]
+        watch.look(codes if None not in codes else None)
         if watch.is_saved and not self.has_ended and not self._is_terminated:
             self._leave_by_s = min(self._leave_by_s, time.monotonic() + END_TIMEOUT_S)
             self._terminate()

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -94,14 +94,17 @@ class ScriptCheckpoints:
             self._asked_at_s = time.monotonic()
             self._trace_when_asked = self._scan()
 
-    def look(self, *, has_ended: bool) -> None:
+    def look(self, exit_codes: Collection[int | None] | None) -> None:
         """Send the signal if it is due, and look at the files.
 
         Args:
-            has_ended: no rank is left that could still write.
+            exit_codes: of all processes of the run, once all have ended; else None.
         """
-        if self.is_asked and not self._is_signalled and not has_ended:
+        if self.is_asked and not self._is_signalled and exit_codes is None:
             self._send_signal()
+        has_ended = exit_codes is not None
+        if exit_codes is not None and not all(code in self._clean_exit_codes for code in exit_codes):
+            return  # a rank that crashed may have left a part of a file
         now_s = time.monotonic()
         if self._folder is None or (now_s - self._looked_at_s < _LOOK_PERIOD_S and not has_ended):
             return
@@ -116,6 +119,12 @@ class ScriptCheckpoints:
             self._completed_at_s = max(self._trace_since_s, self._asked_at_s)
         elif self._completed_at_s is None or self._completed_at_s < self._trace_since_s:
             self._completed_at_s = self._trace_since_s
+
+    @property
+    def _clean_exit_codes(self) -> tuple[int, ...]:
+        """Exit codes of scripts that end because they were asked to."""
+        numbers = {signal.SIGTERM, *([] if self._number is None else [self._number])}
+        return (0, *(-number for number in numbers), *(128 + number for number in numbers))
 
     def describe_missing(self) -> str:
         """Say why the ranks have saved nothing since they were asked to."""

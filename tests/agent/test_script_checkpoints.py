@@ -78,7 +78,7 @@ def _leave(active: ActiveRun, seconds_left: float | None) -> dict[str, Any]:
     ("signal", "end", "code"),
     [
         ("SIGTERM", "sys.exit(0)", 0),
-        ("SIGTERM", "sys.exit(3)", 3),
+        ("SIGTERM", "sys.exit(143)", 143),
         ("SIGUSR1", "pass", -15),
     ],
 )
@@ -105,6 +105,12 @@ def test_script_that_handles_no_signal_and_saves_nothing_is_killed_with_the_reas
     report = _leave(active, 0.5)
     assert not report["saved"]
     assert "checkpoint.signal (SIGUSR1)" in report["killed"]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_file_of_a_rank_that_crashed_while_saving_is_no_checkpoint(machine: TestMachine, end: str) -> None:
+    active = _begin(machine, ON_SIGNAL.format(signal="SIGTERM", end=end), signal="SIGTERM")
+    assert not _leave(active, None)["saved"]
 
 
 def test_files_of_earlier_runs_and_others_are_no_checkpoints(machine: TestMachine) -> None:
