@@ -241,7 +241,8 @@ def process_group() -> Iterator[None]:
 
 
 def _wrap_with_fsdp(model: nn.Module) -> nn.Module:
-    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
