@@ -47,6 +47,10 @@ class CheckpointSpecView(TypedDict):
     ]
     interval: Annotated[float, Field(description="Seconds between two checkpoints.")]
     keep: Annotated[int, Field(description="Number of newest checkpoints that are not deleted.")]
+    path: NotRequired[
+        Annotated[str, Field(description="Pattern of the checkpoints that a script without a session writes.")]
+    ]
+    signal: NotRequired[Annotated[str, Field(description="Signal on which such a script saves a checkpoint.")]]
     volume: NotRequired[Annotated[VolumeView, Field(description="Volume mounted at `dir`. Absent: none.")]]
 
 

@@ -76,6 +76,14 @@ class RunReportDocument(Document):
         default=False, description="Whether `killed` is a fault of the machine, such as the loss of a supervisor."
     )
     terminated: bool = Field(default=False, description="Whether the agent sent SIGTERM to the ranks.")
+    checkpoint_age_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="Seconds since the last file that matches `checkpoint.path` of the job was complete. Null: the "
+        "run has written none.",
+    )
+    saved: bool = Field(
+        default=False, description="Whether such a file was complete after the ranks were asked to leave."
+    )
     prepared: StepNumber = Field(default=0, description="Newer run that can begin at once. 0: none.")
     master_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
         default=0, description="Port reserved for the store of the prepared run. 0: the node does not hold rank 0."
@@ -389,6 +397,8 @@ def build_run_document(
         checkpoint_step=int(job.progress.checkpoint_steps),
         checkpoint_interval_s=checkpoint.interval_s,
         checkpoint_keep=checkpoint.keep,
+        checkpoint_path=checkpoint.path,
+        checkpoint_signal=checkpoint.signal,
         token=issue_worker_token(secret, job.id, allocation.generation),
         hang_timeout_s=spec.hang_timeout_s,
         secrets=spec.program.secrets,
@@ -413,6 +423,8 @@ def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, addres
         killed=run.killed,
         machine_fault=run.machine_fault,
         terminated=run.terminated,
+        checkpoint_at_s=None if run.checkpoint_age_s is None else now_s - run.checkpoint_age_s,
+        saved=run.saved,
         since_s=now_s,
         prepared=run.prepared,
         master_port=run.master_port,

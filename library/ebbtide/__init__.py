@@ -1,5 +1,13 @@
 """Library for training scripts that run under Ebbtide, and clients of its API.
 
+A plain PyTorch loop needs `ebbtide.elastic` only:
+
+    with ebbtide.elastic(model, optimizer, scheduler, dataloader) as run:
+        for batch in run:
+            ...
+
+A loop that saves and loads its state itself uses a session:
+
     import ebbtide
 
 
@@ -42,11 +50,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ebbtide import client as client
     from ebbtide.client import AsyncClient, Client
+    from ebbtide.elastic_run import elastic
     from ebbtide.notice import Notice, NoticeAction
     from ebbtide.rank_status import LoadTraffic
     from ebbtide.session import Session
 
-__all__ = ["AsyncClient", "Client", "LoadTraffic", "Notice", "NoticeAction", "Session"]
+__all__ = ["AsyncClient", "Client", "LoadTraffic", "Notice", "NoticeAction", "Session", "elastic"]
 
 _HOMES = {
     "AsyncClient": "ebbtide.client",
@@ -55,6 +64,7 @@ _HOMES = {
     "Notice": "ebbtide.notice",
     "NoticeAction": "ebbtide.notice",
     "Session": "ebbtide.session",
+    "elastic": "ebbtide.elastic_run",
 }
 """Module of each public name."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 logger = logging.getLogger(__name__)
 
 _NO_DEADLINE_MS = -(2**62)
+_AGREEMENT_PERIOD_S, _BOUNDARIES_MAX = 0.2, 10
 
 
 class NoticeAction(str, Enum):
@@ -104,6 +106,9 @@ class NoticeFile:
 
     def poll(self) -> Notice | None:
         previous_check_s, self._checked_at_s = self._checked_at_s, time.monotonic()
+        if not os.access(self._path, os.F_OK):  # after each step, and cheaper than an exception
+            self._version, self._notice = "", None
+            return None
         try:
             stat = self._path.stat()
         except FileNotFoundError:
@@ -177,15 +182,20 @@ class NoticeMonitor:
 
     def next_due(self, step: int) -> Notice | None:
         """Return the most urgent notice that is due after `step` steps, or None."""
-        return select_most_urgent(self._find_due(step))
+        due = self._find_due(step)
+        return select_most_urgent(due) if due else None
 
     def acknowledge(self, step: int) -> None:
         """Mark the due checkpoint requests as done, including those that only other ranks had received."""
         self._acknowledged.update(notice.request_id for notice in self._find_due(step) if not notice.requires_exit)
 
     def _find_due(self, step: int) -> list[Notice]:
-        notices = [source.poll() for source in self._sources]
-        return [n for n in notices if n is not None and n.is_due(step) and n.request_id not in self._acknowledged]
+        due = []
+        for source in self._sources:
+            notice = source.poll()
+            if notice is not None and notice.is_due(step) and notice.request_id not in self._acknowledged:
+                due.append(notice)
+        return due
 
 
 def _parse_seconds_left(document: Mapping[str, Any]) -> float | None:
@@ -201,10 +211,55 @@ def _remaining_s(notice: Notice) -> float:
     return float("inf") if notice.seconds_left is None else notice.seconds_left
 
 
-def agree_on_notice(notice: Notice | None, *, device: str, wants_probe: bool) -> tuple[Notice | None, bool]:
-    """Return the most urgent action that any rank knows, with the least time left, and whether any rank wants a probe.
+@dataclass(frozen=True)
+class Agreement:
+    """What the ranks agreed on at a step boundary.
 
-    Collective: every rank must call it. One all-reduce (MAX) of three integers gives the same result on every rank.
+    Attributes:
+        notice: the most urgent action that any rank knew, with the least time left.
+        wants_probe: whether any rank wanted a speed probe.
+        boundaries: after how many more step boundaries the ranks agree again.
+    """
+
+    notice: Notice | None
+    wants_probe: bool
+    boundaries: int
+
+
+class AgreementPace:
+    """How often the ranks agree: about every 0.2 s, because each agreement waits for all ranks and their GPUs.
+
+    Ten boundaries are the most, so that a training whose steps become slower notices that soon.
+    """
+
+    def __init__(self) -> None:
+        self._agreed_at_s = time.monotonic()
+        self._interval = self._left = 1
+
+    def is_due(self) -> bool:
+        """Count a step boundary, and return whether the ranks agree at it. The same on all ranks."""
+        self._left -= 1
+        return self._left <= 0
+
+    def propose(self) -> int:
+        """Return the next interval in step boundaries, from the time of the last one on this rank."""
+        now_s = time.monotonic()
+        boundary_s = (now_s - self._agreed_at_s) / self._interval
+        self._agreed_at_s = now_s
+        return max(1, min(_BOUNDARIES_MAX, int(_AGREEMENT_PERIOD_S / max(boundary_s, 1e-9))))
+
+    def restart(self, boundaries: int) -> None:
+        """Begin the interval that the ranks agreed on."""
+        self._interval = self._left = boundaries
+
+
+def agree_on_notice(notice: Notice | None, *, device: str, wants_probe: bool, boundaries: int = 1) -> Agreement:
+    """Return what the ranks agree on.
+
+    Collective: every rank must call it. One all-reduce (MAX) of four integers gives the same result on every rank.
+
+    Args:
+        boundaries: proposed number of step boundaries until the next agreement. The largest proposal counts.
 
     Raises:
         ValueError: there is no process group yet.
@@ -217,13 +272,15 @@ def agree_on_notice(notice: Notice | None, *, device: str, wants_probe: bool) ->
     actions = list(NoticeAction)
     # A rank without a notice contributes 0. The time is negated, so that the maximum is the shortest time.
     urgency = 0 if notice is None else 1 + actions.index(notice.action)
-    values = torch.tensor([urgency, _encode_deadline_ms(notice), int(wants_probe)], dtype=torch.int64, device=device)
+    proposal = [urgency, _encode_deadline_ms(notice), int(wants_probe), boundaries]
+    values = torch.tensor(proposal, dtype=torch.int64, device=device)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    urgency, negative_ms, probes = (int(value) for value in values.tolist())
-    if urgency == 0:
-        return None, bool(probes)
-    seconds_left = None if negative_ms == _NO_DEADLINE_MS else -negative_ms / 1000
-    return Notice(actions[urgency - 1], seconds_left=seconds_left), bool(probes)
+    urgency, negative_ms, probes, boundaries = (int(value) for value in values.tolist())
+    agreed = None
+    if urgency:
+        seconds_left = None if negative_ms == _NO_DEADLINE_MS else -negative_ms / 1000
+        agreed = Notice(actions[urgency - 1], seconds_left=seconds_left)
+    return Agreement(agreed, bool(probes), boundaries)
 
 
 def _encode_deadline_ms(notice: Notice | None) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.environment import RankEnvironment, read_rank_environment
 from ebbtide.notice import (
+    AgreementPace,
     CheckpointInterval,
     Notice,
     NoticeAction,
@@ -61,7 +62,9 @@ class Session:
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._nonfinite_losses: NonfiniteLossRecord | None = None
+        self._deferred: dict[str, Any] = {}
         self._owns_group = False
+        self._agreement_pace = AgreementPace()
         self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
         self._has_checked_degrees = False
@@ -153,6 +156,8 @@ class Session:
     @property
     def status(self) -> RankStatus:
         """Status that this rank has reported so far."""
+        self._status_file.merge(self._deferred)
+        self._deferred = {}
         return self._status_file.status
 
     @property
@@ -179,6 +184,10 @@ class Session:
             device_id=torch.device(self.device) if on_gpu else None,
         )
         self._owns_group = True
+        self._phase_timer.end_phase(ReplanPhase.START)
+
+    def mark_started(self) -> None:
+        """Report that this rank is ready to load its state. `init_process_group` implies it."""
         self._phase_timer.end_phase(ReplanPhase.START)
 
     def check_degrees(self, **found: int) -> None:
@@ -222,9 +231,14 @@ class Session:
         elif loss is not None and self._nonfinite_losses is not None:
             self._nonfinite_losses.withdraw()
             self._nonfinite_losses = None
+        progress = {"phase": RankPhase.RUNNING, "step": step, "loss": loss, "samples_per_s": samples_per_s}
+        if self._status_file.defers(RankPhase.RUNNING) and self._phase_timer.has_made_first_step:
+            # Most steps are short, and nobody reads this file more often than it is written.
+            self._deferred = progress
+            return
         if self._phase_timer.has_ended(ReplanPhase.START):
             self._phase_timer.end_phase(ReplanPhase.FIRST_STEP)
-        self._update_status(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
+        self._update_status(**progress)
         self._report_progress()
 
     def heartbeat(self) -> None:
@@ -253,15 +267,14 @@ class Session:
     def poll_notice(self) -> Notice | None:
         """Return the notice to act on at this step boundary, or None.
 
-        Collective: every rank must call it after each step.
+        Collective: every rank must call it after each step. Several ranks agree about every 0.2 s, and at every tenth
+        call at the latest.
         """
-        step = self.status.step
-        local = agreed = self._notice_monitor.next_due(step)
-        if self.world_size > 1:
-            is_probe_due = self.rank == 0 and self._speed_probe.is_due
-            agreed, has_to_probe = agree_on_notice(local, device=self.device, wants_probe=is_probe_due)
-            if has_to_probe:
-                self._speed_probe.run(self.device)
+        if self.world_size > 1 and not self._agreement_pace.is_due():
+            return None
+        step = self._deferred["step"] if self._deferred else self._status_file.status.step
+        local = self._notice_monitor.next_due(step)
+        agreed = local if self.world_size == 1 else self._agree(local)
         if agreed is None:
             return None
         logger.info("Notice after step %d: %s", step, agreed.action)
@@ -355,6 +368,17 @@ class Session:
             sources.append(self._progress_reporter)
         return sources
 
+    def _agree(self, local: Notice | None) -> Notice | None:
+        """Return the notice that the ranks agree on. Probe the device if rank 0 wants it."""
+        is_probe_due = self.rank == 0 and self._speed_probe.is_due
+        pace = self._agreement_pace
+        boundaries = pace.propose() if self.rank == 0 else 1
+        agreement = agree_on_notice(local, device=self.device, wants_probe=is_probe_due, boundaries=boundaries)
+        pace.restart(agreement.boundaries)
+        if agreement.wants_probe:
+            self._speed_probe.run(self.device)
+        return agreement.notice
+
     def _record_nonfinite_loss(self) -> None:
         """Record beside the checkpoints that the loss is not finite, so that a second time leads to an earlier one."""
         folder, step = self._environment.checkpoint_dir, self.status.checkpoint_step
@@ -366,11 +390,12 @@ class Session:
         self._nonfinite_losses.record(step)
 
     def _update_status(self, **changes: Any) -> None:
+        deferred, self._deferred = self._deferred, {}
         self._status_file.update(
             peak_bytes=measure_peak_bytes(),
             phases_s=self._phase_timer.seconds_by_phase,
             probe_s=self._speed_probe.median_s,
-            **changes,
+            **{**deferred, **changes},
         )
 
     def _report_progress(self) -> None:

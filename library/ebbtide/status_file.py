@@ -18,7 +18,7 @@ from ebbtide.rank_status import RankPhase, RankStatus, ReplanPhase
 
 logger = logging.getLogger(__name__)
 
-_WRITE_PERIOD_S = 0.2  # the executor reads a few times a second
+_WRITE_PERIOD_S = 0.5  # the executor reads about once a second
 
 # RuntimeErrors of torch that have no class of their own.
 _OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory")
@@ -44,11 +44,20 @@ class StatusFile:
         self.status = RankStatus(RankPhase.STARTING)
         self._write()
 
+    def defers(self, phase: RankPhase) -> bool:
+        """Return whether an update that changes progress alone would not be written now."""
+        return self.status.phase is phase and time.monotonic() - self._written_at_s < _WRITE_PERIOD_S
+
+    def merge(self, changes: Mapping[str, Any]) -> None:
+        """Change fields of the status without writing it."""
+        if changes:
+            self.status = replace(self.status, **changes)
+
     def update(self, **changes: Any) -> None:
         """Change fields of the status.
 
-        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most 5
-        times a second.
+        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most twice a
+        second.
         """
         before, self.status = self.status, replace(self.status, **changes)
         is_change = (before.phase, before.checkpoint_step) != (self.status.phase, self.status.checkpoint_step)
@@ -62,7 +71,9 @@ class StatusFile:
             self.status = replace(
                 self.status, memory_events=str(self._oom_kill_counter.path), oom_kills=self._oom_kill_counter.read()
             )
-        document = {"rank": self._rank, "pid": os.getpid(), **asdict(self.status)}
+        # Not asdict(), which copies deeply and takes most of the time of a write.
+        document = {"rank": self._rank, "pid": os.getpid(), **vars(self.status)}
+        document["traffic"] = None if self.status.traffic is None else asdict(self.status.traffic)
         del document["written_at_ns"]  # readers use the file's modification time
         is_first, self._written_at_s = math.isinf(self._written_at_s), time.monotonic()
         try:
@@ -186,6 +197,10 @@ class PhaseTimer:
 
     def has_ended(self, phase: ReplanPhase) -> bool:
         return phase in self._seconds_by_phase
+
+    @property
+    def has_made_first_step(self) -> bool:
+        return ReplanPhase.FIRST_STEP in self._seconds_by_phase
 
     def end_phase(self, phase: ReplanPhase) -> None:
         """End `phase` now, unless it has ended before."""

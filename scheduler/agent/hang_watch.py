@@ -102,7 +102,7 @@ class HangWatch:
         """
         if self._dump is None or self._dump.stacks:
             return False
-        roots = list(_find_rank_processes(self._run).values())
+        roots = list(find_rank_processes(self._run).values())
         for pid in list_descendants(self._run.supervisor_pid):
             with suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
@@ -143,7 +143,7 @@ class _StackDump:
         self.stacks: dict[int, str] = {}
         self.log_bytes = 0
         self.is_complete = False
-        processes, number = _find_rank_processes(run), find_dump_signal()
+        processes, number = find_rank_processes(run), find_dump_signal()
         reached = [] if number is None else signal_handlers(list(processes.values()), number)
         self._thread: threading.Thread | None = None
         if not reached and shutil.which("py-spy"):
@@ -165,7 +165,7 @@ class _StackDump:
         return True
 
 
-def _find_rank_processes(run: SupervisedRun) -> dict[int, int]:
+def find_rank_processes(run: SupervisedRun) -> dict[int, int]:
     """Return the ids, on the machine, of the processes that the supervisor has started, by rank."""
     started = run.folder.read_record("started.json")
     ranks = {} if started is None else {int(pid): int(rank) for rank, pid in started["pids"].items()}

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from scheduler.agent.hang_watch import DUMP_TIME_S, HangWatch
+from scheduler.agent.rank_environment import list_processes
+from scheduler.agent.script_checkpoints import END_TIMEOUT_S, ScriptCheckpoints
 from scheduler.agent.supervised_run import RunState, SupervisedRun
 from scheduler.domain.codec import encode
 from scheduler.domain.run_document import LaunchMode, MasterAddress, RunDocument
@@ -35,6 +37,7 @@ class ActiveRun:
         self._began_at_s = time.monotonic()
         self._hang_watch = HangWatch.create(run)
         self._aborted_at_s: float | None = None
+        self._script_checkpoints = ScriptCheckpoints.create(run)
 
     @property
     def generation(self) -> int:
@@ -51,15 +54,37 @@ class ActiveRun:
     def update(self) -> None:
         """Read what ranks and supervisor have written, and enforce the deadline to leave."""
         self.state = self.run.poll()
+        self._watch_script_checkpoints()
         if self.has_ended:
             return
         self._watch_for_hang()
         if time.monotonic() >= self._leave_by_s:
-            self.kill("the deadline to leave has passed")
+            self.kill(self._describe_deadline())
         is_silent = not self.state.statuses and time.monotonic() >= self._began_at_s + _STATUS_TIMEOUT_S
-        if self._action and is_silent and not self._is_terminated:
-            self._is_terminated = True
-            self.run.terminate()
+        if self._action and is_silent and not self._is_terminated and self._script_checkpoints is None:
+            self._terminate()
+
+    def _terminate(self) -> None:
+        self._is_terminated = True
+        self.run.terminate()
+
+    def _watch_script_checkpoints(self) -> None:
+        """Let a script without a session save, and end it once it has. Its session, if it has one, comes first."""
+        watch = self._script_checkpoints
+        is_killed = bool(self._kill_reason) or self._is_kill_ordered
+        if watch is None or self.state.statuses or is_killed:
+            return  # a file that a killed rank was writing is not complete
+        if self._action:
+            watch.ask()
+        codes = [self.state.exit_codes.get(seat.rank) for seat in list_processes(self.run.document)]
+        watch.look(codes if None not in codes else None)
+        if watch.is_saved and not self.has_ended and not self._is_terminated:
+            self._leave_by_s = min(self._leave_by_s, time.monotonic() + END_TIMEOUT_S)
+            self._terminate()
+
+    def _describe_deadline(self) -> str:
+        reason, watch = "the deadline to leave has passed", self._script_checkpoints
+        return reason if watch is None or watch.is_saved else f"{reason}: {watch.describe_missing()}"
 
     def apply_order(self, notice: Mapping[str, Any] | None, kill: str) -> None:
         """Pass a notice on to the ranks, or kill them."""
@@ -83,8 +108,7 @@ class ActiveRun:
             self._request_exit({"action": "leave", "seconds_left": within_s})
         except OSError:
             logger.exception("%s: cannot write the notice, sending SIGTERM instead", self.run)
-            self._is_terminated = True
-            self.run.terminate()
+            self._terminate()
 
     def save_before_lease_ends(self, within_s: float) -> None:
         """Ask the ranks to save and exit within this time, after which their supervisor ends them."""
@@ -120,13 +144,16 @@ class ActiveRun:
             self.kill(reason, is_own_decision=False)
 
     def report(self) -> dict[str, Any]:
+        watch = self._script_checkpoints
+        saved = {} if watch is None else {"checkpoint_age_s": watch.age_s, "saved": watch.is_saved}
         return {
+            **saved,
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],
             "killed": (self._kill_reason or ("" if self._is_kill_ordered else self.state.loss))[:_TEXT_LENGTH_MAX],
             "machine_fault": bool(self.state.loss) and not (self._kill_reason or self._is_kill_ordered),
-            "terminated": self._is_terminated,
+            "terminated": self._is_terminated or (watch is not None and watch.is_signalled),
         }
 
     def _report_rank(self, rank: int) -> dict[str, Any]:

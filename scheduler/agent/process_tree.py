@@ -11,6 +11,11 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LAUNCHERS = frozenset({
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch",
+    "deepspeed",
+})  # fmt: skip
+_LAUNCHER_WORDS = 5
 _CPU_FIELDS = slice(11, 15)
 """Own and reaped children's user and system time, among the fields of `stat` after the name (proc_pid_stat(5))."""
 
@@ -54,19 +59,30 @@ def handles_signal(pid: int, number: int) -> bool:
     return bool(int(_read_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
 
 
-def signal_handlers(roots: Iterator[int] | list[int], number: int) -> list[int]:
+def signal_handlers(roots: Iterator[int] | list[int], number: int, *, passes_launchers: bool = False) -> list[int]:
     """Send a signal to the topmost processes of each tree that handle it, and return them.
 
     A wrapper such as a shell has no handler, and its child does. Workers that a rank has forked share its handler, and
     are left out.
+
+    Args:
+        passes_launchers: leave out torchrun and similar launchers, which would end their ranks.
     """
     reached = []
     for root in roots:
-        if not handles_signal(root, number):
-            reached += signal_handlers(_list_children(root), number)
+        if not handles_signal(root, number) or (passes_launchers and _is_launcher(root)):
+            reached += signal_handlers(_list_children(root), number, passes_launchers=passes_launchers)
         elif _send(root, number):
             reached.append(root)
     return reached
+
+
+def _is_launcher(pid: int) -> bool:
+    """Return whether the process is a launcher of ranks, by the first words of its command line."""
+    with suppress(OSError):
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:_LAUNCHER_WORDS]
+        return any(word.rpartition("/")[2] in _LAUNCHERS for word in words)
+    return False
 
 
 def _send(pid: int, number: int) -> bool:

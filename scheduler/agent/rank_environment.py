@@ -72,8 +72,10 @@ def list_processes(document: RunDocument) -> tuple[RankSeat, ...]:
     return document.ranks if document.launch is LaunchMode.RANK else document.ranks[:1]
 
 
-def build_argv(document: RunDocument, master: MasterAddress, *, plan_file: str = "") -> tuple[str, ...]:
-    """Return the command, with the placeholders of the plan and of `launch: node` filled in.
+def build_argv(
+    document: RunDocument, master: MasterAddress, *, checkpoint_dir: str, plan_file: str = ""
+) -> tuple[str, ...]:
+    """Return the command, with `{checkpoint_dir}` and the placeholders of plan and `launch: node` filled in.
 
     Args:
         plan_file: path of the plan in the words of the job's framework.
@@ -83,17 +85,21 @@ def build_argv(document: RunDocument, master: MasterAddress, *, plan_file: str =
     """
     if not document.command:
         raise ValueError("command is empty. Set the command that starts the job.")
+    values: dict[str, object] = {"{checkpoint_dir}": checkpoint_dir}
+    if document.launch is LaunchMode.NODE:
+        values |= _build_launcher_values(document, master)
     command = fill_command(document.command, document, plan_file)
-    if document.launch is LaunchMode.RANK:
-        return command
-    values = {
+    return tuple(_fill(word, values) for word in command)
+
+
+def _build_launcher_values(document: RunDocument, master: MasterAddress) -> dict[str, object]:
+    return {
         "{nnodes}": document.nodes,
         "{node_rank}": document.node_rank,
         "{nproc_per_node}": len(document.ranks),
         "{master_addr}": master.host,
         "{master_port}": master.port,
     }
-    return tuple(_fill(word, values) for word in command)
 
 
 def build_environment(

@@ -268,6 +268,11 @@ class SupervisedRun:
         return self._process.pid
 
     @property
+    def checkpoint_dir(self) -> str:
+        """Directory or URL of the job's checkpoints; empty for a run that was never prepared."""
+        return "" if self._record is None else self._record.checkpoint_dir
+
+    @property
     def gpu_ids(self) -> tuple[str, ...]:
         """Identifiers of the run's GPUs; empty without real GPUs."""
         ids = {} if self._record is None else self._record.gpu_ids
@@ -281,7 +286,8 @@ class SupervisedRun:
             OSError: the order cannot be written.
         """
         record = self._require_record()
-        argv = build_argv(self.document, master, plan_file=self.folder.find_exported_plan(self.document))
+        plan_file = self.folder.find_exported_plan(self.document)
+        argv = build_argv(self.document, master, checkpoint_dir=record.checkpoint_dir, plan_file=plan_file)
         if record.interpreter:
             argv = (record.interpreter, "-P", *argv[1:])
         paths = RunPaths(

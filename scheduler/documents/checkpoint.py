@@ -14,9 +14,12 @@ from scheduler.documents.document import CAMEL_CASE, Document, Text, invalid_fie
 from scheduler.documents.pod_template import CHECKPOINT_DIR, RESERVED_DIRS, SHM_DIR, first_container_mounts
 from scheduler.documents.units import PositiveDuration
 from scheduler.domain.checkpoints import (
+    CHECKPOINT_PATTERN_FORM,
+    CHECKPOINT_SIGNALS,
     OBJECT_STORE_FORM,
     CheckpointSpec,
     CheckpointVolume,
+    is_checkpoint_pattern,
     is_object_store,
     is_valid_location,
 )
@@ -37,6 +40,18 @@ def _check_relative_path(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
         raise PydanticCustomError("path", "Input should be a relative path in the volume, without '..'")
     return path
+
+
+def _check_pattern(pattern: str) -> str:
+    if not is_checkpoint_pattern(pattern):
+        raise PydanticCustomError("path", "Input should be {form}", {"form": CHECKPOINT_PATTERN_FORM})
+    return pattern
+
+
+def _check_signal(name: str) -> str:
+    if name not in CHECKPOINT_SIGNALS:
+        raise PydanticCustomError("signal", "Input should be {form}", {"form": ", ".join(CHECKPOINT_SIGNALS)})
+    return name
 
 
 class ClaimDocument(Document):
@@ -84,6 +99,24 @@ class CheckpointDocument(Document):
     volume: VolumeDocument | None = Field(
         default=None, description="Kubernetes volume to mount at `dir` in all pods. Default: none."
     )
+    path: Annotated[str, AfterValidator(_check_pattern)] | None = Field(
+        default=None,
+        description="For a script without Ebbtide's library: the file or directory in `dir` that it saves to, such as "
+        "`ckpt.pt` or `checkpoint-*`. The command finds `dir` as `{checkpoint_dir}`. Default: none.",
+    )
+    signal: Annotated[str, AfterValidator(_check_signal)] | None = Field(
+        default=None,
+        description="Signal on which such a script saves: SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2. Default: none; "
+        "the script saves at intervals, and `interval` is the longest.",
+    )
+
+    @model_validator(mode="after")
+    def _check_script_checkpoints(self) -> Self:
+        if self.path is not None and is_object_store(self.dir):
+            raise invalid_field("path", self.path, CHECKPOINT_PATTERN_FORM)
+        if self.signal is not None and self.path is None:
+            raise invalid_field("signal", self.signal, "nothing without checkpoint.path, which the script then writes")
+        return self
 
     @model_validator(mode="after")
     def _check_location(self) -> Self:
@@ -143,12 +176,15 @@ def to_checkpoint_spec(document: CheckpointDocument) -> CheckpointSpec:
     """
     given = document.volume
     volume = None if given is None else CheckpointVolume(given.persistent_volume_claim.claim_name, given.sub_path or "")
-    return CheckpointSpec(document.dir, document.interval, document.keep, volume)
+    return CheckpointSpec(
+        document.dir, document.interval, document.keep, volume, document.path or "", document.signal or ""
+    )
 
 
 def to_checkpoint_document(checkpoint: CheckpointSpec) -> dict[str, Any]:
     """Return the document of `checkpoint`, in plain JSON values."""
     document: dict[str, Any] = {"dir": checkpoint.dir, "interval": checkpoint.interval_s, "keep": checkpoint.keep}
+    document |= {name: value for name in ("path", "signal") if (value := getattr(checkpoint, name))}
     if checkpoint.volume is None:
         return document
     folder = {"subPath": checkpoint.volume.sub_path} if checkpoint.volume.sub_path else {}

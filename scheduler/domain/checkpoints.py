@@ -18,6 +18,24 @@ OBJECT_STORE_FORM = (
 )
 
 
+CHECKPOINT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+CHECKPOINT_PATTERN_FORM = (
+    "the path of a file or directory in checkpoint.dir, which must be a directory, such as ckpt.pt or checkpoint-*: "
+    "relative, at most 1024 characters, with * and ? as wildcards, without '..' and '**'"
+)
+_PATTERN_LENGTH_MAX = 1024
+
+
+def is_checkpoint_pattern(pattern: str) -> bool:
+    """Return whether `pattern` is the relative path of checkpoints in their directory, perhaps with wildcards."""
+    parts = pattern.split("/")
+    return (
+        0 < len(pattern) <= _PATTERN_LENGTH_MAX
+        and "\0" not in pattern
+        and all(part and part not in (".", "..") and "**" not in part for part in parts)
+    )
+
+
 def is_object_store(location: str) -> bool:
     """Return whether a checkpoint location is a URL of an object store, not a directory."""
     return "://" in location
@@ -44,14 +62,25 @@ class CheckpointSpec:
 
     `dir` is a directory or the URL of an object store; empty means a directory that the executor chooses. `volume` is
     mounted there in each pod of the job.
+
+    A script that knows nothing of Ebbtide saves by itself: on the signal `signal` (empty: at intervals of its own), as
+    a file or directory that matches the pattern `path` in `dir`.
     """
 
     dir: str = ""
     interval_s: float = 900.0
     keep: int = 2
     volume: CheckpointVolume | None = None
+    path: str = ""
+    signal: str = ""
 
     def __post_init__(self) -> None:
+        if self.path and (is_object_store(self.dir) or not is_checkpoint_pattern(self.path)):
+            raise ValueError(f"checkpoint.path must be {CHECKPOINT_PATTERN_FORM}, got {self.path!r}")
+        if self.signal and self.signal not in CHECKPOINT_SIGNALS:
+            raise ValueError(f"checkpoint.signal must be one of {', '.join(CHECKPOINT_SIGNALS)}, got {self.signal!r}")
+        if self.signal and not self.path:
+            raise ValueError(f"checkpoint.signal is {self.signal}; set checkpoint.path to what the script then writes")
         if not self.interval_s > 0:
             raise ValueError(f"checkpoint.interval must be above 0 s, got {self.interval_s}")
         if self.keep < 1:

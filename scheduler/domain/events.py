@@ -25,6 +25,7 @@ class EventCode(StrEnum):
     JOB_REPLANNED = "JobReplanned"
     JOB_HUNG = "JobHung"
     JOB_STRAGGLER = "JobStraggler"
+    JOB_HAS_NO_SESSION = "JobHasNoSession"
     NODE_LENT = "NodeLent"
     NODE_RECALLED = "NodeRecalled"
     NODE_RECALL_CANCELLED = "NodeRecallCancelled"

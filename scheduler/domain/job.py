@@ -12,11 +12,11 @@ from scheduler.domain.job_records import (
     NO_OOM_FAILURES,
     NO_REPLAN,
     FrozenLayers,
-    GpuMeasurements,
     MemoryRecord,
     Replan,
     SampleSeries,
 )
+from scheduler.domain.job_records import Progress as Progress
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import (
     ENDED_STATES,
@@ -31,7 +31,6 @@ from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest
 
-CORRECTIONS_MAX = 6
 SPEED_MEASUREMENT_S_MIN = 60.0
 """Run time after which the measured speed on the current GPUs is recorded."""
 OVERRUN_SHARE = 0.25
@@ -50,57 +49,12 @@ class Intent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Work done as of `at_s`. Between observations it is extrapolated, and before the first report it is an estimate.
-
-    `checkpoint_steps` are the steps that survive a failure. `correction` scales the curve's step times to those
-    measured for this job. `samples_per_s` and `peak_bytes` (largest of all ranks) are those of the current workers, or
-    else of the last ones.
-
-    For a job without a model, `corrections` holds the last CORRECTIONS_MAX pairs of GPU count and measured GPU-seconds
-    per step on GPUs of model `measured_gpu`, and `other_gpus` those of models before it. An empty `measured_gpu` comes
-    from an older version, which did not distinguish models.
-    """
-
-    at_s: float
-    steps: float = 0.0
-    checkpoint_steps: float = 0.0
-    checkpoint_at_s: float = 0.0
-    correction: float = 1.0
-    loss: float | None = None
-    corrections: tuple[tuple[int, float], ...] = ()
-    samples_per_s: float | None = None
-    peak_bytes: int | None = None
-    measured_gpu: str = ""
-    other_gpus: tuple[GpuMeasurements, ...] = ()
-    is_reported: bool = False
-
-    def measured_gpu_s(self, gpu: str) -> tuple[tuple[int, float], ...]:
-        """Return the pairs of GPU count and measured GPU-seconds per step on a GPU model, the newest last."""
-        if self.measured_gpu in ("", gpu):
-            return self.corrections
-        return next((known.gpu_s for known in self.other_gpus if known.gpu == gpu), ())
-
-    def without_measured_gpu_s(self) -> Progress:
-        return replace(self, corrections=(), measured_gpu="", other_gpus=())
-
-    def with_measured_gpu_s(self, gpu: str, gpus: int, gpu_s: float) -> Progress:
-        """Return the progress with GPU-seconds per step on `gpus` GPUs of a model, which becomes `measured_gpu`."""
-        pairs = tuple(known for known in self.measured_gpu_s(gpu) if known[0] != gpus)
-        others = self.other_gpus
-        if self.measured_gpu not in ("", gpu):
-            before = GpuMeasurements(self.measured_gpu, self.corrections)
-            others = (*(known for known in others if known.gpu != gpu), before)
-        corrections = (*pairs[1 - CORRECTIONS_MAX :], (gpus, gpu_s))
-        return replace(self, corrections=corrections, measured_gpu=gpu, other_gpus=others)
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A submitted job. `owner` is the display name of the caller that submitted it, or empty if unknown, and `owner_id`
     the caller's stable id, which jobs of older releases lack. Compare owners by `owner_key`.
 
     `save_wish` is the last checkpoint request, fulfilled or not. `sampled` is None before the first progress sample.
+    `has_no_session` is set once a run of a job that declares checkpoints goes on without a session.
     `failure` is the last failed run. `placement` records what nodes and volumes said about its pods.
     """
 
@@ -124,6 +78,7 @@ class Job:
     placement: PlacementRecord = NO_PLACEMENT_RECORD
     missing_secrets: tuple[str, ...] = ()
     owner_id: str = ""
+    has_no_session: bool = False
 
     @property
     def owner_key(self) -> str:
@@ -140,7 +95,12 @@ class Job:
 
     @property
     def is_resizable(self) -> bool:
-        return self.resize_mode is not OnResize.NEVER
+        return self.resize_mode is not OnResize.NEVER and not self.lacks_session
+
+    @property
+    def lacks_session(self) -> bool:
+        """Whether the job declares checkpoints, but its script has run without a session, so that none was saved."""
+        return self.has_no_session and not self.has_reported and self.resize_mode is OnResize.CHECKPOINT
 
     @property
     def has_reported(self) -> bool:

@@ -1,4 +1,4 @@
-"""Records about a job's training: frozen layers, out-of-memory failures, re-plan times and progress samples."""
+"""Records about a job: progress, samples, frozen layers, out-of-memory failures and re-plan times."""
 
 from __future__ import annotations
 
@@ -213,3 +213,52 @@ def compute_sample_slot(elapsed_s: float) -> int:
             cell = (2 * (cell // stride - _HALF) + 1) * (stride // 2)
         stride //= 2
     return cell
+
+
+CORRECTIONS_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Work done as of `at_s`. Between observations it is extrapolated, and before the first report it is an estimate.
+
+    `checkpoint_steps` are the steps that survive a failure. `correction` scales the curve's step times to those
+    measured for this job. `samples_per_s` and `peak_bytes` (largest of all ranks) are those of the current workers, or
+    else of the last ones.
+
+    For a job without a model, `corrections` holds the last CORRECTIONS_MAX pairs of GPU count and measured GPU-seconds
+    per step on GPUs of model `measured_gpu`, and `other_gpus` those of models before it. An empty `measured_gpu` comes
+    from an older version, which did not distinguish models.
+    """
+
+    at_s: float
+    steps: float = 0.0
+    checkpoint_steps: float = 0.0
+    checkpoint_at_s: float = 0.0
+    correction: float = 1.0
+    loss: float | None = None
+    corrections: tuple[tuple[int, float], ...] = ()
+    samples_per_s: float | None = None
+    peak_bytes: int | None = None
+    measured_gpu: str = ""
+    other_gpus: tuple[GpuMeasurements, ...] = ()
+    is_reported: bool = False
+
+    def measured_gpu_s(self, gpu: str) -> tuple[tuple[int, float], ...]:
+        """Return the pairs of GPU count and measured GPU-seconds per step on a GPU model, the newest last."""
+        if self.measured_gpu in ("", gpu):
+            return self.corrections
+        return next((known.gpu_s for known in self.other_gpus if known.gpu == gpu), ())
+
+    def without_measured_gpu_s(self) -> Progress:
+        return replace(self, corrections=(), measured_gpu="", other_gpus=())
+
+    def with_measured_gpu_s(self, gpu: str, gpus: int, gpu_s: float) -> Progress:
+        """Return the progress with GPU-seconds per step on `gpus` GPUs of a model, which becomes `measured_gpu`."""
+        pairs = tuple(known for known in self.measured_gpu_s(gpu) if known[0] != gpus)
+        others = self.other_gpus
+        if self.measured_gpu not in ("", gpu):
+            before = GpuMeasurements(self.measured_gpu, self.corrections)
+            others = (*(known for known in others if known.gpu != gpu), before)
+        corrections = (*pairs[1 - CORRECTIONS_MAX :], (gpus, gpu_s))
+        return replace(self, corrections=corrections, measured_gpu=gpu, other_gpus=others)

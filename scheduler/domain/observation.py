@@ -57,7 +57,8 @@ class Run:
     `traffic` is the checkpoint load of all ranks together, or None. `permanent_fault` is why a retry of a failed run
     cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `suspects` are nodes whose machine may have
     ended the run, and `straggler` is a rank that is persistently slower than the others. `refusal` is set if a node
-    refused a pod before any rank started.
+    refused a pod before any rank started. `checkpoint_at_s` is when a script without a session last completed a
+    checkpoint, or None.
     """
 
     job_id: str
@@ -79,6 +80,7 @@ class Run:
     suspects: tuple[str, ...] = ()
     straggler: Straggler | None = None
     refusal: PodRefusal | None = None
+    checkpoint_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,8 @@ class AgentReport:
     ranks without a kill order, and `machine_fault` whether its machine was the reason. `terminated` means that it sent
     SIGTERM because no rank had reported. `prepared` is a newer generation that can start at once, 0 for none, and
     `master_port` the port that is reserved for it if the node holds rank 0. `address` is where ranks on other nodes
-    reach the node.
+    reach the node. `checkpoint_at_s` is when a file of `checkpoint.path` was last complete, and `saved` whether one was
+    after the ranks were asked to leave.
     """
 
     job_id: str
@@ -227,6 +230,8 @@ class AgentReport:
     master_port: int = 0
     address: str = ""
     machine_fault: bool = False
+    checkpoint_at_s: float | None = None
+    saved: bool = False
 
     @property
     def has_living_ranks(self) -> bool:

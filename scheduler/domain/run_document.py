@@ -17,7 +17,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.secret_reference import SecretReference
 
 RUN_DOCUMENT_VERSION = 1
-_NEWER_FIELDS = frozenset({"framework"})
+_NEWER_FIELDS = frozenset({"checkpoint_path", "checkpoint_signal", "framework"})
 
 
 class LaunchMode(StrEnum):
@@ -70,6 +70,8 @@ class RunDocument:
         venv: virtual environment whose `python` is first on PATH, or empty for the PATH of the machine.
         checkpoint_dir: directory or object store for checkpoints; empty lets the agent choose a directory.
         checkpoint_interval_s: longest time between two checkpoints in seconds, or None for no limit.
+        checkpoint_path: pattern of the checkpoints that a script without a session writes, in `checkpoint_dir`.
+        checkpoint_signal: signal on which it writes one, or empty.
         hang_timeout_s: time without progress after which the run counts as hung. None: never.
         secrets: references to secrets. The agent fetches the values and stores them outside of this document.
         url, token: the API for the ranks' progress reports, and the token of this generation.
@@ -104,6 +106,8 @@ class RunDocument:
     hang_timeout_s: float | None = None
     secrets: tuple[SecretReference, ...] = ()
     framework: str = ""
+    checkpoint_path: str = ""
+    checkpoint_signal: str = ""
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())

@@ -235,6 +235,10 @@ def _evaluate_run(
 ) -> ReportedRun:
     rank_views = [rank.view for rank in ranks]
     terminated = any(report.terminated for report in reports.values())
+    saved = any(report.saved for report in reports.values())
+    checkpoint_at_s = max(
+        (report.checkpoint_at_s for report in reports.values() if report.checkpoint_at_s is not None), default=None
+    )
     agent_end = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
     has_machines = run.master is not None and not run.is_restored
     lost_nodes = {rank.placement.node for rank in ranks if rank.is_lost} if has_machines else set()
@@ -247,15 +251,16 @@ def _evaluate_run(
     if any(view.exit_code is None for view in rank_views):
         outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
         gpus = _find_occupied_gpus(ranks)
-        live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus)
+        live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus, checkpoint_at_s=checkpoint_at_s)
         return ReportedRun(run, replace(live, straggler=_find_straggler(run, statuses)), kill_order)
     order = kill_order or KillOrder(now_s)
     outcome = run_outcome.classify_outcome(
-        rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated
+        rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated, saved=saved
     )
     if outcome.phase is not RunPhase.FAILED:
         suspects = order.suspects if outcome.phase is RunPhase.LOST else ()
-        return ReportedRun(run, run_outcome.build_run(*_key(run), outcome, statuses, suspects=suspects), kill_order)
+        gone = run_outcome.build_run(*_key(run), outcome, statuses, suspects=suspects, checkpoint_at_s=checkpoint_at_s)
+        return ReportedRun(run, gone, kill_order)
     ended = run_outcome.build_run(
         *_key(run),
         outcome,
@@ -264,6 +269,7 @@ def _evaluate_run(
         suspects=order.suspects,
         permanent_fault=order.permanent_fault,
         ran_s=_find_run_time_s(reports.values()),
+        checkpoint_at_s=checkpoint_at_s,
     )
     return ReportedRun(run, ended, kill_order)
 
@@ -306,7 +312,8 @@ def _compute_kill_order(
     if failure := next((report.failure for report in reports.values() if report.failure), ""):
         return KillOrder(now_s, fault=failure)
     terminated = any(report.terminated for report in reports.values())
-    if faulty_ranks := run_outcome.find_faulty_ranks(rank_views, terminated=terminated):
+    saved = any(report.saved for report in reports.values())
+    if faulty_ranks := run_outcome.find_faulty_ranks(rank_views, terminated=terminated, saved=saved):
         has_died = any(view.exit_code is not None for view in faulty_ranks)
         culprit = faulty_ranks[0]
         kill_at_s = now_s if has_died else now_s + TEARDOWN_TIMEOUT_S
@@ -317,7 +324,8 @@ def _compute_kill_order(
             run_outcome.find_permanent_fault(culprit, log_tail),
         )
         return KillOrder(kill_at_s, fault=fault, is_hearsay=_is_hearsay(culprit), permanent_fault=permanent_fault)
-    if run_outcome.find_final_phase(rank_views):
+    has_ended_rank = any(view.exit_code is not None for view in rank_views)
+    if run_outcome.find_final_phase(rank_views) or (saved and has_ended_rank):
         return KillOrder(now_s + TEARDOWN_TIMEOUT_S)
     return _hang_kill_order(ranks, now_s)
 

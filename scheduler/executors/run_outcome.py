@@ -97,15 +97,18 @@ def find_live_phase(ranks: Sequence[RankView], *, is_leaving: bool, within_first
     return RunPhase.RUNNING if first is not None and first.has_loaded_state else RunPhase.STARTING
 
 
-def find_faulty_ranks(ranks: Sequence[RankView], *, terminated: bool) -> tuple[RankView, ...]:
+def find_faulty_ranks(ranks: Sequence[RankView], *, terminated: bool, saved: bool = False) -> tuple[RankView, ...]:
     """Return the ranks that made the run fail, the most likely culprit first.
 
     Ranks out of memory come first, then ranks that died without a status, then those that report a failure, earliest
     first: most report one because another rank died. `terminated`: SIGTERM was sent, so a silent script may die of it.
+    `saved`: a silent script has saved since it was asked to leave, so it may end in any way.
     """
     if find_final_phase(ranks):
         return ()
     is_silent_run = is_silent(ranks)
+    if saved and is_silent_run:
+        return ()
     faulty_ranks = [view for view in ranks if _is_faulty(view, is_silent_run=is_silent_run, terminated=terminated)]
     return tuple(sorted(faulty_ranks, key=_blame_key))
 
@@ -145,6 +148,7 @@ def build_run(
     permanent_fault: PermanentFault | None = None,
     ran_s: float | None = None,
     suspects: tuple[str, ...] = (),
+    checkpoint_at_s: float | None = None,
 ) -> Run:
     """Return the run. Progress is rank 0's; memory and durations are the maximum over ranks."""
     first = statuses.get(0)
@@ -167,6 +171,7 @@ def build_run(
         permanent_fault=permanent_fault,
         ran_s=ran_s,
         suspects=suspects,
+        checkpoint_at_s=checkpoint_at_s,
     )
 
 
@@ -220,11 +225,16 @@ def describe_fault(view: RankView, log_tail: str) -> str:
     return f"rank {view.rank} {end}" + (f": {log_tail[-_TAIL_LENGTH_MAX:]}" if log_tail else "")
 
 
-def classify_outcome(ranks: Sequence[RankView], *, fault: str, killed_because: str, terminated: bool) -> RunOutcome:
+def classify_outcome(
+    ranks: Sequence[RankView], *, fault: str, killed_because: str, terminated: bool, saved: bool = False
+) -> RunOutcome:
     """Return the outcome of a run without processes."""
     final_phase = find_final_phase(ranks)
     if final_phase is not None:
         return RunOutcome(RunPhase.SUCCEEDED if final_phase is RankPhase.SUCCEEDED else RunPhase.LEFT)
+    has_finished = not terminated and not any(view.exit_code for view in ranks)
+    if saved and is_silent(ranks) and not fault and not has_finished:
+        return RunOutcome(RunPhase.LEFT, "it saved a checkpoint and ended")
     if fault:
         return RunOutcome(RunPhase.FAILED, fault)
     if killed_because:

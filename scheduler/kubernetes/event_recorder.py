@@ -28,6 +28,7 @@ _WARNING_CODES = frozenset(
         EventCode.JOB_PREEMPTED,
         EventCode.JOB_REJECTED,
         EventCode.JOB_LOST_WORK,
+        EventCode.JOB_HAS_NO_SESSION,
         EventCode.LOAN_LOST,
         EventCode.DEMAND_CLAMPED,
         EventCode.COMMAND_REFUSED,

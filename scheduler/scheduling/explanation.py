@@ -143,6 +143,8 @@ def _describe_resize_mode(job: Job) -> str:
     """Say why an elastic job keeps its number of GPUs. Empty if it can be resized."""
     if job.is_resizable or not job.spec.is_elastic:
         return ""
+    if job.lacks_session:
+        return "; it is not resized: it declares checkpoints, but its script has opened no session of ebbtide"
     why = "onResize is never" if job.spec.on_resize else "it declares no checkpoints and has not reported progress"
     return f"; it is not resized after its start: {why}"
 

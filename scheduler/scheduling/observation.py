@@ -14,7 +14,7 @@ from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import LoanState, Node, NodeState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, Progress
-from scheduler.domain.job_account import PermanentFault, RunFailure
+from scheduler.domain.job_account import OnResize, PermanentFault, RunFailure
 from scheduler.domain.job_records import (
     OOM_ATTEMPTS_MAX,
     SHUTDOWN_PHASES,
@@ -36,6 +36,8 @@ from scheduler.scheduling.quarantine import record_incidents, record_straggler
 _ENDED_PHASES = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
 FAILED_AT_ONCE_S = 2.0
 """Two failures in a row with the same message are not retried if both runs were shorter than this."""
+_CHECKPOINT_DRIFT_S = 1.0
+"""Times of the same checkpoint in two reports differ by less than this."""
 _DRIFT_SHARE = 0.05
 """Measured throughput and memory replace the known figures when they differ by more than this share."""
 
@@ -118,6 +120,8 @@ def _matches_run(job: Job, run: Run) -> bool:
         return False
     if run.frozen_layers is not None and run.frozen_layers > job.freezing.layers:
         return False
+    if run.checkpoint_at_s is not None and run.checkpoint_at_s > job.progress.checkpoint_at_s + _CHECKPOINT_DRIFT_S:
+        return False
     if run.phases_s and run.generation > job.replan.generation:
         return False
     return _with_usage(job.progress, run) is job.progress
@@ -177,7 +181,7 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
         case RunPhase.RUNNING:
             if job.state is not JobState.RUNNING:
                 job = replace(job, placement=job.placement.with_start())
-                job = snapshot.transition_job(job, JobState.RUNNING)
+                job = _note_missing_session(snapshot, snapshot.transition_job(job, JobState.RUNNING), run)
             record_straggler(snapshot, job, run)
             job = _record_first_step(snapshot, job, run) if run.phases_s else job
             job = record_frozen_layers(snapshot, _record_measurements(snapshot, job, run), run.frozen_layers)
@@ -193,6 +197,23 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
         case RunPhase.LOST | RunPhase.LEFT:
             message = run.reason or f"its workers are {run.phase}"
             return requeue(snapshot, _roll_back(snapshot, job, run), message, counts_as_retry=False)
+    return job
+
+
+def _note_missing_session(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
+    """Record once that the script of a job that declares checkpoints has opened no session. It is not resized then."""
+    if run.steps is not None or job.has_reported or job.has_no_session:
+        return job
+    if job.resize_mode is not OnResize.CHECKPOINT or job.spec.checkpoint.path:
+        return job
+    job = replace(job, has_no_session=True)
+    snapshot.put_job(job)
+    snapshot.record_event(
+        EventCode.JOB_HAS_NO_SESSION,
+        job.id,
+        "the job declares checkpoints, but its script has not opened a session of ebbtide: it is not resized before it "
+        "does. Add ebbtide.elastic() or ebbtide.Session to the script, or set checkpoint.path to what it saves",
+    )
     return job
 
 
@@ -274,6 +295,10 @@ def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     if run.phase is not RunPhase.FAILED and job.failure is not None and job.failure.ran_s is not None:
         job = replace(job, failure=replace(job.failure, ran_s=None))  # the next failure is not in a row with this one
         snapshot.put_job(job)
+    recorded = _record_script_checkpoint(job, run)
+    if recorded is not job:
+        job = recorded
+        snapshot.put_job(job)
     settled = job.advance_to(snapshot.now_s)
     is_reported = settled.has_reported or run.steps is not None
     kept = run.checkpoint_steps if run.checkpoint_steps is not None else settled.progress.checkpoint_steps
@@ -284,7 +309,8 @@ def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
         return job
     lost_steps, account = max(0.0, reached - kept), settled.account
     lost_share = lost_steps / reached if reached else 0.0
-    lost_gpu_s = (account.gpu_s - account.lost_gpu_s) * (lost_share if is_reported or kept else 1.0)
+    is_known = is_reported or kept or run.checkpoint_at_s is not None
+    lost_gpu_s = (account.gpu_s - account.lost_gpu_s) * (lost_share if is_known else 1.0)
     progress = replace(settled.progress, steps=kept, checkpoint_steps=kept, checkpoint_at_s=snapshot.now_s)
     progress = replace(progress, is_reported=is_reported)
     account = replace(account, lost_gpu_s=account.lost_gpu_s + lost_gpu_s)
@@ -293,6 +319,15 @@ def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     if lost_steps or (lost_gpu_s and not is_reported):
         _record_lost_work(snapshot, rolled_back, run, lost_steps=lost_steps, lost_gpu_s=lost_gpu_s)
     return rolled_back
+
+
+def _record_script_checkpoint(job: Job, run: Run) -> Job:
+    """Return the job with the steps that the last checkpoint of a script without a session covers, by its time."""
+    at_s, progress = run.checkpoint_at_s, job.progress
+    if at_s is None or run.steps is not None or at_s <= progress.checkpoint_at_s + _CHECKPOINT_DRIFT_S:
+        return job
+    steps = max(progress.checkpoint_steps, job.steps_at(at_s))
+    return replace(job, progress=replace(progress, checkpoint_steps=steps, checkpoint_at_s=at_s))
 
 
 def _record_lost_work(snapshot: MutableSnapshot, job: Job, run: Run, *, lost_steps: float, lost_gpu_s: float) -> None:
@@ -312,7 +347,7 @@ def _record_lost_work(snapshot: MutableSnapshot, job: Job, run: Run, *, lost_ste
 
 def _record_measurements(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     """Record a new checkpoint at once, and measured progress once the extrapolation has drifted from it."""
-    progress = _with_usage(job.progress, run)
+    progress = _with_usage(_record_script_checkpoint(job, run).progress, run)
     if run.checkpoint_steps is not None and run.checkpoint_steps > progress.checkpoint_steps:
         progress = Progress(  # called for every checkpoint; `replace` would take three times as long
             progress.at_s,

@@ -73,4 +73,4 @@ def _describe_tensor(storage_key: str, offset: int, size: Any, stride: Any, *_: 
 
 def _is_row_major(size: Sequence[int], stride: Sequence[int]) -> bool:
     expected = [prod(size[axis + 1 :]) for axis in range(len(size))]
-    return all(length <= 1 or own == wanted for length, own, wanted in zip(size, stride, expected))
+    return all(length <= 1 or own == wanted for length, own, wanted in zip(size, stride, expected, strict=True))

@@ -51,9 +51,9 @@ def compute_byte_runs(
     run_bytes = item_bytes * prod(lengths[cut:])
     count = lengths[counted] if counted < cut else 1
     stride = strides[counted] if counted < cut else run_bytes
-    inner = sum(offset * step for offset, step in zip(offsets[counted:], strides[counted:]))
+    inner = sum(offset * step for offset, step in zip(offsets[counted:], strides[counted:], strict=True))
     for place in product(*(range(begin, begin + lengths[axis]) for axis, begin in enumerate(offsets[:counted]))):
-        outer = sum(index * step for index, step in zip(place, strides[:counted]))
+        outer = sum(index * step for index, step in zip(place, strides[:counted], strict=True))
         yield ByteRuns(outer + inner, count, run_bytes, stride)
 
 
@@ -65,6 +65,6 @@ def compute_span(
     if size == 0:
         return 0, 0, True
     strides = [item_bytes * prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    begin = sum(offset * step for offset, step in zip(offsets, strides))
-    last = begin + sum((length - 1) * step for length, step in zip(lengths, strides))
+    begin = sum(offset * step for offset, step in zip(offsets, strides, strict=True))
+    last = begin + sum((length - 1) * step for length, step in zip(lengths, strides, strict=True))
     return begin, last + item_bytes, last + item_bytes - begin == size

@@ -113,7 +113,7 @@ class PieceReader(FileSystemReader):
             if self._pieces[item.storage_index].checksums
         ]
         assignments = assign_blocks(reads, len(plans))
-        return [replace(plan, storage_data=blocks) for plan, blocks in zip(plans, assignments)]
+        return [replace(plan, storage_data=blocks) for plan, blocks in zip(plans, assignments, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the tensors of the plan.

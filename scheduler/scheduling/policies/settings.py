@@ -65,10 +65,12 @@ class PolicySettings:
     def leave_grace_s_for(self, job: Job) -> float:
         """Return the seconds that this job's workers have to save and exit.
 
-        They suffice for the current step and for saving.
+        They suffice for the current step and for saving. A script that saves at intervals alone has the time of one.
         """
         step_s = job.step_time_s() if job.state is JobState.RUNNING else 0.0
-        return max(self.leave_grace_s, step_s + self.reconfiguration_s_for(job))
+        checkpoint = job.spec.checkpoint
+        interval_s = checkpoint.interval_s if checkpoint.path and not checkpoint.signal else 0.0
+        return max(self.leave_grace_s, interval_s + step_s + self.reconfiguration_s_for(job))
 
     def resize_pause_s_for(self, job: Job) -> float:
         """Return the minimum time between two voluntary resizes of this job.

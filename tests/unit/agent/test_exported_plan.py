@@ -34,7 +34,7 @@ def test_each_generation_has_the_file_of_its_own_plan(tmp_path: Path) -> None:
         assert path == folder.path / "deepspeed.json"
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         batches.append(json.loads(path.read_text(encoding="utf-8"))["train_batch_size"])
-        argv = build_argv(document, MASTER, plan_file=str(path))
+        argv = build_argv(document, MASTER, checkpoint_dir="/c", plan_file=str(path))
         assert argv == ("python", str(path), f"--dp={plan.stages[0].strategies[0].dp}")
     assert batches == [32, 64]
 
@@ -42,7 +42,7 @@ def test_each_generation_has_the_file_of_its_own_plan(tmp_path: Path) -> None:
 def test_placeholders_of_launcher_and_plan_are_filled_together() -> None:
     command = ("torchrun", "--nproc_per_node={nproc_per_node}", "train.py", "{plan.args}")
     document = replace(DEEPSPEED, framework="torchtitan", command=command, launch=LaunchMode.NODE)
-    argv = build_argv(document, MASTER)
+    argv = build_argv(document, MASTER, checkpoint_dir="/c")
     assert argv[1] == "--nproc_per_node=1"
     assert argv[-1] == "activation-checkpoint:none"
     assert "{plan.args}" not in argv
@@ -50,7 +50,7 @@ def test_placeholders_of_launcher_and_plan_are_filled_together() -> None:
 
 def test_a_job_without_a_framework_keeps_its_words(tmp_path: Path) -> None:
     document = replace(DEEPSPEED, framework="")
-    assert build_argv(document, MASTER) == document.command
+    assert build_argv(document, MASTER, checkpoint_dir="/c") == document.command
     folder = AgentFolders(tmp_path).folder("a", 1, "n")
     assert folder.find_exported_plan(document) == ""
 

@@ -185,14 +185,20 @@ def test_launch_by_node_starts_one_process_without_variables_of_a_rank() -> None
 def test_placeholders_are_filled_for_launchers_only() -> None:
     words = ("torchrun", "--nnodes={nnodes}", "{node_rank}", "{nproc_per_node}", "{master_addr}:{master_port}", "{}")
     job = replace(JOB, command=words)
-    assert build_argv(job, MASTER) == words
+    assert build_argv(job, MASTER, checkpoint_dir="/c") == words
     filled = ("torchrun", "--nnodes=2", "1", "2", "10.0.0.1:29501", "{}")
-    assert build_argv(replace(job, launch=LaunchMode.NODE), MASTER) == filled
+    assert build_argv(replace(job, launch=LaunchMode.NODE), MASTER, checkpoint_dir="/c") == filled
+
+
+@pytest.mark.parametrize("launch", list(LaunchMode))
+def test_directory_of_checkpoints_is_filled_in_for_every_command(launch: LaunchMode) -> None:
+    job = replace(JOB, command=("python", "train.py", "--out={checkpoint_dir}/out"), launch=launch)
+    assert build_argv(job, MASTER, checkpoint_dir="/c") == ("python", "train.py", "--out=/c/out")
 
 
 def test_job_without_a_command_is_refused() -> None:
     with pytest.raises(ValueError, match="command"):
-        build_argv(replace(JOB, command=()), MASTER)
+        build_argv(replace(JOB, command=()), MASTER, checkpoint_dir="/c")
 
 
 @pytest.mark.parametrize(

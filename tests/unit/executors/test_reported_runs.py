@@ -333,3 +333,29 @@ def test_restored_run_that_an_agent_no_longer_has_is_lost_without_a_suspect(gene
     ended = [reports[0], report(1, rank(1, "running", code=KILLED))]
     (lost,) = compute_reported_runs([replace(restored, doom=seen.kill_order)], ended, THERE, {"a": JOB}, NOW_S)
     assert lost.run.phase is RunPhase.LOST
+
+
+@pytest.mark.parametrize(
+    ("codes", "terminated", "saved", "phase"),
+    [
+        ((0, 0), True, True, RunPhase.LEFT),
+        ((-signal.SIGTERM, 3), True, True, RunPhase.LEFT),
+        ((0, 0), False, True, RunPhase.SUCCEEDED),
+        ((3, 3), True, False, RunPhase.FAILED),
+    ],
+)
+def test_script_that_saved_after_it_was_asked_has_left(
+    codes: tuple[int, int], terminated: bool, saved: bool, phase: RunPhase
+) -> None:
+    reports = [
+        report(0, rank(0, code=codes[0]), terminated=terminated, saved=saved, checkpoint_at_s=NOW_S - 5.0),
+        report(1, rank(1, code=codes[1])),
+    ]
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": moving(leave_by_s=NOW_S + 60.0)}, NOW_S, ends={})
+    assert (seen.run.phase, seen.run.checkpoint_at_s) == (phase, NOW_S - 5.0)
+
+
+def test_other_ranks_are_ended_soon_after_the_one_that_saved() -> None:
+    reports = [report(0, rank(0, code=0), terminated=True, saved=True), report(1, rank(1))]
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": moving(leave_by_s=NOW_S + 600.0)}, NOW_S, ends={})
+    assert seen.kill_order == KillOrder(NOW_S + TEARDOWN_TIMEOUT_S)

@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from ebbtide.notice import (
+    AgreementPace,
     CheckpointInterval,
     Notice,
     NoticeAction,
@@ -195,3 +197,19 @@ def test_checkpoint_is_due_once_per_interval_since_the_last_save(monkeypatch: py
 
 def test_infinite_interval_is_never_due() -> None:
     assert CheckpointInterval(float("inf")).poll() is None
+
+
+@pytest.mark.parametrize(("step_s", "boundaries"), [(0.015, 10), (0.045, 4), (0.001, 10), (3.0, 1)])
+def test_ranks_agree_every_fifth_of_a_second_and_at_every_tenth_boundary(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, boundaries: int
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    pace, agreed = AgreementPace(), []
+    for boundary in range(1, 32):
+        now_s += step_s + 1e-6
+        if pace.is_due():
+            agreed.append(boundary)
+            pace.restart(pace.propose())
+    assert agreed[0] == 1
+    assert {after - before for before, after in pairwise(agreed[1:])} == {boundaries}

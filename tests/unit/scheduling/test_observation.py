@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import LoanState, NodeState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, Progress
-from scheduler.domain.job_account import PermanentFault, RunFailure
+from scheduler.domain.job_account import OnResize, PermanentFault, RunFailure
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.scheduling.snapshot_update import START_TIMEOUT_S, SnapshotUpdate, update_snapshot
@@ -95,6 +97,46 @@ def test_job_that_never_reported_loses_all_gpu_seconds(phase: RunPhase) -> None:
     assert lost_work(first) == [{"gpu_s": 400.0, "restart_step": 0.0}]
     again = update_snapshot(first.snapshot, Observation(101.0, GENERATION, (run(phase),)), ())
     assert (again.snapshot.jobs["j"].account.lost_gpu_s, lost_work(again)) == (400.0, [])
+
+
+@pytest.mark.parametrize(("saved_at_s", "lost_gpu_s"), [(100.0, 0.0), (75.0, 100.0)])
+def test_job_with_checkpoints_of_its_own_loses_the_work_since_the_last_one(
+    saved_at_s: float, lost_gpu_s: float
+) -> None:
+    """It held 4 GPUs for 100 s. Its steps are estimated."""
+    ended = observe(running(), run(RunPhase.LOST, checkpoint_at_s=saved_at_s)).snapshot.jobs["j"]
+    assert ended.account.lost_gpu_s == pytest.approx(lost_gpu_s)
+    assert (ended.progress.is_reported, ended.progress.steps > 0.0) == (False, True)
+
+
+def test_checkpoint_of_a_running_script_is_recorded_once() -> None:
+    saved = run(RunPhase.RUNNING, gpus=FOUR, checkpoint_at_s=75.0)
+    first = observe(running(), saved).snapshot
+    progress = first.jobs["j"].progress
+    assert (progress.checkpoint_at_s, progress.checkpoint_steps > 0.0, progress.steps) == (75.0, True, 0.0)
+    again = update_snapshot(first, Observation(101.0, GENERATION, (replace(saved, checkpoint_at_s=75.3),)), ())
+    assert again.snapshot.jobs["j"] is first.jobs["j"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({}, True),
+        ({"on_resize": OnResize.RESTART}, False),
+        ({"checkpoint": CheckpointSpec(path="ckpt.pt")}, False),
+    ],
+)
+def test_job_that_declares_checkpoints_and_opens_no_session_is_not_resized(
+    changes: dict[str, Any], lacks: bool
+) -> None:
+    job = a_job("j", 4, state=JobState.STARTING, on=FOUR, **changes)
+    update = observe(job, run(RunPhase.RUNNING, gpus=FOUR))
+    silent = update.snapshot.jobs["j"]
+    assert (silent.lacks_session, silent.is_resizable) == (lacks, not lacks)
+    events = [event for event in update.events if event.code is EventCode.JOB_HAS_NO_SESSION]
+    assert len(events) == lacks
+    reported = observe(silent, run(RunPhase.RUNNING, gpus=FOUR, steps=1.0)).snapshot.jobs["j"]
+    assert reported.is_resizable
 
 
 def test_silent_job_that_dies_while_it_starts_loses_its_gpu_seconds() -> None:

@@ -1,0 +1,132 @@
+"""The state of a training for torch.distributed.checkpoint: model, optimizer, position and random state."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+
+@dataclass
+class Position:
+    """How far a training is, in terms that do not depend on the number of ranks.
+
+    Attributes:
+        step: completed steps.
+        epoch, samples: epoch, and samples of it that were used on all ranks together.
+        draws: batches that were drawn by the function of `run.reproducible` on all ranks together.
+        global_batch: samples of one batch on all ranks together; 0 without a loader.
+        seed: seed of the order of samples.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    draws: int = 0
+    global_batch: int = 0
+    seed: int = 0
+
+
+class ModelState:
+    """Parameters and buffers under the names of the unwrapped model, whatever DDP, FSDP2 or torch.compile add."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(get_model_state_dict(self._model))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        set_model_state_dict(self._model, dict(state))
+
+
+class OptimizerState:
+    """State of the optimizers under the names of the model's parameters."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._model = model
+        self._optimizers = tuple(optimizers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(get_optimizer_state_dict(self._model, self._optimizers))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        set_optimizer_state_dict(self._model, self._optimizers, dict(state))
+
+
+class PositionState:
+    """The position, and the random state of every rank. A rank that is new starts from a seed of its own."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self._random: list[bytes] = []
+
+    def collect(self) -> None:
+        """Gather the random states of all ranks. Collective."""
+        own = encode_random_state()
+        self._random = [own]
+        if dist.is_available() and dist.is_initialized():
+            gathered: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, own)
+            self._random = gathered
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**asdict(self._position), "random": pickle.dumps(self._random)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for field in fields(Position):
+            setattr(self._position, field.name, state[field.name])
+        self._random = pickle.loads(state["random"])
+
+    def restore_random_state(self, rank: int, fresh_seed: int) -> None:
+        """Restore this rank's random state, or seed it if there were fewer ranks at the save."""
+        if rank < len(self._random):
+            restore_random_state(self._random[rank])
+        else:
+            seed_random_state(fresh_seed)
+
+
+def encode_random_state() -> bytes:
+    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded."""
+    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+    return pickle.dumps(
+        {
+            "torch": bytes(torch.get_rng_state().tolist()),
+            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_available() else b"",
+            "python": random.getstate(),
+            "numpy": None if numpy_random is None else numpy_random.get_state(),
+        }
+    )
+
+
+def restore_random_state(encoded: bytes) -> None:
+    state = pickle.loads(encoded)
+    torch.set_rng_state(torch.tensor(list(state["torch"]), dtype=torch.uint8))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(list(state["cuda"]), dtype=torch.uint8))
+    random.setstate(state["python"])
+    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+    if numpy_random is not None and state["numpy"] is not None:
+        numpy_random.set_state(state["numpy"])
+
+
+def seed_random_state(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+    if numpy_random is not None:
+        numpy_random.seed(seed % 2**32)

@@ -1,0 +1,79 @@
+"""CPU time that `ebbtide.elastic` adds to a step of 20 ms: its report, the look for notices and their agreement.
+
+The steps only sleep, and the CPU time of sleeping is subtracted: the rest is the session's, including its threads. Each
+rank is a process of its own, and ranks agree over Gloo on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+STEP_S, STEPS = 0.02, 500
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    for world_size in (1, 2, 4):
+        share = max(measure_ranks(world_size)) / STEP_S
+        yield f"session, {world_size} ranks, CPU time per step of 20 ms", "at most 0.5%", f"{share:.2%}"
+
+
+def measure_ranks(world_size: int) -> list[float]:
+    """Return the CPU seconds per step of each rank."""
+    from tests.loopback import find_free_port
+
+    with tempfile.TemporaryDirectory() as folder:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(world_size)}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.benchmarks.session_overhead"],
+                env={**os.environ, **shared, "RANK": str(rank), "EBBTIDE_RUN_DIR": folder, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parents[2],
+            )
+            for rank in range(world_size)
+        ]
+        return [float(json.loads(rank.communicate()[0])) for rank in ranks]
+
+
+def _measure_idle_s() -> float:
+    """Return the CPU seconds of a step without a session, which only sleeps."""
+    started_s = time.process_time()
+    for _ in range(STEPS):
+        time.sleep(STEP_S)
+    return (time.process_time() - started_s) / STEPS
+
+
+def run_rank() -> None:
+    """Print the CPU seconds per step."""
+    import torch
+    from torch.distributed import destroy_process_group, init_process_group
+
+    import ebbtide
+
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        init_process_group("gloo")
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    idle_s, started_s = _measure_idle_s(), 0.0
+    with ebbtide.elastic(model, optimizer) as run:
+        for step in run.steps(STEPS + 1):
+            if step == 1:
+                started_s = time.process_time()
+            time.sleep(STEP_S)
+            run.report(loss=1.0)
+        used_s = time.process_time() - started_s
+    print(json.dumps(used_s / STEPS - idle_s))
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_rank()
