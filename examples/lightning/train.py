@@ -48,8 +48,7 @@ def main() -> None:
     elastic = ElasticCallback()  # Ebbtide
     trainer = lightning.Trainer(
         callbacks=[elastic],  # Ebbtide
-        devices=elastic.devices,  # Ebbtide
-        num_nodes=elastic.num_nodes,  # Ebbtide
+        **elastic.ranks,  # Ebbtide
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,

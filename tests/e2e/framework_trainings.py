@@ -14,16 +14,16 @@ from typing import Any
 from tests.loopback import find_free_port
 
 REPOSITORY = Path(__file__).parents[2]
-PYTHON = REPOSITORY / ".venv-frameworks" / "bin" / "python"
-INSTALLED = PYTHON.parent.parent / "installed"
-"""`make frameworks` writes it last."""
+FRAMEWORKS = REPOSITORY / ".venv-frameworks"
+"""The environment that `make frameworks` creates."""
+PYTHON = FRAMEWORKS / "bin" / "python"
 TIMEOUT_S = 240.0
 _LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
 
 
 def has_frameworks() -> bool:
     """Return whether `make frameworks` has run."""
-    return INSTALLED.exists()
+    return (FRAMEWORKS / "installed").exists()  # written last
 
 
 class FrameworkRanks:
@@ -133,5 +133,3 @@ class ElasticTraining:
 def count_added_lines(script: Path) -> int:
     """Return how many lines of an example are marked as Ebbtide's."""
     return sum(line.rstrip().endswith("# Ebbtide") for line in script.read_text().splitlines())
-
-

@@ -1,11 +1,11 @@
 """Accelerate: one wrapper around the training loader.
 
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    loader = ElasticLoader(accelerator, loader)
-    for epoch in range(epochs):
-        for batch in loader:
-            with accelerator.accumulate(model):
-                ...
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+loader = ElasticLoader(accelerator, loader)
+for epoch in range(epochs):
+    for batch in loader:
+        with accelerator.accumulate(model):
+            ...
 """
 
 from __future__ import annotations
@@ -200,9 +200,7 @@ def _advance_scheduler(scheduler: Any, state: dict[str, Any], count: int) -> Non
     groups = scheduler.optimizer.param_groups
     if isinstance(scheduler, LambdaLR):
         scheduler.last_epoch, scheduler._step_count = count, count + 1
-        rates = [
-            base * rate(count) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        ]
+        rates = [base * rate(count) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         scheduler._last_lr = rates

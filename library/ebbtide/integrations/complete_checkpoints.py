@@ -145,9 +145,7 @@ def digest_model(model: nn.Module) -> str:
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 
-def choose_global_batch(
-    asked: int, recorded: BatchRecord | None, *, rank_batch: int, world_size: int
-) -> BatchRecord:
+def choose_global_batch(asked: int, recorded: BatchRecord | None, *, rank_batch: int, world_size: int) -> BatchRecord:
     """Return the global batch: as asked, else as recorded, else what the script trains with on the present ranks.
 
     Args:

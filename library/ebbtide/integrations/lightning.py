@@ -1,8 +1,8 @@
 """Lightning: one callback.
 
-    elastic = ElasticCallback()
-    trainer = Trainer(callbacks=[elastic], devices=elastic.devices, num_nodes=elastic.num_nodes)
-    trainer.fit(model, loader, ckpt_path=elastic.checkpoint)
+elastic = ElasticCallback()
+trainer = Trainer(callbacks=[elastic], **elastic.ranks)
+trainer.fit(model, loader, ckpt_path=elastic.checkpoint)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KEEP_MIN = 2
 _COUNTERS = ("ready", "started", "processed", "completed")
 
 
-class ElasticCallback(Checkpoint):  # type: ignore[misc]
+class ElasticCallback(Checkpoint):
     """Lets a Lightning Trainer take part in resizes.
 
     At the end of each step it acts on notices: it saves a checkpoint of Lightning, and the process ends if it has to.
@@ -63,8 +63,7 @@ class ElasticCallback(Checkpoint):  # type: ignore[misc]
 
     Attributes:
         checkpoint: path of the newest complete checkpoint for `trainer.fit(ckpt_path=...)`, or None.
-        devices: processes on this node, for `Trainer(devices=...)`.
-        num_nodes: nodes of the job, for `Trainer(num_nodes=...)`.
+        ranks: the arguments `devices` and `num_nodes` of a Trainer that uses all ranks of the job.
     """
 
     def __init__(self, folder: str | Path = "elastic-checkpoints", *, global_batch: int = 0) -> None:
@@ -80,8 +79,10 @@ class ElasticCallback(Checkpoint):  # type: ignore[misc]
         self._model = ""
         self._step = 0
         self.checkpoint = None if self._found is None else str(self._found[0])
-        self.devices = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        self.num_nodes = int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+        self.ranks = {
+            "devices": int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
+            "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE") or 1),
+        }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -138,9 +139,7 @@ class ElasticCallback(Checkpoint):  # type: ignore[misc]
     def _divide_loader(self, trainer: pl.Trainer, loader: object) -> object:
         """Return the training loader with this rank's share of the global batches."""
         if not isinstance(loader, DataLoader):
-            raise ValueError(
-                f"The training loader is a {type(loader).__name__}. Use one torch.utils.data.DataLoader."
-            )
+            raise ValueError(f"The training loader is a {type(loader).__name__}. Use one torch.utils.data.DataLoader.")
         ranks = trainer.distributed_sampler_kwargs or {}
         world_size, rank = ranks.get("num_replicas", 1), ranks.get("rank", 0)
         sampler, micro_batch = find_sampler(loader), read_batch_size(loader)

@@ -1,7 +1,7 @@
 """torchtitan: a checkpoint manager and a data loader for the job's configuration.
 
-    def elastic_llama() -> Trainer.Config:
-        return make_elastic(llama3_debugmodel(), global_batch=64)
+def elastic_llama() -> Trainer.Config:
+    return make_elastic(llama3_debugmodel(), global_batch=64)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ebbtide.integrations.framework_session import FrameworkSession
 from ebbtide.integrations.global_batch import divide_global_batch
 
 
-class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]
+class ElasticCheckpointManager(CheckpointManager):
     """torchtitan's checkpoint manager, which also acts on notices.
 
     torchtitan calls it after every step. On a notice it saves a checkpoint of torchtitan, and the process ends if it
@@ -33,7 +33,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(CheckpointManager.Config):  # type: ignore[misc]
+    class Config(CheckpointManager.Config):
         """As that of torchtitan, but enabled. Under Ebbtide, a relative folder is in the checkpoint directory."""
 
         enable: bool = True
@@ -70,7 +70,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]
         return self._is_requested or bool(super()._should_save(curr_step, last_step))
 
 
-class GlobalOrderDataLoader(BaseDataLoader):  # type: ignore[misc]
+class GlobalOrderDataLoader(BaseDataLoader):
     """A data loader whose position means the same on any number of ranks.
 
     torchtitan's own loaders divide a dataset among ranks and cannot continue on another number of them. This one lets
@@ -78,16 +78,14 @@ class GlobalOrderDataLoader(BaseDataLoader):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+    class Config(BaseDataLoader.Config):
         inner: BaseDataLoader.Config = field(default_factory=BaseDataLoader.Config)
         """The loader that defines the sequence of samples."""
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **components: Any
     ) -> None:
-        self._inner = config.inner.build(
-            dp_world_size=1, dp_rank=0, local_batch_size=local_batch_size, **components
-        )
+        self._inner = config.inner.build(dp_world_size=1, dp_rank=0, local_batch_size=local_batch_size, **components)
         self._dp_world_size = dp_world_size
         self._dp_rank = dp_rank
 
@@ -122,9 +120,7 @@ def make_elastic(config: Any, *, global_batch: int) -> Any:
     """
     parallelism, training = config.parallelism, config.training
     model_ranks = (
-        parallelism.tensor_parallel_degree
-        * parallelism.pipeline_parallel_degree
-        * parallelism.context_parallel_degree
+        parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree * parallelism.context_parallel_degree
     )
     replicas = max(1, int(os.environ.get("WORLD_SIZE") or 1) // model_ranks)
     division = divide_global_batch(global_batch, world_size=replicas, micro_batch_max=training.local_batch_size)

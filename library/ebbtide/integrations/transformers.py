@@ -1,8 +1,8 @@
 """Hugging Face Trainer: one callback.
 
-    trainer = Trainer(model=model, args=training_args, train_dataset=dataset)
-    elastic = ElasticCallback(trainer)
-    trainer.train(resume_from_checkpoint=elastic.checkpoint)
+trainer = Trainer(model=model, args=training_args, train_dataset=dataset)
+elastic = ElasticCallback(trainer)
+trainer.train(resume_from_checkpoint=elastic.checkpoint)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PATTERN = "checkpoint-*"
 _KEEP_MIN = 2
 
 
-class ElasticCallback(transformers.TrainerCallback):  # type: ignore[misc]
+class ElasticCallback(transformers.TrainerCallback):
     """Lets a Trainer take part in resizes.
 
     It adds itself to the trainer. At the end of each step it acts on notices: the Trainer saves one of its own

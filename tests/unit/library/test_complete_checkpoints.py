@@ -86,17 +86,18 @@ def test_incomplete_checkpoints_are_removed_where_a_complete_one_exists(tmp_path
 
 
 @pytest.mark.parametrize(
-    "change",
+    "record",
     [
-        {"model": digest_model(nn.Linear(3, 2))},
-        {"framework_version": "1.9.0"},
-        {"framework": "accelerate"},
+        replace(RECORD, model=digest_model(nn.Linear(3, 2))),
+        replace(RECORD, framework_version="1.9.0"),
+        replace(RECORD, framework="accelerate"),
     ],
+    ids=["model", "version", "framework"],
 )
-def test_a_checkpoint_of_another_model_or_version_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
+def test_a_checkpoint_of_another_model_or_version_is_refused(tmp_path: Path, record: CheckpointRecord) -> None:
     check_record(tmp_path, RECORD, model=MODEL, framework="lightning", version="2.7.0")
     with pytest.raises(CheckpointMismatchError):
-        check_record(tmp_path, replace(RECORD, **change), model=MODEL, framework="lightning", version="2.6.6")  # type: ignore[arg-type]
+        check_record(tmp_path, record, model=MODEL, framework="lightning", version="2.6.6")
 
 
 def test_the_global_batch_is_that_of_the_first_start() -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from ebbtide.integrations.global_batch import (
     BatchDivision,
@@ -18,6 +27,7 @@ from ebbtide.integrations.global_batch import (
 
 GLOBAL_BATCH = 16
 SAMPLES = range(50)
+DATASET = TensorDataset(torch.arange(50))
 
 
 @pytest.mark.parametrize(
@@ -86,33 +96,35 @@ def test_the_order_depends_on_the_epoch_and_not_on_the_random_state() -> None:
 
 
 def test_samplers_of_frameworks_are_taken_as_the_order_of_all_ranks() -> None:
-    shuffled = DistributedSampler(SAMPLES, num_replicas=2, rank=1, seed=7)  # type: ignore[arg-type]
-    plain = DistributedSampler(SAMPLES, num_replicas=2, rank=1, shuffle=False)  # type: ignore[arg-type]
+    shuffled = DistributedSampler(DATASET, num_replicas=2, rank=1, seed=7)
+    plain = DistributedSampler(DATASET, num_replicas=2, rank=1, shuffle=False)
     orders = [GlobalSampler(each, global_batch=10, seed=7, drop_last=False) for each in (shuffled, plain)]
-    assert orders[0].list_samples() == GlobalSampler(
-        RandomSampler(SAMPLES), global_batch=10, seed=7, drop_last=False
-    ).list_samples()
+    assert (
+        orders[0].list_samples()
+        == GlobalSampler(RandomSampler(SAMPLES), global_batch=10, seed=7, drop_last=False).list_samples()
+    )
     assert orders[1].list_samples() == list(SAMPLES)
 
 
 def test_a_loader_is_replaced_with_one_that_has_its_options() -> None:
-    loader = DataLoader(SAMPLES, batch_size=5, timeout=0, drop_last=True)  # type: ignore[arg-type]
+    loader = DataLoader(DATASET, batch_size=5, timeout=0, drop_last=True)
     assert isinstance(find_sampler(loader), SequentialSampler)
     assert read_batch_size(loader) == 5
     order = GlobalSampler(find_sampler(loader), global_batch=10, seed=0, drop_last=True)
     batches = RankBatchSampler(order, BatchDivision(5, 1), rank=1, world_size=2)
     replaced = PositionedLoader.replace(loader, batches)
-    assert [batch.tolist() for batch in replaced][0] == [5, 6, 7, 8, 9]
+    assert next(iter(replaced))[0].tolist() == [5, 6, 7, 8, 9]
     assert len(replaced) == 5
 
 
 def test_samples_without_positions_are_refused() -> None:
     class Stream(torch.utils.data.IterableDataset[int]):
-        pass
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
 
     with pytest.raises(ValueError, match="IterableDataset"):
         find_sampler(DataLoader(Stream(), batch_size=2))
     assert isinstance(
-        find_sampler(DataLoader(SAMPLES, batch_sampler=BatchSampler(SequentialSampler(SAMPLES), 2, False))),  # type: ignore[arg-type]
+        find_sampler(DataLoader(DATASET, batch_sampler=BatchSampler(SequentialSampler(SAMPLES), 2, False))),
         SequentialSampler,
     )
