@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,7 @@ class ElasticTraining:
 
     def losses(self) -> dict[int, float]:
         """Return the mean loss of each step over all ranks and their micro-batches."""
-        seen: dict[int, list[float]] = {}
-        for path in self.root.glob("run-*/log-*"):
-            for step, loss in _LOSS.findall(path.read_text()):
-                seen.setdefault(int(step), []).append(float(loss))
-        return {step: sum(values) / len(values) for step, values in sorted(seen.items())}
+        return mean_losses(path.read_text() for path in self.root.glob("run-*/log-*"))
 
     def logs(self) -> str:
         return "\n".join(f"== {path}\n{path.read_text()[-3000:]}" for path in sorted(self.root.glob("run-*/log-*")))
@@ -128,6 +124,22 @@ class ElasticTraining:
         path = run_dir / f"status-{rank}.json"
         document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"phase": "", "step": 0}
         return document
+
+
+def mean_losses(logs: Iterable[str]) -> dict[int, float]:
+    """Return the mean loss of each step in lines such as `step 3 loss 1.25`."""
+    seen: dict[int, list[float]] = {}
+    for log in logs:
+        for step, loss in _LOSS.findall(log):
+            seen.setdefault(int(step), []).append(float(loss))
+    return {step: sum(values) / len(values) for step, values in seen.items()}
+
+
+def read_history(folder: Path) -> dict[int, float]:
+    """Return the loss of each step that the last checkpoint of a Trainer has recorded."""
+    newest = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
 def count_added_lines(script: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.e2e.framework_trainings import (
     count_added_lines,
     has_frameworks,
     launch_frameworks,
+    read_history,
 )
 
 EXAMPLES = REPOSITORY / "examples"
@@ -30,11 +30,7 @@ pytestmark = [
 
 
 def _read_trainer_losses(training: ElasticTraining) -> dict[int, float]:
-    """Return the losses that the last checkpoint of a Trainer has recorded."""
-    folder = training.root / "checkpoints" / "out"
-    newest = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
-    return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
+    return read_history(training.root / "checkpoints" / "out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def check_record(path: Path, record: CheckpointRecord, *, model: str, framework:
 
 
 def digest_model(model: nn.Module) -> str:
-    """Return a digest of the names and shapes of the parameters. A wrapper such as DistributedDataParallel is ignored."""
+    """Return a digest of the names and shapes of the parameters. The prefix of DistributedDataParallel is ignored."""
     shapes = sorted((name.removeprefix("module."), tuple(each.shape)) for name, each in model.named_parameters())
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 

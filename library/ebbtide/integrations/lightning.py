@@ -17,7 +17,6 @@ from ebbtide.integrations import require_framework
 require_framework("lightning")
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
@@ -48,14 +47,14 @@ _KEEP_MIN = 2
 _COUNTERS = ("ready", "started", "processed", "completed")
 
 
-class ElasticCallback(Checkpoint):
+class ElasticCallback(pl.Callback):
     """Lets a Lightning Trainer take part in resizes.
 
     At the end of each step it acts on notices: it saves a checkpoint of Lightning, and the process ends if it has to.
     The global batch stays the same on any number of ranks: the batch size of the training loader and
     `accumulate_grad_batches` follow.
 
-    It is a `Checkpoint`, so Lightning calls it after all other callbacks.
+    Lightning calls it after all other callbacks, so that their state is saved too.
 
     Args:
         folder: directory of the checkpoints. Under Ebbtide, a relative one is in the job's checkpoint directory.
@@ -87,6 +86,7 @@ class ElasticCallback(Checkpoint):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]
         self._model = digest_model(pl_module)
         if self._found is not None:
             check_record(*self._found, model=self._model, framework="lightning", version=pl.__version__)
