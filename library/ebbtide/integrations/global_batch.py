@@ -79,8 +79,8 @@ class GlobalSampler(Sampler[int]):
         return batches * self.global_batch
 
     def _count_samples(self) -> int:
-        sampler: Any = self.sampler
-        return len(sampler.dataset if isinstance(sampler, DistributedSampler) else sampler)
+        counted: Any = self.sampler.dataset if isinstance(self.sampler, DistributedSampler) else self.sampler
+        return len(counted)
 
     def _read_order(self) -> list[int]:
         sampler, count = self.sampler, self._count_samples()

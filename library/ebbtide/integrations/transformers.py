@@ -66,7 +66,7 @@ class ElasticCallback(transformers.TrainerCallback):
         found = find_newest_checkpoint(self._folder, _PATTERN)
         if found is not None:
             check_record(*found, model=self._model, framework="transformers", version=transformers.__version__)
-        self.checkpoint = None if found is None else str(found[0])
+        self.checkpoint = trainer.args.resume_from_checkpoint if found is None else str(found[0])
         trainer.args.resume_from_checkpoint = self.checkpoint
         self._divide_batch(global_batch, None if found is None else found[1])
         trainer.add_callback(self)
@@ -141,14 +141,16 @@ class ElasticCallback(transformers.TrainerCallback):
 
     def _divide_batch(self, asked: int, record: CheckpointRecord | None) -> None:
         trainer, args = self._trainer, self._trainer.args
+        rank_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        replicas = trainer.get_total_train_batch_size(args) // rank_batch  # fewer than ranks with tensor parallelism
         self._batch = choose_global_batch(
             asked,
             None if record is None else record.batch,
-            rank_batch=args.per_device_train_batch_size * args.gradient_accumulation_steps,
-            world_size=args.world_size,
+            rank_batch=rank_batch,
+            world_size=replicas,
         )
         division = divide_global_batch(
-            self._batch.global_batch, world_size=args.world_size, micro_batch_max=args.per_device_train_batch_size
+            self._batch.global_batch, world_size=replicas, micro_batch_max=args.per_device_train_batch_size
         )
         args.per_device_train_batch_size = division.micro_batch
         args.gradient_accumulation_steps = division.accumulate

@@ -96,8 +96,8 @@ def test_the_order_depends_on_the_epoch_and_not_on_the_random_state() -> None:
 
 
 def test_samplers_of_frameworks_are_taken_as_the_order_of_all_ranks() -> None:
-    shuffled = DistributedSampler(DATASET, num_replicas=2, rank=1, seed=7)
-    plain = DistributedSampler(DATASET, num_replicas=2, rank=1, shuffle=False)
+    shuffled: DistributedSampler[int] = DistributedSampler(DATASET, num_replicas=2, rank=1, seed=7)
+    plain: DistributedSampler[int] = DistributedSampler(DATASET, num_replicas=2, rank=1, shuffle=False)
     orders = [GlobalSampler(each, global_batch=10, seed=7, drop_last=False) for each in (shuffled, plain)]
     assert (
         orders[0].list_samples()
