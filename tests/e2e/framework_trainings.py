@@ -113,6 +113,11 @@ class ElasticTraining:
         self.statuses.append([self._read_status(run_dir, rank) for rank in range(world_size)])
         assert codes == [0] * world_size, self.logs()
 
+    @property
+    def step(self) -> int:
+        """The last step of the last generation."""
+        return int(self.statuses[-1][0]["step"]) if self.statuses else 0
+
     def losses(self) -> dict[int, float]:
         """Return the mean loss of each step over all ranks and their micro-batches."""
         return mean_losses(path.read_text() for path in self.root.glob("run-*/log-*"))
