@@ -14,6 +14,7 @@ from tests.e2e.paused_trainer import hold_at
 from tests.e2e.service_harness import ServiceHarness
 from tests.e2e.test_framework_resizes import LIGHTNING, TRAINER, Example
 
+LENDING = {"quantile": 0.95, "headroom": 0.0, "return_deadline_s": 120.0, "cold_start_s": 3.0}
 PAUSED = REPOSITORY / "tests" / "e2e" / "paused_example.py"
 
 pytestmark = [
@@ -82,6 +83,14 @@ def _train_alone(example: Example, folder: Path) -> Mapping[int, float]:
     return read_history(folder / "out") if example is TRAINER else mean_losses([done.stdout])
 
 
+def _add_inference_pool(service: ServiceHarness) -> None:
+    """Add an idle pool that lends one of its two nodes."""
+    service.client.create_pool({"name": "inference", "kind": "inference", "lending": LENDING})
+    for node in ("i0", "i1"):
+        service.client.add_node({"name": node, "pool": "inference", "gpu": "cpu", "gpus": 2})
+    service.client.report_demand("inference", gpus=0.4)
+
+
 @pytest.mark.parametrize("example", [TRAINER, LIGHTNING], ids=lambda example: example.name)
 def test_job_of_a_framework_loses_no_step_in_two_resizes_and_a_recall(
     service: ServiceHarness, tmp_path: Path, example: Example
@@ -92,9 +101,7 @@ def test_job_of_a_framework_loses_no_step_in_two_resizes_and_a_recall(
     hold_at(job.hold, 7)
     service.client.scale(job.id, min_gpus=2, max_gpus=2)
     job.wait_for(2, step=7)
-    service.client.create_pool({"name": "inference", "kind": "inference"})
-    service.client.add_node({"name": "i0", "pool": "inference", "gpu": "cpu", "gpus": 2})
-    service.client.report_demand("inference", gpus=0.0)
+    _add_inference_pool(service)
     hold_at(job.hold, 13)
     service.client.scale(job.id, min_gpus=2, max_gpus=4)
     job.wait_for(4, step=13)
