@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .venv-tools
+FRAMEWORKS := .venv-frameworks
 # Many tests wait for processes, so three fit on two cores.
 JOBS ?= 3
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
@@ -13,7 +14,7 @@ FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernet
 # Tests start hundreds of Python processes. Some images forbid cached bytecode, and each process would compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-full campaign lint serve bench docs helm console generators clean
+.PHONY: demo check test test-full campaign lint serve bench docs helm console generators frameworks clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
@@ -24,7 +25,7 @@ check: lint
 test: lint generators
 	$(PYTEST)
 
-test-full: lint generators
+test-full: lint generators frameworks
 	$(PYTEST) --full
 
 # `make campaign SEEDS=0:1000` is resumable; `make campaign CASE=build/campaign/seed-7.json` replays a shrunk failure.
@@ -68,10 +69,20 @@ $(TOOLS)/installed: tests/clients/requirements.txt tests/clients/package-lock.js
 	npm ci --prefix tests/clients --ignore-scripts --no-fund --no-audit --loglevel=error || echo 'npm failed: no TypeScript client' >&2
 	touch $@
 
+# Training frameworks, with which tests run the examples. Their pins clash with Ebbtide's; torch is the same release.
+frameworks: $(FRAMEWORKS)/installed
+
+$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt tests/frameworks/constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint tests/frameworks/constraints.txt --requirement tests/frameworks/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps megatron-core==0.16.1  # the last release for Python 3.11
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps --editable library
+	touch $@
+
 # Charts of the console and the API reference. Without npm, figures are tables and /docs links the document.
 # No scripts: one dependency would send statistics.
 console:
 	npm ci --prefix api/console --ignore-scripts --no-fund --no-audit --loglevel=error || echo 'npm failed: no charts, no API reference' >&2
 
 clean:
-	rm -rf $(VENV) $(TOOLS) build api/console/node_modules tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(FRAMEWORKS) build api/console/node_modules tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,6 +47,9 @@ USED_FROM_OUTSIDE = {
     "orig_argv", "total_tokens", "node_deltas", "pending_reasons",  # of sys, anyio and the application's state
     "format_help",  # of the command line, called by Typer
     "__getattr__", "__dir__",  # of a module, called by the interpreter
+    "on_train_begin", "on_epoch_begin", "on_log", "on_step_end", "on_epoch_end", "on_prediction_step", "on_save",
+    "on_train_end", "resume_from_checkpoint",  # of Hugging Face's callbacks
+    "setup", "on_train_start", "on_train_batch_end", "on_validation_batch_end", "on_exception",  # of Lightning's
 }  # fmt: skip
 """Names that a library or an operating system uses, each of a class or an object of theirs."""
 LIBRARY_DECORATORS = ["@*router*", "@app*", "@*_app*", "@event*", "@*validator*", "@*serializer*", "@pytest*"]
@@ -186,10 +189,11 @@ def test_own_processes_do_not_import_from_the_working_directory() -> None:
 def test_no_function_class_or_method_is_dead() -> None:
     commands = {subcommand.target.partition(":")[2] for subcommand in SUBCOMMANDS}
     vulture = Vulture(ignore_names=[*USED_FROM_OUTSIDE, *commands], ignore_decorators=LIBRARY_DECORATORS)
-    folders = [str(ROOT / package) for package in (*PACKAGES, "tools", "tests")]
+    folders = [str(ROOT / package) for package in (*PACKAGES, "examples", "tools", "tests")]
     vulture.scavenge(folders, exclude=["*node_modules*", "*/migrations/*"])
     dead = [item for item in vulture.get_unused_code() if item.typ in ("function", "class", "method", "property")]
-    ours = [item for item in dead if ROOT / "tests" not in Path(item.filename).parents]
+    users = {ROOT / "examples", ROOT / "tests"}
+    ours = [item for item in dead if users.isdisjoint(Path(item.filename).parents)]
     assert [_at(Path(item.filename), item.name) for item in ours] == []
 
 

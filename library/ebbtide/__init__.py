@@ -69,7 +69,7 @@ _HOMES = {
 """Module of each public name."""
 
 
-_SUBMODULES = ("client",)
+_SUBMODULES = ("checkpoints", "client", "integrations")
 
 
 def __getattr__(name: str) -> Any:

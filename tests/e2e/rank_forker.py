@@ -1,7 +1,8 @@
 """A process with torch loaded that forks the ranks of tests. Loading torch takes seconds, a fork none.
 
-`python -m tests.e2e.rank_forker` reads one JSON object per line from standard input, `{"start": {...}}` or
-`{"signal": {...}}`, and writes `{"generation", "rank", "code"}` for each rank that has ended. It ends with its input.
+`python -m tests.e2e.rank_forker [MODULE ...]` imports modules, by default those of the reference trainer. It reads one
+JSON object per line from standard input, `{"start": {...}}` or `{"signal": {...}}`, and writes
+`{"generation", "rank", "code"}` for each rank that has ended. It ends with its input.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Forker:
 def main() -> None:
     reports = os.dup(1)
     os.dup2(2, 1)
-    importlib.import_module(PRELOAD)
+    for name in sys.argv[1:] or [PRELOAD]:
+        importlib.import_module(name)
     forker = Forker(reports)
     forker.report({"ready": True})
     order = forker.serve()
@@ -88,8 +90,13 @@ def main() -> None:
         return
     os.environ.clear()
     os.environ.update(order["env"])
-    sys.argv = order["argv"][2:]  # <interpreter> -m module ...
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if order["argv"][1] == "-m":
+        sys.argv = order["argv"][2:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        os.chdir(order["cwd"])
+        sys.argv = order["argv"][1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
