@@ -24,7 +24,8 @@ def main() -> int:
     try:
         # Open the session before the import of torch, which takes seconds, so that no notice is missed meanwhile.
         with Session.from_environment() as session:
-            from scheduler.trainer.trainer import build_settings, train
+            from scheduler.trainer.settings import build_settings
+            from scheduler.trainer.trainer import train
 
             train(session, build_settings(vars(arguments)))
     except ValueError as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 from scheduler.trainer import dataset, frozen_outputs
 from scheduler.trainer.checkpoint_manifest import checkpoint_path
 from scheduler.trainer.model import SIZES, Block
-from scheduler.trainer.trainer import TrainerSettings
+from scheduler.trainer.settings import TrainerSettings
 from tests.unit.trainer.test_trainer import _environment, _losses, _train
 
 WINDOWS = 23
