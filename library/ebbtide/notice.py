@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -201,24 +204,40 @@ def _remaining_s(notice: Notice) -> float:
     return float("inf") if notice.seconds_left is None else notice.seconds_left
 
 
-def agree_on_notice(notice: Notice | None, *, device: str, wants_probe: bool) -> tuple[Notice | None, bool]:
-    """Return the most urgent action that any rank knows, with the least time left, and whether any rank wants a probe.
+def build_notice_group() -> ProcessGroup | None:
+    """Return the process group in which the ranks agree on notices; None is the default group. Collective.
 
-    Collective: every rank must call it. One all-reduce (MAX) of three integers gives the same result on every rank.
+    The group exchanges messages on the CPU. On the GPU each poll would wait for all kernels that the step has launched.
 
     Raises:
         ValueError: there is no process group yet.
     """
-    import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
         raise ValueError("Ranks cannot agree on a notice without a process group. Call init_process_group() first.")
+    # The configuration is such as "cpu:gloo,cuda:nccl".
+    return None if "cpu:" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+
+def agree_on_notice(
+    notice: Notice | None, *, group: ProcessGroup | None, wants_probe: bool
+) -> tuple[Notice | None, bool]:
+    """Return the most urgent action that any rank knows, with the least time left, and whether any rank wants a probe.
+
+    Collective: every rank must call it. One all-reduce (MAX) of three integers gives the same result on every rank.
+
+    Args:
+        group: the group of `build_notice_group`.
+    """
+    import torch
+    import torch.distributed as dist
+
     actions = list(NoticeAction)
     # A rank without a notice contributes 0. The time is negated, so that the maximum is the shortest time.
     urgency = 0 if notice is None else 1 + actions.index(notice.action)
-    values = torch.tensor([urgency, _encode_deadline_ms(notice), int(wants_probe)], dtype=torch.int64, device=device)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    values = torch.tensor([urgency, _encode_deadline_ms(notice), int(wants_probe)], dtype=torch.int64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     urgency, negative_ms, probes = (int(value) for value in values.tolist())
     if urgency == 0:
         return None, bool(probes)

@@ -24,6 +24,7 @@ from ebbtide.notice import (
     NoticeSource,
     TerminationSignal,
     agree_on_notice,
+    build_notice_group,
 )
 from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
 from ebbtide.rendezvous import connect_store
@@ -32,6 +33,8 @@ from ebbtide.stack_dump import register_stack_dump
 from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ebbtide.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,8 @@ class Session:
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
+        self._notice_group: ProcessGroup | None = None
+        self._has_notice_group = False
         self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
 
@@ -231,7 +236,10 @@ class Session:
         local = agreed = self._notice_monitor.next_due(step)
         if self.world_size > 1:
             is_probe_due = self.rank == 0 and self._speed_probe.is_due
-            agreed, has_to_probe = agree_on_notice(local, device=self.device, wants_probe=is_probe_due)
+            if not self._has_notice_group:
+                # The script may have made the process group itself, so the first poll is the earliest common moment.
+                self._notice_group, self._has_notice_group = build_notice_group(), True
+            agreed, has_to_probe = agree_on_notice(local, group=self._notice_group, wants_probe=is_probe_due)
             if has_to_probe:
                 self._speed_probe.run(self.device)
         if agreed is None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from ebbtide.notice import (
     CheckpointInterval,
@@ -16,6 +17,7 @@ from ebbtide.notice import (
     NoticeFile,
     NoticeMonitor,
     TerminationSignal,
+    build_notice_group,
     parse_notice,
     select_most_urgent,
 )
@@ -195,3 +197,23 @@ def test_checkpoint_is_due_once_per_interval_since_the_last_save(monkeypatch: py
 
 def test_infinite_interval_is_never_due() -> None:
     assert CheckpointInterval(float("inf")).poll() is None
+
+
+@pytest.mark.parametrize(
+    ("configuration", "made"),
+    [("cuda:nccl", ["gloo"]), ("cpu:gloo,cuda:nccl", []), ("cpu:gloo,cuda:gloo", [])],
+)
+def test_ranks_agree_on_the_cpu_whatever_the_training_communicates_with(
+    monkeypatch: pytest.MonkeyPatch, configuration: str, made: list[str]
+) -> None:
+    groups = list[str]()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: configuration)
+    monkeypatch.setattr(dist, "new_group", lambda backend: groups.append(backend))
+    build_notice_group()
+    assert groups == made
+
+
+def test_ranks_cannot_agree_without_a_process_group() -> None:
+    with pytest.raises(ValueError, match="init_process_group"):
+        build_notice_group()
