@@ -22,11 +22,14 @@ from scheduler.trainer.model import get_model_size
 from scheduler.trainer.optimizer import LearningRateSchedule
 from scheduler.trainer.settings import (
     TrainerSettings,
+    build_identity,
     read_sample_lengths,
     select_plan,
     validate_frozen_blocks,
+    validate_settings,
 )
 from scheduler.trainer.training_state import Ledger, collect_state, compute_global_digest, restore_state
+from scheduler.trainer.user_code import EvaluationHook, load_function
 
 logger = logging.getLogger(__name__)
 _LOG_PERIOD_S = 5.0
@@ -44,6 +47,7 @@ def train(session: Session, settings: TrainerSettings) -> None:
         raise ValueError("The number of steps is 0. Set `--steps` or `EBBTIDE_STEPS` to 1 or more.")
     # Validate before the ranks wait for each other in init_process_group.
     block_count = get_model_size(settings.model).layers
+    validate_settings(settings)
     validate_frozen_blocks(session, settings, block_count)
     layout = build_layout(select_plan(session, settings), world_size=session.world_size, block_count=block_count)
     lengths = read_sample_lengths(settings, layout)
@@ -61,6 +65,8 @@ def train(session: Session, settings: TrainerSettings) -> None:
         if notice is not None:
             trainer.save_in_background()
         trainer.train_step()
+        if settings.evaluate_every and trainer.position.step % settings.evaluate_every == 0:
+            trainer.evaluate()
         if settings.checkpoint_every and trainer.position.step % settings.checkpoint_every == 0:
             trainer.save_in_background()
     trainer.save()
@@ -85,11 +91,14 @@ class Trainer:
             settings.learning_rate, settings.steps, settings.warmup_steps, settings.decay
         )
         self._batch_changes: tuple[BatchChange, ...] = ()
-        self._save_resources = checkpoint.BackgroundSaveResources()
+        self._save_resources = checkpoint.BackgroundSaveResources(copies_asynchronously=session.device != "cpu")
         self._background_save: checkpoint.BackgroundSave | None = None
         self._logged_at_s = float("-inf")
         self._engine = TrainingEngine(settings, layout, rank=session.rank, device=session.device, lengths=lengths)
         torch.manual_seed(settings.seed)
+        self._evaluation_hook: EvaluationHook | None = None
+        if settings.evaluation_hook:
+            self._evaluation_hook = load_function("--evaluation-hook", settings.evaluation_hook)
         self._ledger = Ledger(settings.ledger_dir, generation=session.generation, rank=session.rank)
         self._frozen_store: FrozenOutputStore | None = None
         if settings.frozen_cache is not None:
@@ -137,7 +146,11 @@ class Trainer:
         frozen_outputs = self._engine.frozen_outputs
         if frozen_outputs is not None:
             frozen_outputs.begin_step(self.position.samples)
-        loss = self._engine.run_step(self.position.samples, learning_rate=self._learning_rate_at(self.position.step))
+        loss = self._engine.run_step(
+            self.position.samples,
+            learning_rate=self._learning_rate_at(self.position.step),
+            before_update=self._wait_for_copy,
+        )
         if not math.isfinite(loss):
             raise ValueError(f"The loss of step {self.position.step + 1} is {loss}. Try a lower `--learning-rate`.")
         if frozen_outputs is not None:
@@ -156,6 +169,16 @@ class Trainer:
             logger.info("step %d: loss %.4f, %.1f samples/s", self.position.step, loss, samples_per_s)
         if self._background_save is not None and self._background_save.is_done:
             self._finish_background_save()
+
+    def evaluate(self) -> None:
+        """Record the loss on the evaluation data, and pass it to the evaluation hook. Collective."""
+        self._session.heartbeat()
+        step, loss = self.position.step, self._engine.evaluate()
+        logger.info("step %d: evaluation loss %.4f", step, loss)
+        self._ledger.record_evaluation(step, loss=loss)
+        if self._evaluation_hook is not None and self._session.rank == 0:
+            self._evaluation_hook(step, loss)
+        self._session.heartbeat()
 
     def save_in_background(self) -> None:
         """Start to save the current step in the background. Wait first for a save that is still running."""
@@ -193,6 +216,11 @@ class Trainer:
                 keep=self._settings.keep,
             )
         self._record_digest("saved")
+
+    def _wait_for_copy(self) -> None:
+        """Wait until a background save has its copy of the state, which is about to change."""
+        if self._background_save is not None:
+            self._background_save.wait_for_copy()
 
     def _finish_background_save(self) -> None:
         """Wait for the background save. If it has failed, training continues and the next save tries again."""
@@ -276,14 +304,8 @@ class Trainer:
 
         Otherwise the losses would not be comparable.
         """
-        settings = self._settings
         return {
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "seed": settings.seed,
-            "learning_rate": settings.learning_rate,
-            "warmup_steps": settings.warmup_steps,
-            "decay": settings.decay,
+            **build_identity(self._settings),
             "windows": self._engine.batches.window_count,
             "global_batch": self._layout.global_batch,
             **({"lengths": self._engine.varied.digest} if self._engine.varied is not None else {}),

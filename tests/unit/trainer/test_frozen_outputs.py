@@ -34,9 +34,9 @@ def computed_blocks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the forward passes of blocks, by `trained` and `frozen`."""
     counts, run = Counter[str](), Block.forward
 
-    def count_and_run(block: Block, inputs: Tensor) -> Tensor:
+    def count_and_run(block: Block, inputs: Tensor, tokens: Tensor | None) -> Tensor:
         counts["trained" if block.attention_norm.weight.requires_grad else "frozen"] += 1
-        return run(block, inputs)
+        return run(block, inputs, tokens)
 
     monkeypatch.setattr(Block, "forward", count_and_run)
     return counts
