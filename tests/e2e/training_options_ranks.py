@@ -1,7 +1,7 @@
 """A rank that trains a few steps with one set of options under each of many plans, and records the losses.
 
-`main(FOLDER, RANK, RANKS, OPTIONS)` trains under all plans for this number of ranks. Each rank writes the losses by
-plan to `FOLDER/found-RANK.json`.
+`main(FOLDER, RANK, RANKS, OPTIONS, ONLY)` trains under all plans for this number of ranks with ONLY in their names. It
+writes the losses by plan to `FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ PLANS = {
     "experts: ep2 to one": plan((L(1, dp=2, ep=2),), (L(1),), micro_batches=3),
 }
 SETTINGS = {
+    "together": TrainerSettings(dropout=0.2, clip_norm=0.5, optimizer=OptimizerName.MUON, learning_rate=3e-3),
     "clip": TrainerSettings(clip_norm=0.5, learning_rate=3e-3),
     "dropout": TrainerSettings(dropout=0.2, learning_rate=3e-3),
     "sgd": TrainerSettings(optimizer=OptimizerName.SGD, clip_norm=1.0, learning_rate=0.1),
@@ -71,8 +72,8 @@ def settings_of(options: str, case: str) -> TrainerSettings:
     return replace(chosen, model="nano-moe" if case.startswith("experts") else "nano-gpt", seed=1, dtype=dtype)
 
 
-def cases(ranks: int) -> dict[str, ParallelPlan]:
-    return {name: each for name, each in PLANS.items() if each.world_size == ranks}
+def cases(ranks: int, only: str = "") -> dict[str, ParallelPlan]:
+    return {name: each for name, each in PLANS.items() if each.world_size == ranks and only in name}
 
 
 def train(settings: TrainerSettings, chosen: ParallelPlan) -> list[float]:
@@ -87,11 +88,11 @@ def train(settings: TrainerSettings, chosen: ParallelPlan) -> list[float]:
     return [*losses, engine.evaluate()]
 
 
-def main(folder: Path, rank: int, ranks: int, options: str) -> None:
+def main(folder: Path, rank: int, ranks: int, options: str, only: str = "") -> None:
     torch.set_num_threads(1)
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    found = {case: train(settings_of(options, case), chosen) for case, chosen in cases(ranks).items()}
+    found = {case: train(settings_of(options, case), chosen) for case, chosen in cases(ranks, only).items()}
     part = folder / f"found-{rank}.part"
     part.write_text(json.dumps(found))
     part.rename(folder / f"found-{rank}.json")
