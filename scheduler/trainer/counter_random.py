@@ -28,12 +28,14 @@ def derive_key(*words: object) -> int:
 def draw_uniform(key: int, counters: Tensor) -> Tensor:
     """Return numbers above 0 and below 1, float64, in the shape of the integers `counters`."""
     fractions = _shift_right(_mix(counters * _GOLDEN_RATIO + key), 64 - _FRACTION_BITS)
-    return (fractions.double() + 0.5) * 2.0**-_FRACTION_BITS
+    drawn: Tensor = (fractions.double() + 0.5) * 2.0**-_FRACTION_BITS
+    return drawn
 
 
 def draw_normal(key: int, counters: Tensor) -> Tensor:
     """Return numbers of the standard normal distribution, float64, in the shape of the integers `counters`."""
-    return torch.special.erfinv(2.0 * draw_uniform(key, counters) - 1.0) * math.sqrt(2.0)
+    drawn: Tensor = torch.special.erfinv(2.0 * draw_uniform(key, counters) - 1.0) * math.sqrt(2.0)
+    return drawn
 
 
 def draw_mask(key: int, counters: Tensor, *, probability: float) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -253,12 +253,13 @@ def compile_blocks(model: Gpt, *, backend: str) -> None:
 
     Blocks are compiled apart from FSDP and recomputation, which surround them. Exchanges between ranks stay eager.
     """
+    run_eagerly: Callable[..., Any] = torch.compiler.disable
     for block in model.blocks.values():
         assert isinstance(block, Block)
         if block.attention.attend is not causal_attention:
-            block.attention.attend = torch.compiler.disable(block.attention.attend)
+            block.attention.attend = run_eagerly(block.attention.attend)
         if isinstance(block.feed_forward, MixtureOfExperts):
-            block.feed_forward.run_rows = torch.compiler.disable(block.feed_forward.run_experts)
+            block.feed_forward.run_rows = run_eagerly(block.feed_forward.run_experts)
         block.compute = torch.compile(block.compute_eagerly, backend=backend)
 
 

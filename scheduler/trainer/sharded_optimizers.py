@@ -166,7 +166,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """
     a, b, c = _MUON_COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]
-    values = matrices.mT if is_tall else matrices
+    values: Tensor = matrices.mT if is_tall else matrices
     values = values / values.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(_MUON_ITERATIONS):
         gram = values @ values.mT
