@@ -67,16 +67,16 @@ def test_gradients_below_the_norm_are_not_clipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("settings", "problem"),
     [
-        ({"dropout": 1.0}, "`--dropout` is 1.0"),
-        ({"clip_norm": -1.0}, "`--clip-norm` is -1.0"),
-        ({"clip_norm": float("nan")}, "`--clip-norm` is nan"),
-        ({"autocast": Autocast.BF16, "dtype": "float64"}, "`--autocast` is bf16, but `--dtype` is float64"),
-        ({"evaluation_hook": "a:b"}, "`--evaluate-every`"),
-        ({"evaluate_every": 1, "lengths": Path("lengths")}, "`--lengths`"),
+        (TrainerSettings(dropout=1.0), "`--dropout` is 1.0"),
+        (TrainerSettings(clip_norm=-1.0), "`--clip-norm` is -1.0"),
+        (TrainerSettings(clip_norm=float("nan")), "`--clip-norm` is nan"),
+        (TrainerSettings(autocast=Autocast.BF16, dtype="float64"), "`--autocast` is bf16, but `--dtype` is float64"),
+        (TrainerSettings(evaluation_hook="a:b"), "`--evaluate-every`"),
+        (TrainerSettings(evaluate_every=1, lengths=Path("lengths")), "`--lengths`"),
     ],
 )
-def test_invalid_options_are_rejected_with_name_and_value(changes: dict[str, object], problem: str) -> None:
+def test_invalid_options_are_rejected_with_name_and_value(settings: TrainerSettings, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        validate_settings(replace(TrainerSettings(), **changes))  # type: ignore[arg-type]  # names vary
+        validate_settings(settings)

@@ -52,8 +52,8 @@ def test_trained_head_of_a_frozen_model_keeps_its_moments() -> None:
 
 
 def test_optimizer_of_a_profile_is_read_and_checked() -> None:
-    document = {"name": "mine", "architecture": {"layers": 2, "hidden": 32, "heads": 2, "ffn": 128, "vocabulary": 256}}
-    document["architecture"] |= {"sequence_length": 64}  # type: ignore[operator]  # the values differ in type
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "ffn": 128, "vocabulary": 256, "sequence_length": 64}
+    document = {"name": "mine", "architecture": sizes}
     assert parse_model(json.dumps(document)).optimizer is ADAMW
     assert parse_model(json.dumps(document | {"optimizer": "muon"})).optimizer is MUON
     with pytest.raises(ProfileError, match="optimizer is 'lion'; allowed are adamw, sgd, muon"):
