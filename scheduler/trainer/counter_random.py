@@ -41,7 +41,8 @@ def draw_normal(key: int, counters: Tensor) -> Tensor:
 def draw_mask(key: int, counters: Tensor, *, probability: float) -> Tensor:
     """Return booleans that are true with `probability`, in the shape of the integers `counters`."""
     bits = 32
-    return _shift_right(_mix(counters * _GOLDEN_RATIO + key), 64 - bits) < round(probability * 2**bits)
+    drawn: Tensor = _shift_right(_mix(counters * _GOLDEN_RATIO + key), 64 - bits) < round(probability * 2**bits)
+    return drawn
 
 
 def _mix(state: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ def measure_build() -> None:
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 
+@pytest.mark.full
 def test_one_rank_never_holds_the_whole_model() -> None:
     """One of eight ranks of a model of 116 MB."""
     code = "from tests.unit.trainer.test_sharded_start import measure_build; measure_build()"
