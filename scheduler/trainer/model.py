@@ -5,6 +5,7 @@ The feed-forward layer of a block is dense or a mixture of experts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -253,6 +254,8 @@ def compile_blocks(model: Gpt, *, backend: str) -> None:
 
     Blocks are compiled apart from FSDP and recomputation, which surround them. Exchanges between ranks stay eager.
     """
+    # While it compiles, torch reads the gradients of inputs that cannot have one, and warns of that.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     run_eagerly: Callable[..., Any] = torch.compiler.disable
     for block in model.blocks.values():
         assert isinstance(block, Block)
