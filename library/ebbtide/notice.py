@@ -15,7 +15,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +230,7 @@ class Agreement:
 
 
 class AgreementPace:
-    """How often the ranks agree: about every 0.2 s, because each agreement waits for all ranks and their GPUs.
+    """How often the ranks agree: about every 0.2 s, because each agreement waits for all ranks.
 
     Ten boundaries are the most, so that a training whose steps become slower notices that soon.
     """
@@ -253,28 +256,42 @@ class AgreementPace:
         self._interval = self._left = boundaries
 
 
-def agree_on_notice(notice: Notice | None, *, device: str, wants_probe: bool, boundaries: int = 1) -> Agreement:
+def build_notice_group() -> ProcessGroup | None:
+    """Return the process group in which the ranks agree on notices; None is the default group. Collective.
+
+    The group exchanges messages on the CPU. On the GPU each poll would wait for all kernels that the step has launched.
+
+    Raises:
+        ValueError: there is no process group yet.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise ValueError("Ranks cannot agree on a notice without a process group. Call init_process_group() first.")
+    # The configuration is such as "cpu:gloo,cuda:nccl".
+    return None if "cpu:" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+
+def agree_on_notice(
+    notice: Notice | None, *, group: ProcessGroup | None, wants_probe: bool, boundaries: int = 1
+) -> Agreement:
     """Return what the ranks agree on.
 
     Collective: every rank must call it. One all-reduce (MAX) of four integers gives the same result on every rank.
 
     Args:
+        group: the group of `build_notice_group`.
         boundaries: proposed number of step boundaries until the next agreement. The largest proposal counts.
-
-    Raises:
-        ValueError: there is no process group yet.
     """
     import torch
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        raise ValueError("Ranks cannot agree on a notice without a process group. Call init_process_group() first.")
     actions = list(NoticeAction)
     # A rank without a notice contributes 0. The time is negated, so that the maximum is the shortest time.
     urgency = 0 if notice is None else 1 + actions.index(notice.action)
     proposal = [urgency, _encode_deadline_ms(notice), int(wants_probe), boundaries]
-    values = torch.tensor(proposal, dtype=torch.int64, device=device)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    values = torch.tensor(proposal, dtype=torch.int64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     urgency, negative_ms, probes, boundaries = (int(value) for value in values.tolist())
     agreed = None
     if urgency:

@@ -25,6 +25,7 @@ from ebbtide.notice import (
     NoticeSource,
     TerminationSignal,
     agree_on_notice,
+    build_notice_group,
 )
 from ebbtide.plan_check import count_plan_ranks, find_degree_mismatch, find_degrees
 from ebbtide.rank_status import FailureCause, LoadTraffic, RankPhase, RankStatus, ReplanPhase
@@ -34,6 +35,8 @@ from ebbtide.stack_dump import register_stack_dump
 from ebbtide.status_file import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ebbtide.checkpoints.nonfinite_losses import NonfiniteLossRecord
     from ebbtide.progress import ProgressReporter
 
@@ -65,6 +68,8 @@ class Session:
         self._deferred: dict[str, Any] = {}
         self._owns_group = False
         self._agreement_pace = AgreementPace()
+        self._notice_group: ProcessGroup | None = None
+        self._has_notice_group = False
         self._speed_probe = SpeedProbe()
         self._frozen_layers = environment.frozen_layers
         self._has_checked_degrees = False
@@ -371,9 +376,12 @@ class Session:
     def _agree(self, local: Notice | None) -> Notice | None:
         """Return the notice that the ranks agree on. Probe the device if rank 0 wants it."""
         is_probe_due = self.rank == 0 and self._speed_probe.is_due
-        pace = self._agreement_pace
+        if not self._has_notice_group:
+            # The script may have made the process group itself, so the first poll is the earliest common moment.
+            self._notice_group, self._has_notice_group = build_notice_group(), True
+        pace, group = self._agreement_pace, self._notice_group
         boundaries = pace.propose() if self.rank == 0 else 1
-        agreement = agree_on_notice(local, device=self.device, wants_probe=is_probe_due, boundaries=boundaries)
+        agreement = agree_on_notice(local, group=group, wants_probe=is_probe_due, boundaries=boundaries)
         pace.restart(agreement.boundaries)
         if agreement.wants_probe:
             self._speed_probe.run(self.device)

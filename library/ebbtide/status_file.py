@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import resource
 import sys
 import time
@@ -20,8 +21,23 @@ logger = logging.getLogger(__name__)
 
 _WRITE_PERIOD_S = 0.5  # the executor reads about once a second
 
-# RuntimeErrors of torch that have no class of their own.
-_OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory")
+# RuntimeErrors of torch and the CUDA libraries that have no class of their own.
+_OUT_OF_MEMORY_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "HIP out of memory",
+    "HIP error: out of memory",
+    "cudaErrorMemoryAllocation",
+    "STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE
+    "CUFFT_ALLOC_FAILED",
+    "Failed to CUDA calloc",  # NCCL, as are the next ones
+    "Failed to CUDA host alloc",
+)
+# NCCL reports errors of CUDA as "Cuda failure 2 'out of memory'", older versions without the number.
+_NCCL_OUT_OF_MEMORY = re.compile(r"Cuda failure (\d+ )?'?out of memory")
+# cuBLAS says that it is not initialized if there is no memory for the handle. With a handle it means another error.
+_CUBLAS_WITHOUT_MEMORY = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublas(Lt)?Create")
 _MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 # Index of field 22 of /proc/self/stat (proc_pid_stat(5)) among the fields after the program's name.
@@ -104,13 +120,14 @@ def write_json_atomically(path: Path, document: object, *, durable: bool) -> Non
 
 
 def measure_peak_bytes() -> int:
-    """Return the peak memory of this process: allocated by torch on its GPU, otherwise resident on the host.
+    """Return the peak memory of this process: reserved by torch on its GPU, otherwise resident on the host.
 
-    torch is consulted only if the script has imported it.
+    Reserved memory includes the fragmentation of torch's allocator, so it is what the GPU must have. torch is consulted
+    only if the script has imported it.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
+        return int(torch.cuda.max_memory_reserved())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT_BYTES
 
 
@@ -131,7 +148,11 @@ def _indicates_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", ()))):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_MESSAGES)
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error)
+    patterns = (_NCCL_OUT_OF_MEMORY, _CUBLAS_WITHOUT_MEMORY)
+    return any(text in message for text in _OUT_OF_MEMORY_MESSAGES) or any(each.search(message) for each in patterns)
 
 
 @dataclass(frozen=True)

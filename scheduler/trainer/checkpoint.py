@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from ebbtide.checkpoints import nonfinite_losses
@@ -107,12 +108,21 @@ class BackgroundSaveResources:
         stager: holds the host memory for copies of the state. Allocating it again takes twice as long as the copy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies_asynchronously: bool = False) -> None:
+        """Create the resources.
+
+        Args:
+            copies_asynchronously: copy the state in the background. If it is on a GPU, the host memory is pinned.
+        """
         self.group = dist.new_group(backend="gloo")
         self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint completion")
+        is_pinned = copies_asynchronously and torch.cuda.is_available()
         self.stager = DefaultStager(
             StagingOptions(
-                use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+                use_pinned_memory=is_pinned,
+                use_shared_memory=False,
+                use_async_staging=copies_asynchronously,
+                use_non_blocking_copy=is_pinned,
             )
         )
 
@@ -136,12 +146,15 @@ class BackgroundSave:
     ) -> None:
         """Copy the state and return. Collective. The previous save with these `resources` must have finished.
 
+        If the resources copy asynchronously, the state must not change before `wait_for_copy` returns.
+
         Raises:
             CheckpointError: the directory cannot be created, or the step is 0.
         """
         self._manifest = manifest
         self._directory = _prepare_directory(root, manifest)
         self._completion: Future[None] | None = None
+        self._copy: Future[None] | None = None
         if self._directory is not None:
             writer = PieceWriter(self._directory, node=node)
             written = async_save(
@@ -150,7 +163,8 @@ class BackgroundSave:
                 process_group=resources.group,
                 async_stager=resources.stager,
             )
-            assert isinstance(written, Future), "a synchronous stager makes async_save return a plain future"
+            if isinstance(written, AsyncSaveResponse):
+                self._copy, written = written.staging_completion, written.upload_completion
             self._completion = resources.executor.submit(
                 _finalize, root, self._directory, manifest, keep, write_files=written.result, group=resources.group
             )
@@ -162,6 +176,12 @@ class BackgroundSave:
     @property
     def is_done(self) -> bool:
         return self._completion is None or self._completion.done()
+
+    def wait_for_copy(self) -> None:
+        """Wait until the state is copied. A failure shows in `wait`."""
+        if self._copy is not None:
+            wait_for_futures([self._copy])
+            self._copy = None
 
     def wait(self) -> None:
         """Wait until the checkpoint is complete and old checkpoints are deleted.

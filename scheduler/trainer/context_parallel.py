@@ -23,6 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
+from scheduler.trainer.precision import autocast_to
+
 # Dimensions of (..., heads, tokens, head size), counted from the end so that stacked tensors work too.
 _HEAD_DIM = -3
 _TOKEN_DIM = -2
@@ -187,7 +189,8 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: ProcessGrou
     Rank r of the group holds the chunks `assign_zigzag_chunks(size, r)`. Inputs have the shape (samples, heads,
     tokens, head size) with an even number of tokens. Sums are computed in float32, or in float64 for float64 inputs.
     """
-    output: Tensor = _RingAttention.apply(query, key, value, group)  # type: ignore[no-untyped-call]  # torch's is untyped
+    with autocast_to(None, query.device):
+        output: Tensor = _RingAttention.apply(query, key, value, group)  # type: ignore[no-untyped-call]  # torch's is untyped
     return output
 
 

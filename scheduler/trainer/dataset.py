@@ -1,10 +1,12 @@
-"""The training data: the bundled text as numbered samples, and the batches that each rank loads."""
+"""The training data: numbered samples of the bundled text or of your data, and the batches that each rank loads."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from functools import cached_property
 from importlib import resources
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,14 +24,14 @@ class BatchLoader:
     and tokens differently.
     """
 
-    def __init__(self, layout: Layout, *, size: GptSize, rank: int, seed: int, device: str) -> None:
+    def __init__(self, layout: Layout, *, size: GptSize, rank: int, data: NumberedSamples, device: str) -> None:
         self._layout = layout
         self._rank = layout.rank_in_group(rank)
         self._has_first_layer = 0 in layout.stages_on_rank(rank)
         self._has_last_layer = len(layout.stages) - 1 in layout.stages_on_rank(rank)
         self._size = size
         self._device = device
-        self._data = TextDataset(sequence=size.sequence, seed=seed)
+        self._data = data
 
     @property
     def window_count(self) -> int:
@@ -80,42 +82,79 @@ class BatchLoader:
         return rows[:, positions].to(self._device)
 
 
-class TextDataset:
-    """Samples of `sequence` + 1 bytes, numbered by their position in the whole training, without end.
+class Windows(Protocol):
+    """Windows of a training's tokens, such as a map-style dataset of torch."""
 
-    Sample n is window n modulo the number of windows, in a new seeded order for each pass over the text. The order
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Tensor:
+        """Return `sequence` + 1 token ids, 1-D: inputs, and the target of the last one."""
+
+
+class NumberedSamples:
+    """The samples of a training, numbered by their position in the whole training, without end.
+
+    Sample n is window n modulo the number of windows, in a new seeded order for each pass over the data. The order
     depends on nothing but the number: neither the number of ranks nor the rank that loads the sample changes it.
     """
 
-    def __init__(self, *, sequence: int, seed: int, text: bytes | None = None) -> None:
-        """Split `text`, by default the bundled text, into windows.
+    def __init__(self, windows: Windows, *, seed: int) -> None:
+        self._windows = windows
+        self._seed = seed
+        self._order_pass = -1
+        self._order: list[int] = []
+
+    @cached_property
+    def window_count(self) -> int:
+        return len(self._windows)
+
+    def find_window(self, sample: int) -> int:
+        """Return the window that sample `sample` is."""
+        data_pass, place = divmod(sample, self.window_count)
+        if data_pass != self._order_pass:
+            self._order_pass = data_pass
+            self._order = list(range(self.window_count))
+            random.Random(f"{self._seed}/{data_pass}").shuffle(self._order)
+        return self._order[place]
+
+    def load_samples(self, samples: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of shape (samples, sequence). Each target is the token after its input."""
+        rows = torch.stack([self._windows[self.find_window(sample)] for sample in samples]).long()
+        return rows[:, :-1], rows[:, 1:]
+
+
+class TextWindows:
+    """The bytes of a text in consecutive windows."""
+
+    def __init__(self, text: bytes, *, sequence: int) -> None:
+        """Split the text.
 
         Raises:
             ValueError: the text is shorter than one sample.
         """
-        self._bytes = torch.frombuffer(bytearray(_read_bundled_text() if text is None else text), dtype=torch.uint8)
+        self._bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._sequence = sequence
-        self._seed = seed
-        self.window_count = (len(self._bytes) - 1) // sequence
-        if self.window_count < 1:
+        if len(self._bytes) <= sequence:
             raise ValueError(f"The text has {len(self._bytes)} bytes, but a sample needs {sequence + 1}.")
-        self._order_pass = -1
-        self._order: list[int] = []
 
-    def find_window(self, sample: int) -> int:
-        """Return the window of the text that sample `sample` is."""
-        text_pass, place = divmod(sample, self.window_count)
-        if text_pass != self._order_pass:
-            self._order_pass = text_pass
-            self._order = list(range(self.window_count))
-            random.Random(f"{self._seed}/{text_pass}").shuffle(self._order)
-        return self._order[place]
+    def __len__(self) -> int:
+        return (len(self._bytes) - 1) // self._sequence
 
-    def load_samples(self, samples: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of shape (samples, sequence). Each target is the byte after its input byte."""
-        starts = [self.find_window(sample) * self._sequence for sample in samples]
-        rows = torch.stack([self._bytes[start : start + self._sequence + 1] for start in starts]).long()
-        return rows[:, :-1], rows[:, 1:]
+    def __getitem__(self, index: int) -> Tensor:
+        start = index * self._sequence
+        return self._bytes[start : start + self._sequence + 1]
+
+
+class TextDataset(NumberedSamples):
+    """The samples of a text, by default the bundled one, of `sequence` + 1 bytes each."""
+
+    def __init__(self, *, sequence: int, seed: int, text: bytes | None = None) -> None:
+        """Split the text into windows.
+
+        Raises:
+            ValueError: the text is shorter than one sample.
+        """
+        super().__init__(TextWindows(_read_bundled_text() if text is None else text, sequence=sequence), seed=seed)
 
 
 def _read_bundled_text() -> bytes:

@@ -27,6 +27,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+from scheduler.trainer.precision import autocast_to, round_as_computed
+
 # Dimension in which tensor parallelism splits each parameter. Each rank has a part of the last bias, so that the sum
 # over ranks contains it once.
 _SHARD_DIMENSIONS = {"up": 2, "up_bias": 1, "down": 1, "down_bias": 1}
@@ -112,6 +114,7 @@ class MixtureOfExperts(nn.Module):
     Attributes:
         expert_group: the ranks over which the experts are sharded, set by `shard_experts`; None if this rank has all
             experts. All its ranks must run forward and backward equally often, each on any number of tokens.
+        run_rows: the function of sorted rows and their counts by expert that `forward` calls.
     """
 
     def __init__(self, *, hidden: int, experts: int, experts_per_token: int) -> None:
@@ -125,6 +128,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.expert_group: dist.ProcessGroup | None = None
         self.experts_per_token = experts_per_token
+        self.run_rows: Callable[[Tensor, Tensor], Tensor] = self.run_experts
         self.router = nn.Linear(hidden, experts, bias=False)
         self.experts = Experts(experts, hidden)
 
@@ -136,19 +140,21 @@ class MixtureOfExperts(nn.Module):
         # Copy before sorting, so that no row is selected twice and the backward pass is deterministic.
         copies = tokens.unsqueeze(1).expand(-1, self.experts_per_token, -1).reshape(-1, tokens.shape[1])
         counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
-        computed = self._run_experts(copies.index_select(0, by_expert), counts)
+        computed = self.run_rows(copies.index_select(0, by_expert), counts)
         outputs = computed.index_select(0, by_expert.argsort()).view(*chosen.shape, tokens.shape[1])
         return (outputs * weights.unsqueeze(-1)).sum(dim=1).view(local.shape)
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and indices of each token's experts, both of shape (tokens, experts_per_token)."""
+        weight = round_as_computed(_to_local(self.router.weight), tokens.dtype)
+        # Not in half precision, in which many logits are equal and small differences change a token's experts.
+        with autocast_to(None, tokens.device):
+            logits = functional.linear(tokens, weight)
         # Unlike topk, a stable sort defines which of two equal logits comes first.
-        logits, experts = functional.linear(tokens, _to_local(self.router.weight)).sort(
-            dim=-1, descending=True, stable=True
-        )
+        logits, experts = logits.sort(dim=-1, descending=True, stable=True)
         return logits[:, : self.experts_per_token].softmax(dim=-1), experts[:, : self.experts_per_token]
 
-    def _run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Run rows that are sorted by expert, with `counts` rows per expert, on the ranks that hold the experts."""
         if self.expert_group is None:
             outputs: Tensor = self.experts(rows, counts.tolist())

@@ -5,9 +5,10 @@ The feed-forward layer of a block is dense or a mixture of experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from scheduler.domain.parallel_plan import Recompute
+from scheduler.trainer.dropout import TokenDropout, TokenNumbers
+from scheduler.trainer.initial_weights import initialize_layer
 from scheduler.trainer.mixture_of_experts import MixtureOfExperts
+from scheduler.trainer.precision import autocast_to, round_as_computed
 
 # Maps query, key and value to the attention output, all of shape (samples, heads, tokens, head size).
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -61,11 +65,20 @@ def get_model_size(name: str) -> GptSize:
     return SIZES[name]
 
 
+class Norm(nn.LayerNorm):
+    """Layer norm in the precision of its inputs, with weights of any precision."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight, bias = (round_as_computed(part, inputs.dtype) for part in (self.weight, self.bias))
+        return functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
+
+
 class Embedding(nn.Module):
     """Embedding of tokens of shape (samples, tokens).
 
     Attributes:
         token_positions: positions of the tokens, if this rank does not hold all tokens of a sequence in order.
+        output_dtype: precision of the residual stream, which begins here.
     """
 
     def __init__(self, size: GptSize) -> None:
@@ -73,13 +86,16 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(size.vocabulary, size.hidden)
         self.positions = nn.Embedding(size.sequence, size.hidden)
         self.token_positions: Tensor | None = None
+        self.output_dtype = torch.float32
+        self.dropout = TokenDropout()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, token_numbers: Tensor | None = None) -> Tensor:
         positions = self.token_positions
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden: Tensor = self.tokens(tokens) + self.positions(positions)
-        return hidden
+        parts = self.tokens(tokens), self.positions(positions)
+        of_token, of_position = (round_as_computed(part, self.output_dtype) for part in parts)
+        return self.dropout(of_token + of_position, token_numbers)
 
 
 class Attention(nn.Module):
@@ -105,39 +121,47 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward layer with residual connections. `recompute` selects activation recomputation."""
+    """Attention and feed-forward layer with residual connections.
+
+    Attributes:
+        recompute: which activations the backward pass recomputes.
+        compute: the function of inputs and token numbers that `forward` calls; torch.compile replaces it.
+    """
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
         self.recompute = Recompute.NONE
-        self.attention_norm = nn.LayerNorm(size.hidden)
+        self.attention_norm = Norm(size.hidden)
         self.attention = Attention(size)
-        self.feed_forward_norm = nn.LayerNorm(size.hidden)
+        self.attention_dropout = TokenDropout()
+        self.feed_forward_norm = Norm(size.hidden)
         self.feed_forward = _build_feed_forward(size)
+        self.feed_forward_dropout = TokenDropout()
+        self.compute: Callable[[Tensor, Tensor | None], Tensor] = self.compute_eagerly
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return _run_with_recompute(self.recompute is Recompute.FULL, self._forward, inputs)
+    def forward(self, inputs: Tensor, token_numbers: Tensor | None = None) -> Tensor:
+        return _run_with_recompute(self.recompute is Recompute.FULL, self.compute, inputs, token_numbers)
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def compute_eagerly(self, inputs: Tensor, token_numbers: Tensor | None) -> Tensor:
         attended = _run_with_recompute(
             self.recompute is Recompute.SELECTIVE, self.attention, self.attention_norm(inputs)
         )
-        residual = inputs + attended
-        outputs: Tensor = residual + self.feed_forward(self.feed_forward_norm(residual))
-        return outputs
+        residual = inputs + self.attention_dropout(attended, token_numbers)
+        branch = self.feed_forward(self.feed_forward_norm(residual))
+        return residual + self.feed_forward_dropout(branch, token_numbers)
 
 
 class Head(nn.Module):
-    """Final norm and projection to logits of shape (samples, tokens, vocabulary)."""
+    """Final norm and projection to logits of shape (samples, tokens, vocabulary), in the precision of the input."""
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(size.hidden)
+        self.norm = Norm(size.hidden)
         self.project = nn.Linear(size.hidden, size.vocabulary, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, token_numbers: Tensor | None = None) -> Tensor:
         logits: Tensor = self.project(self.norm(hidden))
-        return logits
+        return logits.to(hidden.dtype)
 
 
 class OutputCache(Protocol):
@@ -157,7 +181,9 @@ class Gpt(nn.Module):
 
     Attributes:
         input_transforms: functions applied to the input of a layer, by layer number. They redistribute activations.
-        output_cache: stored outputs of frozen layers, or None if all layers are computed.
+        output_cache: stored outputs of frozen layers, or None if all layers are computed. Not used in evaluation mode.
+        token_numbers: the tokens of each forward pass in training mode, for dropout; None keeps all activations.
+        compute_dtype: precision of matrix products and attention; None means that of the weights.
     """
 
     def __init__(self, size: GptSize, layers: range | None = None) -> None:
@@ -165,6 +191,8 @@ class Gpt(nn.Module):
         self.layer_range = range(size.layers + 2) if layers is None else layers
         self.input_transforms: dict[int, Callable[[Tensor], Tensor]] = {}
         self.output_cache: OutputCache | None = None
+        self.token_numbers: TokenNumbers | None = None
+        self.compute_dtype: torch.dtype | None = None
         self.embedding = Embedding(size) if 0 in self.layer_range else None
         self.blocks = nn.ModuleDict({str(k - 1): Block(size) for k in self.layer_range if 1 <= k <= size.layers})
         self.head = Head(size) if size.layers + 1 in self.layer_range else None
@@ -176,7 +204,15 @@ class Gpt(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map tokens, or the previous layer's activations, to logits or to the input of the next layer."""
-        cache, outputs, first = self.output_cache, inputs, self.layer_range.start
+        tokens: Mapping[int, Tensor] = {}
+        if self.training and self.token_numbers is not None:
+            tokens = self.token_numbers.begin_pass()
+        with autocast_to(self.compute_dtype, inputs.device):
+            return self._compute_layers(inputs, tokens)
+
+    def _compute_layers(self, inputs: Tensor, tokens: Mapping[int, Tensor]) -> Tensor:
+        outputs, first = inputs, self.layer_range.start
+        cache = self.output_cache if self.training else None
         if cache is not None:
             outputs, first = cache.begin_pass(inputs)
         for number, layer in self.numbered_layers():
@@ -184,7 +220,7 @@ class Gpt(nn.Module):
                 continue
             if number in self.input_transforms:
                 outputs = self.input_transforms[number](outputs)
-            outputs = layer(outputs)
+            outputs = layer(outputs, tokens.get(number))
             if cache is not None:
                 cache.store_output(number, outputs)
         output_transform = self.input_transforms.get(self.layer_range.stop)
@@ -197,15 +233,43 @@ def build_gpt(size: GptSize, *, seed: int | None, dtype: torch.dtype, layers: ra
     Initial weights depend only on the seed and the layer, so they are the same in every layout. Without a seed,
     weights are uninitialized memory.
     """
-    with torch.device("meta"):
-        model = Gpt(size, layers)
+    model = build_meta_gpt(size, dtype=dtype, layers=layers)
     model.to_empty(device="cpu")
     if seed is not None:
-        with torch.random.fork_rng(devices=[]):
-            for number, layer in model.numbered_layers():
-                torch.manual_seed(seed * 1_000_003 + number)
-                _init_weights(layer, residual_scale=(2 * size.layers) ** -0.5)
-    return model.to(dtype)
+        initialize_weights(model, size, seed=seed)
+    return model
+
+
+def build_meta_gpt(size: GptSize, *, dtype: torch.dtype, layers: range | None = None) -> Gpt:
+    """Build the model or a range of its layers with parameters that have shapes but no memory."""
+    with torch.device("meta"):
+        model = Gpt(size, layers).to(dtype)
+    if model.embedding is not None:
+        model.embedding.output_dtype = dtype
+    return model
+
+
+def compile_blocks(model: Gpt, *, backend: str) -> None:
+    """Compile the computation of each block when it first runs.
+
+    Blocks are compiled apart from FSDP and recomputation, which surround them. Exchanges between ranks stay eager.
+    """
+    # While it compiles, torch reads the gradients of inputs that cannot have one, and warns of that.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    run_eagerly: Callable[..., Any] = torch.compiler.disable
+    for block in model.blocks.values():
+        assert isinstance(block, Block)
+        if block.attention.attend is not causal_attention:
+            block.attention.attend = run_eagerly(block.attention.attend)
+        if isinstance(block.feed_forward, MixtureOfExperts):
+            block.feed_forward.run_rows = run_eagerly(block.feed_forward.run_experts)
+        block.compute = torch.compile(block.compute_eagerly, backend=backend)
+
+
+def initialize_weights(model: Gpt, size: GptSize, *, seed: int) -> None:
+    """Fill the parameters, which may be sharded, with the initial weights of this seed."""
+    for number, layer in model.numbered_layers():
+        initialize_layer(layer, seed=seed, number=number, residual_scale=(2 * size.layers) ** -0.5)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -218,22 +282,9 @@ def _build_feed_forward(size: GptSize) -> nn.Module:
     return nn.Sequential(nn.Linear(size.hidden, 4 * size.hidden), nn.GELU(), nn.Linear(4 * size.hidden, size.hidden))
 
 
-def _init_weights(layer: nn.Module, *, residual_scale: float) -> None:
-    """Initialize as GPT-2: normal, scaled down where a branch is added to the residual stream."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith("bias"):
-            nn.init.zeros_(parameter)  # before the test of dimensions: stacked biases of experts have two
-        elif parameter.dim() == 1:
-            nn.init.ones_(parameter)  # scales of norms
-        else:
-            is_residual = name.endswith(("project_out.weight", "2.weight", "experts.down"))
-            # Parameters are float32 here, so that both dtypes start from the same weights.
-            nn.init.normal_(parameter, std=0.02 * (residual_scale if is_residual else 1.0))
-
-
-def _run_with_recompute(recompute: bool, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+def _run_with_recompute(recompute: bool, compute: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     if not recompute:
-        return compute(inputs)
-    # The model has no dropout, so the recomputation needs no random state.
-    outputs: Tensor = checkpoint(compute, inputs, use_reentrant=False, preserve_rng_state=False)
+        return compute(*inputs)
+    # Dropout masks are a function of the token numbers, so the recomputation needs no random state.
+    outputs: Tensor = checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)
     return outputs

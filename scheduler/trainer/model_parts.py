@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -34,10 +34,12 @@ from scheduler.trainer.activation_sharding import (
     find_sharding_changes,
 )
 from scheduler.trainer.context_parallel import ContextGroups, compute_token_positions, context_attention
+from scheduler.trainer.counter_random import derive_key
+from scheduler.trainer.dropout import MicroBatchTokens, TokenDropout
 from scheduler.trainer.layout import Layout, locate_rank
 from scheduler.trainer.mesh import LayerMeshes, Meshes
 from scheduler.trainer.mixture_of_experts import MixtureOfExperts, shard_experts
-from scheduler.trainer.model import Block, Embedding, Gpt, GptSize, build_gpt
+from scheduler.trainer.model import Block, Embedding, Gpt, GptSize, build_meta_gpt, compile_blocks, initialize_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class BuildOptions:
 
     Attributes:
         rank: this rank, of all ranks.
+        dtype: precision of the weights, the residual stream and the gradients.
+        compute_dtype: half precision of matrix products and attention; None means `dtype`.
+        dropout: probability of dropping an element of the embedding's output and of each branch of a trained block.
+        compile_backend: backend of torch.compile for the blocks; empty runs them eagerly.
         frozen_blocks: number of frozen blocks, from the front; the embedding freezes with the first.
         for_loading: the weights are loaded afterwards, so none are initialized.
     """
@@ -64,6 +70,9 @@ class BuildOptions:
     device: str
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype | None = None
+    dropout: float = 0.0
+    compile_backend: str = ""
     frozen_blocks: int = 0
     for_loading: bool = False
 
@@ -71,6 +80,7 @@ class BuildOptions:
 def build_model_parts(layout: Layout, meshes: Meshes, options: BuildOptions) -> tuple[ModelPart, ...]:
     """Build one part for each stage that runs on this rank's pipeline group. Collective over all ranks.
 
+    The model is cut into this rank's shards before any of it has memory, so no rank ever holds more than its shards.
     Gradients are summed over the ranks, not averaged, because each rank's loss is its share of the global batch's
     mean.
 
@@ -83,11 +93,20 @@ def build_model_parts(layout: Layout, meshes: Meshes, options: BuildOptions) -> 
     shardings = compute_token_shardings(layout, options.size.sequence)
     parts = []
     for stage in layout.stages_on_rank(options.rank):
-        seed = None if options.for_loading else options.seed
-        model = build_gpt(options.size, seed=seed, dtype=options.dtype, layers=layout.stages[stage]).to(options.device)
+        model = build_meta_gpt(options.size, dtype=options.dtype, layers=layout.stages[stage])
+        model.compute_dtype = options.compute_dtype
         _connect_layers(model, layout, shardings, meshes, options)
         _freeze_blocks(model, options.frozen_blocks)
-        parts.append(ModelPart(stage, model, _parallelize(model, layout, meshes)))
+        _connect_dropout(model, layout, shardings, options)
+        if options.compile_backend:
+            compile_blocks(model, backend=options.compile_backend)
+        if not layout.uses_ddp:
+            _shard(model, layout, meshes, options)
+        model.to_empty(device=options.device)
+        if not options.for_loading:
+            initialize_weights(model, options.size, seed=options.seed)
+        # DDP cannot wrap a model without memory. Every rank holds all weights anyway.
+        parts.append(ModelPart(stage, model, _wrap_ddp(model) if layout.uses_ddp and layout.world_size > 1 else model))
     return tuple(parts)
 
 
@@ -146,9 +165,30 @@ def _freeze_blocks(model: Gpt, frozen_blocks: int) -> None:
             layer.requires_grad_(False)
 
 
-def _parallelize(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
-    if layout.uses_ddp:
-        return _wrap_ddp(model) if layout.world_size > 1 else model
+def _connect_dropout(model: Gpt, layout: Layout, shardings: tuple[TokenSharding, ...], options: BuildOptions) -> None:
+    """Give each trained layer its dropout. Frozen layers have none, so that their outputs can be stored."""
+    if not options.dropout:
+        return
+    model.token_numbers = MicroBatchTokens(
+        model.layer_range,
+        layout,
+        shardings,
+        rank=layout.rank_in_group(options.rank),
+        sequence=options.size.sequence,
+        device=options.device,
+    )
+    for number, layer in model.numbered_layers():
+        is_frozen = bool(options.frozen_blocks) and number <= options.frozen_blocks
+        for name in () if is_frozen else ("dropout", "attention_dropout", "feed_forward_dropout"):
+            if hasattr(layer, name):
+                setattr(layer, name, TokenDropout(options.dropout, derive_key(options.seed, number, name)))
+
+
+def _shard(model: Gpt, layout: Layout, meshes: Meshes, options: BuildOptions) -> None:
+    """Replace the parameters of each layer by this rank's shards of them."""
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if options.compute_dtype is not None:
+        policy = MixedPrecisionPolicy(options.compute_dtype, reduce_dtype=options.dtype, cast_forward_inputs=False)
     for number, layer in model.numbered_layers():
         strategy, mesh = layout.strategies[number], meshes.layers[number]
         if strategy.tp > 1:
@@ -158,19 +198,20 @@ def _parallelize(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
             # torch replaces replicated parameters by new ones, which require gradients even if the old ones did not.
             layer.requires_grad_(is_trainable)
         if isinstance(layer, Block) and isinstance(layer.feed_forward, MixtureOfExperts):
-            _shard_experts(layer.feed_forward, strategy, mesh)
-        _apply_fsdp(layer, strategy, mesh.data)
+            _shard_experts(layer.feed_forward, strategy, mesh, policy)
+        _apply_fsdp(layer, strategy, mesh.data, policy)
     # The model has no parameters of its own. As the FSDP root it switches the gradient sync of all its layers at once.
-    fully_shard(model, mesh=meshes.layers[model.layer_range.start].data["shard"])
-    return model
+    fully_shard(model, mesh=meshes.layers[model.layer_range.start].data["shard"], mp_policy=policy)
 
 
-def _shard_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: LayerMeshes) -> None:
+def _shard_experts(
+    experts: MixtureOfExperts, strategy: LayerStrategy, mesh: LayerMeshes, policy: MixedPrecisionPolicy
+) -> None:
     """Shard the experts over the ranks of ep and tp, and apply FSDP over the remaining replicas."""
     if strategy.ep > 1 or strategy.tp > 1:
         shard_experts(experts, mesh.expert, mesh.tensor)
         data = mesh.expert_data
-        _apply_fsdp(experts.experts, strategy, data, placement=_choose_expert_placement(data["shard"].size()))
+        _apply_fsdp(experts.experts, strategy, data, policy, placement=_choose_expert_placement(data["shard"].size()))
 
 
 def _choose_expert_placement(ranks: int) -> Callable[[nn.Parameter], Shard]:
@@ -190,6 +231,7 @@ def _apply_fsdp(
     layer: nn.Module,
     strategy: LayerStrategy,
     mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
     *,
     placement: Callable[[nn.Parameter], Shard] = lambda _: Shard(0),
 ) -> None:
@@ -202,6 +244,7 @@ def _apply_fsdp(
         layer,
         mesh=mesh if mesh["replicate"].size() > 1 else mesh["shard"],
         reshard_after_forward=strategy.zero == 3,
+        mp_policy=policy,
         shard_placement_fn=placement,
     )
     sharded.set_gradient_divide_factor(1.0)

@@ -33,26 +33,40 @@ class ForwardBackward(Protocol):
         Both have the shape (micro-batches x samples, tokens).
 
         Returns:
-            This rank's share of the global batch's mean loss; zero if its parts contain no head.
+            This rank's share of the loss, as the loss function scales it; zero if its parts contain no head.
         """
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run forward passes alone, and return this rank's share of the loss."""
 
 
 def build_forward_backward(
-    layout: Layout, meshes: Meshes, parts: Sequence[ModelPart], options: BuildOptions
+    layout: Layout,
+    meshes: Meshes,
+    parts: Sequence[ModelPart],
+    options: BuildOptions,
+    *,
+    loss_scale: Tensor | None = None,
 ) -> ForwardBackward:
-    loss = build_loss_share(layout, tokens=options.size.sequence)
+    """Return the runner of the layout's schedule.
+
+    Args:
+        loss_scale: factor of the loss and all gradients, read in each pass; None means 1.
+    """
+    loss = build_loss_share(layout, tokens=options.size.sequence, scale=loss_scale)
     if layout.schedule.name is ScheduleName.INTERLEAVED:
         return InterleavedSchedule(layout, meshes, parts, options, loss)
     [part] = parts
     return NonInterleavedSchedule(layout, meshes, part, options, loss)
 
 
-def build_loss_share(layout: Layout, *, tokens: int) -> LossFunction:
+def build_loss_share(layout: Layout, *, tokens: int, scale: Tensor | None = None) -> LossFunction:
     """Return the loss function of a micro-batch: cross-entropy as a share of the mean over all tokens of the step."""
     token_count = layout.global_batch * tokens
 
     def compute_share(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / token_count
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / token_count
+        return loss if scale is None else loss * scale
 
     return compute_share
 
@@ -131,10 +145,22 @@ class NonInterleavedSchedule:
                 awaiting_backward.append((stage_input, output))
             if number >= self._warmup_passes:
                 self._backward(number - self._warmup_passes, *awaiting_backward.popleft())
+        self._finish_sends()
+        return total
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        for number in range(self._micro_batches):
+            _, output = self._forward(number, inputs)
+            if self._next_link is None:
+                total += self._loss(output, targets.chunk(self._micro_batches)[number]).double()
+        self._finish_sends()
+        return total
+
+    def _finish_sends(self) -> None:
         for link in (self._previous_link, self._next_link):
             if link is not None:
                 link.wait()
-        return total
 
     def _forward(self, number: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Run a forward pass and return the stage's input and output."""
@@ -189,10 +215,16 @@ class InterleavedSchedule:
         self._schedule = ScheduleInterleaved1F1B(list(stages), layout.micro_batches, loss_fn=loss, scale_grads=False)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._run(self._schedule.step, inputs, targets)
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._run(self._schedule.eval, inputs, targets)
+
+    def _run(self, run: Callable[..., object], inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
         stage_inputs = (inputs,) if self._is_first else ()
         target = targets if self._is_last else None
-        self._schedule.step(*stage_inputs, target=target, losses=losses, return_outputs=False)
+        run(*stage_inputs, target=target, losses=losses, return_outputs=False)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         for loss in losses:
             total += loss.detach().double()

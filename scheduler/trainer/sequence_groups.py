@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from scheduler.solver.lengths.batch_plan import BatchPlan, MicroBatch
 from scheduler.trainer.context_parallel import ContextGroups, compute_token_positions, context_attention
+from scheduler.trainer.dropout import SequenceTokens
 from scheduler.trainer.model import Block, Gpt, causal_attention
 
 IGNORED_TARGET = -100
@@ -75,14 +76,24 @@ def locate_group(micro_batch: MicroBatch, rank: int) -> RankGroup:
     raise ValueError(f"rank is {rank}; the groups of the micro-batch have {first} ranks")
 
 
-def run_micro_batches(model: Gpt, groups: SequenceGroups, plan: BatchPlan, sequences: Sequence[Tensor]) -> Tensor:
+def run_micro_batches(
+    model: Gpt,
+    groups: SequenceGroups,
+    plan: BatchPlan,
+    sequences: Sequence[Tensor],
+    *,
+    first_tokens: Sequence[int] = (),
+    loss_scale: Tensor | None = None,
+) -> Tensor:
     """Run this rank's forward and backward passes of a batch. Collective over the groups.
 
     Args:
         sequences: tokens of each sequence, 1-D, one more than its length: each is the target of the one before it.
+        first_tokens: number of each sequence's first token among all tokens of the training, for dropout.
+        loss_scale: factor of the loss and all gradients; None means 1.
 
     Returns:
-        This rank's share of the mean loss over all tokens of the batch.
+        This rank's share of the mean loss over all tokens of the batch, times the scale.
     """
     token_count = sum(len(sequence) - 1 for sequence in sequences)
     total = torch.zeros((), dtype=next(model.parameters()).dtype)
@@ -91,8 +102,11 @@ def run_micro_batches(model: Gpt, groups: SequenceGroups, plan: BatchPlan, seque
         for number in own.sequences:
             inputs, targets = _pad(sequences[number], own.degree)
             positions = groups.select(model, own.degree, own.index, len(inputs))
+            first_token = first_tokens[number] if first_tokens else 0
+            model.token_numbers = SequenceTokens(model.layer_range, first_token + positions)
             logits = model(inputs[positions].unsqueeze(0)).flatten(0, 1)
             loss = functional.cross_entropy(logits, targets[positions], reduction="sum") / token_count
+            loss = loss if loss_scale is None else loss * loss_scale
             torch.autograd.backward(loss)
             total += loss.detach()
     return total

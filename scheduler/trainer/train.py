@@ -24,7 +24,8 @@ def main() -> int:
     try:
         # Open the session before the import of torch, which takes seconds, so that no notice is missed meanwhile.
         with Session.from_environment() as session:
-            from scheduler.trainer.trainer import build_settings, train
+            from scheduler.trainer.settings import build_settings
+            from scheduler.trainer.trainer import train
 
             train(session, build_settings(vars(arguments)))
     except ValueError as error:
@@ -59,7 +60,8 @@ def _parse_arguments() -> argparse.Namespace:
         "--keep", type=_parse_positive_count, default=0, help="complete checkpoints to keep (default: the job's)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="precision")
+    _add_computation_arguments(parser)
+    _add_data_arguments(parser)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--warmup-steps", type=_parse_count, default=0, help="steps over which the learning rate rises")
     parser.add_argument(
@@ -88,6 +90,63 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ledger", dest="ledger_dir", type=Path, help="directory for a record of samples and losses")
     parser.add_argument("--ledger-digests", action="store_true", help="put digests of the whole state there too")
     return parser.parse_args()
+
+
+def _add_computation_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="precision of the weights")
+    parser.add_argument(
+        "--autocast",
+        default="none",
+        choices=["none", "bf16", "fp16"],
+        help="precision of matrix products and attention; fp16 scales the loss (default: that of the weights)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        default="adamw",
+        choices=["adamw", "sgd", "muon"],
+        help="sgd has momentum; muon updates matrices of blocks with Muon and other weights with AdamW",
+    )
+    parser.add_argument(
+        "--clip-norm", type=float, default=0.0, help="largest norm of all gradients together (default: no clipping)"
+    )
+    parser.add_argument(
+        "--dropout",
+        type=float,
+        default=0.0,
+        help="probability of dropping an element of the embedding's output and of each branch of a block",
+    )
+    parser.add_argument(
+        "--compile",
+        dest="compile_backend",
+        nargs="?",
+        const="inductor",
+        default="",
+        metavar="BACKEND",
+        help="run blocks with torch.compile (default backend: inductor)",
+    )
+
+
+def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    function = "MODULE:FUNCTION"
+    parser.add_argument(
+        "--dataset",
+        default="",
+        metavar=function,
+        help="function that returns the training data for `sequence` tokens per sample (default: the bundled text)",
+    )
+    parser.add_argument("--evaluate-every", type=_parse_count, default=0, help="steps between evaluations")
+    parser.add_argument(
+        "--evaluation-dataset", default="", metavar=function, help="as --dataset (default: the training data)"
+    )
+    parser.add_argument(
+        "--evaluation-batches", type=_parse_positive_count, default=1, help="global batches of an evaluation"
+    )
+    parser.add_argument(
+        "--evaluation-hook",
+        default="",
+        metavar=function,
+        help="function that rank 0 calls with the step and the loss of each evaluation",
+    )
 
 
 def _parse_count(text: str, minimum: int = 0) -> int:

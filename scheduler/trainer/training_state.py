@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -30,10 +30,15 @@ _FULL_OPTIONS = StateDictOptions(full_state_dict=True, flatten_optimizer_state_d
 
 @dataclass(frozen=True, slots=True)
 class TrainablePart:
-    """A part of the model with the optimizers of its parameters."""
+    """A part of the model with the optimizers of its parameters.
+
+    Attributes:
+        scalars: tensors of the training as a whole that a checkpoint holds, the same on all ranks.
+    """
 
     module: nn.Module
     optimizers: Sequence[Optimizer]
+    scalars: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def collect_state(parts: Sequence[TrainablePart]) -> dict[str, Any]:
@@ -54,7 +59,8 @@ def collect_stored_state(parts: Sequence[TrainablePart]) -> dict[str, Any]:
     """
     state = collect_state(parts)
     tensors = {name: entry for name, entry in state["optimizer"].items() if isinstance(entry, Tensor)}
-    return {**state, "optimizer": tensors}
+    scalars = {name: scalar for part in parts for name, scalar in part.scalars.items()}
+    return {**state, "optimizer": tensors | scalars}
 
 
 def collect_checkpoint_share(parts: Sequence[TrainablePart]) -> dict[str, Any]:
@@ -153,6 +159,7 @@ class Ledger:
     - `samples-g<generation>-r<rank>.jsonl`: {"step", "samples": [...]} of each rank
     - `losses-g<generation>.jsonl`: {"step", "loss"}
     - `states-g<generation>.jsonl`: {"step", "event": "saved" | "loaded", "digest"}
+    - `evaluations-g<generation>.jsonl`: {"step", "loss"}
 
     A step that a later generation repeats, because ranks died after their last checkpoint, is in the files of both;
     the later generation counts.
@@ -173,6 +180,10 @@ class Ledger:
         self._append(f"samples-g{self._generation}-r{self._rank}", {"step": step, "samples": list(samples)})
         if self._rank == 0:
             self._append(f"losses-g{self._generation}", {"step": step, "loss": loss})
+
+    def record_evaluation(self, step: int, *, loss: float) -> None:
+        if self._rank == 0:
+            self._append(f"evaluations-g{self._generation}", {"step": step, "loss": loss})
 
     def record_state(self, step: int, event: str, *, digest: str) -> None:
         """Record the digest of all model and optimizer entries. Equal digests mean bitwise equal states."""

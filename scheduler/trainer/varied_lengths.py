@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scheduler.solver.lengths.batch_search import search_batch_plan
 from scheduler.solver.lengths.sequence_costs import SequenceCosts
-from scheduler.trainer.dataset import TextDataset
+from scheduler.trainer.dataset import NumberedSamples
 from scheduler.trainer.layout import Layout
 from scheduler.trainer.model import Gpt, GptSize
 from scheduler.trainer.sequence_groups import SequenceGroups, list_degrees, run_micro_batches, sum_gradients
@@ -38,12 +38,13 @@ class VariedLengthBatches:
     `costs` are measured at the first step of a generation.
     """
 
-    def __init__(self, lengths: Sequence[int], layout: Layout, *, size: GptSize, seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], layout: Layout, *, size: GptSize, data: NumberedSamples) -> None:
         """Make the process groups. Collective over all ranks."""
         self._lengths = lengths
         self._layout = layout
         self._heads = size.heads
-        self._data = TextDataset(sequence=size.sequence, seed=seed)
+        self._context = size.sequence
+        self._data = data
         self._groups = SequenceGroups(list_degrees(layout.world_size, heads=size.heads))
         self._costs: SequenceCosts | None = None
 
@@ -52,17 +53,20 @@ class VariedLengthBatches:
         """Digest of the lengths, which must not change between generations."""
         return sha256(repr(tuple(self._lengths)).encode()).hexdigest()[:16]
 
-    def run(self, model: Gpt, first_sample: int) -> Tensor:
+    def run(self, model: Gpt, first_sample: int, *, loss_scale: Tensor | None = None) -> Tensor:
         """Run the batch that begins with `first_sample`, and sum the gradients. Collective over all ranks.
 
         Returns:
-            This rank's share of the mean loss over all tokens of the batch.
+            This rank's share of the mean loss over all tokens of the batch, times the scale.
         """
         samples = range(first_sample, first_sample + self._layout.global_batch)
         lengths = [self._lengths[sample % len(self._lengths)] for sample in samples]
         plan = search_batch_plan(self._measure_costs(model), lengths)
         sequences = [self._load_sequence(sample, length) for sample, length in zip(samples, lengths, strict=True)]
-        share = run_micro_batches(model, self._groups, plan, sequences)
+        first_tokens = [sample * self._context for sample in samples]
+        share = run_micro_batches(
+            model, self._groups, plan, sequences, first_tokens=first_tokens, loss_scale=loss_scale
+        )
         sum_gradients(model)
         return share
 

@@ -54,6 +54,8 @@ class Layer:
         computed: the forward pass runs; otherwise a cache has the output. `cached_bytes` are read from the cache, or
             written to it, in each forward pass.
         measured_s: measured forward time of one sample by tensor-parallel degree, if any.
+        dense_moment_bytes: bytes of the optimizer's moments per trained weight outside of experts, on average;
+            `expert_moment_bytes` per weight of experts. The defaults are AdamW's.
     """
 
     flops: float
@@ -87,6 +89,8 @@ class Layer:
     computed: bool
     cached_bytes: int
     measured_s: tuple[tuple[int, float], ...]
+    dense_moment_bytes: float = 8.0
+    expert_moment_bytes: float = 8.0
 
 
 class LayerChain(tuple[Layer, ...]):
@@ -128,14 +132,20 @@ def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, 
     backward = False
     for run in model.layers:
         backward = backward or not run.frozen
-        layers.extend([_build_layer(run, scale, backward=backward)] * run.layers)
+        layer = _build_layer(run, scale, backward=backward)
+        moment_bytes = model.optimizer.matrix_moment_bytes
+        layer = replace(layer, dense_moment_bytes=moment_bytes, expert_moment_bytes=moment_bytes)
+        layers.extend([layer] * run.layers)
     read, written = model.cached_layer_count, model.frozen_layer_count if model.cache_frozen_layers else 0
     for number in {read, written} - {0}:
         layers[number - 1] = replace(layers[number - 1], cached_bytes=layers[number - 1].boundary_bytes)
     tied = replace(layers[0], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
     layers[0] = _attach_embedding(tied, model.embedding, scale)
+    layers[0] = _add_end_moments(layers[0], model.embedding.parameters, model.optimizer.end_moment_bytes)
     tied = replace(layers[-1], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
-    layers[-1] = _attach_head(tied, model.head, scale, shared=model.shares_embedding and not copied)
+    shared = model.shares_embedding and not copied
+    layers[-1] = _attach_head(tied, model.head, scale, shared=shared)
+    layers[-1] = _add_end_moments(layers[-1], 0 if shared else model.head.parameters, model.optimizer.end_moment_bytes)
     return LayerChain(layers)
 
 
@@ -209,6 +219,16 @@ def _attach_head(layer: Layer, head: Attachment, scale: float, *, shared: bool) 
     )
 
 
+def _add_end_moments(layer: Layer, parameters: int, moment_bytes: float) -> Layer:
+    """Return the layer with the moments of `parameters`, which embedding or head have added to its weights."""
+    if not layer.trained:
+        # At most the head is trained.
+        return replace(layer, dense_moment_bytes=moment_bytes)
+    dense = layer.parameters - layer.expert_parameters
+    added = parameters * (moment_bytes - layer.dense_moment_bytes) / max(1, dense)
+    return replace(layer, dense_moment_bytes=layer.dense_moment_bytes + added)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
     """Layer types as columns, so that all strategies are costed at once. Every array is [T, 1], as in Layer.
@@ -248,6 +268,8 @@ class LayerTable:
     trained_head_parameters: Floats
     computed: Floats
     cached_bytes: Floats
+    dense_moment_bytes: Floats
+    expert_moment_bytes: Floats
 
 
 @lru_cache(maxsize=64)
@@ -284,6 +306,8 @@ def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.trained_head_parameters,
             kind.computed,
             kind.cached_bytes,
+            kind.dense_moment_bytes,
+            kind.expert_moment_bytes,
         )
         for kind in kinds
     ]

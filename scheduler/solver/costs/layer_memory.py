@@ -29,15 +29,16 @@ def compute_state_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates
     table, group = build_layer_table(kinds), candidates.shard_group
     tp, ep = candidates.degrees.tp[candidates.degree_index], candidates.degrees.ep[candidates.degree_index]
     head = table.trained_head_parameters
-    total = (
-        (table.dense_parameters - head) / tp * _compute_bytes_per_parameter(table.trained, candidates, group, setting)
-    )
+    dense = _compute_bytes_per_parameter(table.trained, table.dense_moment_bytes, candidates, group, setting)
+    total = (table.dense_parameters - head) / tp * dense
     if head.any():
-        total = total + head / tp * _compute_bytes_per_parameter(np.ones_like(head), candidates, group, setting)
+        always = np.ones_like(head)
+        of_head = _compute_bytes_per_parameter(always, table.dense_moment_bytes, candidates, group, setting)
+        total = total + head / tp * of_head
     if table.expert_parameters.any():
         shards = np.maximum(group // ep, 1)
         total = total + table.expert_parameters / (tp * ep) * _compute_bytes_per_parameter(
-            table.trained, candidates, shards, setting
+            table.trained, table.expert_moment_bytes, candidates, shards, setting
         )
     return _round_up_bytes(total)
 
@@ -92,20 +93,22 @@ def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidate
 
 
 def _compute_bytes_per_parameter(
-    trained: Floats, candidates: StrategyCandidates, group: Ints, setting: StageSetting
+    trained: Floats, moment_bytes: Floats, candidates: StrategyCandidates, group: Ints, setting: StageSetting
 ) -> Floats:
     """Return the bytes of state on a GPU per weight that tensor and expert parallelism leave to it.
 
-    A frozen weight has no gradient and no optimizer state.
+    A frozen weight has no gradient and no optimizer state: no moments and no master weight.
     """
     precision, zero = setting.hardware.precision, candidates.zero
     weight = np.where(zero == 3, precision.value_bytes / group, precision.value_bytes)
     gradient = precision.gradient_bytes / np.where(zero >= 2, group, 1)
-    on_gpu = np.where(candidates.offload == 1, 0.0, precision.optimizer_bytes)
+    on_gpu = np.where(candidates.offload == 1, 0.0, precision.master_bytes + moment_bytes)
     optimizer = on_gpu / np.where(zero >= 1, group, 1)
     # Under ZeRO-3 the fp32 master is the weight itself, unless it is on the host.
     master = np.where(
-        (zero == 3) & (candidates.offload == 0), precision.fsdp_bytes / group, weight + gradient + optimizer
+        (zero == 3) & (candidates.offload == 0),
+        (precision.fsdp_bytes + moment_bytes) / group,
+        weight + gradient + optimizer,
     )
     return np.asarray(np.where(trained, master, weight))
 

@@ -56,9 +56,9 @@ and residual read two values and write one and a mask (3.5). Every tensor rank d
 sequence is sharded."""
 
 
-_OPTIMIZER_BYTES_PER_PARAMETER = 28
-"""AdamW reads gradient, moments and master weight, and writes moments and weights: 28 bytes in bf16 (2 + 12 read, 2
-+ 12 written) and in fp32 (4 + 12 read, 4 + 8 written)."""
+_OPTIMIZER_BYTES_PER_PARAMETER = 12
+"""The optimizer reads gradient and master weight, and writes weights: 12 bytes in bf16 (2 + 4 read, 2 + 4 written) and
+in fp32 (4 + 4 read, 4 written). It also reads and writes its moments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,8 +229,11 @@ def _compute_exposed_s(
 def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> Floats:
     """Return 1/c of the optimizer step. With offload, gradients move to the host and new weights come back."""
     hardware = setting.hardware
-    owned = _count_owned_parameters(table, candidates)
-    step_s = _OPTIMIZER_BYTES_PER_PARAMETER / hardware.memory_bandwidth_bytes_per_s * owned
+    dense, experts = _count_owned_parameters(table, candidates)
+    owned = dense + experts
+    bandwidth = hardware.memory_bandwidth_bytes_per_s
+    step_s = (_OPTIMIZER_BYTES_PER_PARAMETER + 2 * table.dense_moment_bytes) / bandwidth * dense
+    step_s = step_s + (_OPTIMIZER_BYTES_PER_PARAMETER + 2 * table.expert_moment_bytes) / bandwidth * experts
     if candidates.offload.any():
         moved_s = 2 * hardware.precision.value_bytes / hardware.host_bandwidth_bytes_per_s
         host_s = (moved_s + hardware.host_optimizer_s_per_parameter) * owned
@@ -238,12 +241,12 @@ def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates,
     return np.asarray(step_s / candidates.micro_batches)
 
 
-def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -> Floats:
-    """Return the number of trained weights whose optimizer state one GPU owns."""
+def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -> tuple[Floats, Floats]:
+    """Return the numbers of trained weights whose optimizer state one GPU owns, outside of experts and in them."""
     tp, ep = candidates.degrees.tp[candidates.degree_index], candidates.degrees.ep[candidates.degree_index]
     experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(candidates.shard_group // ep, 1))
     dense = table.trained * table.dense_parameters + table.trained_head_parameters
-    return dense / (tp * candidates.shard_group) + experts
+    return dense / (tp * candidates.shard_group), experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,7 +41,7 @@ from scheduler.solver.profiles.hardware_profile import (
     HardwareProfile,
     Precision,
 )
-from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile, TrainingOptimizer
 from scheduler.solver.profiles.profile_document import (
     ProfileError,
     parse_object,
@@ -354,6 +354,7 @@ _LAYER_OPTIONS = {
 _FLOPS = ("flops_per_sample", "attention_flops_per_sample")
 _LAYER_FLAGS = ("frozen", "cached")
 _CACHE_FLAG = "cache_frozen_layers"
+_OPTIMIZER = "optimizer"
 
 
 def parse_model(json_text: str, sequence_length: int = 0) -> ModelProfile:
@@ -378,20 +379,28 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     if sequence_length < 0:
         raise ProfileError(f"sequence_length is {sequence_length}; it must be 0 (the profile's own) or above")
     if "architecture" in document:
-        require_fields(document, "model profile", {"name", "architecture"}, {"source", _CACHE_FLAG})
+        require_fields(document, "model profile", {"name", "architecture"}, {"source", _CACHE_FLAG, _OPTIMIZER})
         name = str(document["name"])
         owner = f"architecture of {name!r}"
         given = require_object(document["architecture"], owner)
         model = build_transformer_profile(name, parse_architecture(given, owner, sequence_length))
     else:
         model = _parse_layer_model(document, sequence_length)
-    model = replace(model, cache_frozen_layers=read_flag(document, _CACHE_FLAG, "model profile"))
+    cached = read_flag(document, _CACHE_FLAG, "model profile")
+    model = replace(model, cache_frozen_layers=cached, optimizer=_parse_optimizer(document))
     return model.with_frozen_layers(0)
+
+
+def _parse_optimizer(document: Mapping[str, Any]) -> TrainingOptimizer:
+    value = unwrap_value(document.get(_OPTIMIZER, TrainingOptimizer.ADAMW.value))
+    if value not in list(TrainingOptimizer):
+        raise ProfileError(f"model profile: {_OPTIMIZER} is {value!r}; allowed are {', '.join(TrainingOptimizer)}")
+    return TrainingOptimizer(value)
 
 
 def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> ModelProfile:
     owner = "model profile"
-    optional = {"embedding", "head", "tied_embedding", "source", _CACHE_FLAG}
+    optional = {"embedding", "head", "tied_embedding", "source", _CACHE_FLAG, _OPTIMIZER}
     require_fields(document, owner, {"name", "sequence_length", "layers"}, optional)
     own_length = read_count(document, "sequence_length", "tokens", owner)
     if sequence_length not in (0, own_length):

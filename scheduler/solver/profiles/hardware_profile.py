@@ -35,7 +35,7 @@ class Dimension(StrEnum):
 
 
 class Precision(StrEnum):
-    """Number format of training with AdamW: bf16 with fp32 master weights, or fp32 throughout."""
+    """Number format of training: bf16 with fp32 master weights, or fp32 throughout. fp16 takes as much as bf16."""
 
     BF16 = "bf16"
     FP32 = "fp32"
@@ -51,17 +51,17 @@ class Precision(StrEnum):
         return 4
 
     @property
-    def optimizer_bytes(self) -> int:
-        """Bytes per parameter: moments, and a master weight in bf16 (ZeRO, arXiv 1910.02054, section 3.1)."""
-        return 12 if self is Precision.BF16 else 8
+    def master_bytes(self) -> int:
+        """Bytes per parameter of the fp32 master weight in bf16 (ZeRO, arXiv 1910.02054, section 3.1)."""
+        return 4 if self is Precision.BF16 else 0
 
     @property
     def fsdp_bytes(self) -> int:
-        """Bytes per parameter under ZeRO-3, where the fp32 weight is the master weight.
+        """Bytes per parameter of weight and gradient under ZeRO-3, where the fp32 weight is the master weight.
 
         Source: PyTorch FSDP, arXiv 2304.11277.
         """
-        return 16
+        return 8
 
 
 class Collective(StrEnum):

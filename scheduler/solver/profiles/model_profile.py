@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import takewhile
 
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
@@ -14,6 +15,24 @@ REFERENCE_VALUE_BYTES = 2
 LAYERS_MAX = 512
 """Four times the depth of GPT with a trillion parameters (128 layers, arXiv 2104.04473, table 1). More layers are taken
 for a mistake and would make a search very long."""
+
+
+class TrainingOptimizer(StrEnum):
+    """The optimizer of a training. MUON updates the matrices of layers with Muon, and embedding and head with AdamW."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    MUON = "muon"
+
+    @property
+    def matrix_moment_bytes(self) -> int:
+        """Bytes of moments per weight of a layer, in fp32: two in AdamW, one in SGD with momentum and in Muon."""
+        return 8 if self is TrainingOptimizer.ADAMW else 4
+
+    @property
+    def end_moment_bytes(self) -> int:
+        """The same of embedding and head."""
+        return 4 if self is TrainingOptimizer.SGD else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +186,8 @@ class ModelProfile:
 
     With `cache_frozen_layers`, the trainer keeps the outputs of the last frozen layer, so that all frozen layers are
     computed once per sample only. Costs are those of all later passes over the data.
+
+    `optimizer` determines the memory and the traffic of the optimizer's state.
     """
 
     name: str
@@ -176,6 +197,7 @@ class ModelProfile:
     head: Attachment = Attachment()
     tied_embedding: bool = False
     cache_frozen_layers: bool = False
+    optimizer: TrainingOptimizer = TrainingOptimizer.ADAMW
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from ebbtide.notice import (
     AgreementPace,
@@ -18,6 +19,7 @@ from ebbtide.notice import (
     NoticeFile,
     NoticeMonitor,
     TerminationSignal,
+    build_notice_group,
     parse_notice,
     select_most_urgent,
 )
@@ -213,3 +215,23 @@ def test_ranks_agree_every_fifth_of_a_second_and_at_every_tenth_boundary(
             pace.restart(pace.propose())
     assert agreed[0] == 1
     assert {after - before for before, after in pairwise(agreed[1:])} == {boundaries}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "made"),
+    [("cuda:nccl", ["gloo"]), ("cpu:gloo,cuda:nccl", []), ("cpu:gloo,cuda:gloo", [])],
+)
+def test_ranks_agree_on_the_cpu_whatever_the_training_communicates_with(
+    monkeypatch: pytest.MonkeyPatch, configuration: str, made: list[str]
+) -> None:
+    groups = list[str]()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: configuration)
+    monkeypatch.setattr(dist, "new_group", lambda backend: groups.append(backend))
+    build_notice_group()
+    assert groups == made
+
+
+def test_ranks_cannot_agree_without_a_process_group() -> None:
+    with pytest.raises(ValueError, match="init_process_group"):
+        build_notice_group()

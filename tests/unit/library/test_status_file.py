@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ebbtide.rank_status import RankPhase, ReplanPhase
 from ebbtide.status_file import (
@@ -120,6 +121,14 @@ def _with_cause(cause: BaseException) -> BaseException:
         (MemoryError(), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("CUDA error: out of memory"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (dist.DistBackendError("NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"), True),
+        (dist.DistBackendError("NCCL error\nLast error:\nFailed to CUDA calloc async 608 bytes"), True),
+        (dist.DistBackendError("NCCL error\nLast error:\nCuda failure 719 'unspecified launch failure'"), False),
         (_with_cause(MemoryError()), True),
         (RuntimeError("no memory of that"), False),
         (_with_cause(OSError("disk full")), False),
@@ -129,6 +138,14 @@ def _with_cause(cause: BaseException) -> BaseException:
 )
 def test_out_of_memory_errors_are_recognized(error: BaseException | None, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
+
+
+def test_peak_memory_of_a_gpu_is_what_torch_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
+    assert measure_peak_bytes() == 7
 
 
 def test_peak_memory_stays_after_memory_is_freed() -> None:

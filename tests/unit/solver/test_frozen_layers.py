@@ -129,7 +129,7 @@ def test_with_all_layers_frozen_the_head_alone_has_gradients_state_and_traffic()
     untied = replace(GPT2, tied_embedding=False)
     times, (state, kept), _ = _costs(untied.with_frozen_layers(12), LayerStrategy(layers=1, dp=8))
     layer, head, value = untied.layers[0].parameters, untied.head, T4.precision.value_bytes
-    per_weight = value + T4.precision.gradient_bytes + T4.precision.optimizer_bytes
+    per_weight = value + T4.precision.gradient_bytes + T4.precision.master_bytes + 8
     assert state == layer * value + head.parameters * per_weight
     assert kept == pytest.approx(2 * head.activation_bytes_per_sample * value / 2)
     whole = _costs(untied, LayerStrategy(layers=1, dp=8))[0]

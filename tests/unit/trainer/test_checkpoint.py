@@ -243,13 +243,18 @@ def test_manifest_describes_the_checkpoint(tmp_path: Path) -> None:
     assert {file["name"] for file in document["files"]} == {".metadata", "__0_0.distcp", "checksums.jsonl"}
 
 
-def test_background_save_holds_the_state_of_its_step_while_training_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copies_asynchronously", [False, True], ids=["copied at once", "copied in the background"])
+def test_background_save_holds_the_state_of_its_step_while_training_continues(
+    tmp_path: Path, copies_asynchronously: bool
+) -> None:
     training = _training()
+    resources = checkpoint.BackgroundSaveResources(copies_asynchronously=copies_asynchronously)
     _step(training)
     saved = _digest(training)
     background_save = checkpoint.BackgroundSave(
-        tmp_path, [training], _manifest(1), node="t0", keep=2, resources=checkpoint.BackgroundSaveResources()
+        tmp_path, [training], _manifest(1), node="t0", keep=2, resources=resources
     )
+    background_save.wait_for_copy()
     _step(training)
     background_save.wait()
     assert background_save.is_done
@@ -258,8 +263,10 @@ def test_background_save_holds_the_state_of_its_step_while_training_continues(tm
     assert _digest(fresh) == saved
 
 
-def test_second_background_save_reuses_memory_but_not_state(tmp_path: Path) -> None:
-    training, resources = _training(), checkpoint.BackgroundSaveResources()
+@pytest.mark.parametrize("copies_asynchronously", [False, True], ids=["copied at once", "copied in the background"])
+def test_second_background_save_reuses_memory_but_not_state(tmp_path: Path, copies_asynchronously: bool) -> None:
+    training = _training()
+    resources = checkpoint.BackgroundSaveResources(copies_asynchronously=copies_asynchronously)
     saved = []
     for step in (1, 2):
         _step(training)
@@ -267,6 +274,7 @@ def test_second_background_save_reuses_memory_but_not_state(tmp_path: Path) -> N
         background_save = checkpoint.BackgroundSave(
             tmp_path, [training], _manifest(step), node="t0", keep=2, resources=resources
         )
+        background_save.wait_for_copy()
         _step(training)
         background_save.wait()
     for step, digest in zip((1, 2), saved, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from scheduler.trainer import dataset, frozen_outputs
 from scheduler.trainer.checkpoint_manifest import checkpoint_path
 from scheduler.trainer.model import SIZES, Block
-from scheduler.trainer.trainer import TrainerSettings
+from scheduler.trainer.settings import TrainerSettings
 from tests.unit.trainer.test_trainer import _environment, _losses, _train
 
 WINDOWS = 23
@@ -34,9 +34,9 @@ def computed_blocks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the forward passes of blocks, by `trained` and `frozen`."""
     counts, run = Counter[str](), Block.forward
 
-    def count_and_run(block: Block, inputs: Tensor) -> Tensor:
+    def count_and_run(block: Block, inputs: Tensor, tokens: Tensor | None) -> Tensor:
         counts["trained" if block.attention_norm.weight.requires_grad else "frozen"] += 1
-        return run(block, inputs)
+        return run(block, inputs, tokens)
 
     monkeypatch.setattr(Block, "forward", count_and_run)
     return counts

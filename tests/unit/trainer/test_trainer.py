@@ -27,7 +27,8 @@ from scheduler.trainer.checkpoint_manifest import (
 from scheduler.trainer.layout import make_data_parallel_plan
 from scheduler.trainer.model import SIZES, build_gpt
 from scheduler.trainer.optimizer import BatchScalingRule
-from scheduler.trainer.trainer import TrainerSettings, train
+from scheduler.trainer.settings import TrainerSettings
+from scheduler.trainer.trainer import train
 
 SETTINGS = TrainerSettings(model="nano-gpt", steps=4, global_batch=2, seed=1)
 
