@@ -196,6 +196,23 @@ class AlternativePlanView(TypedDict):
     stages: list[StageView]
 
 
+class SimplestPlanView(TypedDict):
+    """The plan with the fewest different strategies among those that are fast enough."""
+
+    iteration_time_s: float
+    micro_batch_size: int
+    micro_batches: int
+    optimality_gap: float
+    peak_bytes_by_model: NotRequired[list[list[str | int]]]
+    peak_bytes_per_gpu: int
+    samples_per_s: float
+    schedule: ScheduleView
+    slower_ratio: float
+    stages: list[StageView]
+    strategies: int
+    strategies_min: int
+
+
 class SolvedPlanView(TypedDict):
     """The fastest plan for a request, with details of the search."""
 
@@ -213,6 +230,7 @@ class SolvedPlanView(TypedDict):
     samples_per_s: float
     schedule: ScheduleView
     search_time_s: float
+    simplest: NotRequired[SimplestPlanView]
     stages: list[StageView]
     whole: AlternativePlanView | None
 

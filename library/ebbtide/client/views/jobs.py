@@ -162,6 +162,8 @@ class CheckpointSpecView(TypedDict):
     dir: str
     interval: float
     keep: int
+    path: NotRequired[str]
+    signal: NotRequired[str]
     volume: NotRequired[VolumeView]
 
 
@@ -171,6 +173,22 @@ class GpuRangeSpecView(TypedDict):
     max: int
     min: int
     mix: NotRequired[str]
+
+
+class PlanLimitsView(TypedDict):
+    """What a job's parallel plans may use. Absent fields set no limit."""
+
+    equalStages: NotRequired[bool]
+    exclusive: NotRequired[list[list[str]]]
+    fullPipeline: NotRequired[bool]
+    max: NotRequired[dict[str, int]]
+    microBatchesMax: NotRequired[int]
+    microBatchesMin: NotRequired[int]
+    replicaSamplesMax: NotRequired[int]
+    simplicity: NotRequired[float]
+    uniform: NotRequired[bool]
+    wholeRounds: NotRequired[bool]
+    without: NotRequired[list[str]]
 
 
 class KubernetesSecretView(TypedDict):
@@ -203,6 +221,7 @@ class JobSpecView(TypedDict):
     deadline: NotRequired[float]
     durationEstimate: NotRequired[float]
     env: dict[str, str]
+    framework: NotRequired[str]
     fungible: bool
     globalBatch: NotRequired[int]
     gpu: NotRequired[str]
@@ -216,6 +235,7 @@ class JobSpecView(TypedDict):
     name: str
     namespace: NotRequired[str]
     onResize: NotRequired[str]
+    plan: NotRequired[PlanLimitsView]
     priority: int
     profile: NotRequired[dict[str, Any]]
     queue: str
