@@ -53,7 +53,7 @@ def test_a_plan_with_different_layers_has_no_single_degrees() -> None:
         fill_placeholders(["{plan.tp}"], BY_LAYER, FRAMEWORKS["galvatron"].write(BY_LAYER), "")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=str)
+@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=list(FRAMEWORKS))
 def test_every_placeholder_of_a_framework_has_a_value(framework: Framework) -> None:
     plan = build_plan(4, strategy=LayerStrategy(1, dp=4, zero=2, shard_group=4))
     plan = plan if not framework.find_problem(plan) else build_plan(4)
