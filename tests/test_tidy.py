@@ -46,6 +46,7 @@ USED_FROM_OUTSIDE = {
     "set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "validate_checkpoint_id",  # called by torch
     "orig_argv", "total_tokens", "node_deltas", "pending_reasons",  # of sys, anyio and the application's state
     "format_help",  # of the command line, called by Typer
+    "persistent_load", "readinto", "seekable",  # of unpicklers and raw files, called by pickle, io and torch
     "__getattr__", "__dir__",  # of a module, called by the interpreter
     "on_train_begin", "on_epoch_begin", "on_log", "on_step_end", "on_epoch_end", "on_prediction_step", "on_save",
     "on_train_end", "resume_from_checkpoint",  # of Hugging Face's callbacks

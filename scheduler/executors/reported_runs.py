@@ -252,7 +252,9 @@ def _evaluate_run(
         outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
         gpus = _find_occupied_gpus(ranks)
         live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus, checkpoint_at_s=checkpoint_at_s)
-        return ReportedRun(run, replace(live, straggler=_find_straggler(run, statuses)), kill_order)
+        lacks_session = live.phase is RunPhase.RUNNING and not statuses
+        live = replace(live, straggler=_find_straggler(run, statuses), lacks_session=lacks_session)
+        return ReportedRun(run, live, kill_order)
     order = kill_order or KillOrder(now_s)
     outcome = run_outcome.classify_outcome(
         rank_views, fault=order.fault, killed_because=order.loss, terminated=terminated, saved=saved

@@ -202,7 +202,7 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
 
 def _note_missing_session(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     """Record once that the script of a job that declares checkpoints has opened no session. It is not resized then."""
-    if run.steps is not None or job.has_reported or job.has_no_session:
+    if not run.lacks_session or job.has_reported or job.has_no_session:
         return job
     if job.resize_mode is not OnResize.CHECKPOINT or job.spec.checkpoint.path:
         return job

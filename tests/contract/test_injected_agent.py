@@ -169,5 +169,5 @@ def test_bundle_holds_the_modules_that_the_agent_imports_and_no_other(bundle: Pa
     assert {path.stem for path in packages.iterdir()} - {"__pycache__"} == {"scheduler", "ebbtide", *others}
     assert others == {"psutil", "pynvml"}
     assert {name.partition(".")[2].partition(".")[0] for name in own if name.startswith("scheduler.")} == {
-        "agent", "domain", "executors",
+        "agent", "domain", "executors", "plan_export",
     }  # fmt: skip

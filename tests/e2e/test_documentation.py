@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTED_URL = "http://127.0.0.1:8787"
 FOLLOWED_PAGES = (
     "docs/how-to/authenticate.md",
+    "docs/how-to/plan-a-model.md",
+    "docs/how-to/run-plans-in-a-framework.md",
     "docs/tutorials/first-job.md",
     "docs/tutorials/lending.md",
     "docs/tutorials/your-own-script.md",

@@ -21,7 +21,7 @@ def test_ranks_get_sigterm_if_the_notice_cannot_be_written() -> None:
         write_notice=refuse,
         terminate=lambda: calls.append("terminate"),
         kill=lambda: calls.append("kill"),
-        document=SimpleNamespace(generation=1, ranks=(), hang_timeout_s=None),
+        document=SimpleNamespace(generation=1, ranks=(), hang_timeout_s=None, checkpoint_path="", checkpoint_signal=""),
     )
     active = ActiveRun(cast("SupervisedRun", run))
     active.leave(0.0)

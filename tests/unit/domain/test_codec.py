@@ -30,6 +30,7 @@ from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
 from scheduler.domain.program import Program
 from scheduler.domain.run_document import LaunchMode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
@@ -107,6 +108,14 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         interval_s=_POSITIVE_S,
         keep=_COUNT,
         volume=st.none() | st.builds(CheckpointVolume),
+    ),
+    PlanLimits: st.builds(
+        PlanLimits,
+        excluded=st.lists(st.sampled_from(PlanDimension), max_size=3).map(tuple),
+        degrees_max=st.lists(st.tuples(st.sampled_from(DEGREES), _COUNT), max_size=2).map(tuple),
+        micro_batches_min=st.integers(1, 4),
+        micro_batches_max=st.none() | st.integers(4, 8),
+        replica_samples_max=st.none() | _COUNT,
     ),
     SecretReference: st.one_of(
         st.builds(SecretReference, name=_NAME, env=_NAME),

@@ -130,7 +130,7 @@ def test_job_that_declares_checkpoints_and_opens_no_session_is_not_resized(
     changes: dict[str, Any], lacks: bool
 ) -> None:
     job = a_job("j", 4, state=JobState.STARTING, on=FOUR, **changes)
-    update = observe(job, run(RunPhase.RUNNING, gpus=FOUR))
+    update = observe(job, run(RunPhase.RUNNING, gpus=FOUR, lacks_session=True))
     silent = update.snapshot.jobs["j"]
     assert (silent.lacks_session, silent.is_resizable) == (lacks, not lacks)
     events = [event for event in update.events if event.code is EventCode.JOB_HAS_NO_SESSION]
