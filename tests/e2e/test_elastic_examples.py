@@ -19,8 +19,8 @@ from scheduler.domain.commands import (
     SubmitJob,
 )
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
-from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.program import Program
 from tests.builders import a_node
