@@ -58,7 +58,7 @@ SUBCOMMANDS = (
     Subcommand("history", "cli.commands.events:history", JOBS_PANEL, "Show a job's past states and allocations."),
     Subcommand("logs", "cli.commands.jobs:logs", JOBS_PANEL, "Print the log of one rank of a job."),
     Subcommand(
-        "checkpoint", "cli.commands.checkpoints:app", JOBS_PANEL, "Request, verify or export a job's checkpoint."
+        "checkpoint", "cli.commands.checkpoints:app", JOBS_PANEL, "Request, verify, export or reshard checkpoints."
     ),
     Subcommand("scale", "cli.commands.jobs:scale", JOBS_PANEL, "Change the GPU range of a job."),
     Subcommand("suspend", "cli.commands.jobs:suspend", JOBS_PANEL, "Checkpoint a job and release its GPUs."),

@@ -1,4 +1,4 @@
-"""`ebbtide checkpoint`: requests a checkpoint of a running job, and verifies or exports one that is on disk."""
+"""`ebbtide checkpoint`: requests a checkpoint of a running job, or works on one that is on disk."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from cli.commands.jobs import JobArgument
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.exit_codes import CommandError
+from cli.inputs import input_errors_from, read_json
 from cli.job_lookup import find_job_id
 from cli.output import (
     OutputFormat,
@@ -28,6 +29,8 @@ from cli.output import (
 )
 from ebbtide.checkpoints.errors import CheckpointError, describe_os_error
 from ebbtide.checkpoints.export_formats import ExportFormat
+from scheduler.domain.parallel_plan import plan_from_json
+from scheduler.resharding.checkpoint_tensors import compute_held_parts, describe_tensors
 
 POLL_INTERVAL_S = 0.5
 _DEFAULT_COMMAND = "request"
@@ -45,7 +48,7 @@ class _CheckpointGroup(TyperGroup):
 app = typer.Typer(
     name="checkpoint",
     cls=_CheckpointGroup,
-    help="Request, verify or export a job's checkpoint. `ebbtide checkpoint JOB` requests one.",
+    help="Request a checkpoint of a job (`ebbtide checkpoint JOB`), or verify, export or reshard one on disk.",
     no_args_is_help=True,
 )
 
@@ -55,6 +58,12 @@ PathArgument = Annotated[
 ]
 TargetArgument = Annotated[
     Path, typer.Argument(metavar="TARGET", help="The file to write, or the folder for `hf`. It must not exist.")
+]
+ReshardTargetArgument = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="The directory of the new checkpoint. It must not exist.")
+]
+PlanOption = Annotated[
+    str, typer.Option("--plan", metavar="FILE", help="The plan, as `ebbtide plan -o json` prints it, or `plan.json`.")
 ]
 FormatOption = Annotated[
     ExportFormat,
@@ -141,6 +150,51 @@ def export(
         "content": f"{format_number(result.tensors)} tensors, {format_bytes(result.size_bytes)}",
     }
     print_document(document, output, lambda: render_facts(facts))
+
+
+@app.command("reshard")
+def reshard(
+    path: PathArgument,
+    target: ReshardTargetArgument,
+    *,
+    plan: PlanOption,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Write a checkpoint so that each rank of a plan finds its shards in a file of its own. Checksums are verified."""
+    document = read_json(plan)
+    with input_errors_from(f"--plan: {plan}"):
+        if not isinstance(document, dict):
+            raise ValueError(f"expected a JSON object, got {type(document).__name__}")
+        parallel_plan = plan_from_json(document.get("plan", document))
+    with _command_errors():
+        from ebbtide.checkpoints.export import find_checkpoint
+        from ebbtide.checkpoints.resharding import TensorPart, list_stored_tensors, reshard_checkpoint
+
+        source = find_checkpoint(path)
+        stored = list_stored_tensors(source)
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        with input_errors_from("--plan"):
+            tensors = describe_tensors(
+                shapes,
+                {name: tensor.element_bytes for name, tensor in stored.items()},
+                layers=parallel_plan.stages[-1].last_layer + 1,
+            )
+            held = compute_held_parts(parallel_plan, tensors, shapes)
+        parts = [[TensorPart(part.name, part.offsets, part.lengths) for part in rank] for rank in held]
+        traffic = reshard_checkpoint(source, target, parts)
+    result = {
+        "checkpoint": str(source),
+        "target": str(target),
+        "ranks": len(held),
+        "needed_bytes": traffic.needed_bytes,
+        "read_bytes": traffic.read_bytes,
+    }
+    facts = {
+        "checkpoint": str(source),
+        "target": f"{target}, {format_number(len(held))} ranks",
+        "content": format_bytes(traffic.needed_bytes),
+    }
+    print_document(result, output, lambda: render_facts(facts))
 
 
 @app.command("verify")

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, asy
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from ebbtide.checkpoints import nonfinite_losses
-from ebbtide.checkpoints.checkpoint_folders import set_aside, try_set_aside
+from ebbtide.checkpoints.checkpoint_folders import remove_rejected, set_aside, try_set_aside
 from ebbtide.checkpoints.coordination import compute_on_all_ranks, compute_on_rank_0
 from ebbtide.checkpoints.errors import DamagedCheckpointError
 from ebbtide.checkpoints.loading import convert_load_error
@@ -412,6 +412,7 @@ def _prune(root: Path, keep: int) -> None:
         return
     for step in obsolete:
         _try_remove(checkpoint_path(root, step))
+    remove_rejected(root, before=kept[-1])
 
 
 def _try_remove(directory: Path) -> None:

@@ -19,7 +19,7 @@ NAMES = (
     *("freezing", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
     *("resharding", "shrinks", "replan", "agents", "machine_agents", "kubernetes", "front_door", "streams", "takeover"),
-    *("metrics", "console", "ended_jobs", "redaction", "session_overhead"),
+    *("metrics", "console", "ended_jobs", "redaction", "session_overhead", "checkpoints"),
 )
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 METADATA_NAME = ".metadata"
 _COMPLETE = re.compile(r"step-(\d+)")
 _REJECTED = re.compile(r"step-(\d+)\.(?:damaged|nonfinite)(?:\.\d+)?")
-_PARTIAL = re.compile(r"\.step-\d+\.partial")
+_REMAINS = re.compile(r"\.step-\d+(?:\.\w+)*\.(?:partial|deleted)")
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -54,7 +54,7 @@ def create_partial(folder: Path, step: int) -> Path | None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
-        if _PARTIAL.fullmatch(entry.name):
+        if _REMAINS.fullmatch(entry.name):
             shutil.rmtree(entry)
     partial = folder / f".step-{step}.partial"
     partial.mkdir()
@@ -107,15 +107,27 @@ def prune(folder: Path, keep: int) -> None:
     kept = list_steps(folder)[:keep]
     if not kept:
         return
-    candidates = [*_match(folder, _COMPLETE), *_match(folder, _REJECTED)]
-    for _, path in (pair for pair in candidates if pair[0] < kept[-1]):
-        try:
-            # A partly deleted checkpoint must not count as complete.
-            hidden = path.with_name(f".{path.name}.deleted")
-            path.rename(hidden)
-            shutil.rmtree(hidden)
-        except OSError as error:
-            logger.warning("Cannot delete an obsolete checkpoint: %s", error)
+    for step, path in _match(folder, _COMPLETE):
+        if step < kept[-1]:
+            _remove(path)
+    remove_rejected(folder, before=kept[-1])
+
+
+def remove_rejected(folder: Path, *, before: int) -> None:
+    """Delete checkpoints that were set aside and are of earlier steps than `before`. A failure is logged."""
+    for step, path in _match(folder, _REJECTED):
+        if step < before:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        # A partly deleted checkpoint must not count as complete.
+        hidden = path.with_name(f".{path.name}.deleted")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        logger.warning("Cannot delete an obsolete checkpoint: %s", error)
 
 
 def _match(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:

@@ -16,10 +16,6 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def get_rank() -> int:
-    return dist.get_rank() if is_distributed() else 0
-
-
 def compute_on_rank_0(compute: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Return rank 0's result, or raise its error, on all ranks. Ranks might see a shared disk in different states."""
     if not is_distributed():

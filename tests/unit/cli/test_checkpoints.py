@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typer.testing import CliRunner, Result
 
 from cli.app import app
 from ebbtide.checkpoints import export, save_checkpoint
+from ebbtide.checkpoints.checksums import read_checksums
+from ebbtide.checkpoints.piece_reader import PieceReader
+from scheduler.domain.parallel_plan import LayerStrategy, Stage, plan_to_json
+from scheduler.trainer.layout import make_data_parallel_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -91,13 +97,60 @@ def test_damaged_checkpoint_is_found_and_not_exported(folder: Path, tmp_path: Pa
     assert _run("verify", folder).exit_code == 0
     file = folder / "step-7" / "__0_0.distcp"
     content = bytearray(file.read_bytes())
-    for at in range(0, len(content), 16):  # every piece, because an export reads its own only
-        content[at] ^= 4
+    content[content.index(STATE["model"]["embedding.weight"].numpy().tobytes()) + 5] ^= 4
     file.write_bytes(content)
     assert _run("verify", folder).exit_code == 1
     for name in ("torch", "safetensors", "hf"):
         assert _run("export", folder, tmp_path / name, "--format", name).exit_code == 1
         assert not (tmp_path / name).exists()
+
+
+def test_users_checkpoint_is_resharded_for_a_plan(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "model": {
+            "embed_tokens.weight": torch.randn(10, 8),
+            **{f"layers.{k}.mlp.up_proj.weight": torch.randn(16, 8) for k in range(2)},
+            **{f"layers.{k}.mlp.down_proj.weight": torch.randn(8, 16) for k in range(2)},
+            **{f"layers.{k}.conv.weight": torch.randn(4, 2, 3) for k in range(2)},
+            "norm.bias": torch.randn(8),
+        },
+        "scale": torch.tensor(2.0),
+        "step": 7,
+    }
+    save(state, checkpoint_id=tmp_path / "dcp")
+    # Two pipeline stages: tensor parallelism over two ranks, and ZeRO over two.
+    strategies = (LayerStrategy(1, tp=2), LayerStrategy(1, dp=2, zero=3))
+    stages = tuple(Stage(k, k, "a100", 2, (strategy,)) for k, strategy in enumerate(strategies))
+    plan = replace(make_data_parallel_plan(replicas=2, global_batch=2), stages=stages)
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan)))
+    result = _run("reshard", tmp_path / "dcp", tmp_path / "new", "--plan", tmp_path / "plan.json", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["ranks"] == 4
+    assert _run("verify", tmp_path / "new").exit_code == 0
+    loaded: dict[str, Any] = {
+        "model": {name: torch.zeros_like(value) for name, value in state["model"].items()},
+        "scale": torch.tensor(0.0),
+        "step": 0,
+    }
+    load(loaded, checkpoint_id=tmp_path / "new")
+    assert loaded["step"] == 7
+    assert loaded["scale"] == 2.0
+    assert _equal(loaded["model"], state["model"])
+    stored = read_checksums(tmp_path / "new")
+    assert stored is not None
+    assert {piece.file for piece in stored.pieces.values()} == {f"__{rank}_0.distcp" for rank in range(4)}
+    entries = PieceReader(tmp_path / "new", node="").read_metadata().state_dict_metadata
+    chunks = {
+        name: [tuple(chunk.sizes) for chunk in entry.chunks] for name, entry in entries.items() if "layers" in name
+    }
+    assert chunks["model.layers.0.mlp.up_proj.weight"] == [(8, 8), (8, 8)]
+    assert chunks["model.layers.0.mlp.down_proj.weight"] == [(8, 8), (8, 8)]
+    assert chunks["model.layers.1.mlp.down_proj.weight"] == [(4, 16), (4, 16)]
+    assert chunks["model.layers.1.conv.weight"] == [(2, 2, 3), (2, 2, 3)]
+    short = replace(plan, stages=stages[:1])
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(short)))
+    assert _run("reshard", tmp_path / "dcp", tmp_path / "no", "--plan", tmp_path / "plan.json").exit_code == 2
+    assert not (tmp_path / "no").exists()
 
 
 def test_existing_targets_missing_checkpoints_and_unknown_prefixes_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ebbtide.checkpoints import CheckpointError, load_newest_checkpoint, save_checkpoint
 from ebbtide.checkpoints.nonfinite_losses import record_nonfinite_loss
+from ebbtide.environment import RankEnvironment
+from ebbtide.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -114,7 +118,23 @@ def test_checkpoint_of_another_model_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_old_checkpoints_are_pruned_and_interrupted_ones_removed(tmp_path: Path) -> None:
-    (tmp_path / ".step-9.partial").mkdir()
+    for remains in (".step-9.partial", ".step-8.damaged.deleted", "step-0.damaged"):
+        (tmp_path / remains).mkdir()
     for step in (1, 2, 3):
         save_checkpoint({"x": torch.ones(2)}, tmp_path, step=step, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
+
+
+def test_session_records_a_loss_that_stays_non_finite(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    environment = RankEnvironment(run_dir=tmp_path / "run", checkpoint_dir=tmp_path / "checkpoints")
+    for step in (1, 2):
+        save_checkpoint(_state(step), tmp_path / "checkpoints", step=step)
+    for generation, losses in ((1, [math.nan]), (2, [math.inf, 1.0]), (3, [1.0]), (4, [2.0, math.nan])):
+        assert load_newest_checkpoint(_state(), tmp_path / "checkpoints") == 2
+        with Session(replace(environment, generation=generation)) as session:
+            session.mark_resumed(2)
+            for loss in losses:
+                session.report(step=3, loss=loss)
+            session.leave()
+    assert load_newest_checkpoint(_state(), tmp_path / "checkpoints") == 1

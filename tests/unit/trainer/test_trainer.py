@@ -28,7 +28,7 @@ from scheduler.trainer.layout import make_data_parallel_plan
 from scheduler.trainer.model import SIZES, build_gpt
 from scheduler.trainer.optimizer import BatchScalingRule
 from scheduler.trainer.settings import TrainerSettings
-from scheduler.trainer.trainer import train
+from scheduler.trainer.trainer import Trainer, train
 
 SETTINGS = TrainerSettings(model="nano-gpt", steps=4, global_batch=2, seed=1)
 
@@ -108,6 +108,40 @@ def test_restart_deletes_unfinished_checkpoints_and_keeps_damaged_ones(
     (checkpoint_path(root, 6) / "manifest.json").unlink()
     _train(environment, SETTINGS)
     assert list_checkpoint_steps(root) == [7, 4, 2], "an unfinished checkpoint would take the space of later saves"
+
+
+def test_damaged_checkpoint_leads_to_the_previous_one_and_the_same_losses(tmp_path: Path) -> None:
+    environment, whole = _environment(tmp_path), tmp_path / "whole"
+    _train(_environment(whole), replace(SETTINGS, ledger_dir=whole, steps=6))
+    _train(environment, replace(SETTINGS, checkpoint_every=1))
+    file = checkpoint_path(tmp_path / "checkpoints", 4) / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 16
+    file.write_bytes(content)
+    ledger = tmp_path / "ledger"
+    status = _train(environment, replace(SETTINGS, ledger_dir=ledger, steps=6))
+    assert (status.phase, status.step) == ("succeeded", 6)
+    assert _losses(ledger) == _losses(whole)[3:], "continues from step 3"
+    damaged = tmp_path / "checkpoints" / "step-00000004.damaged"
+    assert damaged.is_dir()
+    _train(environment, replace(SETTINGS, steps=7))
+    assert not damaged.exists(), "checkpoints that are older than the ones to keep are deleted"
+
+
+def test_checkpoint_after_which_the_loss_is_twice_non_finite_leads_to_the_previous_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, root = _environment(tmp_path), tmp_path / "checkpoints"
+    _train(environment, replace(SETTINGS, checkpoint_every=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_run_batch", lambda _: torch.tensor(float("nan")))
+        for generation in (2, 3):
+            with pytest.raises(ValueError, match="loss of step 5 is nan"):
+                _train(replace(environment, generation=generation), replace(SETTINGS, steps=6))
+            assert list_checkpoint_steps(root) == [4, 3]
+    status = _train(replace(environment, generation=4), replace(SETTINGS, steps=3))
+    assert (status.phase, status.step) == ("succeeded", 3)
+    assert (root / "step-00000004.nonfinite").is_dir()
 
 
 def test_checkpoint_every_and_keep_are_respected(tmp_path: Path) -> None:
