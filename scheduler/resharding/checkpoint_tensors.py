@@ -83,6 +83,7 @@ def _describe_tensor(name: str, layer: int, shape: tuple[int, ...], element_byte
 def _describe_part(tensor: TensorSpec, shape: tuple[int, ...], shard: Shard) -> NamedPart:
     if not shape:
         return NamedPart(tensor.name, (), ())
+    axes: tuple[tuple[int, int], ...]
     if tensor.experts:
         axes = (shard.experts, shard.rows, shard.columns)
     elif len(shape) == 2:

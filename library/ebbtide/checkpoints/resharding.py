@@ -183,7 +183,7 @@ class _PartPlanner(DefaultLoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         part = self._target
-        for axis, (begin, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths)):
+        for axis, (begin, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             part = part.narrow(axis, begin, length)
         return part
 

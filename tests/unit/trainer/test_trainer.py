@@ -24,11 +24,12 @@ from scheduler.trainer.checkpoint_manifest import (
     find_latest_manifest,
     list_checkpoint_steps,
 )
+from scheduler.trainer.engine import TrainingEngine
 from scheduler.trainer.layout import make_data_parallel_plan
 from scheduler.trainer.model import SIZES, build_gpt
 from scheduler.trainer.optimizer import BatchScalingRule
 from scheduler.trainer.settings import TrainerSettings
-from scheduler.trainer.trainer import Trainer, train
+from scheduler.trainer.trainer import train
 
 SETTINGS = TrainerSettings(model="nano-gpt", steps=4, global_batch=2, seed=1)
 
@@ -134,7 +135,7 @@ def test_checkpoint_after_which_the_loss_is_twice_non_finite_leads_to_the_previo
     environment, root = _environment(tmp_path), tmp_path / "checkpoints"
     _train(environment, replace(SETTINGS, checkpoint_every=1))
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_run_batch", lambda _: torch.tensor(float("nan")))
+        patch.setattr(TrainingEngine, "run_step", lambda *_, **__: float("nan"))
         for generation in (2, 3):
             with pytest.raises(ValueError, match="loss of step 5 is nan"):
                 _train(replace(environment, generation=generation), replace(SETTINGS, steps=6))
