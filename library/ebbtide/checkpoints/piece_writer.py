@@ -67,11 +67,25 @@ class PieceWriter(FileSystemWriter):
             data_offset = None
         else:
             tensor = _prepare_tensor(data)
-            torch.save(tensor, stream)  # type: ignore[arg-type]
+            _save_tensor(tensor, stream)
             data_offset = stream.find_data(tensor)
         length = stream.length
         piece = Piece(name, offset, length, data_offset, self._node, stream.checksums.result())
         return WriteResult(item.index, length, _WrittenPiece(_StorageInfo(name, offset, length), piece))
+
+
+def _save_tensor(tensor: Tensor, stream: _PieceStream) -> None:
+    """Write the tensor as torch.save does. An error of the disk is raised instead of the one of torch that hides it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        torch.save(tensor, stream)  # type: ignore[arg-type]
+    except RuntimeError:
+        if stream.error is not None:
+            raise stream.error from None
+        raise
 
 
 def _prepare_tensor(data: Tensor) -> Tensor:
@@ -96,20 +110,28 @@ class _PieceStream:
         self._data: tuple[int, int] | None = None
         self.length = 0
         self.checksums = BlockChecksums()
+        self.error: OSError | None = None
 
     def write(self, content: Any) -> int:
         view = memoryview(content).cast("B")
         self._note_data(view)
         if len(view) < _OVERLAPPED_BYTES:
             self.checksums.update(view)
-            self._file.write(view)
+            self._write_file(view)
         else:
             # Both release the interpreter, so that the checksum costs no time where a core is free.
             checksum = self._executor.submit(self.checksums.update, view)
-            self._file.write(view)
+            self._write_file(view)
             checksum.result()
         self.length += len(view)
         return len(view)
+
+    def _write_file(self, view: memoryview) -> None:
+        try:
+            self._file.write(view)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         """Nothing to flush: the file is flushed when all pieces are written."""
