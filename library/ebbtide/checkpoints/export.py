@@ -32,7 +32,7 @@ _FILE_METADATA = {"format": "pt"}
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """An export that was written.
 
     Attributes:
         source: the checkpoint.
@@ -145,7 +145,7 @@ def _select_weights(
 def _write_torch(reader: PieceReader, target: Path) -> None:
     """Write the whole state, with all values that are no tensors."""
     state: dict[str, Any] = {}
-    # What dcp_to_torch_save does, with a reader that verifies.
+    # The call of dcp_to_torch_save, with a reader that verifies.
     _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     torch.save(state, target)
 
