@@ -48,7 +48,7 @@ class _CheckpointGroup(TyperGroup):
 app = typer.Typer(
     name="checkpoint",
     cls=_CheckpointGroup,
-    help="Request a checkpoint of a job (`ebbtide checkpoint JOB`), or verify, export or reshard one on disk.",
+    help="Request, verify, export or reshard checkpoints. `ebbtide checkpoint JOB` requests one of a job.",
     no_args_is_help=True,
 )
 
