@@ -111,7 +111,7 @@ class PieceFile:
             return find_row_major_data(archive, item_bytes)
 
     def _read_scratch(self, piece: Piece, begin: int, end: int, checksum: int = 0) -> int:
-        """Return the running checksum after bytes that nobody needs."""
+        """Read bytes into a buffer that is dropped, and return the running checksum after them."""
         if begin >= end:
             return checksum
         scratch = bytearray(end - begin)
