@@ -39,12 +39,12 @@ class LossReader:
             if self._host is None:
                 self._host = torch.empty((), dtype=torch.float64, pin_memory=True)
             self._host.copy_(loss.reshape(()), non_blocking=True)
-            arrival = torch.cuda.Event()
+            arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             arrival.record()
         return arrival
 
     def _take_copy(self, arrival: torch.cuda.Event) -> float | None:
-        if self._host is None or not arrival.query():
+        if self._host is None or not arrival.query():  # type: ignore[no-untyped-call]  # torch's
             return None
         self._arrival = None
         return float(self._host)

@@ -38,11 +38,12 @@ def test_training_learns_and_continues_after_a_restart(tmp_path: Path, settings:
     assert _losses(whole)[-1] < _losses(whole)[0]
 
 
-def test_compiled_blocks_compute_what_eager_ones_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_compiled_blocks_compute_what_eager_ones_do(tmp_path: Path, backend: str) -> None:
     eager, compiled = tmp_path / "eager", tmp_path / "compiled"
     settings = replace(SETTINGS, dtype="float64", dropout=0.2)
     _train(_environment(eager), replace(settings, ledger_dir=eager))
-    _train(_environment(compiled), replace(settings, compile_backend="aot_eager", ledger_dir=compiled))
+    _train(_environment(compiled), replace(settings, compile_backend=backend, ledger_dir=compiled))
     assert _losses(compiled) == pytest.approx(_losses(eager), abs=1e-9)
 
 
