@@ -39,6 +39,7 @@ def test_training_learns_and_continues_after_a_restart(tmp_path: Path, settings:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # inductor's imports
 def test_compiled_blocks_compute_what_eager_ones_do(tmp_path: Path, backend: str) -> None:
     eager, compiled = tmp_path / "eager", tmp_path / "compiled"
     settings = replace(SETTINGS, dtype="float64", dropout=0.2)
