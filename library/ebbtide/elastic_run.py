@@ -13,7 +13,6 @@ them, on any number of ranks, and continues with the next batch.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -28,13 +27,13 @@ from torch.utils.data import DataLoader
 
 from ebbtide.checkpoints import load_newest_checkpoint, save_checkpoint
 from ebbtide.global_batches import BatchSource, PositionedSampler, check_loader, mix_seed
+from ebbtide.loss_reader import LossReader
 from ebbtide.session import Session
 from ebbtide.training_state import ModelState, OptimizerState, Position, PositionState
 
 Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 _KEEP = 2
-_LOSS_PERIOD_S = 1.0
 _RESERVED = ("model", "optimizer", "scheduler", "scaler", "position")
 
 
@@ -119,7 +118,7 @@ class ElasticRun:
         self._is_in_epoch = False
         self._saved_step = 0
         self._loss: float | torch.Tensor | None = None
-        self._loss_read_at_s = float("-inf")
+        self._loss_reader = LossReader()
         self._samples_per_s: float | None = None
 
     def plan_batches(self, loader: DataLoader[Any] | None, *, epochs: int, global_batch: int, accumulate: int) -> None:
@@ -236,7 +235,7 @@ class ElasticRun:
         return draw_reproducibly  # type: ignore[return-value]
 
     def report(self, *, loss: float | torch.Tensor | None = None, samples_per_s: float | None = None) -> None:
-        """Report figures of the present step. Optional; a tensor is read from its GPU once per second at most."""
+        """Report figures of the present step. Optional; a tensor is copied from its GPU once per second at most."""
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._samples_per_s = samples_per_s
 
@@ -302,14 +301,11 @@ class ElasticRun:
             raise SystemExit(0)
 
     def _read_loss(self) -> float | None:
-        """Return the loss as a number. Reading a tensor waits for the GPU, so it is done once per second at most."""
+        """Return the loss as a number: of a tensor on a GPU, that of an earlier step."""
         if not isinstance(self._loss, torch.Tensor):
             return self._loss
-        now_s = time.monotonic()
-        if now_s - self._loss_read_at_s < _LOSS_PERIOD_S:
-            return self.session.status.loss
-        self._loss_read_at_s = now_s
-        return float(self._loss)
+        value = self._loss_reader.read(self._loss)
+        return self.session.status.loss if value is None else value
 
 
 def _check_stateful(name: str, entry: Any) -> Any:

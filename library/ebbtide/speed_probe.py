@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from statistics import median
+from typing import Any
 
 PERIOD_S = 10.0
 WINDOW = 6
@@ -25,6 +26,7 @@ class SpeedProbe:
     def __init__(self) -> None:
         self._due_at_s = time.monotonic() + PERIOD_S
         self._recent_s: deque[float] = deque(maxlen=WINDOW)
+        self._events: tuple[Any, Any] | None = None
 
     @property
     def is_due(self) -> bool:
@@ -33,12 +35,26 @@ class SpeedProbe:
     @property
     def median_s(self) -> float | None:
         """Median of the last probes, None before there are WINDOW of them."""
+        self._collect()
         return median(self._recent_s) if len(self._recent_s) == WINDOW else None
 
     def run(self, device: str) -> None:
-        """Time the computation on `cpu` or on a GPU such as `cuda:0`. It takes some milliseconds."""
+        """Time the computation on `cpu` or on a GPU such as `cuda:0`. It takes some milliseconds.
+
+        A GPU computes it after the kernels that are launched already, and nothing waits for it.
+        """
         self._due_at_s = time.monotonic() + PERIOD_S
-        self._recent_s.append(_time_on_cpu() if device == "cpu" else _time_on_gpu(device))
+        self._collect()
+        if device == "cpu":
+            self._recent_s.append(_time_on_cpu())
+        else:
+            self._events = _launch_on_gpu(device)
+
+    def _collect(self) -> None:
+        """Record the last probe of a GPU if the GPU has finished it."""
+        if self._events is not None and self._events[1].query():
+            (start, end), self._events = self._events, None
+            self._recent_s.append(float(start.elapsed_time(end)) / 1000.0)
 
 
 def _time_on_cpu() -> float:
@@ -47,10 +63,14 @@ def _time_on_cpu() -> float:
     return time.monotonic() - started_s
 
 
-def _time_on_gpu(device: str) -> float:
-    """Return the time that the GPU itself measures, without the kernels before it and the delay of the launch."""
+def _launch_on_gpu(device: str) -> tuple[Any, Any]:
+    """Return the events before and after the computation.
+
+    The GPU itself measures the time between them, without the kernels before it and the delay of the launch.
+    """
     torch = sys.modules["torch"]
-    with torch.no_grad():
+    # Events are recorded on the current device, which a script may have left at the first one.
+    with torch.no_grad(), torch.cuda.device(device):
         matrix = torch.zeros((_MATRIX_SIZE, _MATRIX_SIZE), dtype=torch.float16, device=device)
         product = torch.mm(matrix, matrix)  # loads the kernel
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -58,5 +78,4 @@ def _time_on_gpu(device: str) -> float:
         for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix, out=product)
         end.record()
-        end.synchronize()
-    return float(start.elapsed_time(end)) / 1000.0
+    return start, end

@@ -106,7 +106,8 @@ def encode_random_state() -> bytes:
     return pickle.dumps(
         {
             "torch": bytes(torch.get_rng_state().tolist()),
-            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_available() else b"",
+            # A training on CPUs does not take memory of a GPU for it.
+            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_initialized() else b"",
             "python": random.getstate(),
             "numpy": None if numpy_random is None else numpy_random.get_state(),
         }

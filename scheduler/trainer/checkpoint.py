@@ -262,7 +262,12 @@ def load(
     _check_settings(directory, manifest.settings, settings)
     values, reader = collect_stored_state(parts), CheckpointReader(directory, node=node)
     try:
-        _check_tensors(directory, compute_on_all_ranks(reader.read_metadata), values["model"])
+        metadata = compute_on_all_ranks(reader.read_metadata)
+        _check_tensors(directory, metadata, values["model"])
+        # Ranks without a GPU save no random state of one, so a rank with a GPU keeps its own.
+        values["random"] = {
+            name: state for name, state in values["random"].items() if f"random.{name}" in metadata.state_dict_metadata
+        }
         load_state(values, storage_reader=reader)
     except (OSError, CheckpointException) as error:
         raise convert_load_error(directory, error) from error

@@ -38,8 +38,12 @@ def draw_normal(key: int, counters: Tensor) -> Tensor:
     return drawn
 
 
-def draw_mask(key: int, counters: Tensor, *, probability: float) -> Tensor:
-    """Return booleans that are true with `probability`, in the shape of the integers `counters`."""
+def draw_mask(key: int | Tensor, counters: Tensor, *, probability: float) -> Tensor:
+    """Return booleans that are true with `probability`, in the shape of the integers `counters`.
+
+    Args:
+        key: may be a scalar tensor of int64 on the CPU, whatever the device of `counters`.
+    """
     bits = 32
     drawn: Tensor = _shift_right(_mix(counters * _GOLDEN_RATIO + key), 64 - bits) < round(probability * 2**bits)
     return drawn

@@ -23,7 +23,8 @@ class TokenDropout:
 
     def __init__(self, probability: float = 0.0, key: int = 0) -> None:
         self.probability = probability
-        self._key = key
+        # torch.compile makes a graph for each value of an integer, so keys in tensors let all blocks share one.
+        self._key = torch.tensor(key, dtype=torch.int64, device="cpu")
 
     def __call__(self, values: Tensor, token_numbers: Tensor | None) -> Tensor:
         """Drop elements.

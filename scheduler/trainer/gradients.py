@@ -29,6 +29,8 @@ class GlobalGradients:
         numbered = [layer for part in parts for layer in part.model.numbered_layers()]
         trained = [(number, each) for number, layer in numbered for each in layer.parameters() if each.requires_grad]
         number_in_group = layout.rank_in_group(rank)
+        # A rank whose layers are all frozen takes part in the sum, which NCCL computes on GPUs only.
+        self._device = next(each.device for _, layer in numbered for each in layer.parameters())
         self._parameters = [parameter for _, parameter in trained]
         self.counted = [
             parameter for number, parameter in trained if _is_counted(parameter, layout, number, number_in_group)
@@ -37,10 +39,9 @@ class GlobalGradients:
     @torch.no_grad()
     def compute_norm(self) -> Tensor:
         """Return the 2-norm of all gradients of the whole model, float64, the same on every rank. Collective."""
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
         norms = [torch.linalg.vector_norm(each) for each in _local_gradients(self.counted)]
         total = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
-        total = total.to(device)
+        total = total.to(self._device)
         dist.all_reduce(total)
         return total.sqrt()
 

@@ -50,6 +50,7 @@ class SequenceGroups:
     def select(self, model: Gpt, degree: int, index: int, tokens: int) -> Tensor:
         """Have the model attend within the group of `degree`, and return the positions of this rank's tokens."""
         positions = compute_token_positions(tokens=tokens, ulysses=degree, ring=1, index=index)
+        positions = positions.to(next(model.parameters()).device)
         attend = causal_attention
         if degree > 1:
             attend = partial(context_attention, groups=ContextGroups(self._own[degree], None))
@@ -96,11 +97,12 @@ def run_micro_batches(
         This rank's share of the mean loss over all tokens of the batch, times the scale.
     """
     token_count = sum(len(sequence) - 1 for sequence in sequences)
-    total = torch.zeros((), dtype=next(model.parameters()).dtype)
+    weight = next(model.parameters())
+    total = torch.zeros((), dtype=weight.dtype, device=weight.device)
     for micro_batch in plan.micro_batches:
         own = locate_group(micro_batch, dist.get_rank())
         for number in own.sequences:
-            inputs, targets = _pad(sequences[number], own.degree)
+            inputs, targets = _pad(sequences[number].to(weight.device), own.degree)
             positions = groups.select(model, own.degree, own.index, len(inputs))
             first_token = first_tokens[number] if first_tokens else 0
             model.token_numbers = SequenceTokens(model.layer_range, first_token + positions)

@@ -60,9 +60,9 @@ def _time_sequence(model: Gpt, groups: SequenceGroups, degree: int, tokens: int)
     for _ in range(1 + REPETITIONS):
         dist.barrier()
         begin_s = time.perf_counter()
-        run_micro_batches(model, groups, plan, sequences)
+        run_micro_batches(model, groups, plan, sequences).item()  # waits for a GPU
         taken_s.append(time.perf_counter() - begin_s)
         model.zero_grad(set_to_none=True)
-    fastest = torch.tensor(min(taken_s[1:]), dtype=torch.float64)
+    fastest = torch.tensor(min(taken_s[1:]), dtype=torch.float64, device=next(model.parameters()).device)
     dist.all_reduce(fastest, op=dist.ReduceOp.MAX)
     return fastest.item()

@@ -76,10 +76,10 @@ def cases(ranks: int, only: str = "") -> dict[str, ParallelPlan]:
     return {name: each for name, each in PLANS.items() if each.world_size == ranks and only in name}
 
 
-def train(settings: TrainerSettings, chosen: ParallelPlan) -> list[float]:
+def train(settings: TrainerSettings, chosen: ParallelPlan, *, device: str = "cpu") -> list[float]:
     """Return the training losses of all steps, and then the loss of an evaluation."""
     layout = build_layout(chosen, world_size=dist.get_world_size(), block_count=get_model_size(settings.model).layers)
-    engine = TrainingEngine(settings, layout, rank=dist.get_rank(), device="cpu")
+    engine = TrainingEngine(settings, layout, rank=dist.get_rank(), device=device)
     engine.build()
     losses = [
         engine.run_step(step * BATCH, learning_rate=settings.learning_rate * (step + 1) / STEPS)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from scheduler.domain.parallel_plan import LayerStrategy
 from scheduler.trainer.gradients import GlobalGradients
@@ -18,7 +19,7 @@ from scheduler.trainer.layout import build_layout
 from scheduler.trainer.local_shards import find_local_region, get_local_tensor
 from scheduler.trainer.mesh import build_meshes
 from scheduler.trainer.model import SIZES, GptSize, build_gpt, build_meta_gpt
-from scheduler.trainer.model_parts import BuildOptions, build_model_parts
+from scheduler.trainer.model_parts import BuildOptions, ModelPart, build_model_parts
 from tests.unit.trainer.test_layout import plan_of
 from tests.unit.trainer.test_training_state import as_rank
 
@@ -52,6 +53,18 @@ def test_every_rank_starts_with_its_part_of_one_model_and_each_element_is_counte
                 assert torch.equal(get_local_tensor(parameter), whole[name][region]), name
                 counted[name][region] += id(parameter) in of_rank
     assert {name for name, times in counted.items() if not (times == 1).all()} == set()
+
+
+def test_rank_whose_layers_are_frozen_sums_gradients_on_the_device_of_its_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL sums tensors of GPUs only."""
+    summed: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "all_reduce", summed.append)
+    model = build_meta_gpt(SIZES["nano-gpt"], dtype=torch.float32).requires_grad_(False)
+    layout = build_layout(plan_of((L(1),)), world_size=1, block_count=2)
+    GlobalGradients([ModelPart(0, model, model)], layout, rank=0).compute_norm()
+    assert [each.device.type for each in summed] == ["meta"]
 
 
 LARGE = GptSize(layers=4, hidden=768, heads=4, vocabulary=256, sequence=64)

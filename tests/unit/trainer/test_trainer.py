@@ -16,7 +16,7 @@ from ebbtide.environment import RankEnvironment
 from ebbtide.session import Session
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
-from scheduler.trainer import checkpoint
+from scheduler.trainer import checkpoint, training_state
 from scheduler.trainer.checkpoint_manifest import (
     BatchChange,
     TrainingPosition,
@@ -48,6 +48,19 @@ def _train(environment: RankEnvironment, settings: TrainerSettings = SETTINGS) -
 
 def _losses(directory: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (directory / "losses-g0.jsonl").read_text().splitlines()]
+
+
+def test_checkpoint_of_a_rank_without_a_gpu_loads_on_one_with_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = _environment(tmp_path)
+    _train(environment, replace(SETTINGS, steps=2))
+    gpu_state = torch.arange(16, dtype=torch.uint8)
+    states = {"cpu": torch.get_rng_state(), "cuda": gpu_state.clone()}
+    monkeypatch.setattr(training_state, "_get_random_state", lambda: states)
+    status = _train(environment, replace(SETTINGS, steps=2))
+    assert (status.phase, status.checkpoint_step) == ("succeeded", 2)
+    assert torch.equal(states["cuda"], gpu_state)
 
 
 def test_finished_training_is_saved_and_a_restart_does_nothing(tmp_path: Path) -> None:

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from scheduler.trainer.counter_random import derive_key
+from scheduler.trainer.dropout import TokenDropout
 from scheduler.trainer.gradients import compute_clip_factor
+from scheduler.trainer.model import Block, GptSize, build_gpt, compile_blocks
 from scheduler.trainer.optimizer import OptimizerName
 from scheduler.trainer.settings import Autocast, TrainerSettings, validate_settings
 from scheduler.trainer.sharded_optimizers import ShardedSGD, orthogonalize
@@ -34,12 +38,34 @@ def test_training_learns_and_continues_after_a_restart(tmp_path: Path, settings:
     assert _losses(whole)[-1] < _losses(whole)[0]
 
 
-def test_compiled_blocks_compute_what_eager_ones_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # inductor's imports
+def test_compiled_blocks_compute_what_eager_ones_do(tmp_path: Path, backend: str) -> None:
     eager, compiled = tmp_path / "eager", tmp_path / "compiled"
     settings = replace(SETTINGS, dtype="float64", dropout=0.2)
     _train(_environment(eager), replace(settings, ledger_dir=eager))
-    _train(_environment(compiled), replace(settings, compile_backend="aot_eager", ledger_dir=compiled))
+    _train(_environment(compiled), replace(settings, compile_backend=backend, ledger_dir=compiled))
     assert _losses(compiled) == pytest.approx(_losses(eager), abs=1e-9)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_all_blocks_share_one_compiled_graph(dropout: float) -> None:
+    """torch compiles one function eight times at most and runs it eagerly after that."""
+    size = GptSize(layers=10, hidden=16, heads=2, vocabulary=16, sequence=8)
+    torch._dynamo.reset()
+    counters.clear()
+    model = build_gpt(size, seed=1, dtype=torch.float32)
+    for number, block in enumerate(model.blocks.values()):
+        assert isinstance(block, Block)
+        block.attention_dropout = TokenDropout(dropout, derive_key(number, "attention"))
+        block.feed_forward_dropout = TokenDropout(dropout, derive_key(number, "feed-forward"))
+    compile_blocks(model, backend="aot_eager")
+    numbers = torch.arange(16).view(2, 8)
+    inputs = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    for block in model.blocks.values():
+        expected = block.compute_eagerly(inputs, numbers)  # type: ignore[operator]  # of a Block
+        assert torch.allclose(block(inputs, numbers), expected, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_sgd_steps_are_those_of_torch() -> None:
