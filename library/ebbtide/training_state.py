@@ -101,12 +101,15 @@ class PositionState:
 
 
 def encode_random_state() -> bytes:
-    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded."""
+    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded.
+
+    A process that has not used its GPU has drawn nothing there, and asking for the state would take memory on it.
+    """
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
     return pickle.dumps(
         {
             "torch": bytes(torch.get_rng_state().tolist()),
-            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_available() else b"",
+            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_initialized() else b"",
             "python": random.getstate(),
             "numpy": None if numpy_random is None else numpy_random.get_state(),
         }
