@@ -106,9 +106,7 @@ def _resolve_ahead(
         yield _await_copy(*pending.popleft())
 
 
-def _await_copy(
-    item: WriteItem, data: Tensor | io.BytesIO | Task[Tensor]
-) -> tuple[WriteItem, Tensor | io.BytesIO]:
+def _await_copy(item: WriteItem, data: Tensor | io.BytesIO | Task[Tensor]) -> tuple[WriteItem, Tensor | io.BytesIO]:
     return item, data.result() if isinstance(data, Task) else data
 
 
