@@ -50,7 +50,8 @@ def seeded_random(seed: int) -> Iterator[None]:
     torch_generator, numpy_random = torch.default_generator, getattr(sys.modules.get("numpy"), "random", None)
     before = torch_generator.get_state(), random.getstate()
     numpy_before = None if numpy_random is None else numpy_random.get_state()
-    gpu_before = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    is_gpu_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu_before = torch.cuda.get_rng_state() if is_gpu_used else None
     torch_generator.manual_seed(seed)
     random.seed(seed)
     if gpu_before is not None:

@@ -21,10 +21,11 @@ def _make_state(value: float) -> dict[str, Any]:
 
 
 def test_state_is_saved_as_pending_kernels_leave_it(tmp_path: Path) -> None:
-    state, stream = _make_state(0.0), torch.cuda.Stream()
+    state, stream = _make_state(0.0), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(500_000_000)  # about 0.3 s, after which the tensors change
+        # About 0.3 s, after which the tensors change.
+        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
         for number in range(COUNT):
             state[f"gpu{number}"].fill_(5.0 + number)
         save_checkpoint({**state, "step": 5}, tmp_path, step=5)

@@ -50,6 +50,7 @@ class PieceWriter(FileSystemWriter):
             (self._directory / name).open("wb") as file,
             ThreadPoolExecutor(1, "checkpoint checksums") as executor,
             ThreadPoolExecutor(1, "checkpoint copies") as copier,
+            _without_archive_checksums(),
         ):
             resolved = _resolve_ahead(plan.items, planner, copier)
             results = [self._write_piece(file, name, item, data, executor) for item, data in resolved]
@@ -111,14 +112,14 @@ def _await_copy(item: WriteItem, data: Tensor | io.BytesIO | Task[Tensor]) -> tu
 
 
 @contextmanager
-def _without_archive_checksum(tensor: Tensor) -> Iterator[None]:
-    """Let torch.save write a large tensor without the checksum of its archive.
+def _without_archive_checksums() -> Iterator[None]:
+    """Let torch.save leave out the checksums of its archives.
 
-    torch computes it before it writes, which takes about as long as the write. torch.load does not read it, and the
-    blocks of the piece have checksums of their own.
+    torch computes them before it writes, which takes about as long as the write. torch.load does not read them, and the
+    blocks of each piece have checksums of their own.
     """
     before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(before and tensor.nbytes < _OVERLAPPED_BYTES)
+    torch.serialization.set_crc32_options(False)
     try:
         yield
     finally:
@@ -132,8 +133,7 @@ def _save_tensor(tensor: Tensor, stream: _PieceStream) -> None:
         OSError: the file cannot be written.
     """
     try:
-        with _without_archive_checksum(tensor):
-            torch.save(tensor, stream)  # type: ignore[arg-type]
+        torch.save(tensor, stream)  # type: ignore[arg-type]
     except RuntimeError:
         if stream.error is not None:
             raise stream.error from None
