@@ -1,8 +1,8 @@
 """Bandwidth of saving and loading with checksums, as a share of torch's own checkpoints of the same data in one run.
 
 One process writes 1 GB in 16 tensors, and 98 MB in 1500, to a folder of the temporary directory: from the host, and
-from a GPU if there is one. The two take turns, and each begins every second pass; the medians of six passes count. Loads
-find the files in the page cache.
+from a GPU if there is one. The two take turns, and each begins every second pass; the medians of six passes count.
+Loads find the files in the page cache.
 """
 
 from __future__ import annotations

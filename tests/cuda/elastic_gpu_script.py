@@ -73,7 +73,7 @@ def main(steps: int, options: frozenset[str]) -> None:
             with torch.autocast(DEVICE, dtype=torch.float16, enabled="float16" in options):
                 loss = nn.functional.mse_loss(model(samples), targets)
             optimizer.zero_grad(set_to_none=True)
-            scaler.scale(loss).backward()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()

@@ -13,7 +13,7 @@ from tests.cuda.titan_assets import write_assets
 
 RUNNER = Path(__file__).with_name("titan_runner.py")
 STEPS, LEAVES = 12, (4, 9)
-PACKAGES = ("torchtitan", "torchdata", "torch_checkpointing", "spmd_types", "tyro", "tokenizers", "tensorboard")
+PACKAGES = ("torchtitan", "torchdata", "spmd_types", "tyro", "tokenizers", "tensorboard")
 OPTIONS = (
     *("--module", "elastic_llama", "--config", "elastic_llama3_debugmodel", "--metrics.disable_color_printing"),
     *("--training.steps", str(STEPS), "--training.seq_len", "256", "--checkpoint.interval", "1000"),
