@@ -43,12 +43,19 @@ def mix_seed(seed: int, *numbers: int) -> int:
 
 @contextmanager
 def seeded_random(seed: int) -> Iterator[None]:
-    """Seed the generators of torch on the CPU, of Python and of NumPy, if it is loaded. Restore them at the end."""
+    """Seed the generators of torch, of Python and of NumPy, if it is loaded. Restore them at the end.
+
+    The generator of this rank's GPU is one of them once the process uses the GPU.
+    """
     torch_generator, numpy_random = torch.default_generator, getattr(sys.modules.get("numpy"), "random", None)
     before = torch_generator.get_state(), random.getstate()
     numpy_before = None if numpy_random is None else numpy_random.get_state()
+    is_gpu_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu_before = torch.cuda.get_rng_state() if is_gpu_used else None
     torch_generator.manual_seed(seed)
     random.seed(seed)
+    if gpu_before is not None:
+        torch.cuda.manual_seed(seed)
     if numpy_random is not None:
         numpy_random.seed(seed % 2**32)
     try:
@@ -56,6 +63,8 @@ def seeded_random(seed: int) -> Iterator[None]:
     finally:
         torch_generator.set_state(before[0])
         random.setstate(before[1])
+        if gpu_before is not None:
+            torch.cuda.set_rng_state(gpu_before)
         if numpy_random is not None:
             numpy_random.set_state(numpy_before)
 

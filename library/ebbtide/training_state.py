@@ -101,13 +101,16 @@ class PositionState:
 
 
 def encode_random_state() -> bytes:
-    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded."""
+    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded.
+
+    A process that has not used its GPU has drawn nothing there, and asking for the state would take memory on it.
+    """
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+    is_gpu_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return pickle.dumps(
         {
             "torch": bytes(torch.get_rng_state().tolist()),
-            # A training on CPUs does not take memory of a GPU for it.
-            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_initialized() else b"",
+            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if is_gpu_used else b"",
             "python": random.getstate(),
             "numpy": None if numpy_random is None else numpy_random.get_state(),
         }

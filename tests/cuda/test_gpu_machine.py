@@ -24,8 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewra
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, cuda_device: str) -> Iterator[MachineSite]:
-    del cuda_device
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineSite]:
     with open_site(tmp_path_factory.mktemp("site")) as opened:
         token = opened.folder / "token"
         token.write_text(opened.client.create_join_token("training")["secret"])

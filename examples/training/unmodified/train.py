@@ -23,7 +23,7 @@ def request_stop(_number, _frame):
 def load(path, model, optimizer):
     if not os.path.exists(path):
         return 0
-    state = torch.load(path, weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["step"]

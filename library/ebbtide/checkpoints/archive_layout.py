@@ -36,6 +36,8 @@ def find_row_major_data(archive: IO[bytes], item_bytes: int) -> int | None:
             names: dict[str, zipfile.ZipInfo] = {
                 name.partition("/")[2]: entries.getinfo(name) for name in entries.namelist()
             }
+            # torch.save may leave the checksums of its archive out, and zipfile would refuse to read it then.
+            names["data.pkl"].CRC = None  # type: ignore[assignment]
             with entries.open(names["data.pkl"]) as stream:
                 layout = _LayoutUnpickler(stream).load()
             if not isinstance(layout, _Layout) or not _is_row_major(layout.size, layout.stride):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future as Task
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,8 +46,14 @@ class PieceWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}0.distcp"
-        with (self._directory / name).open("wb") as file, ThreadPoolExecutor(1, "checkpoint checksums") as executor:
-            results = [self._write_piece(file, name, item, planner, executor) for item in plan.items]
+        with (
+            (self._directory / name).open("wb") as file,
+            ThreadPoolExecutor(1, "checkpoint checksums") as executor,
+            ThreadPoolExecutor(1, "checkpoint copies") as copier,
+            _without_archive_checksums(),
+        ):
+            resolved = _resolve_ahead(plan.items, planner, copier)
+            results = [self._write_piece(file, name, item, data, executor) for item, data in resolved]
             file.flush()
             os.fsync(file.fileno())
         written: Future[list[WriteResult]] = Future()
@@ -59,19 +69,61 @@ class PieceWriter(FileSystemWriter):
         write_checksums(self._directory, Checksums(str(torch.__version__), files, pieces))
 
     def _write_piece(
-        self, file: BinaryIO, name: str, item: WriteItem, planner: SavePlanner, executor: ThreadPoolExecutor
+        self, file: BinaryIO, name: str, item: WriteItem, data: Tensor | io.BytesIO, executor: ThreadPoolExecutor
     ) -> WriteResult:
-        offset, stream, data = file.tell(), _PieceStream(file, executor), planner.resolve_data(item)
+        offset, stream = file.tell(), _PieceStream(file, executor)
         if isinstance(data, io.BytesIO):
             stream.write(data.getbuffer())
             data_offset = None
         else:
-            tensor = _prepare_tensor(data)
-            _save_tensor(tensor, stream)
-            data_offset = stream.find_data(tensor)
+            _save_tensor(data, stream)
+            data_offset = stream.find_data(data)
         length = stream.length
         piece = Piece(name, offset, length, data_offset, self._node, stream.checksums.result())
         return WriteResult(item.index, length, _WrittenPiece(_StorageInfo(name, offset, length), piece))
+
+
+def _resolve_ahead(
+    items: Sequence[WriteItem], planner: SavePlanner, copier: ThreadPoolExecutor
+) -> Iterator[tuple[WriteItem, Tensor | io.BytesIO]]:
+    """Yield each item with its data on the host. The next tensor leaves its GPU while the caller writes this one."""
+    pending: deque[tuple[WriteItem, Tensor | io.BytesIO | Task[Tensor]]] = deque()
+    is_synchronized = False
+    for item in items:
+        data = planner.resolve_data(item)
+        if isinstance(data, io.BytesIO):
+            pending.append((item, data))
+        elif data.is_cuda:
+            if not is_synchronized:
+                # The thread has a stream of its own, which does not wait for the kernels that compute the tensor.
+                torch.cuda.synchronize(data.device)
+                is_synchronized = True
+            pending.append((item, copier.submit(_prepare_tensor, data)))
+        else:
+            pending.append((item, _prepare_tensor(data)))
+        if len(pending) > 1:
+            yield _await_copy(*pending.popleft())
+    if pending:
+        yield _await_copy(*pending.popleft())
+
+
+def _await_copy(item: WriteItem, data: Tensor | io.BytesIO | Task[Tensor]) -> tuple[WriteItem, Tensor | io.BytesIO]:
+    return item, data.result() if isinstance(data, Task) else data
+
+
+@contextmanager
+def _without_archive_checksums() -> Iterator[None]:
+    """Let torch.save leave out the checksums of its archives.
+
+    torch computes them before it writes, which takes about as long as the write. torch.load does not read them, and the
+    blocks of each piece have checksums of their own.
+    """
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _save_tensor(tensor: Tensor, stream: _PieceStream) -> None:

@@ -20,6 +20,7 @@ require_framework("torchtitan")
 import torch
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.distributed.cudagraph import cudagraph_teardown
 
 from ebbtide.integrations.framework_session import FrameworkSession
 from ebbtide.integrations.global_batch import divide_global_batch
@@ -63,6 +64,8 @@ class ElasticCheckpointManager(CheckpointManager):
         if last_step:
             self._run.finish()
         elif notice is not None and notice.requires_exit:
+            # NCCL waits for captured graphs that use a communicator before it destroys the communicator.
+            cudagraph_teardown()
             self._run.leave()
         return is_saved
 
