@@ -8,6 +8,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+TORCH_RELEASE = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
 REASON = "no CUDA device: torch.cuda.is_available() is False"
 
 

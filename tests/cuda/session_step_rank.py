@@ -70,7 +70,7 @@ def check_synchronisation() -> dict[str, Any]:
             run.session.heartbeat()
         torch.cuda.set_sync_debug_mode("default")
         status = run.session.status
-    return {"phase": status.phase, "step": status.step, "loss": status.loss, "peak_bytes": status.peak_bytes}
+    return {"step": status.step, "loss": status.loss, "peak_bytes": status.peak_bytes}
 
 
 def measure_overhead() -> dict[str, Any]:

@@ -21,7 +21,7 @@ def test_a_batch_that_does_not_fit_ends_the_rank_as_out_of_memory(tmp_path: Path
     training = Training(tmp_path, "mini-gpt", 2, ("--global-batch", str(TOO_LARGE_BATCH)))
     ended = run_generation(training, 1, on_gpu=True)
     assert ended.code == 1, ended.log
-    assert (ended.status["phase"], ended.status["cause"]) == ("failed", "out_of_memory"), ended.log
+    assert (ended.status["phase"], ended.status["cause"]) == ("failed", "out-of-memory"), ended.log
     assert ended.status["reason"].startswith("OutOfMemoryError: CUDA out of memory"), ended.status
     assert ended.status["peak_bytes"] > TOO_LARGE_BATCH * 256 * 8
 
@@ -67,4 +67,5 @@ def test_one_rank_builds_weights_and_optimizer_without_a_second_copy() -> None:
     print(f"\nwhole build: {found}")
     assert found["held_bytes"] >= found["whole_bytes"]
     assert found["peak_bytes"] < found["whole_bytes"] + SMALL_BYTES, found
-    assert found["loading_peak_bytes"] < 3 * found["whole_bytes"] + SMALL_BYTES, found
+    # Weights, gradients and two moments, as each step of the training has them.
+    assert found["loading_peak_bytes"] < 4 * found["whole_bytes"] + SMALL_BYTES, found

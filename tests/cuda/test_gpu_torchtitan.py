@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cuda.conftest import TORCH_RELEASE
 from tests.cuda.gpu_trainings import REPOSITORY, GpuTraining, assert_same_losses, check_statuses
 from tests.cuda.titan_assets import write_assets
 
@@ -38,6 +39,7 @@ def _read_losses(training: GpuTraining) -> dict[int, float]:
     return losses
 
 
+@pytest.mark.skipif(TORCH_RELEASE < (2, 13), reason="torchtitan 0.3 needs torch 2.13")
 @pytest.mark.skipif(
     any(find_spec(package) is None for package in PACKAGES), reason=f"torchtitan needs {', '.join(PACKAGES)}"
 )

@@ -1,8 +1,4 @@
-"""Run torchtitan's trainer as `python -m torchtitan.train` does, also where two things that it imports are missing.
-
-* torchtitan 0.3 imports a name that torch 2.11 does not have yet. It uses it with the backend `full_dtensor` alone.
-* Without the package `datasets`, a reader of JSON lines stands in for it.
-"""
+"""Run torchtitan's trainer as its command line does, with a reader of JSON lines where `datasets` is missing."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import torch.distributed.fsdp
 
 
 class Dataset:
@@ -56,8 +50,6 @@ def provide_datasets() -> None:
 
 
 def main() -> None:
-    if not hasattr(torch.distributed.fsdp, "DataParallelMeshDims"):
-        vars(torch.distributed.fsdp)["DataParallelMeshDims"] = type("DataParallelMeshDims", (), {})
     if find_spec("datasets") is None:
         provide_datasets()
     runpy.run_module("torchtitan.train", run_name="__main__", alter_sys=True)
