@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +67,9 @@ NodesMaxOption = Annotated[
     int, typer.Option("--nodes-max", min=1, help="Most nodes of your pilots in this pool, pending ones included.")
 ]
 SubmitOption = Annotated[bool, typer.Option("--submit", help="Submit the nodes. Default: only propose them.")]
+GpuModelOption = Annotated[
+    str, typer.Option("--gpu", metavar="MODEL", help="GPU model of new nodes. Default: that of the pool's nodes.")
+]
 IntervalOption = Annotated[str, typer.Option("--every", metavar="TIME", help="Time between two looks.")]
 OnceOption = Annotated[bool, typer.Option("--once", help="Look once and exit.")]
 
@@ -143,6 +146,7 @@ def watch(
     pool: PoolOption,
     nodes_max: NodesMaxOption,
     gpus_per_node: NodeGpusOption,
+    gpu: GpuModelOption = "",
     partition: PartitionOption = "",
     time_limit: TimeOption = "",
     sbatch: SbatchOption = None,
@@ -156,7 +160,7 @@ def watch(
     submits: SubmitOption = False,
     once: OnceOption = False,
 ) -> None:
-    """Propose or submit pilots of one node for pending jobs, until Ctrl-C. Agents return idle nodes themselves."""
+    """Propose or submit pilots for pending jobs that lack GPUs, until Ctrl-C. Agents return idle nodes themselves."""
     from scheduler.slurm.pilot_demand import PilotLimits
     from scheduler.slurm.pilot_script import PilotJob
 
@@ -177,7 +181,7 @@ def watch(
     expires_s = parse_duration(token_expires, option="--token-expires")
     while True:
         try:
-            _act_on_demand(pilot, limits, url, expires_s=expires_s, submits=submits)
+            _act_on_demand(pilot, limits, url, gpu=gpu, expires_s=expires_s, submits=submits)
         except CommandError as error:
             if once:
                 raise
@@ -187,13 +191,16 @@ def watch(
         time.sleep(pause_s)
 
 
-def describe_proposal(proposal: PilotProposal, pilot: PilotJob, *, submits: bool) -> str:
+def describe_proposal(proposal: PilotProposal, limits: PilotLimits, *, submits: bool) -> str:
     """Return one line that says how many nodes pending jobs need, and what to do about it."""
-    noun = "node" if proposal.wanted == 1 else "nodes"
-    text = f"pending jobs need {proposal.pending_gpus} GPUs: {proposal.wanted} more {noun} of {pilot.gpus_per_node}"
-    if proposal.nodes < proposal.wanted:
-        text += f"; --nodes-max permits {proposal.nodes}"
-    if submits or not proposal.nodes:
+    nodes, submitted = sum(proposal.wanted), sum(proposal.pilots)
+    noun = "node" if nodes == 1 else "nodes"
+    text = f"pending jobs need {proposal.pending_gpus} GPUs: {nodes} more {noun} of {limits.gpus_per_node}"
+    if max(proposal.wanted, default=1) > 1:
+        text += f", in pilots of {' + '.join(map(str, proposal.wanted))} nodes"
+    if submitted < nodes:
+        text += f"; --nodes-max permits {submitted}"
+    if submits or not submitted:
         return text
     return f"{text}. To submit them, add --submit."
 
@@ -215,13 +222,25 @@ def _find_command(command: str) -> tuple[str, ...]:
     return (str(Path(command).absolute()),) if command else (sys.executable, "-P", "-m", "cli")
 
 
-def _act_on_demand(pilot: PilotJob, limits: PilotLimits, url: str, *, expires_s: float, submits: bool) -> None:
+def _act_on_demand(
+    pilot: PilotJob, limits: PilotLimits, url: str, *, gpu: str, expires_s: float, submits: bool
+) -> None:
     """Print what pending jobs need, and submit it if wanted."""
-    proposal = _propose(pilot.pool, url, limits)
+    from cli.pilot_demand import read_pilot_demand
+    from scheduler.slurm.slurm_client import list_pilots
+
+    with service_client(url) as client, _slurm_errors():
+        demand = read_pilot_demand(client, list_pilots(pool=pilot.pool), limits, pool=pilot.pool, gpu=gpu)
+    if demand.unmatched_jobs:
+        print_message(
+            f"{demand.unmatched_jobs} pending jobs require a GPU model, and pool {pilot.pool} has had no node yet. "
+            "To count them, state the model of new nodes with --gpu."
+        )
+    proposal = demand.proposal
     if proposal.wanted:
-        typer.echo(describe_proposal(proposal, pilot, submits=submits))
-    for _ in range(proposal.nodes if submits else 0):
-        typer.echo(f"submitted Slurm job {_submit(pilot, url, expires_s)}")
+        typer.echo(describe_proposal(proposal, limits, submits=submits))
+    for nodes in proposal.pilots if submits else ():
+        typer.echo(f"submitted Slurm job {_submit(replace(pilot, nodes=nodes), url, expires_s)}")
 
 
 def _submit(pilot: PilotJob, url: str, expires_s: float) -> str:
@@ -235,17 +254,6 @@ def _submit(pilot: PilotJob, url: str, expires_s: float) -> str:
         except SlurmError:
             client.delete_join_token(token["id"])
             raise
-
-
-def _propose(pool: str, url: str, limits: PilotLimits) -> PilotProposal:
-    from scheduler.slurm.pilot_demand import propose_pilots
-    from scheduler.slurm.slurm_client import list_pilots
-
-    with service_client(url) as client, _slurm_errors():
-        waiting = client.waiting(limit=100)["items"]
-        nodes = [node for node in client.nodes(pool=pool) if node["serves_training"]]
-        free = sum(node["gpus"] - node["other_gpus"] - sum(map(len, node["jobs"].values())) for node in nodes)
-        return propose_pilots([job["min_gpus"] for job in waiting], free, list_pilots(pool=pool), limits)
 
 
 @contextmanager

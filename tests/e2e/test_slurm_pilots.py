@@ -202,11 +202,11 @@ def test_ranks_of_a_killed_agent_end_at_once_and_its_node_is_removed(pilots: Pil
 
 @pytest.mark.full
 def test_pending_job_gets_a_pilot_within_the_cap_and_the_idle_pilot_is_returned(pilots: PilotSite) -> None:
-    job_id = pilots.submit("demand", gpus=2, seconds=1.0)
-    watch = ("watch", "--once", "--nodes-max", "1", "--partition", "low")
-    assert "1 more node" in pilots.ebbtide(*watch, *pilots.options())
+    job_id = pilots.submit("demand", gpus=4, seconds=1.0)
+    watch = ("watch", "--once", "--nodes-max", "2", "--partition", "low")
+    assert "2 more nodes" in pilots.ebbtide(*watch, *pilots.options())
     assert not pilots.cluster.list_jobs()
-    for _ in range(2):  # the second look finds the pilot of the first
+    for _ in range(2):  # the second look finds the pilot of the first, although its nodes have not joined yet
         pilots.ebbtide(*watch, "--submit", *pilots.options("--return-idle", "3s"))
         assert len(pilots.cluster.list_jobs()) == 1
     pilots.site.wait_for_success(job_id)
