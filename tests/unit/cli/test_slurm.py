@@ -13,7 +13,8 @@ from ebbtide.client import Client
 from tests.unit.cli.conftest import InProcessService, Run
 
 _SQUEUE_WIDTH = 250
-WATCH = ("slurm", "watch", "--pool", "training", "--gpus-per-node", "4", "--nodes-max", "8", "--once")
+JOIN = ("--join", "https://ebbtide.example")
+WATCH = ("slurm", "watch", "--gpus-per-node", "4", "--nodes-max", "8", "--once", *JOIN)
 
 
 class FakeSlurm:
@@ -115,3 +116,48 @@ def test_gpu_model_of_a_mixed_pool_must_be_stated(run: Run, fleet: InProcessServ
     refused = run(*WATCH)
     assert (refused.exit_code, "--gpu" in refused.stderr) == (ExitCode.USAGE, True)
     assert run(*WATCH, "--gpu", "h100-80g").exit_code == 0
+
+
+def test_pilot_joins_the_only_training_pool(run: Run, fleet: InProcessService, slurm: FakeSlurm) -> None:
+    assert run("slurm", "submit", "--nodes", "2", *JOIN).exit_code == 0
+    (script,) = slurm.scripts
+    assert "--job-name=ebbtide-training" in script
+    with fleet.client() as client:
+        client.create_pool({"name": "reserve", "kind": "training"})
+    refused = run("slurm", "submit", "--nodes", "2", *JOIN)
+    assert (refused.exit_code, "reserve, training" in refused.stderr) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ((*JOIN, "--token-expires", "9d"), "--token-expires"),
+        ((*JOIN, "--token-expires", "0s"), "--token-expires"),
+        ((*JOIN, "--cpus-per-gpu", "4"), "--cpus-per-gpu"),
+        ((*JOIN, "--gpus-per-node", "4", "--node-gpus", "4"), "--node-gpus"),
+    ],
+)
+def test_dry_run_refuses_what_a_submission_refuses(run: Run, words: tuple[str, ...], option: str) -> None:
+    refused = run("slurm", "submit", "--pool", "training", "--dry-run", *words)
+    assert (refused.exit_code, f"{option}: " in refused.stderr) == (ExitCode.USAGE, True), refused.output
+
+
+def test_loopback_address_in_the_script_is_warned_of_unless_it_is_stated_for_nodes(run: Run) -> None:
+    submit = ("slurm", "submit", "--pool", "training", "--dry-run")
+    result = run(*submit, "--url", "http://localhost:8787")
+    assert ("--join http://localhost:8787" in result.stdout, "--join" in result.stderr) == (True, True)
+    for silent in (("--join", "http://localhost:8787"), ("--url", "https://ebbtide.example")):
+        assert run(*submit, *silent).stderr == ""
+
+
+def test_nodes_without_managed_gpus_are_counted_by_their_stated_gpus(
+    run: Run, fleet: InProcessService, slurm: FakeSlurm
+) -> None:
+    with fleet.client() as client:
+        submit(client, 8)
+    fleet.tick()
+    watch = ("slurm", "watch", "--nodes-max", "8", "--once", "--submit", *JOIN)
+    run(*watch, "--node-gpus", "8")
+    (script,) = slurm.scripts
+    assert ("--gpus 8" in script, "--gpus-per-node" in script) == (True, False)
+    assert run(*watch).exit_code == ExitCode.USAGE
