@@ -16,15 +16,19 @@ from typing_extensions import TypedDict
 from api.event_views import ReasonView, reason_view
 from api.explanations import PendingReasonCache
 from api.http.dependencies import ContextDep, ServiceDep, create_router
+from api.http.errors import raise_invalid_field
+from api.http.paging import TEXT_PATTERN
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.loans import SwitchesView, switches_view
 from api.pools import DemandView, ForecastView, demand_view, forecast_view
 from api.queues import QueueView, queue_view
+from scheduler.domain.decisions import ReasonCode
 from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.explanation import Explanation
 from scheduler.scheduling.policies.quota import compute_queue_usage
 from scheduler.store.api_protocol import get_job_sort_key
@@ -92,6 +96,7 @@ class WaitingJobView(WaitingJobSummaryView):
     reason: Annotated[
         ReasonView | None, Field(description="Why it does not start. Null: new, or starting at the next tick.")
     ]
+    gpu: Annotated[str, Field(description="GPU model that the job requires. Empty: any.")]
     position: Annotated[int | None, Field(description="Place in the queue, from 1. Null: not placed in it yet.")]
     expected_start_s: Annotated[
         float | None, Field(description="Estimated start, in seconds since 1970 (UTC). Null: unknown.")
@@ -183,6 +188,7 @@ def waiting_job_view(job: Job, explanation: Explanation) -> WaitingJobView:
     return {
         **waiting_job_summary_view(job),
         "reason": reason_view(explanation.reason) if explanation.reason else None,
+        "gpu": job.spec.gpu,
         "position": explanation.position,
         "expected_start_s": explanation.expected_start_s,
     }
@@ -248,6 +254,22 @@ class NodeDeltas:
 router = create_router("fleet")
 
 WAITING_JOBS_DEFAULT = 10
+ReasonsParameter = Annotated[
+    str,
+    Query(
+        max_length=1_000,
+        pattern=TEXT_PATTERN,
+        description="Only jobs that wait for one of these reason codes, separated by commas. Empty: all.",
+    ),
+]
+GpuParameter = Annotated[
+    str,
+    Query(
+        max_length=300,
+        pattern=TEXT_PATTERN,
+        description="Only jobs that may run on this GPU model: those that require it, or no model. Empty: all.",
+    ),
+]
 GenerationParameter = Annotated[
     int | None,
     Query(ge=0, lt=2**63, description="Number from an earlier response. Only nodes that changed since are listed."),
@@ -296,9 +318,12 @@ def list_waiting(
     context: ContextDep,
     request: Request,
     limit: Annotated[int, Query(ge=1, le=100, description="Most jobs to list, 1 to 100.")] = WAITING_JOBS_DEFAULT,
+    reason: ReasonsParameter = "",
+    gpu: GpuParameter = "",
 ) -> WaitingView:
-    """List the jobs that have waited longest, each with its reason, and the number of jobs per reason. The state may be
-    slightly older than the newest."""
+    """List the jobs that have waited longest, each with its reason, and the number of all pending jobs per reason. The
+    state may be slightly older than the newest."""
+    wanted_codes = _parse_reason_codes(reason)
     cache = request.app.state.pending_reasons
     assert isinstance(cache, PendingReasonCache)
     pending, visibility = cache.read(context.committed), context.visibility
@@ -307,11 +332,27 @@ def list_waiting(
         for job in pending.snapshot.jobs.values()
         if _is_waiting(job) and (visibility.is_unrestricted or visibility.can_see_job(job))
     ]
-    longest = nsmallest(limit, waiting, key=get_job_sort_key)
-    codes = (pending.reasons[job.id].code.value for job in waiting if job.id in pending.reasons)
+    codes = {job.id: pending.reasons[job.id].code for job in waiting if job.id in pending.reasons}
+    matching = (
+        job
+        for job in waiting
+        if (not wanted_codes or codes.get(job.id) in wanted_codes) and (not gpu or job.spec.gpu in ("", gpu))
+    )
+    longest = nsmallest(limit, matching, key=get_job_sort_key)
     items = [waiting_job_view(job, pending.explain(job.id)) for job in longest]
-    view: WaitingView = {"generation": pending.snapshot.generation, "reasons": dict(Counter(codes)), "items": items}
+    reasons = Counter(code.value for code in codes.values())
+    view: WaitingView = {"generation": pending.snapshot.generation, "reasons": dict(reasons), "items": items}
     return context.redact(view)
+
+
+def _parse_reason_codes(text: str) -> frozenset[ReasonCode]:
+    """Return the reason codes that a comma-separated list names; none if it is empty."""
+    names = [name.strip() for name in text.split(",")] if text else []
+    known = {code.value: code for code in ReasonCode}
+    for name in names:
+        if name not in known:
+            raise_invalid_field("reason", name, f"one or more of {', '.join(known)}{suggest(name, known)}")
+    return frozenset(known[name] for name in names)
 
 
 def _is_waiting(job: Job) -> bool:

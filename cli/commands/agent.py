@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.commands.identity import parse_duration
-from cli.exit_codes import InputError
+from cli.exit_codes import CommandError, InputError
 from cli.inputs import input_errors_from
 
 if TYPE_CHECKING:
@@ -213,8 +213,13 @@ def _run_pilot(options: AgentOptions, state: Path | None, times: DepartureTimes)
     from scheduler.slurm.allocation import Allocation, AllocationWatch
     from scheduler.slurm.pilot_folder import open_pilot_folder
     from scheduler.slurm.pilot_script import TOKEN_VARIABLE
+    from scheduler.slurm.slurm_client import SlurmError
 
     allocation = Allocation.read(os.environ)
+    try:
+        allocation.check_grant(stated_gpus=options.overrides.gpus)
+    except SlurmError as error:
+        raise CommandError(str(error)) from None
     watch = AllocationWatch(allocation, times, parent_pid=os.getppid())
     token = os.environ.pop(TOKEN_VARIABLE, "")
     with open_pilot_folder(allocation.machine_name, parent=state, token=token) as folder:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scheduler.agent.departure import DepartureNotice
-from scheduler.slurm.slurm_client import SlurmError, SlurmJob, find_job
+from scheduler.slurm.slurm_client import SlurmError, SlurmJob, find_job, manages_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Allocation:
 
     Args:
         node: name of the node in Slurm.
-        gpus: driver indices of the granted GPUs; None if Slurm does not manage GPUs here.
+        gpus: driver indices of the granted GPUs; None if Slurm granted none.
     """
 
     job_id: str
@@ -54,6 +54,35 @@ class Allocation:
             )
         granted = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS") or ""
         return cls(job_id, node, tuple(map(int, granted.split(","))) if granted else None)
+
+    def check_grant(self, *, stated_gpus: int, manages_gpus: Callable[[], bool] = manages_gpus) -> None:
+        """Check that the agent knows which GPUs it may offer. Those that Slurm did not grant may be another user's.
+
+        Args:
+            stated_gpus: GPUs of the node that the operator states; 0 for none.
+
+        Raises:
+            ValueError: the operator states more GPUs than Slurm granted, Slurm manages GPUs and granted none, or it
+                manages none and the operator states none.
+            SlurmError: Slurm cannot be reached.
+        """
+        if self.gpus is not None:
+            if stated_gpus > len(self.gpus):
+                raise ValueError(
+                    f"--gpus: got {stated_gpus}, but Slurm granted {len(self.gpus)} of node {self.node} to job "
+                    f"{self.job_id}. Leave --gpus out, or submit the pilot with --gpus-per-node {stated_gpus}."
+                )
+            return
+        if manages_gpus():
+            raise ValueError(
+                f"--slurm: Slurm granted no GPU of node {self.node} to job {self.job_id}. Submit the pilot with "
+                "--gpus-per-node N."
+            )
+        if not stated_gpus:
+            raise ValueError(
+                f"--slurm: Slurm does not manage GPUs here, so those of job {self.job_id} are unknown. State the GPUs "
+                "of each node with `ebbtide slurm submit --node-gpus N`."
+            )
 
     @property
     def machine_name(self) -> str:

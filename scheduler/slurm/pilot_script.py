@@ -13,8 +13,48 @@ TOKEN_VARIABLE = "EBBTIDE_JOIN_TOKEN"
 JOB_NAME_PREFIX = "ebbtide-"
 """Names of pilot jobs begin with it and end with the pool."""
 
-# One agent that ends, or one node that Slurm takes back, must not end the agents of the other nodes.
-_SRUN = ("srun", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+# One agent that ends, or one node that Slurm takes back, must not end the agents of the other nodes. Ranks inherit the
+# CPUs of their agent, which Slurm may bind to one core.
+_SRUN = ("srun", "--ntasks-per-node=1", "--cpu-bind=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+# A job that has whole nodes has their GPUs, but its steps get none without a request.
+_ALL_GPUS = "${SLURM_GPUS_ON_NODE:+--gpus-per-node=$SLURM_GPUS_ON_NODE}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """The part of each node that a pilot requests: a whole node, or some of its GPUs with CPUs and memory for each.
+
+    Args:
+        gpus: GPUs that Slurm allocates on each node; 0 for all GPUs that it manages there.
+        unmanaged_gpus: GPUs of each node where Slurm manages none.
+        cpus_per_gpu: CPUs for each GPU of a shared node; 0 for Slurm's default.
+        memory_per_gpu: memory for each GPU of a shared node, as `sbatch --mem-per-gpu` takes it; empty for Slurm's
+            default.
+    """
+
+    gpus: int = 0
+    unmanaged_gpus: int = 0
+    cpus_per_gpu: int = 0
+    memory_per_gpu: str = ""
+
+    def __post_init__(self) -> None:
+        if self.gpus and self.unmanaged_gpus:
+            raise ValueError(
+                f"--node-gpus: got {self.unmanaged_gpus} beside --gpus-per-node {self.gpus}. Use --gpus-per-node where "
+                "Slurm manages GPUs, and --node-gpus elsewhere."
+            )
+        if not self.is_whole_node and not self.gpus:
+            option = "--cpus-per-gpu" if self.cpus_per_gpu else "--mem-per-gpu"
+            raise ValueError(f"{option}: needs --gpus-per-node N, the GPUs that the pilot gets on each node.")
+
+    @property
+    def is_whole_node(self) -> bool:
+        return not self.cpus_per_gpu and not self.memory_per_gpu
+
+    @property
+    def counted_gpus(self) -> int:
+        """GPUs of each node as far as they are stated, else 0."""
+        return self.gpus or self.unmanaged_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +64,7 @@ class PilotJob:
     Args:
         pool: pool that its nodes join.
         time_limit: as `sbatch --time` takes it; empty for that of the partition.
-        gpus_per_node: GPUs that Slurm allocates on each node; 0 for none.
+        share: what it requests of each node.
         log: path of the output of batch script and agents, with the patterns of `sbatch --output`.
         command: words that start `ebbtide` on the nodes.
         url: control plane, as the nodes reach it.
@@ -38,7 +78,7 @@ class PilotJob:
     command: tuple[str, ...]
     partition: str = ""
     time_limit: str = ""
-    gpus_per_node: int = 0
+    share: NodeShare = NodeShare()
     log: str = ""
     agent_options: tuple[str, ...] = ()
     sbatch_options: tuple[str, ...] = ()
@@ -50,27 +90,37 @@ class PilotJob:
 
 def render_pilot(pilot: PilotJob) -> str:
     """Return the batch script of a pilot."""
-    agent = (*pilot.command, "agent", "--slurm", "--join", pilot.url, *pilot.agent_options)
+    share = pilot.share
+    gpus = ("--gpus", str(share.unmanaged_gpus)) if share.unmanaged_gpus else ()
+    agent = (*pilot.command, "agent", "--slurm", "--join", pilot.url, *gpus, *pilot.agent_options)
     directives = "\n".join(f"#SBATCH {option}" for option in _list_directives(pilot))
+    srun = shlex.join(_SRUN) if share.counted_gpus else f"{shlex.join(_SRUN)} {_ALL_GPUS}"
     return f"""#!/bin/bash
 {directives}
-exec {shlex.join(_SRUN)} \\
+exec {srun} \\
     {shlex.join(agent)}
 """
 
 
 def _list_directives(pilot: PilotJob) -> Sequence[str]:
+    share = pilot.share
     options = {
         "--job-name": pilot.name,
         "--nodes": str(pilot.nodes),
         "--partition": pilot.partition,
         "--time": pilot.time_limit,
-        "--gpus-per-node": str(pilot.gpus_per_node or ""),
+        "--gpus-per-node": str(share.gpus or ""),
+        "--cpus-per-gpu": str(share.cpus_per_gpu or ""),
+        "--mem-per-gpu": share.memory_per_gpu,
         "--output": pilot.log,
     }
     stated = [f"{name}={_quote(value)}" for name, value in options.items() if value]
-    # A pilot that was requeued could not join: its token is used. The whole node is used by one task.
-    return [*stated, "--ntasks-per-node=1", "--no-requeue", *pilot.sbatch_options]
+    # By default, Slurm allocates one core for one task. Memory of a whole node is allocated by request only.
+    whole = ["--exclusive"] if share.is_whole_node else []
+    if share.is_whole_node and not any(option.startswith("--mem") for option in pilot.sbatch_options):
+        whole.append("--mem=0")
+    # A pilot that was requeued could not join: its token is used.
+    return [*stated, *whole, "--ntasks-per-node=1", "--no-requeue", *pilot.sbatch_options]
 
 
 def _quote(value: str) -> str:

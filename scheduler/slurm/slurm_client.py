@@ -81,6 +81,17 @@ def find_job(job_id: str, *, node: str = "") -> SlurmJob | None:
         return None
 
 
+def manages_gpus() -> bool:
+    """Return whether Slurm allocates GPUs on this cluster.
+
+    Raises:
+        SlurmError: Slurm cannot be reached.
+    """
+    lines = (line.partition("=") for line in _run(("scontrol", "show", "config")).splitlines())
+    types = next((value for name, _, value in lines if name.strip() == "GresTypes"), "")
+    return "gpu" in (each.strip() for each in types.split(","))
+
+
 def cancel_job(job_id: str) -> None:
     """Cancel a job. Its agents let their ranks save and exit.
 

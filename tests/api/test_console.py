@@ -108,6 +108,31 @@ def test_pending_jobs_have_reasons(fleet: ApiService) -> None:
     assert view["reasons"] == {"NoMatchingFlavor": 2}
 
 
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        ({"reason": "NoMatchingFlavor"}, ["huge", "other"]),
+        ({"reason": "InsufficientGpus,NoMatchingFlavor", "gpu": "a100-80g"}, ["huge"]),
+        ({"reason": "InsufficientGpus"}, []),
+        ({"gpu": "h100-80g"}, ["huge", "other"]),
+    ],
+)
+def test_pending_jobs_are_filtered_before_the_limit(
+    fleet: ApiService, filters: dict[str, str], names: list[str]
+) -> None:
+    fleet.submit("huge", gpus={"min": 64, "max": 64})
+    fleet.submit("other", gpu="h100-80g")
+    fleet.tick()
+    view = fleet.get("/v1/waiting", limit=2, **filters)
+    assert [job["name"] for job in view["items"]] == names
+    assert view["reasons"] == {"NoMatchingFlavor": 2}
+
+
+def test_unknown_reason_codes_are_rejected(fleet: ApiService) -> None:
+    problem = fleet.refused("GET", "/v1/waiting?reason=InsufficientGpu")
+    assert "InsufficientGpus" in str(problem["errors"])
+
+
 def test_pending_jobs_of_other_queues_are_hidden() -> None:
     with (guarded := AuthenticatedService()).http:
         guarded.with_fleet()

@@ -1,6 +1,6 @@
 """A Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd on loopback, stopped by their ids.
 
-Each node has two fake GPUs, and the partition `high` preempts the partition `low`.
+Each node has two fake GPUs and two CPUs, to which tasks are bound. The partition `high` preempts the partition `low`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.loopback import find_free_port
 
 NODES = ("n1", "n2")
 KILL_WAIT_S = 5
+ORDINARY_USER = 65534
 _TIMEOUT_S = 60.0
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "setpriv", "bwrap")
 
@@ -49,6 +50,13 @@ class SlurmCluster:
         for number in range(2):
             os.mknod(folder / f"gpu{number}", 0o020666, os.makedev(1, 3))
         self._write_config()
+
+    def open_folder(self, name: str) -> Path:
+        """Create a folder that every user may write to."""
+        path = self.folder / name
+        path.mkdir()
+        path.chmod(0o1777)
+        return path
 
     def start(self) -> None:
         munge, key = self.folder / "munge", self.folder / "munge.key"
@@ -121,7 +129,8 @@ class SlurmCluster:
     def close(self) -> None:
         """Stop the daemons, and kill what is left of jobs."""
         if "slurmctld" in self._daemons:
-            subprocess.run(("scancel", "--user=root"), env=self.env, capture_output=True, check=False)
+            for user in ("root", str(ORDINARY_USER)):
+                subprocess.run(("scancel", f"--user={user}"), env=self.env, capture_output=True, check=False)
         while self._daemons:
             name, daemon = self._daemons.popitem()
             daemon.send_signal(signal.SIGTERM if name == "munged" else signal.SIGKILL)
@@ -148,7 +157,7 @@ class SlurmCluster:
 
     def _write_config(self) -> None:
         host, folder = socket.gethostname(), self.folder
-        node = "NodeHostname={} NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 Gres=gpu:2"
+        node = "NodeHostname={} NodeAddr=127.0.0.1 CPUs=2 Sockets=1 CoresPerSocket=2 RealMemory=1000 Gres=gpu:2"
         nodes = "\n".join(f"NodeName={name} Port={find_free_port()} {node.format(host)}" for name in NODES)
         self.config.write_text(f"""ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -159,9 +168,11 @@ AuthInfo=cred_expire=15,socket={folder}/munge/socket
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
+TaskPluginParam=Cores
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
 SlurmdParameters=config_overrides
 GresTypes=gpu
 PreemptType=preempt/partition_prio

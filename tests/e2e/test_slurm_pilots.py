@@ -8,18 +8,30 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from scheduler.slurm.slurm_client import find_job
+import ebbtide
+from scheduler.slurm.slurm_client import find_job, manages_gpus
 from tests.e2e.machine_site import MachineSite, open_site
-from tests.e2e.slurm_cluster import KILL_WAIT_S, SlurmCluster, needs_slurm, open_cluster
+from tests.e2e.slurm_cluster import KILL_WAIT_S, ORDINARY_USER, SlurmCluster, needs_slurm, open_cluster
 
 RANK = Path(__file__).with_name("reporting_rank.py")
 WAITING_STATES = ("queued", "preempted")
+SYSTEM_PYTHON = "/usr/bin/python3"
+ROOT = Path(__file__).parents[2]
+AS_ORDINARY_USER = (
+    "setpriv",
+    f"--reuid={ORDINARY_USER}",
+    f"--regid={ORDINARY_USER}",
+    "--clear-groups",
+    "env",
+    "HOME=/",
+)
 HARDWARE = ("--gpu", "cpu", "--gpu-memory", "1GiB", "--address", "127.0.0.1")
 
 pytestmark = needs_slurm
@@ -31,23 +43,39 @@ class PilotSite:
     def __init__(self, site: MachineSite, cluster: SlurmCluster) -> None:
         self.site = site
         self.cluster = cluster
-        self.states = cluster.folder / "pilots"
+        self.states = cluster.open_folder("pilots")
+        self.logs = cluster.open_folder("logs")
 
-    def ebbtide(self, *arguments: str) -> str:
+    def ebbtide(self, *arguments: str, command: Sequence[str] = (sys.executable, "-P", "-m", "cli")) -> str:
         """Run `ebbtide slurm` as a user does, and return its output."""
-        words = [sys.executable, "-P", "-m", "cli", "slurm", *arguments]
+        words = [*command, "slurm", *arguments]
         done = subprocess.run(words, env=self.cluster.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def install_for_everyone(self) -> Path:
+        """Return a program that runs `ebbtide` in a virtual environment that every user may read."""
+        venv, program = self.cluster.folder / "venv", self.cluster.folder / "ebbtide"
+        subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", venv], check=True)
+        [site_packages] = venv.glob("lib/python3.*/site-packages")
+        packages = (ROOT, Path(ebbtide.__file__).parents[1], sysconfig.get_path("purelib"))
+        (site_packages / "ebbtide.pth").write_text("".join(f"{package}\n" for package in packages))
+        program.write_text(f'#!/bin/sh\nexec {venv}/bin/python -P -m cli "$@"\n')
+        program.chmod(0o755)
+        if subprocess.run([*AS_ORDINARY_USER, program, "--help"], capture_output=True, check=False).returncode:
+            pytest.skip(f"an ordinary user cannot import this project with {SYSTEM_PYTHON}")
+        return program
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.site.port}"
 
-    def options(self, *agent_options: str) -> tuple[str, ...]:
+    def options(self, *agent_options: str, gpus: int = 2) -> tuple[str, ...]:
         agent = (*HARDWARE, "--state", str(self.states), "--writable", str(self.site.shared), "--check-every", "1s")
-        log = ("--log", str(self.site.folder / "pilot-%j.log"))
-        return ("--pool", "training", "--gpus-per-node", "2", "--url", self.url, *log, "--", *agent, *agent_options)
+        log = ("--log", str(self.logs / "pilot-%j.log"))
+        urls = ("--url", self.url, "--join", self.url)
+        stated = ("--gpus-per-node", str(gpus)) if gpus else ()
+        return (*stated, *urls, *log, "--", *agent, *agent_options)
 
     def submit_pilot(self, *options: str, nodes: int = 1, agent: tuple[str, ...] = ()) -> str:
         """Submit a pilot, wait until its nodes are up, and return its Slurm job id."""
@@ -55,8 +83,11 @@ class PilotSite:
         stated = ("--nodes", str(nodes), "--partition", "low", *options)
         self.ebbtide("submit", *stated, *self.options("--leave-within", "2s", *agent))
         (job_id,) = set(self.cluster.list_jobs()) - before
-        self.site.wait(lambda: len([name for name in self.up_nodes() if name.startswith(f"slurm-{job_id}-")]) == nodes)
+        self.wait_for_nodes(job_id, nodes)
         return job_id
+
+    def wait_for_nodes(self, job_id: str, nodes: int) -> None:
+        self.site.wait(lambda: len([name for name in self.up_nodes() if name.startswith(f"slurm-{job_id}-")]) == nodes)
 
     def up_nodes(self) -> list[str]:
         return [node["name"] for node in self.site.client.nodes() if node["state"] == "up" and not node["draining"]]
@@ -94,8 +125,8 @@ class PilotSite:
 
 
 @pytest.fixture
-def pilots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PilotSite]:
-    with open_cluster() as cluster, open_site(tmp_path) as site:
+def pilots(monkeypatch: pytest.MonkeyPatch) -> Iterator[PilotSite]:
+    with open_cluster() as cluster, open_site(cluster.open_folder("site")) as site:
         monkeypatch.setenv("SLURM_CONF", str(cluster.config))
         try:
             yield PilotSite(site, cluster)
@@ -106,6 +137,9 @@ def pilots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PilotSit
 def test_two_nodes_appear_run_a_job_and_vanish_with_scancel(pilots: PilotSite) -> None:
     job = pilots.submit_pilot(nodes=2)
     assert {node["gpus"] for node in pilots.site.client.nodes()} == {2}
+    inventory = pilots.site.client.machine(f"slurm-{job}-n1")["inventory"]
+    assert inventory is not None
+    assert inventory["cpus"] == 2, "ranks would share one core"
     first, second = (pilots.submit("both", gpus=4, seconds=seconds) for seconds in (0.5, 600.0))
     pilots.site.wait_for_success(first)
     pilots.wait_for_ranks(second, ranks=4)
@@ -115,6 +149,22 @@ def test_two_nodes_appear_run_a_job_and_vanish_with_scancel(pilots: PilotSite) -
     pilots.wait_until_silent(second)
     assert pilots.site.state(second) in WAITING_STATES
     assert find_job("99999") is None
+    assert manages_gpus()
+
+
+@pytest.mark.full
+def test_pilot_of_an_ordinary_user_offers_the_gpus_of_its_whole_node(pilots: PilotSite) -> None:
+    program = str(pilots.install_for_everyone())
+    options = ("--partition", "low", "--command", program, *pilots.options(gpus=0))
+    pilot = json.loads(pilots.ebbtide("submit", "-o", "json", *options, command=(*AS_ORDINARY_USER, program)))["job"]
+    pilots.wait_for_nodes(pilot, 1)
+    job_id = pilots.submit("ordinary", gpus=2, seconds=600.0)
+    pilots.wait_for_ranks(job_id, ranks=2)
+    assert {path.stat().st_uid for path in pilots.site.shared.glob(f"{job_id}-*.json")} == {ORDINARY_USER}
+    assert pilots.cluster.run("squeue", "-h", "-o", "%U") == str(ORDINARY_USER)
+    pilots.ebbtide("cancel", pilot, command=(*AS_ORDINARY_USER, program))
+    pilots.wait_until_gone()
+    pilots.wait_until_silent(job_id)
 
 
 @pytest.mark.full
@@ -202,11 +252,11 @@ def test_ranks_of_a_killed_agent_end_at_once_and_its_node_is_removed(pilots: Pil
 
 @pytest.mark.full
 def test_pending_job_gets_a_pilot_within_the_cap_and_the_idle_pilot_is_returned(pilots: PilotSite) -> None:
-    job_id = pilots.submit("demand", gpus=2, seconds=1.0)
-    watch = ("watch", "--once", "--nodes-max", "1", "--partition", "low")
-    assert "1 more node" in pilots.ebbtide(*watch, *pilots.options())
+    job_id = pilots.submit("demand", gpus=4, seconds=1.0)
+    watch = ("watch", "--once", "--nodes-max", "2", "--partition", "low")
+    assert "2 more nodes" in pilots.ebbtide(*watch, *pilots.options())
     assert not pilots.cluster.list_jobs()
-    for _ in range(2):  # the second look finds the pilot of the first
+    for _ in range(2):  # the second look finds the pilot of the first, although its nodes have not joined yet
         pilots.ebbtide(*watch, "--submit", *pilots.options("--return-idle", "3s"))
         assert len(pilots.cluster.list_jobs()) == 1
     pilots.site.wait_for_success(job_id)

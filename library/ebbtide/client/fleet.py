@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -36,9 +36,14 @@ class FleetMethods:
         return Request("GET", "/v1/overview", query=query)
 
     @RequestMethod
-    def waiting(self, *, limit: int = 10) -> Request[WaitingView]:
-        """Return the `limit` longest-pending jobs, each with its reason, and the number of jobs per reason."""
-        return Request("GET", "/v1/waiting", query={"limit": str(limit)})
+    def waiting(self, *, limit: int = 10, reasons: Collection[str] = (), gpu: str = "") -> Request[WaitingView]:
+        """Return the `limit` longest-pending jobs, each with its reason, and the number of all pending jobs per reason.
+
+        `reasons`: only jobs that wait for one of these reason codes. `gpu`: only jobs that may run on this GPU model.
+        """
+        filters = {"reason": ",".join(reasons), "gpu": gpu}
+        stated = {name: value for name, value in filters.items() if value}
+        return Request("GET", "/v1/waiting", query={"limit": str(limit), **stated})
 
     @ListMethod
     def pools(self) -> Pages[PoolView]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -107,3 +108,23 @@ def test_environment_of_a_task_names_node_and_gpus() -> None:
 def test_environment_without_a_job_is_rejected() -> None:
     with pytest.raises(ValueError, match="SLURM_JOB_ID"):
         Allocation.read({})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "manages_gpus", "stated_gpus", "remedy"),
+    [
+        ((0, 1), True, 0, ""),
+        ((0, 1), True, 2, ""),
+        ((0, 1), True, 3, "--gpus-per-node 3"),
+        (None, False, 8, ""),
+        (None, True, 0, "--gpus-per-node"),
+        (None, True, 8, "--gpus-per-node"),
+        (None, False, 0, "--node-gpus"),
+    ],
+)
+def test_gpus_that_slurm_did_not_grant_are_offered_only_where_it_manages_none(
+    gpus: tuple[int, ...] | None, manages_gpus: bool, stated_gpus: int, remedy: str
+) -> None:
+    allocation = Allocation("17", "n1", gpus)
+    with pytest.raises(ValueError, match=remedy) if remedy else nullcontext():
+        allocation.check_grant(stated_gpus=stated_gpus, manages_gpus=lambda: manages_gpus)

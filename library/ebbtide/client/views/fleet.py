@@ -259,6 +259,7 @@ class WaitingJobView(TypedDict):
     """A pending job with the reason why it waits."""
 
     expected_start_s: float | None
+    gpu: str
     id: str
     max_gpus: int
     min_gpus: int
