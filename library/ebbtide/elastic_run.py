@@ -27,7 +27,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ebbtide.checkpoints import load_newest_checkpoint, save_checkpoint
-from ebbtide.global_batches import BatchSource, PositionedSampler, check_loader, mix_seed
+from ebbtide.global_batches import BatchSource, find_sampler
+from ebbtide.random_state import mix_seed
+from ebbtide.reproducible_draws import PositionedSampler
 from ebbtide.session import Session
 from ebbtide.training_state import ModelState, OptimizerState, Position, PositionState
 
@@ -72,7 +74,7 @@ def elastic(
         ValueError: an argument cannot be used; the message names it.
     """
     if dataloader is not None:
-        check_loader(dataloader)
+        find_sampler(dataloader)
     for name, value in (("epochs", epochs), ("accumulate", accumulate)):
         if value < 1:
             raise ValueError(f"`{name}` is {value}. Use 1 or more.")
@@ -145,7 +147,7 @@ class ElasticRun:
     def __len__(self) -> int:
         """Return the number of batches that are left in the present epoch."""
         source, position = self._source, self._position
-        return 0 if source is None else source.count_batches(position.epoch, position.samples)
+        return 0 if source is None else source.count_batches(position.samples)
 
     def __enter__(self) -> ElasticRun:
         """Restore the newest checkpoint, if there is one.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -19,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
+
+from ebbtide.random_state import encode_random_state, restore_random_state, seed_random_state
 
 
 @dataclass
@@ -98,35 +97,3 @@ class PositionState:
             restore_random_state(self._random[rank])
         else:
             seed_random_state(fresh_seed)
-
-
-def encode_random_state() -> bytes:
-    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded."""
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    return pickle.dumps(
-        {
-            "torch": bytes(torch.get_rng_state().tolist()),
-            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if torch.cuda.is_available() else b"",
-            "python": random.getstate(),
-            "numpy": None if numpy_random is None else numpy_random.get_state(),
-        }
-    )
-
-
-def restore_random_state(encoded: bytes) -> None:
-    state = pickle.loads(encoded)
-    torch.set_rng_state(torch.tensor(list(state["torch"]), dtype=torch.uint8))
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(list(state["cuda"]), dtype=torch.uint8))
-    random.setstate(state["python"])
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    if numpy_random is not None and state["numpy"] is not None:
-        numpy_random.set_state(state["numpy"])
-
-
-def seed_random_state(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)

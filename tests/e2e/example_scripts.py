@@ -70,7 +70,7 @@ def _read_nanogpt_losses(lines: Iterable[str]) -> list[float]:
 
 
 def _mingpt_options(data: Path, steps: int) -> Sequence[str]:
-    # The text has STEPS_PER_EPOCH x 8 blocks of 16 bytes.
+    # The text has 3 blocks of 16 bytes less than STEPS_PER_EPOCH batches of 8.
     return ("--text", str(data / "input.txt"), "--epochs", str(steps // STEPS_PER_EPOCH), "--block-size", "16")
 
 
@@ -111,5 +111,5 @@ def prepare_data(folder: Path) -> Path:
     data = folder / "data"
     subprocess.run([sys.executable, str(EXAMPLES / "nanogpt" / "prepare.py"), str(data)], check=True)
     text = (data / "val.bin").read_bytes()[::2].decode()
-    (data / "input.txt").write_text(text[: STEPS_PER_EPOCH * 8 * 16 + 1])
+    (data / "input.txt").write_text(text[: (STEPS_PER_EPOCH * 8 - 3) * 16 + 1])
     return data

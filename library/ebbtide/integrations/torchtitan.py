@@ -21,8 +21,8 @@ import torch
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 
+from ebbtide.global_batches import divide_global_batch
 from ebbtide.integrations.framework_session import FrameworkSession
-from ebbtide.integrations.global_batch import divide_global_batch
 
 
 class ElasticCheckpointManager(CheckpointManager):
