@@ -27,6 +27,11 @@ from ebbtide.random_state import mix_seed, seeded_random
 
 logger = logging.getLogger(__name__)
 
+_LOADER_OPTIONS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers"),
+)
+
 
 @dataclass(frozen=True)
 class BatchDivision:
@@ -234,9 +239,8 @@ class PositionedLoader(DataLoader[Any]):
     @classmethod
     def replace(cls, loader: DataLoader[Any], batches: RankBatchSampler) -> PositionedLoader:
         """Return a loader like `loader` with other batches."""
-        names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-        names += ("generator", "prefetch_factor", "persistent_workers")
-        return cls(loader.dataset, batch_sampler=batches, **{name: getattr(loader, name) for name in names})
+        options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
+        return cls(loader.dataset, batch_sampler=batches, **options)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -28,25 +28,30 @@ def mix_seed(seed: int, *numbers: int) -> int:
 
 @contextmanager
 def seeded_random(seed: int) -> Iterator[None]:
-    """Seed the generators of torch on the CPU, of Python and of NumPy, if it is loaded. Restore them at the end."""
-    torch_generator, numpy_random = torch.default_generator, _find_numpy_random()
-    before = torch_generator.get_state(), random.getstate()
+    """Seed all generators. Restore them at the end."""
+    numpy_random, torch_generators = _find_numpy_random(), [torch.default_generator]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch_generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    before = [generator.get_state() for generator in torch_generators]
+    python_before = random.getstate()
     numpy_before = None if numpy_random is None else numpy_random.get_state()
-    torch_generator.manual_seed(seed)
+    for generator in torch_generators:
+        generator.manual_seed(seed)
     random.seed(seed)
     if numpy_random is not None:
         numpy_random.seed(seed % 2**32)
     try:
         yield
     finally:
-        torch_generator.set_state(before[0])
-        random.setstate(before[1])
+        for generator, state in zip(torch_generators, before, strict=True):
+            generator.set_state(state)
+        random.setstate(python_before)
         if numpy_random is not None:
             numpy_random.set_state(numpy_before)
 
 
 def encode_random_state() -> bytes:
-    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded."""
+    """Return the states of all generators."""
     numpy_random = _find_numpy_random()
     return pickle.dumps(
         {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ebbtide.random_state import mix_seed, seeded_random
+from torch import nn
+
+from ebbtide.random_state import encode_random_state, mix_seed, seeded_random
 
 
 class PositionedSampler:
@@ -18,6 +20,7 @@ class PositionedSampler:
     def __init__(self, draw: Callable[..., Any], *, seed: int, rank: int, world_size: int) -> None:
         self._draw = draw
         self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._is_checked = False
         self._base = self._calls = self._early_calls = self._evaluations = self._step = 0
 
     def resume(self, base: int) -> None:
@@ -45,4 +48,27 @@ class PositionedSampler:
             seed = mix_seed(self._seed, -2, self._step, self._evaluations)
             self._evaluations += 1
         with seeded_random(seed):
-            return self._draw(*arguments, **keywords)
+            if self._is_checked or not is_training:
+                return self._draw(*arguments, **keywords)
+            self._is_checked = True
+            before = encode_random_state()
+            drawn = self._draw(*arguments, **keywords)
+            if encode_random_state() == before:
+                raise ValueError(
+                    f"`{getattr(self._draw, '__name__', self._draw)}` has used no global random number of torch, "
+                    "Python or NumPy, so its data cannot follow the position in the training. Draw without a "
+                    "`torch.Generator` or `numpy.random.default_rng` of your own."
+                )
+            return drawn
+
+
+def list_wrapped_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose `eval()` means evaluation: wrappers, what they wrap, and members of a container."""
+    modules = [model]
+    for name in ("module", "_orig_mod"):
+        if isinstance(inner := getattr(model, name, None), nn.Module):
+            modules += list_wrapped_modules(inner)
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
+        for child in model.children():
+            modules += list_wrapped_modules(child)
+    return modules

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -18,6 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from ebbtide.random_state import encode_random_state, restore_random_state, seed_random_state
+
+_PICKLED = "pickled"
 
 
 @dataclass
@@ -64,7 +68,59 @@ class OptimizerState:
         return dict(get_optimizer_state_dict(self._model, self._optimizers))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        set_optimizer_state_dict(self._model, self._optimizers, dict(state))
+        # Parameters without a gradient so far have no state, and get none.
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(self._model, self._optimizers, dict(state), options=options)
+
+
+class ObjectState:
+    """State of any object with `state_dict` and `load_state_dict`, such as a scheduler or averaged weights.
+
+    Tensors keep their names. Everything else is stored as pickled bytes, because DCP makes strings of keys such as the
+    milestones of MultiStepLR.
+    """
+
+    def __init__(self, entry: Any) -> None:
+        self._entry = entry
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._entry.state_dict()
+        return _encode(state) if _holds_tensor(state) else {_PICKLED: pickle.dumps(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = self._entry.state_dict()
+        loaded = _decode(own, state) if _holds_tensor(own) else pickle.loads(state[_PICKLED])
+        self._entry.load_state_dict(loaded)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensor(each) for each in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _encode(value: Any) -> Any:
+    """Return a value in dictionaries with string keys, lists, tensors and bytes."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if not _holds_tensor(value):
+        return pickle.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(key): _encode(each) for key, each in value.items()}
+    return [_encode(each) for each in value]
+
+
+def _decode(own: Any, encoded: Any) -> Any:
+    """Return the value that `_encode` got. The present value of the object has its structure."""
+    if isinstance(encoded, bytes):
+        return pickle.loads(encoded)
+    if isinstance(own, Mapping):
+        return {key: _decode(each, encoded[str(key)]) for key, each in own.items()}
+    if isinstance(own, (list, tuple)):
+        return [_decode(*pair) for pair in zip(own, encoded, strict=True)]
+    return encoded
 
 
 class PositionState:
