@@ -58,7 +58,7 @@ class Example:
 
 def _nanogpt_options(data: Path, steps: int) -> Sequence[str]:
     return (
-        *(f"--data_dir={data}", "--out_dir=/tmp", f"--max_iters={steps}", f"--lr_decay_iters={steps}"),
+        *(f"--data_dir={data}", "--out_dir={checkpoint_dir}/out", f"--max_iters={steps}", f"--lr_decay_iters={steps}"),
         *("--eval_interval=1", "--eval_iters=2", "--log_interval=1", "--gradient_accumulation_steps=4"),
         *("--batch_size=2", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16"),
         *("--learning_rate=3e-2", "--warmup_iters=2"),
