@@ -1,16 +1,15 @@
-"""Batches by global position: which samples each rank gets, whatever the number of ranks.
+"""Global batches: the samples of all ranks in each step, the same on any number of ranks.
 
 An epoch has one order of samples, the same on all ranks. Batch k of all ranks together is samples k x G to (k + 1) x G
-of it, and rank r takes every W-th of them. A position in the epoch therefore means the same for 1, 2 and 4 ranks.
+of it, and rank r takes every W-th of them, as DistributedSampler does. A position in the epoch therefore means the same
+for 1, 2 and 4 ranks.
 """
 
 from __future__ import annotations
 
 import logging
-import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,85 +23,124 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from ebbtide.random_state import mix_seed, seeded_random
+
 logger = logging.getLogger(__name__)
 
-_SEED_BITS = 63
-_WEYL_STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring positions get distant seeds
+_LOADER_OPTIONS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers"),
+)
 
 
-def mix_seed(seed: int, *numbers: int) -> int:
-    """Return a seed that depends on all arguments (splitmix64), the same on every machine."""
-    state = seed & (2**64 - 1)
-    for number in numbers:
-        state = (state + (number + 1) * _WEYL_STEP) & (2**64 - 1)
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-        state ^= state >> 31
-    return state >> (64 - _SEED_BITS)
+@dataclass(frozen=True)
+class BatchDivision:
+    """A rank's share of a global batch: `accumulate` forward passes of `micro_batch` samples per step."""
+
+    micro_batch: int
+    accumulate: int
 
 
-@contextmanager
-def seeded_random(seed: int) -> Iterator[None]:
-    """Seed the generators of torch, of Python and of NumPy, if it is loaded. Restore them at the end.
-
-    The generator of this rank's GPU is one of them once the process uses the GPU.
-    """
-    torch_generator, numpy_random = torch.default_generator, getattr(sys.modules.get("numpy"), "random", None)
-    before = torch_generator.get_state(), random.getstate()
-    numpy_before = None if numpy_random is None else numpy_random.get_state()
-    is_gpu_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpu_before = torch.cuda.get_rng_state() if is_gpu_used else None
-    torch_generator.manual_seed(seed)
-    random.seed(seed)
-    if gpu_before is not None:
-        torch.cuda.manual_seed(seed)
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        torch_generator.set_state(before[0])
-        random.setstate(before[1])
-        if gpu_before is not None:
-            torch.cuda.set_rng_state(gpu_before)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_before)
-
-
-class SampleOrder:
-    """The order of the samples in each epoch, as the sampler of the user's loader defines it.
+def divide_global_batch(global_batch: int, *, world_size: int, micro_batch_max: int) -> BatchDivision:
+    """Return the division with the largest micro-batch, so with the fewest forward passes.
 
     Args:
-        sampler: the sampler of the loader.
+        global_batch: samples of all ranks per step.
+        micro_batch_max: most samples in one forward pass, as the script sets it.
+
+    Raises:
+        ValueError: the ranks cannot have equal shares.
+    """
+    if global_batch % world_size:
+        raise ValueError(
+            f"The global batch of {global_batch} samples cannot be divided among {world_size} ranks. "
+            "Limit `gpus` of the job to numbers that divide it, or pass another `global_batch` at the first start."
+        )
+    share = global_batch // world_size
+    micro_batch = next(size for size in range(min(share, micro_batch_max), 0, -1) if share % size == 0)
+    return BatchDivision(micro_batch, share // micro_batch)
+
+
+class GlobalSampler(Sampler[int]):
+    """The samples of all ranks in one order per epoch, in whole global batches.
+
+    The order depends on the seed and the epoch only. The last global batch of an epoch is completed with the first
+    samples, as DistributedSampler does, or left out.
+
+    Args:
+        sampler: the script's sampler, whose order is taken. A DistributedSampler is taken as the order of all ranks.
         seed: seed of samplers that have none of their own.
 
     Raises:
-        ValueError: the sampler divides samples between ranks in a way of its own.
+        ValueError: the sampler divides samples among ranks in a way of its own.
     """
 
-    def __init__(self, sampler: Any, *, seed: int) -> None:
-        # A subclass may have an order of its own, so the exact types count.
+    def __init__(self, sampler: Sampler[int], *, global_batch: int, seed: int, drop_last: bool) -> None:
+        # A subclass may have an order of its own, so the exact type counts.
         if type(sampler) is not DistributedSampler and hasattr(sampler, "num_replicas"):
             raise ValueError(
-                f"`dataloader` has the sampler {type(sampler).__name__}, which divides samples between ranks itself. "
-                "Use torch.utils.data.DistributedSampler, or a sampler that yields the samples of all ranks."
+                f"The training loader has the sampler {type(sampler).__name__}, which divides samples among ranks "
+                "itself. Use torch.utils.data.DistributedSampler, or a sampler that yields the samples of all ranks."
             )
-        self._sampler = sampler
-        self._seed = seed
+        self.sampler = sampler
+        self.global_batch = global_batch
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
 
-    def list_samples(self, epoch: int) -> Sequence[int] | torch.Tensor:
-        """Return the indices of an epoch's samples in order."""
-        sampler = self._sampler
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def iterate_batches(self, start: int = 0) -> Iterator[list[int]]:
+        """Yield the global batches of the epoch after its first `start` samples."""
+        order = self._read_order()
+        for first in range(start, len(order), self.global_batch):
+            batch = _list_numbers(order[first : first + self.global_batch])
+            if (missing := self.global_batch - len(batch)) and self.drop_last:
+                return
+            repeats, rest = divmod(missing, len(order))
+            yield batch + (_list_numbers(order) * repeats if repeats else []) + _list_numbers(order[:rest])
+
+    def count_batches(self, start: int = 0) -> int:
+        """Return the number of global batches after the first `start` samples of the epoch."""
+        left = max(0, self._count_samples() - start)
+        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+
+    def list_samples(self) -> list[int]:
+        """Return the samples of the epoch in order."""
+        return [sample for batch in self.iterate_batches() for sample in batch]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.list_samples())
+
+    def __len__(self) -> int:
+        return self.count_batches() * self.global_batch
+
+    def _count_samples(self) -> int:
+        counted: Any = self.sampler.dataset if type(self.sampler) is DistributedSampler else self.sampler
+        return len(counted)
+
+    def _read_order(self) -> Sequence[int] | torch.Tensor:
+        sampler = self.sampler
         if type(sampler) is DistributedSampler:
-            count = _count_samples(sampler.dataset)
-            return self._permute(count, sampler.seed + epoch) if sampler.shuffle else range(count)
+            count = self._count_samples()
+            return self._permute(count, sampler.seed) if sampler.shuffle else range(count)
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
-        seed = mix_seed(self._seed, epoch)
         if type(sampler) is RandomSampler and not sampler.replacement:
             count = len(sampler.data_source)
             if sampler.num_samples == count:
-                return self._permute(count, seed)
+                return self._permute(count, self.seed)
+        return self._read_order_of_another(sampler)
+
+    def _read_order_of_another(self, sampler: Any) -> list[int]:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.epoch)
+        if hasattr(sampler, "initial_seed"):
+            sampler.initial_seed = self.seed  # Accelerate's, which adds the epoch
+        # Samplers draw from the generators of the process, unless they have their own.
+        seed = self._mix_epoch(self.seed)
         if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
             generator.manual_seed(seed)
         with seeded_random(seed):
@@ -110,94 +148,115 @@ class SampleOrder:
 
     def _permute(self, count: int, seed: int) -> torch.Tensor:
         # As DistributedSampler does it, so that its order is kept.
-        return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self._mix_epoch(seed)))
+
+    def _mix_epoch(self, seed: int) -> int:
+        return (seed + self.epoch) % 2**63
 
 
-def _count_samples(dataset: Any) -> int:
-    return len(dataset)
+def _list_numbers(order: Sequence[int] | torch.Tensor) -> list[int]:
+    numbers: list[int] = order.tolist() if isinstance(order, torch.Tensor) else list(order)
+    return numbers
 
 
-class RankBatches(Sampler[list[int]]):
-    """This rank's share of the batches of one epoch, from a position on.
+class RankBatchSampler(Sampler[list[int]]):
+    """This rank's micro-batches of an epoch, from a position on.
 
-    Args:
-        global_batch: samples of one batch on all ranks together.
-        drop_last: leave out the last batch of an epoch if it is smaller.
+    Every global batch is divided among all ranks and forward passes. So its samples are the same on any number of
+    ranks.
     """
 
-    def __init__(self, order: SampleOrder, *, global_batch: int, rank: int, world_size: int, drop_last: bool) -> None:
-        self._order = order
-        self.global_batch = global_batch
+    def __init__(self, sampler: GlobalSampler, division: BatchDivision, *, rank: int, world_size: int) -> None:
+        self.sampler = sampler
+        self.division = division
+        self.batch_size = division.micro_batch
+        self.drop_last = sampler.drop_last
         self._rank = rank
         self._world_size = world_size
-        self._drop_last = drop_last
-        self._samples: Sequence[int] | torch.Tensor = ()
         self._start = 0
 
-    @property
-    def sample_count(self) -> int:
-        """Number of samples that the present epoch uses on all ranks together."""
-        count = len(self._samples)
-        return count - count % self.global_batch if self._drop_last else count
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.sampler.set_epoch(epoch)
 
-    def seek(self, epoch: int, start: int) -> None:
-        """Continue in `epoch` after its first `start` samples."""
-        self._samples = self._order.list_samples(epoch)
-        self._start = start
+    def skip_samples(self, samples: int) -> None:
+        """Begin the next pass after its first `samples` samples on all ranks. Later passes begin at their start."""
+        self._start = samples
+
+    def skip_steps(self, steps: int) -> None:
+        """Begin the next pass after its first `steps` steps. Later passes begin at their start."""
+        self.skip_samples(steps * self.sampler.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in range(self._start, self.sample_count, self.global_batch):
-            batch = self._samples[start : start + self.global_batch]
-            own = batch[self._rank :: self._world_size]
-            if len(own) == 0:
-                # The last batch has fewer samples than there are ranks, and every rank needs one.
-                own = batch[self._rank % len(batch) :][:1]
-            yield own.tolist() if isinstance(own, torch.Tensor) else list(own)
+        start, self._start = self._start, 0
+        size = self.division.micro_batch
+        for batch in self.sampler.iterate_batches(start):
+            share = batch[self._rank :: self._world_size]
+            for first in range(0, self.division.accumulate * size, size):
+                yield share[first : first + size]
 
     def __len__(self) -> int:
-        return -(-max(0, self.sample_count - self._start) // self.global_batch)
+        return self.sampler.count_batches() * self.division.accumulate
 
 
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Check that the samples of a loader have global positions.
+def find_sampler(loader: DataLoader[Any]) -> Sampler[int]:
+    """Return the sampler of a loader, also of one whose batches a framework has divided among ranks.
 
     Raises:
-        ValueError: they have none; the message says what to do.
+        ValueError: its samples have no positions, or batches of its own design.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
-            f"`dataloader` reads {type(loader.dataset).__name__}, an IterableDataset, whose samples have no positions. "
-            "Use a map-style dataset, or leave `dataloader` out and draw batches with `run.reproducible`."
+            f"The training loader reads {type(loader.dataset).__name__}, an IterableDataset, whose samples have no "
+            "positions to continue from. Use a dataset with `__getitem__` and `__len__`."
         )
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+    batches = _find_batch_sampler(loader)
+    if type(batches) is not BatchSampler:
         raise ValueError(
-            f"`dataloader` has batch_size={loader.batch_size} and batch sampler {type(loader.batch_sampler).__name__}. "
-            "Give the DataLoader a `batch_size` and no `batch_sampler`, so that batches can be divided anew."
+            f"The training loader has batch_size={loader.batch_size} and the batch sampler {type(batches).__name__}. "
+            "Give the DataLoader a `batch_size` and no `batch_sampler`, so that batches can be divided among ranks."
         )
+    sampler: Any = batches.sampler
+    inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)  # of a wrapper that Lightning adds
+    return inner if isinstance(sampler, DistributedSampler) and isinstance(inner, Sampler) else sampler
 
 
-def rebuild_loader(loader: DataLoader[Any], batches: RankBatches) -> DataLoader[Any]:
-    """Return a loader with the options of `loader` that loads `batches`."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+def read_batch_size(loader: DataLoader[Any]) -> int:
+    """Return the samples per rank in one forward pass, as the script set it."""
+    return int(_find_batch_sampler(loader).batch_size)
+
+
+def _find_batch_sampler(loader: DataLoader[Any]) -> Any:
+    batches: Any = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    return batches
+
+
+class PositionedLoader(DataLoader[Any]):
+    """A loader whose position its integration restores. Frameworks that ask for a state find an empty one."""
+
+    @classmethod
+    def replace(cls, loader: DataLoader[Any], batches: RankBatchSampler) -> PositionedLoader:
+        """Return a loader like `loader` with other batches."""
+        options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
+        return cls(loader.dataset, batch_sampler=batches, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert not state, "the integration restores the position"
 
 
 class BatchSource:
-    """The batches of this rank from the user's loader, by epoch and global sample position.
+    """The batches of this rank from the loader of a plain loop, by epoch and global sample position.
 
     Args:
         global_batch: samples per batch on all ranks together.
+
+    Raises:
+        ValueError: there are fewer samples than ranks in a batch, or the loader cannot be divided.
     """
 
     def __init__(self, loader: DataLoader[Any], *, global_batch: int, rank: int, world_size: int, seed: int) -> None:
@@ -213,64 +272,24 @@ class BatchSource:
                 global_batch,
                 world_size,
             )
-        order = SampleOrder(loader.sampler, seed=seed)
-        self._batches = RankBatches(
-            order, global_batch=global_batch, rank=rank, world_size=world_size, drop_last=loader.drop_last
+        self._order = GlobalSampler(
+            find_sampler(loader), global_batch=global_batch, seed=seed, drop_last=loader.drop_last
         )
-        self._loader = rebuild_loader(loader, self._batches)
+        division = BatchDivision(-(-global_batch // world_size), 1)
+        self._batches = RankBatchSampler(self._order, division, rank=rank, world_size=world_size)
+        self._loader = PositionedLoader.replace(loader, self._batches)
         self._seed, self._rank = seed, rank
 
-    def count_batches(self, epoch: int, start: int) -> int:
-        """Return the number of batches that are left in `epoch` after its first `start` samples."""
-        self._batches.seek(epoch, start)
-        return len(self._batches)
+    def count_batches(self, start: int) -> int:
+        """Return the number of batches that are left in an epoch after its first `start` samples."""
+        return self._order.count_batches(start)
 
     def iterate(self, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
         """Yield each batch with the position in the epoch after it."""
-        self._batches.seek(epoch, start)
-        sample_count = self._batches.sample_count
+        self._batches.set_epoch(epoch)
+        self._batches.skip_samples(start)
         # The iterator draws a seed for its workers. That must not disturb the training's own random numbers.
         with seeded_random(mix_seed(self._seed, epoch, start, self._rank)):
             iterator = iter(self._loader)
-        for position in range(start, sample_count, self._batches.global_batch):
-            yield next(iterator), min(position + self._batches.global_batch, sample_count)
-
-
-class PositionedSampler:
-    """A function that draws random training data, called so that its result depends on the global position alone.
-
-    The n-th call on rank r of W draws batch number `base + n x W + r`. Calls while the model is in evaluation mode are
-    numbered separately in each step and are the same on all ranks.
-    """
-
-    def __init__(self, draw: Callable[..., Any], *, seed: int, rank: int, world_size: int) -> None:
-        self._draw = draw
-        self._seed, self._rank, self._world_size = seed, rank, world_size
-        self._base = self._calls = self._early_calls = self._evaluations = self._step = 0
-
-    def resume(self, base: int) -> None:
-        """Continue after `base` batches of all ranks."""
-        self._base = base
-
-    def begin_steps(self) -> None:
-        """Note the calls before the first step: their batches belong to steps that follow."""
-        self._early_calls = self._calls
-
-    def begin_step(self, step: int) -> None:
-        self._step, self._evaluations = step, 0
-
-    @property
-    def position(self) -> int:
-        """Number of batches that finished steps of all ranks have used."""
-        return self._base + (self._calls - self._early_calls) * self._world_size
-
-    def draw(self, *arguments: Any, is_training: bool, **keywords: Any) -> Any:
-        if is_training:
-            number = self._base + self._calls * self._world_size + self._rank
-            self._calls += 1
-            seed = mix_seed(self._seed, number)
-        else:
-            seed = mix_seed(self._seed, -2, self._step, self._evaluations)
-            self._evaluations += 1
-        with seeded_random(seed):
-            return self._draw(*arguments, **keywords)
+        for number, batch in enumerate(iterator, start=1):
+            yield batch, start + number * self._order.global_batch

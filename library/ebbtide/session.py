@@ -65,6 +65,7 @@ class Session:
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._nonfinite_losses: NonfiniteLossRecord | None = None
+        self._nonfinite_folder = environment.checkpoint_dir
         self._deferred: dict[str, Any] = {}
         self._owns_group = False
         self._agreement_pace = AgreementPace()
@@ -246,6 +247,10 @@ class Session:
         self._update_status(**progress)
         self._report_progress()
 
+    def record_nonfinite_losses_in(self, folder: Path) -> None:
+        """Name the directory of the checkpoints, if it is not the job's. Non-finite losses are recorded beside them."""
+        self._nonfinite_folder = folder
+
     def heartbeat(self) -> None:
         """Report that this rank makes progress. Call it during work that takes longer than the job's `hangTimeout`.
 
@@ -389,7 +394,7 @@ class Session:
 
     def _record_nonfinite_loss(self) -> None:
         """Record beside the checkpoints that the loss is not finite, so that a second time leads to an earlier one."""
-        folder, step = self._environment.checkpoint_dir, self.status.checkpoint_step
+        folder, step = self._nonfinite_folder, self.status.checkpoint_step
         if self.rank != 0 or folder is None or step is None or self._nonfinite_losses is not None:
             return
         from ebbtide.checkpoints.nonfinite_losses import NonfiniteLossRecord

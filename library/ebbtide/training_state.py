@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -13,12 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
+
+from ebbtide.random_state import encode_random_state, restore_random_state, seed_random_state
+
+_PICKLED = "pickled"
 
 
 @dataclass
@@ -65,7 +68,59 @@ class OptimizerState:
         return dict(get_optimizer_state_dict(self._model, self._optimizers))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        set_optimizer_state_dict(self._model, self._optimizers, dict(state))
+        # Parameters without a gradient so far have no state, and get none.
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(self._model, self._optimizers, dict(state), options=options)
+
+
+class ObjectState:
+    """State of any object with `state_dict` and `load_state_dict`, such as a scheduler or averaged weights.
+
+    Tensors keep their names. Everything else is stored as pickled bytes, because DCP makes strings of keys such as the
+    milestones of MultiStepLR.
+    """
+
+    def __init__(self, entry: Any) -> None:
+        self._entry = entry
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._entry.state_dict()
+        return _encode(state) if _holds_tensor(state) else {_PICKLED: pickle.dumps(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = self._entry.state_dict()
+        loaded = _decode(own, state) if _holds_tensor(own) else pickle.loads(state[_PICKLED])
+        self._entry.load_state_dict(loaded)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensor(each) for each in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _encode(value: Any) -> Any:
+    """Return a value in dictionaries with string keys, lists, tensors and bytes."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if not _holds_tensor(value):
+        return pickle.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(key): _encode(each) for key, each in value.items()}
+    return [_encode(each) for each in value]
+
+
+def _decode(own: Any, encoded: Any) -> Any:
+    """Return the value that `_encode` got. The present value of the object has its structure."""
+    if isinstance(encoded, bytes):
+        return pickle.loads(encoded)
+    if isinstance(own, Mapping):
+        return {key: _decode(each, encoded[str(key)]) for key, each in own.items()}
+    if isinstance(own, (list, tuple)):
+        return [_decode(*pair) for pair in zip(own, encoded, strict=True)]
+    return encoded
 
 
 class PositionState:
@@ -98,39 +153,3 @@ class PositionState:
             restore_random_state(self._random[rank])
         else:
             seed_random_state(fresh_seed)
-
-
-def encode_random_state() -> bytes:
-    """Return the states of torch on the CPU and on this rank's GPU, of Python and of NumPy, if it is loaded.
-
-    A process that has not used its GPU has drawn nothing there, and asking for the state would take memory on it.
-    """
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    is_gpu_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return pickle.dumps(
-        {
-            "torch": bytes(torch.get_rng_state().tolist()),
-            "cuda": bytes(torch.cuda.get_rng_state().tolist()) if is_gpu_used else b"",
-            "python": random.getstate(),
-            "numpy": None if numpy_random is None else numpy_random.get_state(),
-        }
-    )
-
-
-def restore_random_state(encoded: bytes) -> None:
-    state = pickle.loads(encoded)
-    torch.set_rng_state(torch.tensor(list(state["torch"]), dtype=torch.uint8))
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(list(state["cuda"]), dtype=torch.uint8))
-    random.setstate(state["python"])
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    if numpy_random is not None and state["numpy"] is not None:
-        numpy_random.set_state(state["numpy"])
-
-
-def seed_random_state(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ebbtide.loss_reader import PERIOD_S, LossReader
+from ebbtide.random_state import encode_random_state, restore_random_state
 from ebbtide.speed_probe import WINDOW, SpeedProbe
-from ebbtide.training_state import encode_random_state, restore_random_state
 from tests.cuda.trainer_runs import run_program
 
 PROGRAM = "tests.cuda.session_step_rank"

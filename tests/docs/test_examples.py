@@ -60,3 +60,5 @@ def test_job_files_of_the_examples_are_valid(folder: str) -> None:
     # The command line adds the archive of --workdir.
     spec = parse_job({**yaml.safe_load(text), "workdir": {"archive": f"sha256:{64 * '0'}"}})
     assert (spec.min_gpus, spec.max_gpus, spec.on_resize) == (1, 4, OnResize.CHECKPOINT)
+    # A generation's working directory is deleted with it, so output goes to the directory of checkpoints.
+    assert any("{checkpoint_dir}" in word for word in spec.command) == (folder != "mingpt-ddp")

@@ -58,7 +58,7 @@ class Example:
 
 def _nanogpt_options(data: Path, steps: int) -> Sequence[str]:
     return (
-        *(f"--data_dir={data}", "--out_dir=/tmp", f"--max_iters={steps}", f"--lr_decay_iters={steps}"),
+        *(f"--data_dir={data}", "--out_dir={checkpoint_dir}/out", f"--max_iters={steps}", f"--lr_decay_iters={steps}"),
         *("--eval_interval=1", "--eval_iters=2", "--log_interval=1", "--gradient_accumulation_steps=4"),
         *("--batch_size=2", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16"),
         *("--learning_rate=3e-2", "--warmup_iters=2"),
@@ -70,7 +70,7 @@ def _read_nanogpt_losses(lines: Iterable[str]) -> list[float]:
 
 
 def _mingpt_options(data: Path, steps: int) -> Sequence[str]:
-    # The text has STEPS_PER_EPOCH x 8 blocks of 16 bytes.
+    # The text has 3 blocks of 16 bytes less than STEPS_PER_EPOCH batches of 8.
     return ("--text", str(data / "input.txt"), "--epochs", str(steps // STEPS_PER_EPOCH), "--block-size", "16")
 
 
@@ -111,5 +111,5 @@ def prepare_data(folder: Path) -> Path:
     data = folder / "data"
     subprocess.run([sys.executable, str(EXAMPLES / "nanogpt" / "prepare.py"), str(data)], check=True)
     text = (data / "val.bin").read_bytes()[::2].decode()
-    (data / "input.txt").write_text(text[: STEPS_PER_EPOCH * 8 * 16 + 1])
+    (data / "input.txt").write_text(text[: (STEPS_PER_EPOCH * 8 - 3) * 16 + 1])
     return data

@@ -125,44 +125,52 @@ def get_lr(it):
 # ---- training loop
 raw_model = model.module if ddp else model
 best_val_loss = 1e9
-with ebbtide.elastic(model, optimizer, scaler=scaler) as run:  # Ebbtide
-    get_batch = run.reproducible(get_batch)  # Ebbtide
-    X, Y = get_batch("train")  # the first batch
-    t0 = time.time()
-    for iter_num in run.steps(max_iters):  # Ebbtide
-        lr = get_lr(iter_num) if decay_lr else learning_rate
-        for param_group in optimizer.param_groups:
-            param_group["lr"] = lr
+best_path = os.path.join(out_dir, "ckpt.pt")
+if os.path.exists(best_path):  # of an earlier generation
+    best_val_loss = torch.load(best_path, map_location="cpu")["best_val_loss"]
+run = ebbtide.elastic(model, optimizer, scaler=scaler)  # Ebbtide
+get_batch = run.reproducible(get_batch)  # Ebbtide
+X, Y = get_batch("train")  # the first batch
+t0 = time.time()
+for iter_num in run.steps(max_iters):  # Ebbtide
+    lr = get_lr(iter_num) if decay_lr else learning_rate
+    for param_group in optimizer.param_groups:
+        param_group["lr"] = lr
 
-        if iter_num % eval_interval == 0 and master_process:
-            losses = estimate_loss()
-            print(f"step {iter_num}: train loss {losses['train']:.6f}, val loss {losses['val']:.6f}", flush=True)
-            if losses["val"] < best_val_loss and iter_num > 0:
-                best_val_loss = losses["val"]
-                checkpoint = {"model": raw_model.state_dict(), "iter_num": iter_num, "config": config}
-                torch.save(checkpoint, os.path.join(out_dir, "ckpt.pt"))
+    if iter_num % eval_interval == 0 and master_process:
+        losses = estimate_loss()
+        print(f"step {iter_num}: train loss {losses['train']:.6f}, val loss {losses['val']:.6f}", flush=True)
+        if losses["val"] < best_val_loss and iter_num > 0:
+            best_val_loss = losses["val"].item()
+            checkpoint = {
+                "model": raw_model.state_dict(),
+                "iter_num": iter_num,
+                "best_val_loss": best_val_loss,
+                "config": vars(config),
+            }
+            torch.save(checkpoint, best_path)
 
-        for micro_step in range(gradient_accumulation_steps):
-            if ddp:
-                model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1
-            with ctx:
-                _, loss = model(X, Y)
-                loss = loss / gradient_accumulation_steps
-            X, Y = get_batch("train")  # the next batch, while the model computes
-            scaler.scale(loss).backward()
-        if grad_clip != 0.0:
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+    for micro_step in range(gradient_accumulation_steps):
+        if ddp:
+            model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1
+        with ctx:
+            _, loss = model(X, Y)
+            loss = loss / gradient_accumulation_steps
+        X, Y = get_batch("train")  # the next batch, while the model computes
+        scaler.scale(loss).backward()
+    if grad_clip != 0.0:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
 
-        t1 = time.time()
-        dt, t0 = t1 - t0, t1
-        if iter_num % log_interval == 0 and master_process:
-            lossf = loss.item() * gradient_accumulation_steps
-            print(f"iter {iter_num}: loss {lossf:.4f}, time {dt * 1000:.2f}ms", flush=True)
-            run.report(loss=lossf)  # Ebbtide
+    t1 = time.time()
+    dt, t0 = t1 - t0, t1
+    if iter_num % log_interval == 0 and master_process:
+        lossf = loss.item() * gradient_accumulation_steps
+        print(f"iter {iter_num}: loss {lossf:.4f}, time {dt * 1000:.2f}ms", flush=True)
+        run.report(loss=lossf)  # Ebbtide
 
 if ddp:
     destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,9 @@ from ebbtide.checkpoints.saving import describe_failure, get_node
 from ebbtide.rank_status import LoadTraffic
 
 logger = logging.getLogger(__name__)
+
+_MODEL = "model."
+_OPTIMIZER_PATH_LENGTH = 4  # such as ("optimizer", "state", "layer.weight", "exp_avg")
 
 
 def load_newest_checkpoint(state: Mapping[str, Any], folder: Path) -> int | None:
@@ -96,7 +100,11 @@ def convert_load_error(path: Path, error: OSError | CheckpointException) -> Chec
 
 
 class StrictLoadPlanner(DefaultLoadPlanner):
-    """Planner that names the first tensor in which the checkpoint differs from the state, before anything is read."""
+    """Planner that names the first tensor in which the checkpoint differs from the state, before anything is read.
+
+    An optimizer has no state for parameters that never had a gradient. Where the checkpoint has none either, it is
+    left out of the loaded state.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -104,6 +112,7 @@ class StrictLoadPlanner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
+        self._leave_out_absent_optimizer_state()
         stored = self.metadata.state_dict_metadata
         for name, value in sorted(self.state_dict.items()):
             entry = stored.get(name)
@@ -116,6 +125,37 @@ class StrictLoadPlanner(DefaultLoadPlanner):
                     f"{_describe_shape(own_shape)}. Use the model that saved it, or an empty folder."
                 )
         return super().create_local_plan()
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Check that no tensor of the stored model is left over. Ranks may have different parts of the model."""
+        assert self.metadata is not None
+        loaded = {item.dest_index.fqn for plan in global_plan for item in plan.items}
+        entries = self.metadata.state_dict_metadata.items()
+        stored = {name for name, entry in entries if name.startswith(_MODEL) and not _is_empty(entry)}
+        if (surplus := stored - loaded) and stored & loaded:
+            raise CheckpointError(
+                f"The checkpoint {self._path} is of another model: it has {min(surplus)}, which this model lacks. "
+                "Use the model that saved it, or an empty folder."
+            )
+        return super().create_global_plan(global_plan)
+
+    def _leave_out_absent_optimizer_state(self) -> None:
+        assert self.metadata is not None
+        stored = self.metadata.state_dict_metadata
+        absent = defaultdict[tuple[Any, ...], list[str]](list)
+        for name, path in self.mappings.items():
+            if len(path) == _OPTIMIZER_PATH_LENGTH and path[1] == "state":
+                absent[path[:3]].append(name)
+        for (key, state, parameter), names in absent.items():
+            if f"{_MODEL}{parameter}" in stored and not any(name in stored for name in names):
+                self.original_state_dict[key][state].pop(parameter)
+                for name in names:
+                    del self.state_dict[name], self.mappings[name]
+
+
+def _is_empty(entry: Any) -> bool:
+    """Return whether an entry is a tensor without elements, of which nothing is read."""
+    return isinstance(entry, TensorStorageMetadata) and 0 in entry.size
 
 
 def _describe_shape(shape: tuple[int, ...] | None) -> str:

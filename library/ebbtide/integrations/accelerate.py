@@ -25,6 +25,14 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from ebbtide.global_batches import (
+    GlobalSampler,
+    PositionedLoader,
+    RankBatchSampler,
+    divide_global_batch,
+    find_sampler,
+    read_batch_size,
+)
 from ebbtide.integrations.complete_checkpoints import (
     CheckpointRecord,
     check_record,
@@ -36,14 +44,6 @@ from ebbtide.integrations.complete_checkpoints import (
     remove_old_checkpoints,
 )
 from ebbtide.integrations.framework_session import FrameworkSession, wait_for_all_ranks
-from ebbtide.integrations.global_batch import (
-    GlobalSampler,
-    PositionedLoader,
-    RankBatchSampler,
-    divide_global_batch,
-    find_sampler,
-    read_batch_size,
-)
 from ebbtide.notice import Notice
 
 _PATTERN = "step-*"

@@ -20,6 +20,15 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
+from ebbtide.global_batches import (
+    BatchDivision,
+    GlobalSampler,
+    PositionedLoader,
+    RankBatchSampler,
+    divide_global_batch,
+    find_sampler,
+    read_batch_size,
+)
 from ebbtide.integrations.complete_checkpoints import (
     BatchRecord,
     CheckpointRecord,
@@ -32,15 +41,6 @@ from ebbtide.integrations.complete_checkpoints import (
     remove_old_checkpoints,
 )
 from ebbtide.integrations.framework_session import FrameworkSession, wait_for_all_ranks
-from ebbtide.integrations.global_batch import (
-    BatchDivision,
-    GlobalSampler,
-    PositionedLoader,
-    RankBatchSampler,
-    divide_global_batch,
-    find_sampler,
-    read_batch_size,
-)
 
 _PATTERN = "step-*.ckpt"
 _KEEP_MIN = 2

@@ -22,8 +22,8 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.distributed.cudagraph import cudagraph_teardown
 
+from ebbtide.global_batches import divide_global_batch
 from ebbtide.integrations.framework_session import FrameworkSession
-from ebbtide.integrations.global_batch import divide_global_batch
 
 
 class ElasticCheckpointManager(CheckpointManager):

@@ -17,6 +17,7 @@ require_framework("transformers")
 import transformers
 from torch.utils.data import Sampler
 
+from ebbtide.global_batches import GlobalSampler, divide_global_batch
 from ebbtide.integrations.complete_checkpoints import (
     CheckpointRecord,
     check_record,
@@ -28,7 +29,6 @@ from ebbtide.integrations.complete_checkpoints import (
     remove_incomplete_checkpoints,
 )
 from ebbtide.integrations.framework_session import FrameworkSession, wait_for_all_ranks
-from ebbtide.integrations.global_batch import GlobalSampler, divide_global_batch
 from ebbtide.notice import Notice
 
 _PATTERN = "checkpoint-*"

@@ -27,7 +27,9 @@ from torch.utils.data import (
 
 import ebbtide
 from ebbtide.elastic_run import ElasticRun
-from ebbtide.global_batches import BatchSource, PositionedSampler, seeded_random
+from ebbtide.global_batches import BatchSource
+from ebbtide.random_state import seeded_random
+from ebbtide.reproducible_draws import PositionedSampler
 
 COUNT = 23
 GLOBAL_BATCH = 8
@@ -62,12 +64,13 @@ def _draw(
         for rank in range(world_size)
     ]
     rounds = list(islice(zip(*(source.iterate(epoch, start) for source in sources), strict=True), steps))
+    assert all(len({len(batch) for (batch,), _ in each}) == 1 for each in rounds), "equal shares"
     batches = [sorted(int(number) for (batch,), _ in each for number in batch) for each in rounds]
     return batches, rounds[-1][0][1] if rounds else start
 
 
 @pytest.mark.parametrize("name", list(LOADERS))
-def test_resizes_within_an_epoch_use_each_sample_exactly_once(name: str) -> None:
+def test_batches_within_an_epoch_are_the_same_across_resizes(name: str) -> None:
     loader = LOADERS[name]()
     whole, _ = _draw(loader, world_size=1)
     batches: list[list[int]] = []
@@ -76,9 +79,16 @@ def test_resizes_within_an_epoch_use_each_sample_exactly_once(name: str) -> None
         drawn, position = _draw(loader, world_size=world_size, start=position, steps=steps)
         batches += drawn
     assert batches == whole
+    assert {len(batch) for batch in batches} == {GLOBAL_BATCH}
     counts = Counter(number for batch in batches for number in batch)
-    assert set(counts.values()) == {1}
     assert len(counts) == (COUNT - COUNT % GLOBAL_BATCH if loader.drop_last else COUNT)
+    assert counts.total() == len(counts) + (0 if loader.drop_last else -COUNT % GLOBAL_BATCH)
+
+
+def test_last_batch_is_completed_so_that_every_sample_weighs_the_same_on_any_number_of_ranks() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(27)), batch_size=8)
+    last = [_draw(loader, world_size=world_size)[0][-1] for world_size in (1, 2, 4, 8)]
+    assert last == [[0, 1, 2, 3, 4, 24, 25, 26]] * 4
 
 
 def test_shuffled_order_differs_by_epoch_and_is_that_of_the_distributed_sampler() -> None:
@@ -90,15 +100,6 @@ def test_shuffled_order_differs_by_epoch_and_is_that_of_the_distributed_sampler(
         assert set(list(loader.sampler)[:4]) < set(_draw(loader, world_size=2, epoch=epoch)[0][0])
         orders.append(_draw(loader, world_size=2, epoch=epoch)[0])
     assert orders[0] != orders[1]
-
-
-def test_batch_with_fewer_samples_than_ranks_repeats_some() -> None:
-    sources = [
-        BatchSource(DataLoader(Numbers(), batch_size=11), global_batch=11, rank=rank, world_size=4, seed=0)
-        for rank in range(4)
-    ]
-    last = [list(source.iterate(0, 22))[-1] for source in sources]
-    assert [(batch.tolist(), position) for (batch,), position in last] == [([22], COUNT)] * 4
 
 
 class Stream(IterableDataset[int]):
@@ -115,7 +116,7 @@ class RankSampler(RandomSampler):
     [
         (lambda: DataLoader(Stream(), batch_size=2), "IterableDataset"),
         (lambda: DataLoader(Numbers(), batch_size=None), "batch_size=None"),
-        (lambda: DataLoader(Numbers(), batch_sampler=[[0, 1]]), "batch_sampler"),
+        (lambda: DataLoader(Numbers(), batch_sampler=[[0, 1]]), "batch sampler list"),
         (lambda: DataLoader(Numbers(), batch_size=2, sampler=RankSampler(Numbers())), "RankSampler"),
     ],
 )

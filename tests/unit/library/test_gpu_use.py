@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ebbtide.global_batches import seeded_random
-from ebbtide.training_state import encode_random_state, restore_random_state
+from ebbtide.random_state import encode_random_state, restore_random_state, seeded_random
 
 
 class NamedGpu:
