@@ -249,7 +249,7 @@ class SupervisedRun:
                 folder.create(replace(document, framework=""))  # its export may be what failed
             folder.write_record("failure.json", {"reason": reason})
             folder.write_record("ended", {"at": time.time()})
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.warning("the failure of %s cannot be recorded: %s", folder.path, error)
             return cls(folder, document, None, unrecorded_failure=reason)
         return cls.recover(folder)
