@@ -128,7 +128,7 @@ class _Record:
     `interpreter` runs the supervisor, which forks its ranks; empty if ranks are programs of their own.
     """
 
-    level: str
+    level: LevelName
     working_dir: str
     checkpoint_dir: str
     home: str
@@ -298,7 +298,7 @@ class SupervisedRun:
             secrets=SecretsFolder.of(self.folder).files_path if self.document.secrets else None,
         )
         machine = MachineFacts(record.cores, record.gpu_ids, record.vendor)
-        inherited = _select_inherited(LevelName(record.level))
+        inherited = _select_inherited(record.level)
         processes = [
             {
                 "rank": seat.rank,
@@ -320,7 +320,7 @@ class SupervisedRun:
             "processes": processes,
         }
         self.folder.write_record("start.json", order)
-        if self._exists("prepared.json"):
+        if self.folder.has_record("prepared.json"):
             self._process.send_signal(signal.SIGUSR1)
 
     def poll(self) -> RunState:
@@ -329,13 +329,13 @@ class SupervisedRun:
         is_alive = self._is_alive()
         codes = self.folder.read_exit_codes()
         self._refresh_statuses()
-        failure = self._unrecorded_failure or self._read_reason("failure.json")
-        loss = self._read_reason("loss.json")
-        if not is_alive and not self._exists("ended") and not failure:
+        failure = self._unrecorded_failure or self.folder.read_reason("failure.json")
+        loss = self.folder.read_reason("loss.json")
+        if not is_alive and not self.folder.has_record("ended") and not failure:
             failure, loss = self._explain_lost_supervisor(loss)
         return RunState(
             phase=self._find_phase(is_alive=is_alive),
-            port=self._read_port(),
+            port=self.folder.read_port(),
             exit_codes=codes,
             statuses=dict(self._statuses),
             failure=failure,
@@ -390,7 +390,7 @@ class SupervisedRun:
         """
         if self._process.is_alive():
             return True
-        if self._record is None or LevelName(self._record.level).has_namespaces or self._has_no_strays:
+        if self._record is None or self._record.level.has_namespaces or self._has_no_strays:
             return False
         has_members = bool(self._group().list_members())
         self._group().kill()
@@ -433,34 +433,17 @@ class SupervisedRun:
             if status is not None:
                 self._statuses[seat.rank] = status
 
-    def _exists(self, name: str) -> bool:
-        """Return whether the agent or the supervisor has written a record. One that a rank has created is ignored."""
-        with suppress(ValueError):
-            return self.folder.read_record(name) is not None
-        return False
-
-    def _read_reason(self, name: str) -> str:
-        with suppress(ValueError):
-            record = self.folder.read_record(name)
-            return "" if record is None else str(record["reason"])
-        return ""
-
-    def _read_port(self) -> int:
-        with suppress(ValueError):
-            return int(self.folder.read_record("port") or 0)
-        return 0
-
     def _find_phase(self, *, is_alive: bool) -> SupervisedPhase:
         if not is_alive:
             return SupervisedPhase.ENDED
-        if self._exists("started.json"):
+        if self.folder.has_record("started.json"):
             return SupervisedPhase.RUNNING
-        return SupervisedPhase.PREPARED if self._exists("prepared.json") else SupervisedPhase.PREPARING
+        return SupervisedPhase.PREPARED if self.folder.has_record("prepared.json") else SupervisedPhase.PREPARING
 
     def _explain_lost_supervisor(self, loss: str) -> tuple[str, str]:
         """Return failure and loss of a run whose supervisor did not record the end."""
         errors = self.folder.read_supervisor_errors()
-        if errors and not self._exists("prepared.json"):
+        if errors and not self.folder.has_record("prepared.json"):
             return f"the container could not start: {errors}", loss
         return "", loss or "the supervisor was killed"
 

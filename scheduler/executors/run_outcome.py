@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ def read_oom_kills(path: str, *, root: Path = _CGROUP_ROOT) -> int | None:
 
     `path` comes from a worker, so only files below `root` are opened. The kernel counts before the process is gone.
     """
-    if not path or not Path(path).resolve().is_relative_to(root):
+    if not path or not Path(os.path.realpath(path)).is_relative_to(root):  # Path.resolve raises in a loop of links
         return None
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
