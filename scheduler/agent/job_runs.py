@@ -146,8 +146,10 @@ class ActiveRun:
     def report(self) -> dict[str, Any]:
         watch = self._script_checkpoints
         saved = {} if watch is None else {"checkpoint_age_s": watch.age_s, "saved": watch.is_saved}
+        fault = {} if self.state.permanent_fault is None else {"permanent_fault": self.state.permanent_fault.value}
         return {
             **saved,
+            **fault,
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],

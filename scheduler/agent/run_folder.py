@@ -45,6 +45,7 @@ from scheduler.agent.exported_plan import export_run_plan
 from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.secret_masking import SecretMask
 from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json, write_text
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.run_document import RunDocument
@@ -207,6 +208,11 @@ class RunFolder:
     def read_reason(self, name: str) -> str:
         """Return the reason in `failure.json` or `loss.json`, empty without one."""
         return to_plain_text(self.read_object(name).get("reason", ""))
+
+    def read_permanent_fault(self) -> PermanentFault | None:
+        """Return why a retry of a start that failed cannot succeed, None if it may."""
+        fault = self.read_object("failure.json").get("permanent_fault")
+        return PermanentFault(fault) if fault in list(PermanentFault) else None
 
     def read_port(self) -> int:
         """Return the reserved MASTER_PORT, 0 without one."""

@@ -98,7 +98,9 @@ class RunLauncher:
                 SecretsFolder.of(folder).delete()
             is_expected = isinstance(error, (OSError, ValueError, WorkingDirectoryError))
             cause = error if is_expected else f"{type(error).__name__}: {error}"
-            return SupervisedRun.record_failure(document, folder, f"node {document.node} cannot start it: {cause}")
+            fault = error.permanent_fault if isinstance(error, WorkingDirectoryError) else None
+            reason = f"node {document.node} cannot start it: {cause}"
+            return SupervisedRun.record_failure(document, folder, reason, permanent_fault=fault)
 
     def recover_runs(self) -> list[SupervisedRun]:
         """Return the runs of earlier agents whose end the control plane does not know."""

@@ -44,6 +44,7 @@ from scheduler.agent.start_variables import read_start_variables
 from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
 from scheduler.agent.supervisor_command import build_supervisor_command, find_trainer_interpreter
 from scheduler.domain.codec import decode, encode
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.run_document import MasterAddress, RunDocument
 from scheduler.executors.run_outcome import read_oom_kills
@@ -75,6 +76,7 @@ class RunState:
             killed have none.
         statuses: last valid status by rank.
         failure: why a rank could not be started, or the container; else empty.
+        permanent_fault: why another start cannot succeed either, None if it may.
         loss: why the supervisor ended its ranks, or that it was killed itself; else empty.
         oom_kills: processes that the kernel has killed for the memory limit. None: unknown.
         tails: last lines of output of ranks that failed.
@@ -85,6 +87,7 @@ class RunState:
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     statuses: Mapping[int, RankStatus] = field(default_factory=dict)
     failure: str = ""
+    permanent_fault: PermanentFault | None = None
     loss: str = ""
     oom_kills: int | None = None
     tails: Mapping[int, str] = field(default_factory=dict)
@@ -147,13 +150,11 @@ class _Record:
 class SupervisedRun:
     """One generation of a job on one node of this machine."""
 
-    def __init__(
-        self, folder: RunFolder, document: RunDocument, record: _Record | None, *, unrecorded_failure: str = ""
-    ) -> None:
+    def __init__(self, folder: RunFolder, document: RunDocument, record: _Record | None) -> None:
         self.folder = folder
         self.document = document
         self._record = record
-        self._unrecorded_failure = unrecorded_failure
+        self._unrecorded_failure, self._unrecorded_fault = "", None
         self._statuses: dict[int, RankStatus] = {}
         self._logged_errors: set[str] = set()
         self._has_no_strays = False
@@ -238,7 +239,9 @@ class SupervisedRun:
         return run
 
     @classmethod
-    def record_failure(cls, document: RunDocument, folder: RunFolder, reason: str) -> SupervisedRun:
+    def record_failure(
+        cls, document: RunDocument, folder: RunFolder, reason: str, *, permanent_fault: PermanentFault | None = None
+    ) -> SupervisedRun:
         """Return a run that has ended because it could not be prepared.
 
         If the disk is full or read-only, a restarted agent does not find the run again.
@@ -246,11 +249,13 @@ class SupervisedRun:
         try:
             if not folder.path.exists():
                 folder.create(replace(document, framework=""))  # its export may be what failed
-            folder.write_record("failure.json", {"reason": reason})
+            folder.write_record("failure.json", {"reason": reason, "permanent_fault": permanent_fault})
             folder.write_record("ended", {"at": time.time()})
         except (OSError, ValueError) as error:
             logger.warning("the failure of %s cannot be recorded: %s", folder.path, error)
-            return cls(folder, document, None, unrecorded_failure=reason)
+            run = cls(folder, document, None)
+            run._unrecorded_failure, run._unrecorded_fault = reason, permanent_fault
+            return run
         return cls.recover(folder)
 
     def __str__(self) -> str:
@@ -338,6 +343,7 @@ class SupervisedRun:
             exit_codes=codes,
             statuses=dict(self._statuses),
             failure=failure,
+            permanent_fault=self._unrecorded_fault or self.folder.read_permanent_fault(),
             loss=loss,
             oom_kills=self._read_oom_kills(),
             tails={rank: self._read_tail(rank) for rank, code in codes.items() if code != 0},

@@ -55,8 +55,10 @@ _FAULT_BY_EXCEPTION = {
     "IndentationError": PermanentFault.SYNTAX_ERROR,
     "TabError": PermanentFault.SYNTAX_ERROR,
 }
-_COMMAND_NOT_EXECUTABLE, _COMMAND_NOT_FOUND, _PYTHON_CANNOT_OPEN = 126, 127, 2
-"""Exit codes: of a shell, and of the Python interpreter."""
+COMMAND_NOT_FOUND_CODES = (126, 127)
+"""Exit codes of a shell whose command cannot be executed, or does not exist."""
+_PYTHON_CANNOT_OPEN = 2
+"""Exit code of the Python interpreter."""
 
 ENDED_PHASES = frozenset({RunPhase.LEFT, RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.LOST})
 """Phases of runs without processes."""
@@ -202,7 +204,7 @@ def find_permanent_fault(view: RankView, log_tail: str) -> PermanentFault | None
     Args:
         log_tail: The last lines of the rank's log, separated by newlines or ` | `.
     """
-    if view.exit_code in (_COMMAND_NOT_EXECUTABLE, _COMMAND_NOT_FOUND):
+    if view.exit_code in COMMAND_NOT_FOUND_CODES:
         return PermanentFault.COMMAND_NOT_FOUND
     if view.exit_code == _PYTHON_CANNOT_OPEN and "can't open file" in log_tail:
         return PermanentFault.FILE_NOT_FOUND

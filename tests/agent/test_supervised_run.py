@@ -21,6 +21,7 @@ import ebbtide
 from scheduler.agent.containment import ContainmentLevel, LevelName
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import SupervisedPhase, SupervisedRun
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.run_document import LaunchMode, MasterAddress, ResourceLimits
 from tests.agent.requirements import needs_bubblewrap, needs_root
 from tests.agent.runs import (
@@ -115,6 +116,7 @@ def test_command_that_cannot_be_executed_is_a_failure(machine: TestMachine, comm
     _, state = machine.finish(python_job("", ranks=2, command=command))
     assert state.has_ended
     assert "rank 0" in state.failure
+    assert state.permanent_fault is PermanentFault.COMMAND_NOT_FOUND
     assert state.exit_codes == {}
 
 

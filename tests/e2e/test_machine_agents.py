@@ -184,3 +184,11 @@ def test_failed_setup_fails_the_job_and_says_why(shared_site: MachineSite, tmp_p
     )
     shared_site.wait(lambda: shared_site.state(job_id) == "failed")
     assert "no compiler" in str(shared_site.client.job(job_id))
+
+
+def test_command_that_does_not_exist_is_tried_once(shared_site: MachineSite) -> None:
+    job_id = shared_site.run_command("submit", "--name", "typo", "--min", "1", "-q", "--", "no-such-program")
+    shared_site.wait(lambda: shared_site.state(job_id) == "failed")
+    job = shared_site.client.job(job_id)
+    assert job["failure"] is not None
+    assert (job["failure"]["code"], job["account"]["failures"]) == ("command-not-found", 1)

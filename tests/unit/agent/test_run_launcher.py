@@ -19,6 +19,7 @@ from scheduler.agent.agent_state import AgentIdentity, AgentState
 from scheduler.agent.containment import Containment, ContainmentLevel, ContainmentPolicy, LevelName
 from scheduler.agent.control_groups import ControlGroups
 from scheduler.agent.run_launcher import RunLauncher
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.machine import MachineInventory
 from scheduler.domain.program import UNPACKED_RATIO_MAX
 from scheduler.domain.run_document import RunDocument
@@ -69,6 +70,21 @@ def test_unpacked_size_is_limited_as_the_service_says(
     document = with_archive(archive_bytes_max=archive_bytes_max, setup=("sh", "-c", "exit 3"))
     failure = launcher.prepare(document).poll().failure
     assert ("exited with code 3" in failure, "more than 96 bytes" in failure) == (is_accepted, not is_accepted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"archive_bytes_max": 1}, PermanentFault.ARCHIVE_REFUSED),
+        ({"setup": ("sh", "-c", "no-such-program")}, PermanentFault.COMMAND_NOT_FOUND),
+        ({"setup": ("sh", "-c", "exit 3")}, None),
+        ({"archive": f"sha256:{'0' * 64}"}, None),  # it may have been truncated on its way
+    ],
+)
+def test_failed_preparation_says_whether_another_try_can_help(
+    launcher: RunLauncher, fields: dict[str, Any], fault: PermanentFault | None
+) -> None:
+    assert launcher.prepare(replace(with_archive(), **fields)).poll().permanent_fault is fault
 
 
 def test_checkpoint_directory_that_does_not_answer_fails_its_job_alone(
