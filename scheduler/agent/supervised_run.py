@@ -234,7 +234,6 @@ class SupervisedRun:
         record = folder.read_record("supervisor.json")
         run = cls(folder, folder.read_document(), None if record is None else decode(_Record, record))
         if run._record is not None and run._record.pid == 0:
-            run._process.find()
             run._record_process()
         return run
 
@@ -331,6 +330,8 @@ class SupervisedRun:
         """Return the state of the run, and record the supervisor's process if that is still open."""
         # Looked at before the files: a supervisor that ends in between has written all of them.
         is_alive = self._is_alive()
+        if is_alive and self._process.pid == 0:
+            self._record_process()
         codes = self.folder.read_exit_codes()
         self._refresh_statuses()
         failure = self._unrecorded_failure or self.folder.read_reason("failure.json")
@@ -404,7 +405,7 @@ class SupervisedRun:
 
     def _record_process(self) -> None:
         """Record the supervisor's process, if it exists."""
-        if self._process.pid != 0:
+        if self._process.find():
             pid, start_ticks = self._process.pid, self._process.start_ticks
             self._record = replace(self._require_record(), pid=pid, start_ticks=start_ticks)
             self.folder.write_record("supervisor.json", encode(self._record))
