@@ -86,7 +86,10 @@ class ContainerProcess:
         self._identify(self._wait_for_supervisor() if is_contained else self._child)
 
     def find(self) -> bool:
-        """Return whether the process is known. Look for it if its container started slowly, or an agent ended meanwhile."""
+        """Return whether the process is known.
+
+        Looks for it if not: its container started slowly, or the agent ended before it could record it.
+        """
         if self.pid == 0 and self._is_locked():
             self._identify(self._read_supervisor_pid())
         return self.pid != 0
