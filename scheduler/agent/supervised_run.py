@@ -154,7 +154,8 @@ class SupervisedRun:
         self.folder = folder
         self.document = document
         self._record = record
-        self._unrecorded_failure, self._unrecorded_fault = "", None
+        self._unrecorded_failure = ""
+        self._unrecorded_fault: PermanentFault | None = None
         self._statuses: dict[int, RankStatus] = {}
         self._logged_errors: set[str] = set()
         self._has_no_strays = False
