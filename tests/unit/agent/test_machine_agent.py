@@ -68,9 +68,13 @@ def test_error_with_one_run_leaves_the_agent_and_other_runs_alone(tmp_path: Path
     live = RunState(SupervisedPhase.RUNNING)
     faulty = ListedRun("faulty", [live, TypeError("a record of a form that nobody expected")])
     healthy = ListedRun("healthy", [live])
-    output = SimpleNamespace(
-        follow=lambda *_, **__: healthy.count >= 4 and agent.stop(), has_sent=lambda _: True, close=lambda **_: None
-    )
+    agents = list[MachineAgent]()
+
+    def follow(*_: object, **__: object) -> None:
+        if healthy.count >= 4:
+            agents[0].stop()
+
+    output = SimpleNamespace(follow=follow, has_sent=lambda _: True, close=lambda **_: None)
     retention = SimpleNamespace(start=lambda _: None, close=lambda: None)
     with LoopbackServer(ReportHandler) as server:
         agent = MachineAgent(
@@ -81,6 +85,7 @@ def test_error_with_one_run_leaves_the_agent_and_other_runs_alone(tmp_path: Path
             retention=cast("RunRetention", retention),
             output=cast("Any", output),
         )
+        agents.append(agent)
         agent.serve()
     assert faulty.count >= 4
     assert [run["job_id"] for run in reports[-1]["runs"]] == ["faulty", "healthy"]
