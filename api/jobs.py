@@ -119,8 +119,8 @@ class FailureView(TypedDict):
     code: Annotated[
         str,
         Field(
-            description="Cause in one word. `command-not-found`, `file-not-found`, `import-error`, `syntax-error` and "
-            "`repeated-failure` are not retried. `out-of-memory` is. Empty: unknown."
+            description="Cause in one word. `command-not-found`, `file-not-found`, `import-error`, `syntax-error`, "
+            "`archive-refused` and `repeated-failure` are not retried. `out-of-memory` is. Empty: unknown."
         ),
     ]
     reason: Annotated[str, Field(description="What failed, with the last lines of the failing rank's log.")]

@@ -35,6 +35,7 @@ from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNu
 from scheduler.documents.document import Document
 from scheduler.domain.fleet import PROCESSOR_SLOTS
 from scheduler.domain.job import Job
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.machine import Machine
 from scheduler.domain.observation import AgentReport, BegunRun
 from scheduler.domain.owner_ids import OIDC_PREFIX
@@ -71,6 +72,9 @@ class RunReportDocument(Document):
         default=[], description="One entry per process of that run on the node. Empty: nothing started."
     )
     failure: ReportText = Field(default="", description="Why the ranks could not be started. Empty: they could.")
+    permanent_fault: PermanentFault | None = Field(
+        default=None, description="Why another start cannot succeed either. Null: it may."
+    )
     killed: ReportText = Field(default="", description="Why the agent killed the ranks on its own. Empty: it did not.")
     machine_fault: bool = Field(
         default=False, description="Whether `killed` is a fault of the machine, such as the loss of a supervisor."
@@ -420,6 +424,7 @@ def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, addres
         generation=run.generation,
         ranks=tuple(to_rank_report(number, rank) for number, rank in enumerate(run.ranks)),
         failure=run.failure,
+        permanent_fault=run.permanent_fault,
         killed=run.killed,
         machine_fault=run.machine_fault,
         terminated=run.terminated,

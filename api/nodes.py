@@ -18,7 +18,7 @@ from scheduler.documents.document import InvalidField
 from scheduler.documents.fleet import NodeDocument
 from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
 from scheduler.domain.fleet import PROCESSOR_SLOTS, Node
-from scheduler.domain.machine import host_declared_nodes
+from scheduler.domain.machine import has_devices_for, host_declared_nodes
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.preconditions import node_etag
 
@@ -116,16 +116,24 @@ def uncordon_node(
 def _check_devices(node: Node, context: RequestContext) -> None:
     """Refuse a declared node whose GPUs the service's own machine does not have, or has given to another node."""
     machines, nodes = context.store.machines.list_machines(), context.snapshot.nodes
-    own = next((each for each in host_declared_nodes(machines, nodes) if each.is_service and each.inventory.gpus), None)
+    own = next((each for each in host_declared_nodes(machines, nodes) if each.is_service), None)
     if own is None or node.gpu == PROCESSOR_SLOTS:
         return
-    if others := [name for name in own.nodes if nodes[name].gpu != PROCESSOR_SLOTS]:
+    if not own.inventory.gpus:
+        raise_invalid_field(
+            "gpu",
+            node.gpu,
+            f"{PROCESSOR_SLOTS}: declared nodes are on machine {own.name} of the service, and no driver reports a GPU. "
+            "Machines with GPUs join with `ebbtide agent`, and state what no driver reports with its --gpus and --gpu",
+        )
+    others = [name for name in own.nodes if nodes[name].gpu != PROCESSOR_SLOTS and has_devices_for(own, nodes[name])]
+    if others:
         raise_conflict(
             f"node {node.name}: the GPUs of machine {own.name} belong to node {others[0]}. Other machines join with "
             "`ebbtide agent`"
         )
-    if node.gpus > (count := len(own.inventory.gpus)):
-        raise_invalid_field("gpus", node.gpus, f"at most {count}, the GPUs of machine {own.name}")
+    if not has_devices_for(own, node):
+        raise_invalid_field("gpus", node.gpus, f"at most {len(own.inventory.gpus)}, the GPUs of machine {own.name}")
 
 
 def _send_command(

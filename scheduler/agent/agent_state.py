@@ -12,17 +12,19 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from scheduler.agent.shared_files import write_json
+from scheduler.agent.shared_files import read_json, write_json
+from scheduler.domain.codec import decode_stored
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +74,17 @@ class AgentIdentity:
 
 
 def read_identity(folder: Path) -> AgentIdentity | None:
-    """Return the identity in a state folder, or None before the machine has joined."""
-    path = folder / "identity.json"
-    if not path.exists():
-        return None
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return AgentIdentity(**document | {"nodes": tuple(document["nodes"])})
+    """Return the identity in a state folder, or None before the machine has joined.
+
+    Raises:
+        ValueError: the file is damaged; the message says what to do.
+    """
+    return _read(
+        folder / "identity.json",
+        AgentIdentity,
+        "Restore it from a backup. Or remove the machine (`ebbtide machines remove`) and the file, and start the agent "
+        "with --join and --token-file. For the agent of `ebbtide serve`, removing the file is enough",
+    )
 
 
 def write_identity(folder: Path, identity: AgentIdentity) -> None:
@@ -99,8 +106,8 @@ class AgentState:
             raise ValueError(
                 f"--state: {self.root} is in use by another agent. Stop that one first, or choose another folder."
             )
-        epoch = self.root / "epoch"
-        self._highest_epoch = int(epoch.read_text(encoding="ascii")) if epoch.exists() else 0
+        remedy = "Remove the file while no more than one controller runs: the next reply tells the agent the epoch"
+        self._highest_epoch = _read(self.root / "epoch", int, remedy) or 0
         self._lease = os.open(self.lease_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     @property
@@ -115,12 +122,14 @@ class AgentState:
         write_identity(self.root, identity)
 
     def complete(self, stated: StatedFacts) -> StatedFacts:
-        """Return the stated facts, with those of earlier starts where nothing is stated now."""
-        path = self.root / "stated.json"
-        if not path.exists():
-            return stated
-        earlier: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return StatedFacts(**{name: value or earlier[name] for name, value in asdict(stated).items()})
+        """Return the stated facts, with those of earlier starts where nothing is stated now.
+
+        Raises:
+            ValueError: the file of earlier starts is damaged; the message says what to do.
+        """
+        remedy = "Remove it, and state --gpus, --gpu, --gpu-memory and --address once more where they are needed"
+        earlier = _read(self.root / "stated.json", StatedFacts, remedy) or StatedFacts()
+        return StatedFacts(**{name: value or getattr(earlier, name) for name, value in asdict(stated).items()})
 
     def write_stated(self, stated: StatedFacts) -> None:
         write_json(self.root / "stated.json", asdict(stated), durable=True)
@@ -141,6 +150,20 @@ class AgentState:
                 logger.warning("leader epoch %d cannot be recorded: %s", epoch, error)
             self._highest_epoch = epoch
         return epoch >= self._highest_epoch
+
+
+def _read(path: Path, kind: type[T], remedy: str) -> T | None:
+    """Read a file of the state folder. None if it does not exist. A later version may have written more fields.
+
+    Raises:
+        ValueError: it is damaged; the message names it and the remedy.
+    """
+    try:
+        file = read_json(path)
+        return None if file is None else decode_stored(kind, file.document)
+    except ValueError as error:
+        cause = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"--state: {path} is damaged: {cause}. {remedy}.") from None
 
 
 def _lock(descriptor: int, *, within_s: float) -> bool:

@@ -6,12 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from scheduler.agent.containment import Containment, RankUser
 from scheduler.agent.run_folder import make_private_folder
 from scheduler.domain.checkpoints import is_object_store
 
+_RESOLVE = "import os, sys; print(os.path.realpath(sys.argv[1]), end='')"
 _TRY = """
 import os, sys
 path, uid, gid, *groups = sys.argv[1:]
@@ -25,6 +27,7 @@ if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
     sys.exit("the user cannot read and write it")
 """
 _TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 1.0
 
 
 def open_checkpoint_folder(
@@ -44,9 +47,7 @@ def open_checkpoint_folder(
     if not location:
         create_default_folder(default, user)
         return default
-    path = containment.check_visible(Path(location), name="checkpointDir")
-    open_named_folder(path, user)
-    return path
+    return open_named_folder(Path(location), containment, user)
 
 
 def create_default_folder(path: Path, user: RankUser | None) -> None:
@@ -66,22 +67,45 @@ def create_default_folder(path: Path, user: RankUser | None) -> None:
         raise ValueError(_describe(path, user, f"it belongs to user id {status.st_uid}"))
 
 
-def open_named_folder(path: Path, user: RankUser | None) -> None:
-    """Create a checkpoint directory that the job names as the ranks' user, and make sure that it is writable.
+def open_named_folder(path: Path, containment: Containment, user: RankUser | None) -> Path:
+    """Create a checkpoint directory that the job names, as the ranks' user, and return it resolved.
 
-    A separate process tries it, because only the kernel knows all that decides: owners, access lists, network file
-    systems.
+    Separate processes look at it, because only the kernel knows all that decides: owners, access lists, network file
+    systems. One that does not answer must not stop the agent.
 
     Raises:
-        ValueError: it cannot be created or written; the message says why and what to do.
+        ValueError: it is hidden, or cannot be created or written; the message says why and what to do.
     """
     if not path.is_absolute():
         raise ValueError(f"checkpointDir: {path} is relative. Use an absolute path.")
+    resolved = Path(_run_python(path, _RESOLVE, str(path)).stdout.decode("utf-8", "surrogateescape"))
+    containment.check_visible(resolved, name="checkpointDir")
     identity = (-1, -1) if user is None else (user.uid, user.gid, *user.groups)
-    command = [sys.executable, "-I", "-S", "-c", _TRY, str(path), *map(str, identity)]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, cwd="/")
+    tried = _run_python(path, _TRY, str(resolved), *map(str, identity))
     if tried.returncode != 0:
-        raise ValueError(_describe(path, user, tried.stderr.strip()[-300:]))
+        raise ValueError(_describe(path, user, tried.stderr.decode("utf-8", "replace").strip()[-300:]))
+    return resolved
+
+
+def _run_python(path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a script that looks at `path`.
+
+    Raises:
+        ValueError: it did not end in time.
+    """
+    command = [sys.executable, "-I", "-S", "-c", script, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/")
+    try:
+        output, errors = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # the kernel may not let it end before the file system answers
+            process.communicate(timeout=_END_TIMEOUT_S)
+        raise ValueError(
+            f"checkpointDir: the file system of {path} has not answered for {_TIMEOUT_S:.0f} s. "
+            f"Look whether it is mounted and its server is up (stat {path})."
+        ) from None
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _describe(path: Path, user: RankUser | None, cause: str) -> str:

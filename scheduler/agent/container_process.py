@@ -85,10 +85,14 @@ class ContainerProcess:
             os.close(log)
         self._identify(self._wait_for_supervisor() if is_contained else self._child)
 
-    def find(self) -> None:
-        """Find the process of a run whose agent ended before it could record it."""
+    def find(self) -> bool:
+        """Return whether the process is known.
+
+        Looks for it if not: its container started slowly, or the agent ended before it could record it.
+        """
         if self.pid == 0 and self._is_locked():
             self._identify(self._read_supervisor_pid())
+        return self.pid != 0
 
     def is_alive(self) -> bool:
         """Return whether a process of the run is left: bubblewrap, or the supervisor if bubblewrap was killed."""
@@ -96,8 +100,10 @@ class ContainerProcess:
         return self._is_locked() or self._is_same_process()
 
     def send_signal(self, number: int) -> None:
-        """Signal the supervisor, unless it has ended."""
-        if self.pid == 0:
+        """Signal the supervisor, unless it has ended. SIGKILL also ends a container that does not have one yet."""
+        if not self.find():
+            if self._child is not None and number == signal.SIGKILL:
+                os.killpg(self._child, number)  # it is not reaped, so no other process has its number
             return
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)

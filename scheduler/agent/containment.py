@@ -106,9 +106,10 @@ class ContainmentPolicy:
                 continue
             home = Path(entry.pw_dir)
             return RankUser(name, entry.pw_uid, entry.pw_gid, home if home.is_dir() else Path("/tmp"))
+        users = chosen or " or ".join(_SERVICE_USERS)
+        setting = f"--user {owner}={chosen}" if self.users.get(owner) else f"--default-user {chosen}".rstrip()
         raise ContainmentError(
-            f"user: {chosen or ' or '.join(_SERVICE_USERS)!r} is the user of {owner!r}, but does not exist on this "
-            "machine. Create the user, or map the owner to another one."
+            f"{setting}: no user {users} exists on this machine. Create the user, or name another one with this option."
         )
 
 

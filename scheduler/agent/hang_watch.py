@@ -167,8 +167,7 @@ class _StackDump:
 
 def find_rank_processes(run: SupervisedRun) -> dict[int, int]:
     """Return the ids, on the machine, of the processes that the supervisor has started, by rank."""
-    started = run.folder.read_record("started.json")
-    ranks = {} if started is None else {int(pid): int(rank) for rank, pid in started["pids"].items()}
+    ranks = run.folder.read_ranks()
     inner = {find_namespaced_pid(pid): pid for pid in list_descendants(run.supervisor_pid)}
     return {rank: inner[pid] for pid, rank in ranks.items() if pid in inner}
 

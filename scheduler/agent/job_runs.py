@@ -146,8 +146,10 @@ class ActiveRun:
     def report(self) -> dict[str, Any]:
         watch = self._script_checkpoints
         saved = {} if watch is None else {"checkpoint_age_s": watch.age_s, "saved": watch.is_saved}
+        fault = {} if self.state.permanent_fault is None else {"permanent_fault": self.state.permanent_fault.value}
         return {
             **saved,
+            **fault,
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],
@@ -195,6 +197,7 @@ class JobRuns:
         self.node = node
         self.active: ActiveRun | None = None
         self.prepared: SupervisedRun | None = None
+        self._prepared_state: RunState | None = None
         self._preparing: Future[SupervisedRun] | None = None
         self._is_leaving = False
 
@@ -225,9 +228,12 @@ class JobRuns:
     def update(self) -> None:
         """Take up a finished preparation, and read what the ranks have written."""
         if self._preparing is not None and self._preparing.done():
-            self.prepared, self._preparing = self._preparing.result(), None
+            preparing, self._preparing = self._preparing, None
+            self.prepared = preparing.result()
             if self._is_leaving:
                 self._discard_unless(0)
+        if self.prepared is not None:
+            self._prepared_state = self.prepared.poll()
         if self.active is not None:
             self.active.update()
 
@@ -252,7 +258,7 @@ class JobRuns:
         if order["document"] is not None and self.prepared is None and self._preparing is None:
             self._preparing = prepare(RunDocument.from_document(order["document"]))
         if order["begin"] is not None and self.prepared is not None and self._may_begin:
-            run, self.prepared = self.prepared, None
+            run, self.prepared, self._prepared_state = self.prepared, None, None
             self.active = ActiveRun(_begin(run, MasterAddress(order["begin"]["host"], order["begin"]["port"])))
 
     def report(self) -> dict[str, Any]:
@@ -260,10 +266,9 @@ class JobRuns:
         none: dict[str, Any] = {"generation": 0, "ranks": []}
         report = none if self.active is None else self.active.report()
         report |= {"job_id": self.job_id, "node": self.node}
-        if self.prepared is not None:
-            state = self.prepared.poll()
-            if state.is_prepared or state.has_ended:
-                report |= {"prepared": self.prepared.document.generation, "master_port": state.port}
+        state = self._prepared_state
+        if self.prepared is not None and state is not None and (state.is_prepared or state.has_ended):
+            report |= {"prepared": self.prepared.document.generation, "master_port": state.port}
         return report
 
     @property
@@ -275,7 +280,7 @@ class JobRuns:
         if self.prepared is not None and self.prepared.document.generation != generation:
             self.prepared.kill()
             self.prepared.settle()
-            self.prepared = None
+            self.prepared = self._prepared_state = None
 
 
 def _begin(run: SupervisedRun, master: MasterAddress) -> SupervisedRun:

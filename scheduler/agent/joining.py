@@ -71,9 +71,10 @@ def join(url: str, token_file: Path, *, name: str, facts: AgentFacts, is_tempora
         is_temporary: whether the service removes the machine once it has left or was silent for long.
 
     Raises:
-        JoinRefusedError: the token or the machine is not accepted, the token file cannot be read, or the control plane
-            cannot be reached.
+        JoinRefusedError: the URL, the token or the machine is not accepted, the token file cannot be read, or the
+            control plane cannot be reached.
     """
+    _check_url(url)
     token = _read_token(token_file)
     target = f"{url.rstrip('/')}/v1/machines:join"
     try:
@@ -122,6 +123,16 @@ def leave(identity: AgentIdentity) -> str:
     except (UnreachableError, JoinRefusedError) as error:
         return str(error)
     return ""
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # for example, the port is no number
+        is_valid = False
+    if not is_valid:
+        raise JoinRefusedError(f"--join: {url!r} is not the URL of a service. Use one such as https://ebbtide.example.")
 
 
 def _read_token(path: Path) -> str:

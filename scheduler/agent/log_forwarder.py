@@ -203,10 +203,11 @@ def _find_logs(folder: RunFolder, document: RunDocument) -> list[_FollowedLog]:
     mask = find_mask(folder, document)
     for log in logs:
         log.mask = mask
-    with suppress(ValueError, TypeError, OSError):
-        record = folder.read_record(_RECORD) or {}
+    with suppress(OSError):
+        record = folder.read_object(_RECORD)
         for log in logs:
-            log.offset = int(record.get(log.name, 0))
+            offset = record.get(log.name)
+            log.offset = offset if isinstance(offset, int) else 0
     return logs
 
 

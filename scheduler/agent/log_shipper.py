@@ -319,12 +319,12 @@ class LogShipper:
 def _read_logs(folder: RunFolder, document: RunDocument) -> list[_RankLog]:
     """Return the logs of a run, with what an earlier agent has recorded as sent."""
     logs = [_RankLog(seat.rank) for seat in list_processes(document)]
-    with suppress(ValueError, TypeError, KeyError, OSError):
-        record = folder.read_record(_RECORD) or {}
+    with suppress(OSError):
+        record = folder.read_object(_RECORD)
         for log in logs:
-            if str(log.rank) in record:
-                log.position, log.sent, log.is_complete = record[str(log.rank)]
-                log.is_open = True
+            match record.get(str(log.rank)):
+                case [int(position), int(sent), bool(is_complete)]:
+                    log.position, log.sent, log.is_complete, log.is_open = position, sent, is_complete, True
     return logs
 
 

@@ -18,8 +18,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -48,6 +49,9 @@ _DEPARTURE_OUTPUT_TIMEOUT_S = 10.0
 """A machine that leaves for good has no later time to send the output of its ranks."""
 _SAVE_S_MAX = 20.0
 """Longest time that ranks without contact to the control plane have to save before their lease ends."""
+
+_RunsKey = tuple[str, str]
+"""Job id and node."""
 
 Prepare = Callable[[RunDocument], SupervisedRun]
 """Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
@@ -89,7 +93,8 @@ class MachineAgent:
         self._leave_within_s = leave_within_s
         self._identity = identity
         self._prepare = prepare
-        self._jobs: dict[tuple[str, str], JobRuns] = {}
+        self._jobs: dict[_RunsKey, JobRuns] = {}
+        self._errors: dict[_RunsKey, str] = {}
         for run in sorted(recovered, key=lambda run: run.document.generation):
             self._take_up(run)
         self._threads = ThreadPoolExecutor(_PREPARATIONS_MAX, thread_name_prefix="prepare")
@@ -159,8 +164,9 @@ class MachineAgent:
 
     def _leave(self, within_s: float) -> None:
         """Ask all ranks to save and exit, and serve until none is left. Nothing is prepared or begun meanwhile."""
-        for runs in self._jobs.values():
-            runs.leave(within_s)
+        for key, runs in self._jobs.items():
+            with self._isolate(key):
+                runs.leave(within_s)
         while any(runs.has_ranks for runs in self._jobs.values()) and not self._is_abandoning:
             self._step()
 
@@ -171,10 +177,23 @@ class MachineAgent:
             os.read(self._wake_read_fd, 4096)
 
     def _update(self) -> None:
-        for runs in self._jobs.values():
-            runs.update()
-            if (active := runs.active) is not None:
-                self._output.follow(active.run.folder, active.run.document, has_ended=active.has_ended)
+        for key, runs in self._jobs.items():
+            with self._isolate(key):
+                runs.update()
+                if (active := runs.active) is not None:
+                    self._output.follow(active.run.folder, active.run.document, has_ended=active.has_ended)
+
+    @contextmanager
+    def _isolate(self, key: _RunsKey) -> Iterator[None]:
+        """Let an error with the runs of one job end neither the agent nor the other jobs. Log it once."""
+        try:
+            yield
+        except Exception as error:
+            if self._errors.get(key) != repr(error):
+                logger.exception("cannot handle the runs of %s on %s", *key)
+            self._errors[key] = repr(error)
+        else:
+            self._errors.pop(key, None)
 
     def _send_report(self) -> None:
         """Submit the state of all runs, at once if more than the progress of ranks has changed."""
@@ -206,7 +225,8 @@ class MachineAgent:
             if document.get("done"):  # in replies to pods only
                 self._job_end = JobEnd.FAILED if document["failed"] else JobEnd.DONE
             for order in document["runs"]:
-                self._apply_order(order, reply)
+                with self._isolate((str(order["job_id"]), str(order["node"]))):
+                    self._apply_order(order, reply)
         except (KeyError, TypeError, ValueError, OSError):
             logger.exception("Ignoring a malformed reply")
 

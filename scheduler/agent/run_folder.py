@@ -34,26 +34,29 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import quote
 
 from scheduler.agent.exported_plan import export_run_plan
 from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.secret_masking import SecretMask
 from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json, write_text
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.run_document import RunDocument
-from scheduler.executors.rank_status import parse_rank_status
+from scheduler.executors.rank_status import parse_rank_status, to_plain_text
 
 STATUS_BYTES_MAX = 65_536
 _TAIL_BYTES = 4096
 _TAIL_LINES = 5
 _FOLDER_MODE = 0o1770
+_EXIT_CODE_MAX = 255
+_PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +166,30 @@ class RunFolder:
     def read_record(self, name: str) -> Any:
         """Return a JSON record of the agent or the supervisor, None without one.
 
+        Its form is not checked: a rank with the agent's user can write it, too.
+
         Raises:
-            ValueError: it is malformed, or does not belong to the agent's user.
+            ValueError: it is malformed or cannot be opened, or does not belong to the agent's user.
         """
-        file = read_json(self.path / name, owner=os.geteuid())
+        try:
+            file = read_json(self.path / name, owner=os.geteuid())
+        except PermissionError as error:  # the mode of a file is up to its owner
+            raise ValueError(str(error)) from None
         return None if file is None else file.document
+
+    def read_object(self, name: str) -> Mapping[str, Any]:
+        """Return a record that is a JSON object, an empty one if it is missing or no object."""
+        with suppress(ValueError):
+            record = self.read_record(name)
+            if isinstance(record, dict):
+                return record
+        return {}
+
+    def has_record(self, name: str) -> bool:
+        """Return whether the agent or the supervisor has written a record. One that a rank has created is ignored."""
+        with suppress(ValueError):
+            return self.read_record(name) is not None
+        return False
 
     def write_record(self, name: str, document: object) -> None:
         """Write a record that only the agent and the supervisor can read, so that it survives a power failure."""
@@ -178,10 +200,33 @@ class RunFolder:
         codes = dict[int, int]()
         for path in self.path.glob("exit-*.json"):
             number = path.stem.removeprefix("exit-")
-            with suppress(ValueError):  # created by a rank
-                if number.isdigit() and (record := self.read_record(path.name)) is not None:
-                    codes[int(number)] = int(record["code"])
+            code = self.read_object(path.name).get("code")
+            if number.isdecimal() and _is_count(code, minimum=-_EXIT_CODE_MAX, maximum=_EXIT_CODE_MAX):
+                codes[int(number)] = code
         return dict(sorted(codes.items()))
+
+    def read_reason(self, name: str) -> str:
+        """Return the reason in `failure.json` or `loss.json`, empty without one."""
+        return to_plain_text(self.read_object(name).get("reason", ""))
+
+    def read_permanent_fault(self) -> PermanentFault | None:
+        """Return why a retry of a start that failed cannot succeed, None if it may."""
+        fault = self.read_object("failure.json").get("permanent_fault")
+        return PermanentFault(fault) if fault in list(PermanentFault) else None
+
+    def read_port(self) -> int:
+        """Return the reserved MASTER_PORT, 0 without one."""
+        with suppress(ValueError):
+            port = self.read_record("port")
+            return port if _is_count(port, minimum=0, maximum=_PORT_MAX) else 0
+        return 0
+
+    def read_ranks(self) -> dict[int, int]:
+        """Return the started ranks by the ids of their processes in their namespace, none before the start."""
+        pids = self.read_object("started.json").get("pids")
+        if not isinstance(pids, dict):
+            return {}
+        return {pid: int(rank) for rank, pid in pids.items() if rank.isdecimal() and _is_count(pid, minimum=1)}
 
     def read_status(self, rank: int) -> RankStatus | None:
         """Return the status that the rank wrote, None without one.
@@ -306,6 +351,10 @@ def make_private_folder(path: Path) -> None:
     for folder in reversed(missing):
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+
+
+def _is_count(value: object, *, minimum: int, maximum: int = 2**31 - 1) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
 
 
 def _join_last_lines(data: bytes) -> str:

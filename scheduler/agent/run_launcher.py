@@ -92,11 +92,15 @@ class RunLauncher:
             if document.secrets:
                 SecretsFolder.of(folder).write(document.secrets, fetch_secrets(self._identity, document), user)
             return SupervisedRun.prepare(document, folder, self._containment, site, preload=self._preload)
-        except (OSError, ValueError, WorkingDirectoryError) as error:
+        except Exception as error:  # whatever it is, it must end this run only, and not the agent
             logger.exception("cannot prepare generation %d of %s", document.generation, document.job_id)
             if document.secrets:
                 SecretsFolder.of(folder).delete()
-            return SupervisedRun.record_failure(document, folder, f"node {document.node} cannot start it: {error}")
+            is_expected = isinstance(error, (OSError, ValueError, WorkingDirectoryError))
+            cause = error if is_expected else f"{type(error).__name__}: {error}"
+            fault = error.permanent_fault if isinstance(error, WorkingDirectoryError) else None
+            reason = f"node {document.node} cannot start it: {cause}"
+            return SupervisedRun.record_failure(document, folder, reason, permanent_fault=fault)
 
     def recover_runs(self) -> list[SupervisedRun]:
         """Return the runs of earlier agents whose end the control plane does not know."""

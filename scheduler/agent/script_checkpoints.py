@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -29,6 +30,7 @@ END_TIMEOUT_S = 20.0
 """Time that ranks have to end after their checkpoint is complete and they got SIGTERM."""
 _LOOK_PERIOD_S = 0.5
 _ENTRIES_MAX = 100_000
+_SCAN_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class ScriptCheckpoints:
         self._run = run
         self._folder, self._pattern = folder, pattern
         self._number = signal.Signals[signal_name] if signal_name else None
-        self._trace = self._before_run = self._scan()
+        self._scan = _Scan(folder, pattern.split("/"))
+        self._trace = self._before_run = self._scan.read()
         self._trace_since_s = self._looked_at_s = time.monotonic()
         self._completed_at_s: float | None = None
         self._asked_at_s: float | None = None
@@ -92,7 +95,7 @@ class ScriptCheckpoints:
         """Ask the ranks to save. `look` sends the signal as soon as one of them handles it."""
         if self._asked_at_s is None:
             self._asked_at_s = time.monotonic()
-            self._trace_when_asked = self._scan()
+            self._trace_when_asked = self._scan.read()
 
     def look(self, exit_codes: Collection[int | None] | None) -> None:
         """Send the signal if it is due, and look at the files.
@@ -109,7 +112,7 @@ class ScriptCheckpoints:
         if self._folder is None or (now_s - self._looked_at_s < _LOOK_PERIOD_S and not has_ended):
             return
         self._looked_at_s = now_s
-        trace = self._scan()
+        trace = self._scan.read()
         if trace != self._trace:
             self._trace, self._trace_since_s = trace, now_s
         is_settled = has_ended or now_s - self._trace_since_s >= SETTLE_S
@@ -145,17 +148,39 @@ class ScriptCheckpoints:
             self._is_signalled = True
             logger.info("%s: sent %s to %d processes", self._run, self._number.name, len(reached))
 
-    def _scan(self) -> _Trace:
+
+class _Scan:
+    """Reads the files that match, in a thread: a file system that does not answer must not stop the agent."""
+
+    def __init__(self, folder: Path | None, parts: list[str]) -> None:
+        self._folder = folder
+        self._parts = parts
+        self._trace = _Trace()
+        self._thread: threading.Thread | None = None
+        self._is_overdue = False
+
+    def read(self) -> _Trace:
+        """Return what is there now. While the file system does not answer, return what was there before."""
         if self._folder is None:
-            return _Trace()
+            return self._trace
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(self._folder,), name="checkpoint-scan", daemon=True)
+            self._thread.start()
+        self._thread.join(0.0 if self._is_overdue else _SCAN_TIMEOUT_S)
+        self._is_overdue = self._thread.is_alive()
+        if not self._is_overdue:
+            self._thread = None
+        return self._trace
+
+    def _run(self, folder: Path) -> None:
         changed_ns = size_bytes = entries = 0
-        for status in _walk(self._folder, self._pattern.split("/")):
+        for status in _walk(folder, self._parts):
             changed_ns = max(changed_ns, status.st_mtime_ns)
             size_bytes += status.st_size
             entries += 1
             if entries >= _ENTRIES_MAX:
                 break
-        return _Trace(changed_ns, size_bytes, entries)
+        self._trace = _Trace(changed_ns, size_bytes, entries)
 
 
 def _walk(folder: Path, parts: list[str]) -> Iterator[os.stat_result]:

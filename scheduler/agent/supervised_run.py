@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -45,6 +44,7 @@ from scheduler.agent.start_variables import read_start_variables
 from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
 from scheduler.agent.supervisor_command import build_supervisor_command, find_trainer_interpreter
 from scheduler.domain.codec import decode, encode
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.observation import RankStatus
 from scheduler.domain.run_document import MasterAddress, RunDocument
 from scheduler.executors.run_outcome import read_oom_kills
@@ -76,6 +76,7 @@ class RunState:
             killed have none.
         statuses: last valid status by rank.
         failure: why a rank could not be started, or the container; else empty.
+        permanent_fault: why another start cannot succeed either, None if it may.
         loss: why the supervisor ended its ranks, or that it was killed itself; else empty.
         oom_kills: processes that the kernel has killed for the memory limit. None: unknown.
         tails: last lines of output of ranks that failed.
@@ -86,6 +87,7 @@ class RunState:
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     statuses: Mapping[int, RankStatus] = field(default_factory=dict)
     failure: str = ""
+    permanent_fault: PermanentFault | None = None
     loss: str = ""
     oom_kills: int | None = None
     tails: Mapping[int, str] = field(default_factory=dict)
@@ -128,7 +130,7 @@ class _Record:
     `interpreter` runs the supervisor, which forks its ranks; empty if ranks are programs of their own.
     """
 
-    level: str
+    level: LevelName
     working_dir: str
     checkpoint_dir: str
     home: str
@@ -148,13 +150,12 @@ class _Record:
 class SupervisedRun:
     """One generation of a job on one node of this machine."""
 
-    def __init__(
-        self, folder: RunFolder, document: RunDocument, record: _Record | None, *, unrecorded_failure: str = ""
-    ) -> None:
+    def __init__(self, folder: RunFolder, document: RunDocument, record: _Record | None) -> None:
         self.folder = folder
         self.document = document
         self._record = record
-        self._unrecorded_failure = unrecorded_failure
+        self._unrecorded_failure = ""
+        self._unrecorded_fault: PermanentFault | None = None
         self._statuses: dict[int, RankStatus] = {}
         self._logged_errors: set[str] = set()
         self._has_no_strays = False
@@ -234,12 +235,13 @@ class SupervisedRun:
         record = folder.read_record("supervisor.json")
         run = cls(folder, folder.read_document(), None if record is None else decode(_Record, record))
         if run._record is not None and run._record.pid == 0:
-            run._process.find()
             run._record_process()
         return run
 
     @classmethod
-    def record_failure(cls, document: RunDocument, folder: RunFolder, reason: str) -> SupervisedRun:
+    def record_failure(
+        cls, document: RunDocument, folder: RunFolder, reason: str, *, permanent_fault: PermanentFault | None = None
+    ) -> SupervisedRun:
         """Return a run that has ended because it could not be prepared.
 
         If the disk is full or read-only, a restarted agent does not find the run again.
@@ -247,11 +249,13 @@ class SupervisedRun:
         try:
             if not folder.path.exists():
                 folder.create(replace(document, framework=""))  # its export may be what failed
-            folder.write_record("failure.json", {"reason": reason})
+            folder.write_record("failure.json", {"reason": reason, "permanent_fault": permanent_fault})
             folder.write_record("ended", {"at": time.time()})
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.warning("the failure of %s cannot be recorded: %s", folder.path, error)
-            return cls(folder, document, None, unrecorded_failure=reason)
+            run = cls(folder, document, None)
+            run._unrecorded_failure, run._unrecorded_fault = reason, permanent_fault
+            return run
         return cls.recover(folder)
 
     def __str__(self) -> str:
@@ -298,7 +302,7 @@ class SupervisedRun:
             secrets=SecretsFolder.of(self.folder).files_path if self.document.secrets else None,
         )
         machine = MachineFacts(record.cores, record.gpu_ids, record.vendor)
-        inherited = _select_inherited(LevelName(record.level))
+        inherited = _select_inherited(record.level)
         processes = [
             {
                 "rank": seat.rank,
@@ -320,25 +324,28 @@ class SupervisedRun:
             "processes": processes,
         }
         self.folder.write_record("start.json", order)
-        if self._exists("prepared.json"):
+        if self.folder.has_record("prepared.json"):
             self._process.send_signal(signal.SIGUSR1)
 
     def poll(self) -> RunState:
         """Return the state of the run, and record the supervisor's process if that is still open."""
         # Looked at before the files: a supervisor that ends in between has written all of them.
         is_alive = self._is_alive()
+        if is_alive and self._process.pid == 0:
+            self._record_process()
         codes = self.folder.read_exit_codes()
         self._refresh_statuses()
-        failure = self._unrecorded_failure or self._read_reason("failure.json")
-        loss = self._read_reason("loss.json")
-        if not is_alive and not self._exists("ended") and not failure:
+        failure = self._unrecorded_failure or self.folder.read_reason("failure.json")
+        loss = self.folder.read_reason("loss.json")
+        if not is_alive and not self.folder.has_record("ended") and not failure:
             failure, loss = self._explain_lost_supervisor(loss)
         return RunState(
             phase=self._find_phase(is_alive=is_alive),
-            port=self._read_port(),
+            port=self.folder.read_port(),
             exit_codes=codes,
             statuses=dict(self._statuses),
             failure=failure,
+            permanent_fault=self._unrecorded_fault or self.folder.read_permanent_fault(),
             loss=loss,
             oom_kills=self._read_oom_kills(),
             tails={rank: self._read_tail(rank) for rank, code in codes.items() if code != 0},
@@ -390,7 +397,7 @@ class SupervisedRun:
         """
         if self._process.is_alive():
             return True
-        if self._record is None or LevelName(self._record.level).has_namespaces or self._has_no_strays:
+        if self._record is None or self._record.level.has_namespaces or self._has_no_strays:
             return False
         has_members = bool(self._group().list_members())
         self._group().kill()
@@ -399,7 +406,7 @@ class SupervisedRun:
 
     def _record_process(self) -> None:
         """Record the supervisor's process, if it exists."""
-        if self._process.pid != 0:
+        if self._process.find():
             pid, start_ticks = self._process.pid, self._process.start_ticks
             self._record = replace(self._require_record(), pid=pid, start_ticks=start_ticks)
             self.folder.write_record("supervisor.json", encode(self._record))
@@ -433,34 +440,17 @@ class SupervisedRun:
             if status is not None:
                 self._statuses[seat.rank] = status
 
-    def _exists(self, name: str) -> bool:
-        """Return whether the agent or the supervisor has written a record. One that a rank has created is ignored."""
-        with suppress(ValueError):
-            return self.folder.read_record(name) is not None
-        return False
-
-    def _read_reason(self, name: str) -> str:
-        with suppress(ValueError):
-            record = self.folder.read_record(name)
-            return "" if record is None else str(record["reason"])
-        return ""
-
-    def _read_port(self) -> int:
-        with suppress(ValueError):
-            return int(self.folder.read_record("port") or 0)
-        return 0
-
     def _find_phase(self, *, is_alive: bool) -> SupervisedPhase:
         if not is_alive:
             return SupervisedPhase.ENDED
-        if self._exists("started.json"):
+        if self.folder.has_record("started.json"):
             return SupervisedPhase.RUNNING
-        return SupervisedPhase.PREPARED if self._exists("prepared.json") else SupervisedPhase.PREPARING
+        return SupervisedPhase.PREPARED if self.folder.has_record("prepared.json") else SupervisedPhase.PREPARING
 
     def _explain_lost_supervisor(self, loss: str) -> tuple[str, str]:
         """Return failure and loss of a run whose supervisor did not record the end."""
         errors = self.folder.read_supervisor_errors()
-        if errors and not self._exists("prepared.json"):
+        if errors and not self.folder.has_record("prepared.json"):
             return f"the container could not start: {errors}", loss
         return "", loss or "the supervisor was killed"
 

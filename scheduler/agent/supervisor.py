@@ -50,6 +50,11 @@ _RANK_UMASK = 0o022
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _REASON_BYTES_MAX = 4096
 _CANNOT_START = 127
+_NOT_FOUND = "command-not-found"
+"""The `PermanentFault` of a command that cannot be executed, which is too costly to import here."""
+_NOT_FOUND_ERRORS = frozenset({
+    errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+})  # fmt: skip
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None)
 
@@ -148,7 +153,8 @@ class Supervisor:
                     return partial(_run_module, process["argv"])
                 self._ranks[pid], pids[str(process["rank"])] = process["rank"], pid
         except (OSError, RankStartError) as error:
-            self._record("failure.json", {"reason": str(error)})
+            fault = error.permanent_fault if isinstance(error, RankStartError) else ""
+            self._record("failure.json", {"reason": str(error), "permanent_fault": fault})
             self._signal_ranks(signal.SIGKILL)
         self._record("started.json", {"pids": pids, "at": time.time(), "is_forked": is_forked})
         return None
@@ -171,14 +177,16 @@ class Supervisor:
                 self._forget_supervisor(process["env"], (read_fd, write_fd))
             except BaseException as error:
                 # A copy that went on here would act as a second supervisor.
-                os.write(write_fd, str(error).encode()[:_REASON_BYTES_MAX] or b"unknown")
+                fault = error.permanent_fault if isinstance(error, RankStartError) else ""
+                os.write(write_fd, f"{fault}\n{error}".encode()[:_REASON_BYTES_MAX])
                 os._exit(_CANNOT_START)
             return 0
         os.close(write_fd)
         with os.fdopen(read_fd, "rb") as pipe:
-            reason = pipe.read()  # empty once the rank has executed its program
-        if reason:
-            raise RankStartError(f"rank {process['rank']}: {reason.decode('utf-8', 'replace')}")
+            failure = pipe.read().decode("utf-8", "replace")  # empty once the rank has executed its program
+        if failure:
+            fault, _, reason = failure.partition("\n")
+            raise RankStartError(f"rank {process['rank']}: {reason}", permanent_fault=fault)
         return pid
 
     def _forget_supervisor(self, env: Mapping[str, str], pipe: Sequence[int]) -> None:
@@ -286,7 +294,14 @@ class Supervisor:
 
 
 class RankStartError(Exception):
-    """A rank could not be started. The message is for the job's owner."""
+    """A rank could not be started. The message is for the job's owner.
+
+    `permanent_fault` is why a retry cannot succeed, empty if it may.
+    """
+
+    def __init__(self, message: str, *, permanent_fault: str = "") -> None:
+        super().__init__(message)
+        self.permanent_fault = permanent_fault
 
 
 def _read_secrets(path: str) -> Mapping[str, str]:
@@ -349,9 +364,11 @@ def _execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
             os.execvpe(name, [name, *argv[1:]], env)
         except OSError as error:
             cause = os.strerror(error.errno or errno.ENOENT)
+            fault = _NOT_FOUND if error.errno in _NOT_FOUND_ERRORS else ""
         except ValueError as error:  # a null byte
-            cause = str(error)
-    raise RankStartError(f"command: {argv[0]!r} cannot be executed: {cause}. PATH is {env.get('PATH')!r}.")
+            cause, fault = str(error), _NOT_FOUND
+    reason = f"command: {argv[0]!r} cannot be executed: {cause}. PATH is {env.get('PATH')!r}."
+    raise RankStartError(reason, permanent_fault=fault)
 
 
 def _run_module(argv: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.agent.folder_removal import delete_folder
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.program import (
     ARCHIVE_BYTES_MAX,
     ARCHIVE_ENTRIES_MAX,
@@ -32,6 +33,7 @@ from scheduler.domain.program import (
     find_entry_name_problem,
     find_link_problem,
 )
+from scheduler.executors.run_outcome import COMMAND_NOT_FOUND_CODES
 
 LOG_LINES = 20
 _LOG_BYTES = 65_536
@@ -45,7 +47,15 @@ RunSetup = Callable[[tuple[str, ...], Path, Path], int]
 
 
 class WorkingDirectoryError(Exception):
-    """The working directory cannot be prepared. The message says why, and no part of it is left."""
+    """The working directory cannot be prepared. The message says why, and no part of it is left.
+
+    `permanent_fault` is why another try cannot succeed, None if it may. A setup command may have failed for lack of a
+    network.
+    """
+
+    def __init__(self, message: str, permanent_fault: PermanentFault | None = None) -> None:
+        super().__init__(message)
+        self.permanent_fault = permanent_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +204,8 @@ def _set_up(folder: Path, setup: tuple[str, ...], run_setup: RunSetup) -> None:
     code = run_setup(setup, folder / "workdir", log)
     if code != 0:
         last = "\n".join(_read_last_lines(log)) or "it printed nothing"
-        raise WorkingDirectoryError(f"the setup command {setup[-1]!r:.200} exited with code {code}:\n{last}")
+        fault = PermanentFault.COMMAND_NOT_FOUND if code in COMMAND_NOT_FOUND_CODES else None
+        raise WorkingDirectoryError(f"the setup command {setup[-1]!r:.200} exited with code {code}:\n{last}", fault)
 
 
 def _write_ready(folder: Path, unpacked: tuple[str, ...]) -> WorkingDirectory:
@@ -227,13 +238,18 @@ def unpack_archive(archive: Path, target: Path, limits: UnpackLimits) -> None:
                 if problem is None and size > limits.bytes_max:
                     problem = f"the files have more than {limits.bytes_max} bytes, the maximum"
                 if problem is not None:
-                    raise WorkingDirectoryError(f"the archive is refused at {name!r:.200}: {problem}")
+                    raise _refuse_archive(f"the archive is refused at {name!r:.200}: {problem}")
                 names.add(name)
                 if entry.issym():
                     links.add(name)
                 tar.extract(entry.replace(name=name, deep=False), target, filter="data")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError) as error:
-        raise WorkingDirectoryError(f"the archive is damaged or no gzip-compressed tar file: {error}") from error
+        raise _refuse_archive(f"the archive is damaged or no gzip-compressed tar file: {error}") from error
+
+
+def _refuse_archive(problem: str) -> WorkingDirectoryError:
+    """Return the error of an archive that arrived as it was sent, so that it will never be accepted."""
+    return WorkingDirectoryError(problem, PermanentFault.ARCHIVE_REFUSED)
 
 
 def _find_entry_problem(entry: tarfile.TarInfo, name: str, names: set[str], links: set[str]) -> str | None:
@@ -260,7 +276,7 @@ class _BoundedGzip(gzip.GzipFile):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _HEADER_BYTES_MAX:
-            raise WorkingDirectoryError(f"the archive is refused: a header of an entry has {size} bytes")
+            raise _refuse_archive(f"the archive is refused: a header of an entry has {size} bytes")
         return super().read(size)
 
 

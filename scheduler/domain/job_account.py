@@ -25,6 +25,7 @@ class PermanentFault(StrEnum):
     FILE_NOT_FOUND = "file-not-found"
     IMPORT_ERROR = "import-error"
     SYNTAX_ERROR = "syntax-error"
+    ARCHIVE_REFUSED = "archive-refused"
     REPEATED_FAILURE = "repeated-failure"
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.domain.fleet import PROCESSOR_SLOTS, Node
+
 MACHINE_CREDENTIAL_PREFIX = "ebm_"
 JOIN_TOKEN_PREFIX = "ebj_"
 CLOCK_SKEW_S_MAX = 60.0
@@ -152,6 +154,11 @@ def host_declared_nodes(machines: Sequence[Machine], nodes: Iterable[str]) -> tu
     hosted = {node for each in machines for node in each.nodes}
     declared = tuple(sorted(node for node in nodes if node not in hosted))
     return tuple(replace(each, nodes=declared) if each is own else each for each in machines)
+
+
+def has_devices_for(machine: Machine, node: Node) -> bool:
+    """Return whether a machine has the devices of a node that was declared by hand. Processor slots need none."""
+    return node.gpu == PROCESSOR_SLOTS or 0 < node.gpus <= len(machine.inventory.gpus)
 
 
 @dataclass(frozen=True, slots=True)

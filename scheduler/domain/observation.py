@@ -209,12 +209,12 @@ class AgentReport:
     """Latest report of a job's agent on one node. `pod` identifies the agent.
 
     `ranks` are the ranks of `generation` on the node; generation 0 without ranks before the first start. `since_s` is
-    when the agent first reported this generation. `failure` is why it could not start ranks. `killed` is why it killed
-    ranks without a kill order, and `machine_fault` whether its machine was the reason. `terminated` means that it sent
-    SIGTERM because no rank had reported. `prepared` is a newer generation that can start at once, 0 for none, and
-    `master_port` the port that is reserved for it if the node holds rank 0. `address` is where ranks on other nodes
-    reach the node. `checkpoint_at_s` is when a file of `checkpoint.path` was last complete, and `saved` whether one was
-    after the ranks were asked to leave.
+    when the agent first reported this generation. `failure` is why it could not start ranks, and `permanent_fault` why
+    another start cannot succeed either. `killed` is why it killed ranks without a kill order, and `machine_fault`
+    whether its machine was the reason. `terminated` means that it sent SIGTERM because no rank had reported. `prepared`
+    is a newer generation that can start at once, 0 for none, and `master_port` the port that is reserved for it if the
+    node holds rank 0. `address` is where ranks on other nodes reach the node. `checkpoint_at_s` is when a file of
+    `checkpoint.path` was last complete, and `saved` whether one was after the ranks were asked to leave.
     """
 
     job_id: str
@@ -233,6 +233,7 @@ class AgentReport:
     machine_fault: bool = False
     checkpoint_at_s: float | None = None
     saved: bool = False
+    permanent_fault: PermanentFault | None = None
 
     @property
     def has_living_ranks(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.domain.job import Job
-from scheduler.domain.machine import Machine, host_declared_nodes
+from scheduler.domain.machine import Machine, has_devices_for, host_declared_nodes
 from scheduler.domain.observation import BegunRun, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import place_inference
@@ -60,7 +60,8 @@ class AgentExecutor:
         """Observe runs and nodes. Also records ended runs and kill orders, where agents read them.
 
         A node without a machine that reports is down once no rank can be alive there. Before that, its jobs must not
-        move: after an outage of the API or the database, all machines seem to have been silent.
+        move: after an outage of the API or the database, all machines seem to have been silent. A declared node whose
+        devices the service's own machine lacks is down, too: its jobs would run there on other devices.
 
         Raises:
             FencedError: a newer leader has written.
@@ -70,7 +71,9 @@ class AgentExecutor:
         runs = self._ledger.update_runs(
             lambda begun: find_agents(machines, begun, now_s - self._lost_after_s), self._desired.jobs, now_s
         )
-        reachable = {node for machine in machines if is_reachable(machine, now_s) for node in machine.nodes}
+        reachable = {
+            node for machine in machines if is_reachable(machine, now_s) for node in self._list_usable_nodes(machine)
+        }
         known = tuple(run for job_runs in runs.values() for run in job_runs)
         occupied = {node for run in known for node in run.gpus}
         facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable - occupied)
@@ -108,12 +111,18 @@ class AgentExecutor:
     def _list_hosts(self) -> tuple[Machine, ...]:
         return host_declared_nodes(self._machines.list_machines(), self._desired.nodes)
 
+    def _list_usable_nodes(self, machine: Machine) -> Iterable[str]:
+        """Return the nodes of a machine on which a run may begin."""
+        if not machine.is_service:
+            return machine.nodes
+        return [node for node in machine.nodes if has_devices_for(machine, self._desired.nodes[node])]
+
     def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
         now_s = self._now()
 
         def find_reachable(jobs: Iterable[Job]) -> Mapping[AgentKey, str]:
             machines = [machine for machine in self._list_hosts() if is_reachable(machine, now_s)]
-            by_node = {node: agent_id(machine) for machine in machines for node in machine.nodes}
+            by_node = {node: agent_id(machine) for machine in machines for node in self._list_usable_nodes(machine)}
             return {(job.id, node): by_node[node] for job in jobs for node in job.allocation.target if node in by_node}
 
         self._ledger.begin_generations(desired, begun, find_reachable, now_s)

@@ -57,18 +57,23 @@ def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankSt
         step=_parse_count(document, "step") or 0,
         checkpoint_step=_parse_count(document, "checkpoint_step"),
         loss=_parse_number(document, "loss"),
-        reason=str(document.get("reason") or ""),
-        written_at_ns=written_at_ns,
+        reason=to_plain_text(document.get("reason") or ""),
+        written_at_ns=min(max(written_at_ns, 0), _COUNT_MAX),  # the owner of a file can set any time
         cause=None if cause is None else FailureCause(cause),
         samples_per_s=_parse_number(document, "samples_per_s"),
         peak_bytes=_parse_count(document, "peak_bytes"),
         phases_s=_parse_phases_s(document),
-        memory_events=str(document.get("memory_events") or ""),
+        memory_events=to_plain_text(document.get("memory_events") or ""),
         oom_kills=_parse_count(document, "oom_kills", minimum=-_COUNT_MAX),  # only compared with a later value
         frozen_layers=_parse_count(document, "frozen_layers"),
         traffic=_parse_traffic(document),
         probe_s=_parse_number(document, "probe_s"),
     )
+
+
+def to_plain_text(value: object) -> str:
+    """Return text that a rank has written, without characters that paths, databases or UTF-8 do not admit."""
+    return str(value).replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _parse_phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:

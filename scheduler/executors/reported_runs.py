@@ -311,8 +311,8 @@ def _compute_kill_order(
         return KillOrder(now_s, loss=agent_end.reason, suspects=tuple(sorted(lost_nodes)))
     if killed := next((report for report in reports.values() if report.killed), None):
         return KillOrder(now_s, loss=killed.killed, suspects=(killed.node,) if killed.machine_fault else ())
-    if failure := next((report.failure for report in reports.values() if report.failure), ""):
-        return KillOrder(now_s, fault=failure)
+    if failed := next((report for report in reports.values() if report.failure), None):
+        return KillOrder(now_s, fault=failed.failure, permanent_fault=failed.permanent_fault)
     terminated = any(report.terminated for report in reports.values())
     saved = any(report.saved for report in reports.values())
     if faulty_ranks := run_outcome.find_faulty_ranks(rank_views, terminated=terminated, saved=saved):

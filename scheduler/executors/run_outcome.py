@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ def read_oom_kills(path: str, *, root: Path = _CGROUP_ROOT) -> int | None:
 
     `path` comes from a worker, so only files below `root` are opened. The kernel counts before the process is gone.
     """
-    if not path or not Path(path).resolve().is_relative_to(root):
+    if not path or not Path(os.path.realpath(path)).is_relative_to(root):  # Path.resolve raises in a loop of links
         return None
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
@@ -54,8 +55,10 @@ _FAULT_BY_EXCEPTION = {
     "IndentationError": PermanentFault.SYNTAX_ERROR,
     "TabError": PermanentFault.SYNTAX_ERROR,
 }
-_COMMAND_NOT_EXECUTABLE, _COMMAND_NOT_FOUND, _PYTHON_CANNOT_OPEN = 126, 127, 2
-"""Exit codes: of a shell, and of the Python interpreter."""
+COMMAND_NOT_FOUND_CODES = (126, 127)
+"""Exit codes of a shell whose command cannot be executed, or does not exist."""
+_PYTHON_CANNOT_OPEN = 2
+"""Exit code of the Python interpreter."""
 
 ENDED_PHASES = frozenset({RunPhase.LEFT, RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.LOST})
 """Phases of runs without processes."""
@@ -201,7 +204,7 @@ def find_permanent_fault(view: RankView, log_tail: str) -> PermanentFault | None
     Args:
         log_tail: The last lines of the rank's log, separated by newlines or ` | `.
     """
-    if view.exit_code in (_COMMAND_NOT_EXECUTABLE, _COMMAND_NOT_FOUND):
+    if view.exit_code in COMMAND_NOT_FOUND_CODES:
         return PermanentFault.COMMAND_NOT_FOUND
     if view.exit_code == _PYTHON_CANNOT_OPEN and "can't open file" in log_tail:
         return PermanentFault.FILE_NOT_FOUND

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.agent.containment import Containment, ContainmentPolicy, LevelName
+from scheduler.agent.containment import Containment, ContainmentPolicy
 from scheduler.agent.control_groups import ControlGroups
 from scheduler.agent.rank_environment import MachineFacts
 from scheduler.agent.run_folder import AgentFolders
@@ -136,7 +136,3 @@ def find_processes(mark: str) -> list[int]:
         if mark.encode() in words:
             found.append(int(path.parent.name))
     return found
-
-
-def is_full(machine: TestMachine) -> bool:
-    return machine.containment.level.name is LevelName.FULL

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 import stat
-import statistics
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from scheduler.agent.containment import (
-    ContainerFolders,
     Containment,
     ContainmentError,
     ContainmentPolicy,
@@ -23,7 +20,6 @@ from tests.agent.runs import (
     LIMITS,
     TestMachine,
     find_processes,
-    is_full,
     python_job,
     read_output,
     wait_for,
@@ -226,21 +222,3 @@ def test_object_store_reaches_ranks_and_creates_no_folder(machine: TestMachine) 
     run, _ = machine.finish(python_job(script, checkpoint_dir="s3://runs/a"))
     assert read_output(run) == ["s3://runs/a", []]
     assert not machine.folders.checkpoint_dir("job-1").exists()
-
-
-def test_time_that_containment_adds_to_a_start(machine: TestMachine, tmp_path: Path) -> None:
-    """Print the median of 20 starts. `make bench` has no part of the agent's start that is this small."""
-    assert is_full(machine)
-    folders = ContainerFolders(run=tmp_path, working=tmp_path, checkpoints=tmp_path, temporary=tmp_path)
-    user = machine.containment.policy.find_user("somebody")
-    plain, contained = ["/bin/true"], [*machine.containment.build_command(folders, ["/bin/true"], user=user)]
-
-    def measure_s(command: list[str]) -> float:
-        started_at_s = time.perf_counter()
-        subprocess.run(command, check=True, cwd="/")
-        return time.perf_counter() - started_at_s
-
-    pairs = [(measure_s(plain), measure_s(contained)) for _ in range(20)]
-    added_ms = 1000 * statistics.median(second - first for first, second in pairs)
-    print(f"containment adds {added_ms:.1f} ms to a start")
-    assert added_ms < 500

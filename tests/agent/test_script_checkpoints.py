@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -149,3 +151,23 @@ def test_command_finds_the_directory_of_checkpoints(machine: TestMachine) -> Non
     run, _ = machine.finish(document)
     folder = machine.folders.checkpoint_dir(document.job_id)
     assert run.folder.read_log_tail(0) == f"folder {folder}/a"
+
+
+def test_file_system_that_does_not_answer_does_not_stop_the_agent(
+    machine: TestMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active, answers = _begin(machine, AT_INTERVALS), threading.Event()
+    walk = script_checkpoints._walk
+
+    def wait(folder: Path, parts: list[str]) -> Iterator[os.stat_result]:
+        answers.wait()
+        return walk(folder, parts)
+
+    monkeypatch.setattr(script_checkpoints, "_SCAN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(script_checkpoints, "_walk", wait)
+    began_s, until_s = time.monotonic(), time.monotonic() + 0.5
+    report = _update_until(active, lambda _: time.monotonic() >= until_s)
+    assert time.monotonic() < began_s + 2.0
+    assert report["checkpoint_age_s"] is None
+    answers.set()
+    assert _leave(active, None)["saved"]

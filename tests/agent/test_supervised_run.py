@@ -18,9 +18,12 @@ from pathlib import Path
 import pytest
 
 import ebbtide
+from scheduler.agent import container_process
 from scheduler.agent.containment import ContainmentLevel, LevelName
+from scheduler.agent.control_groups import ControlGroups
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.supervised_run import SupervisedPhase, SupervisedRun
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.run_document import LaunchMode, MasterAddress, ResourceLimits
 from tests.agent.requirements import needs_bubblewrap, needs_root
 from tests.agent.runs import (
@@ -115,6 +118,7 @@ def test_command_that_cannot_be_executed_is_a_failure(machine: TestMachine, comm
     _, state = machine.finish(python_job("", ranks=2, command=command))
     assert state.has_ended
     assert "rank 0" in state.failure
+    assert state.permanent_fault is PermanentFault.COMMAND_NOT_FOUND
     assert state.exit_codes == {}
 
 
@@ -186,6 +190,34 @@ def test_run_whose_agent_died_before_recording_the_process_is_found(machine: Tes
     assert wait_for_end(recovered).has_ended
     assert run.poll().has_ended
     assert run.folder.read_record("supervisor.json") == record
+
+
+@pytest.fixture
+def slow_machine(machine: TestMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestMachine:
+    """A machine without control groups, whose containers start more slowly than the agent waits."""
+    slow = tmp_path / "bwrap"
+    slow.write_text(f'#!/bin/sh\nsleep 0.6\nexec {machine.containment.bwrap} "$@"\n')
+    slow.chmod(0o755)
+    machine.containment = replace(machine.containment, bwrap=str(slow), groups=ControlGroups())
+    monkeypatch.setattr(container_process, "_START_TIMEOUT_S", 0.1)
+    return machine
+
+
+def test_slow_container_is_found_and_can_be_killed(slow_machine: TestMachine) -> None:
+    run = slow_machine.prepare(python_job(SLEEP))
+    assert run.supervisor_pid == 0
+    wait_for(run, lambda state: state.is_prepared)
+    assert run.folder.read_record("supervisor.json")["pid"] == run.supervisor_pid != 0
+    run.kill()
+    assert wait_for_end(run).has_ended
+
+
+def test_container_is_killed_before_its_supervisor_exists(slow_machine: TestMachine) -> None:
+    run = slow_machine.prepare(python_job(SLEEP))
+    run.kill()
+    began_s = time.monotonic()
+    assert wait_for_end(run).has_ended
+    assert (run.supervisor_pid, time.monotonic() < began_s + 0.4) == (0, True)
 
 
 def test_killed_supervisor_leaves_no_process(machine: TestMachine) -> None:

@@ -404,8 +404,9 @@ def test_two_declared_nodes_never_share_gpus(guarded: AuthenticatedService) -> N
     assert guarded.request("POST", "/v1/nodes", guarded.root, node | {"name": "n1"}).status_code == 409
 
 
-def test_declared_nodes_are_free_where_the_machine_has_no_gpu(guarded: AuthenticatedService) -> None:
+def test_only_slots_are_declared_where_the_machine_has_no_gpu(guarded: AuthenticatedService) -> None:
     register_service(guarded, inventory=MachineInventory())
-    for name in ("n0", "n1"):
-        node = {"name": name, "pool": "training", "gpu": "l4", "gpus": 8}
-        assert guarded.request("POST", "/v1/nodes", guarded.root, node).status_code == 201
+    node = {"name": "n0", "pool": "training", "gpu": "cpu", "gpus": 8}
+    refused = guarded.request("POST", "/v1/nodes", guarded.root, node | {"gpu": "l4"})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "gpu")
+    assert guarded.request("POST", "/v1/nodes", guarded.root, node).status_code == 201

@@ -1,4 +1,4 @@
-"""Machines with node agents: from submission to the first line, the agent at rest, and agents at rest on one API."""
+"""Node agents: starts and what containment adds to them, an agent at rest, and many agents at rest on one API."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -14,17 +15,24 @@ import httpx
 import psutil
 
 from api.identity.machine_credentials import generate_credential
+from scheduler.agent.containment import Containment, ContainmentLevel, LevelName
+from scheduler.agent.control_groups import ControlGroups
 from scheduler.domain.machine import JoinToken, Machine
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.sql_store import SqlStore
+from tests.agent.runs import TestMachine, python_job
 from tests.e2e.machine_site import MachineSite, open_site
 
 SUBMISSIONS = 11
+PAIRS = 20
 AT_REST_S = 20.0
 AGENTS = (200, 2000)
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
+    with TemporaryDirectory() as folder:
+        level, added_s = _measure_containment(Path(folder))
+        yield f"time that containment adds to a start, level {level}: median", "50 ms", f"{1000 * added_s:.0f} ms"
     with TemporaryDirectory() as folder, open_site(Path(folder), disconnect_s=120.0) as site:
         site.join("m1", gpus=2)
         yield "submission to the first line of a script, warm agent: median, longest", "1.5 s", _measure_starts(site)
@@ -34,6 +42,28 @@ def rows() -> Iterator[tuple[str, str, str]]:
             share = asyncio.run(_measure_rest(site, api, agents))
             target = "under 5% of a core" if agents == AGENTS[0] else "under one core"
             yield f"{agents:,} agents at rest on one API process", target, f"{share:.1%} of a core"
+
+
+def _measure_containment(folder: Path) -> tuple[str, float]:
+    """Return the level, and the median of the time that it adds between the order to prepare and the first line."""
+    folder.chmod(0o711)  # ranks without a container have a user of their own, too
+    machine = TestMachine(folder)
+    contained = machine.containment
+    plain = replace(contained, bwrap="", groups=ControlGroups(), level=ContainmentLevel(LevelName.NONE))
+    added_s = []
+    for pair in range(PAIRS):
+        took_s = [_measure_start(machine, each, f"{pair}-{each.level.name}") for each in (plain, contained)]
+        added_s.append(took_s[1] - took_s[0])
+    machine.close()
+    return contained.level.name, median(added_s)
+
+
+def _measure_start(machine: TestMachine, containment: Containment, job_id: str) -> float:
+    machine.containment = containment
+    first_line = machine.working_dir(job_id) / "first-line"
+    ordered_s = time.time()
+    machine.finish(python_job("", job_id=job_id, command=("sh", "-c", f"date +%s.%N > {first_line}")))
+    return float(first_line.read_text()) - ordered_s
 
 
 def _measure_starts(site: MachineSite) -> str:

@@ -87,7 +87,7 @@ def test_controller_counts_machines_as_lost_until_the_clock_is_reset(
     now_s = time.time()
     machine = Machine("m", (), "", "", "127.0.0.1", "0", now_s, digest="digest", is_service=True)
     store.machines.register_service(machine)
-    for body in (CreatePool(Pool("training", PoolKind.TRAINING)), AddNode(a_node("t0"))):
+    for body in (CreatePool(Pool("training", PoolKind.TRAINING)), AddNode(a_node("t0", gpu="cpu"))):
         store.send(Command(type(body).__name__, now_s, body))
     before = store.load().snapshot
     store.commit(Commit(before, replace(before, generation=1, now_s=now_s + YEAR_S), epoch=0))

@@ -6,12 +6,15 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from tests.agent.runs import find_processes
 from tests.e2e.machine_site import MachineSite, open_site
 
 RANK = Path(__file__).with_name("reporting_rank.py")
@@ -52,6 +55,25 @@ def find_generations(site: MachineSite, job_id: str) -> set[int]:
 
 def find_last_sign_of_life(site: MachineSite, job_id: str, generation: int = 1) -> float:
     return max(float(path.read_text()) for path in site.shared.glob(f"{job_id}-{generation}-*.alive"))
+
+
+def wait_until_gone(site: MachineSite, jobs: Sequence[str]) -> None:
+    """Wait until cancelled jobs hold no GPU and have no container."""
+
+    def is_released(job_id: str) -> bool:
+        job = site.client.job(job_id)
+        return job["state"] == "cancelled" and not job["releasing_nodes"]
+
+    site.wait(lambda: all(map(is_released, jobs)) and not any(map(find_containers, jobs)))
+
+
+def find_containers(job_id: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if f"/jobs/{job_id}/".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def list_lines(site: MachineSite, job_id: str, rank: int) -> list[str]:
@@ -107,6 +129,31 @@ def test_cancelled_job_leaves_no_process_and_frees_its_gpus(shared_site: Machine
     site.wait(lambda: site.state(job_id) == "cancelled")
     site.wait(lambda: time.time() - marker.stat().st_mtime > 1.0)
     site.wait(lambda: not site.client.job(job_id)["releasing_nodes"])
+
+
+@pytest.mark.parametrize(
+    ("seed", "cancels"), [(0, 4), *(pytest.param(seed, 200, marks=pytest.mark.full) for seed in (1, 2, 3, 4, 5))]
+)
+def test_jobs_that_are_cancelled_at_any_moment_leave_no_process(
+    shared_site: MachineSite, seed: int, cancels: int
+) -> None:
+    """A thousand cancels in all. Of each four jobs, one runs. The others are prepared, start or run."""
+    site, random, began = shared_site, Random(seed), 0
+    for batch in range(cancels // 4):
+        jobs = {site.shared / f"{seed}-{batch}-{number}": "" for number in range(4)}
+        for ready in jobs:
+            command = f"setsid env -i sleep 4328.5 & touch {ready}; exec sleep 4328.5"
+            jobs[ready] = site.submit(ready.name, ["sh", "-c", command], gpus=1)
+        first, *others = random.sample(list(jobs), 4)
+        for ready in others:
+            time.sleep(random.uniform(0.0, 0.3))
+            site.client.cancel(jobs[ready])
+        site.wait(first.exists)
+        site.client.cancel(jobs[first])
+        wait_until_gone(site, list(jobs.values()))
+        assert find_processes("4328.5") == []
+        began += sum(ready.exists() for ready in jobs)
+    assert cancels == 4 or cancels // 4 < began < cancels
 
 
 @pytest.mark.full
@@ -184,3 +231,11 @@ def test_failed_setup_fails_the_job_and_says_why(shared_site: MachineSite, tmp_p
     )
     shared_site.wait(lambda: shared_site.state(job_id) == "failed")
     assert "no compiler" in str(shared_site.client.job(job_id))
+
+
+def test_command_that_does_not_exist_is_tried_once(shared_site: MachineSite) -> None:
+    job_id = shared_site.run_command("submit", "--name", "typo", "--min", "1", "-q", "--", "no-such-program")
+    shared_site.wait(lambda: shared_site.state(job_id) == "failed")
+    job = shared_site.client.job(job_id)
+    assert job["failure"] is not None
+    assert (job["failure"]["code"], job["account"]["failures"]) == ("command-not-found", 1)

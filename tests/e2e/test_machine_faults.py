@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from scheduler.executors.agent_executor import CONTACT_MARGIN_S
 from tests.e2e.fault_site import ADDRESSES, API, CONTROLLERS, FaultSite, open_fault_site
 from tests.e2e.faulty_link import FaultyLink
 from tests.postgres_server import PostgresServer
@@ -155,6 +156,16 @@ FAULTS = {
     "supervisor-stopped": Fault(stop_supervisor, 1.0, 10.0),
     "supervisor-killed": Fault(kill_supervisor, 1.0, 1.0, spares_ranks=False),
 }
+OUTLASTING = (
+    "machine-cut-off",
+    "machine-stalled",
+    "agent-stopped",
+    "agent-killed",
+    "both-apis-killed",
+    "database-stopped",
+)
+"""Faults that end leases if they last."""
+LEASE_S, END_S_MAX = 10.0, 15.0
 FEW = ("leader-killed", "agent-killed", "supervisor-killed")
 
 
@@ -183,6 +194,30 @@ def test_faults_neither_use_a_gpu_twice_nor_restart_ranks(
         assert max(figures.takeovers_s.values()) < TAKEOVER_S_MAX, figures
         watched = f"{monitor.samples} looks, {monitor.longest_gap_s * 1000:.0f} ms apart at most"
     record_property("faults", f"{figures}; {watched}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OUTLASTING)
+def test_faults_that_outlast_the_lease_end_ranks_before_their_job_restarts(
+    disposable_postgres: PostgresServer, tmp_path: Path, name: str
+) -> None:
+    with open_fault_site(tmp_path, disposable_postgres, disconnect_s=LEASE_S, lease_s=5.0) as site:
+        before, monitor = site.wait_until_steady(), site.monitor
+        since_s = time.monotonic()
+        undo = FAULTS[name].inject(site, Random(name))
+        try:
+            while before <= monitor.live:
+                assert time.monotonic() < since_s + LEASE_S + END_S_MAX, (name, before)
+                time.sleep(0.1)
+            assert time.monotonic() > since_s + LEASE_S / 2, (name, "its ranks have ended before their lease")
+            time.sleep(max(0.0, since_s + LEASE_S + CONTACT_MARGIN_S + 5.0 - time.monotonic()))
+        finally:
+            undo()
+        site.measure_takeover(time.monotonic(), f"probe-{name}")
+        after = site.wait_until_steady()
+        assert not monitor.conflicts, (name, monitor.conflicts)
+        assert after != before
+        assert any(len(monitor.generations_of(job_id)) > 1 for job_id in site.steady), name
 
 
 def _run_fault(site: FaultSite, name: str, random: Random, figures: Figures, *, is_brief: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,10 @@ def test_owner_is_mapped_to_a_user_that_exists(monkeypatch: pytest.MonkeyPatch) 
     assert [user and (user.uid, user.home) for user in map(policy.find_user, ("ada@example.com", "bob"))] == [
         (1001, Path("/tmp")), (65534, Path("/tmp")),
     ]  # fmt: skip
-    with pytest.raises(ContainmentError, match="missing"):
+    with pytest.raises(ContainmentError, match="--user eve=missing: "):
         policy.find_user("eve")
+    with pytest.raises(ContainmentError, match="--default-user gone: "):
+        replace(policy, default_user="gone").find_user("bob")
     names["ebbtide"] = 999
     assert (policy.find_user("bob") or USER).uid == 999
     monkeypatch.setattr(os, "geteuid", lambda: 1001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -81,6 +82,35 @@ def test_join_fails_at_once_without_a_control_plane(plane: ControlPlane, tmp_pat
     plane.answers = [(201, {"machine": {"name": "m1", "nodes": ["m1"]}, "credential": "ebm_y"})]
     assert join(plane.server.url + "/", tmp_path / "token", name="m1", facts=FACTS).url == plane.server.url
     assert plane.requests[-1][3]["name"] == "m1"
+
+
+@pytest.mark.parametrize("url", ["foo", "ftp://host", "https://", "host:8000", "http://[::1", "http://host:port"])
+def test_join_needs_a_url(tmp_path: Path, url: str) -> None:
+    (tmp_path / "token").write_text("ebj_x")
+    with pytest.raises(JoinRefusedError, match=f"--join: {re.escape(repr(url))} .*https://"):
+        join(url, tmp_path / "token", name="m1", facts=FACTS)
+
+
+@pytest.mark.parametrize("name", ["identity.json", "stated.json", "epoch"])
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '"7"', '{"machine": "m1", "gpus": "2"}', "\udcff"])
+def test_damaged_file_of_the_state_folder_is_named(tmp_path: Path, name: str, text: str) -> None:
+    def read() -> None:
+        state = AgentState(tmp_path)
+        state.read_identity()
+        state.complete(StatedFacts())
+
+    (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    if (name, text) == ("stated.json", "{}"):
+        return  # no fact was stated
+    with pytest.raises(ValueError, match=rf"--state: .*/{name} is damaged: .*[Rr]emove"):
+        read()
+
+
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    state = AgentState(tmp_path)
+    identity = {"machine": "m1", "nodes": ["m1"], "url": "http://a", "credential": "ebm_x"}
+    (tmp_path / "identity.json").write_text(json.dumps(identity | {"region": "eu"}))
+    assert state.read_identity() == AgentIdentity("m1", ("m1",), "http://a", "ebm_x")
 
 
 def test_stated_facts_of_earlier_starts_count(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from scheduler.agent.run_folder import STATUS_BYTES_MAX, AgentFolders, RunFolder
 from scheduler.agent.shared_files import open_regular_file, read_end, read_json, write_json
 from scheduler.domain.run_document import RankSeat, RunDocument
+from scheduler.executors.run_outcome import read_oom_kills
 from tests.agent.runs import python_job
 
 
@@ -69,6 +70,41 @@ def test_exit_codes_are_read_by_rank(folder: RunFolder) -> None:
     (folder.path / "exit-3.json").mkdir()
     (folder.path / "exit-4.json").write_text("no json")
     assert folder.read_exit_codes() == {2: -9, 10: 0}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "[1]", "3", "null", '"x"', '{"code": 1e999, "pids": {"0": []}}', "[" * 9999]
+)
+def test_records_of_another_form_are_ignored(folder: RunFolder, text: str) -> None:
+    """A rank that runs as the agent's user can write them."""
+    for name in ("exit-7.json", "failure.json", "started.json"):
+        (folder.path / name).write_text(text)
+    (folder.path / "port").write_text(text.replace("3", "65536"))
+    assert folder.read_exit_codes() == {}
+    assert (folder.read_reason("failure.json"), folder.read_port(), folder.read_ranks()) == ("", 0, {})
+
+
+def test_record_that_cannot_be_opened_is_ignored(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    folder.write_record("exit-0.json", {"code": 1})
+    monkeypatch.setattr(os, "open", refuse)  # root may read files of mode 0, other agents may not
+    assert folder.read_exit_codes() == {}
+    assert not folder.has_record("ended")
+
+
+def test_status_has_no_time_or_text_that_the_api_rejects(folder: RunFolder) -> None:
+    path = folder.path / "status-0.json"
+    path.write_text('{"phase": "failed", "reason": "a\\ud800\\u0000", "memory_events": "/sys/fs/cgroup/\\u0000"}')
+    os.utime(path, ns=(-(10**9), -(10**9)))
+    status = folder.read_status(0)
+    assert status is not None
+    assert (status.written_at_ns, status.reason) == (0, "a?\ufffd")
+    assert read_oom_kills(status.memory_events) is None
+    link = folder.path / "loop"
+    link.symlink_to(link)
+    assert read_oom_kills(str(link)) is None
 
 
 def test_status_is_parsed_and_errors_name_the_file(folder: RunFolder) -> None:

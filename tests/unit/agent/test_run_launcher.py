@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from scheduler.agent import checkpoint_folder, supervised_run
 from scheduler.agent.agent_state import AgentIdentity, AgentState
 from scheduler.agent.containment import Containment, ContainmentLevel, ContainmentPolicy, LevelName
 from scheduler.agent.control_groups import ControlGroups
 from scheduler.agent.run_launcher import RunLauncher
+from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.machine import MachineInventory
 from scheduler.domain.program import UNPACKED_RATIO_MAX
 from scheduler.domain.run_document import RunDocument
@@ -68,3 +70,36 @@ def test_unpacked_size_is_limited_as_the_service_says(
     document = with_archive(archive_bytes_max=archive_bytes_max, setup=("sh", "-c", "exit 3"))
     failure = launcher.prepare(document).poll().failure
     assert ("exited with code 3" in failure, "more than 96 bytes" in failure) == (is_accepted, not is_accepted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"archive_bytes_max": 1}, PermanentFault.ARCHIVE_REFUSED),
+        ({"setup": ("sh", "-c", "no-such-program")}, PermanentFault.COMMAND_NOT_FOUND),
+        ({"setup": ("sh", "-c", "exit 3")}, None),
+        ({"archive": f"sha256:{'0' * 64}"}, None),  # it may have been truncated on its way
+    ],
+)
+def test_failed_preparation_says_whether_another_try_can_help(
+    launcher: RunLauncher, fields: dict[str, Any], fault: PermanentFault | None
+) -> None:
+    assert launcher.prepare(replace(with_archive(), **fields)).poll().permanent_fault is fault
+
+
+def test_checkpoint_directory_that_does_not_answer_fails_its_job_alone(
+    launcher: RunLauncher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoint_folder, "_RESOLVE", "import time; time.sleep(60)")
+    monkeypatch.setattr(checkpoint_folder, "_TIMEOUT_S", 0.2)
+    state = launcher.prepare(replace(python_job("pass"), checkpoint_dir=str(tmp_path / "stale"))).poll()
+    assert state.has_ended
+    assert f"stat {tmp_path / 'stale'}" in state.failure
+
+
+def test_unexpected_error_fails_its_job_alone(launcher: RunLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("a fault of the agent")
+
+    monkeypatch.setattr(supervised_run, "open_checkpoint_folder", fail)
+    assert "a fault of the agent" in launcher.prepare(python_job("pass")).poll().failure

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from scheduler.domain.job_state import JobState
-from scheduler.domain.machine import Machine
+from scheduler.domain.machine import GpuDevice, Machine, MachineInventory
 from scheduler.domain.observation import AgentReport, RankReport
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S, UNREACHABLE_S, AgentExecutor, agent_id
 from scheduler.executors.reported_runs import build_begun_run
 from scheduler.executors.run_ledger import RunLedger
-from tests.builders import a_fleet, a_job, a_snapshot
+from tests.builders import a_fleet, a_job, a_node, a_snapshot
 from tests.memory_run_log import MemoryRunLog
 
 SEEN_S, DISCONNECT_S = 1000.0, 120.0
@@ -25,8 +25,10 @@ MACHINES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Directory:
+    machines: tuple[Machine, ...] = MACHINES
+
     def list_machines(self) -> tuple[Machine, ...]:
-        return MACHINES
+        return self.machines
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,19 @@ def test_node_whose_ranks_may_run_without_contact_is_not_down(silent_s: float, d
     executor.converge(a_snapshot(a_fleet(training=2, inference=0), [job]))
     observed = executor.observe()
     assert {name for name, facts in observed.nodes.items() if not facts.up} == down
+
+
+def test_declared_node_is_down_where_the_machine_of_the_service_lacks_its_devices() -> None:
+    """It was declared before the machine joined, or the machine has lost a GPU."""
+    inventory = MachineInventory(gpus=(GpuDevice(0, "NVIDIA L4", "GPU-0", 24 * 10**9),))
+    own = Machine("vm", (), "", "", "127.0.0.1", "0", 0.0, seen_at_s=SEEN_S, digest="vm", is_service=True)
+    executor = AgentExecutor(
+        RunLedger(MemoryRunLog(), epoch=lambda: 1),
+        Directory((replace(own, inventory=inventory),)),
+        now=lambda: SEEN_S,
+        disconnect_s=DISCONNECT_S,
+    )
+    pools, _ = a_fleet(training=0, inference=0)
+    nodes = [a_node("slots", gpus=8, gpu="cpu"), a_node("fits", gpus=1, gpu="l4"), a_node("lacks", gpus=2, gpu="l4")]
+    executor.converge(a_snapshot((pools, {node.name: node for node in nodes}), []))
+    assert {name for name, facts in executor.observe().nodes.items() if not facts.up} == {"lacks"}

@@ -158,6 +158,13 @@ def test_end_of_a_failed_run_tells_whether_a_retry_can_help() -> None:
     assert look(dead, RankReport(1)).run.permanent_fault is None, "it has not ended"
 
 
+def test_start_that_cannot_succeed_is_not_retried() -> None:
+    fault = PermanentFault.COMMAND_NOT_FOUND
+    failed = report(0, rank(0, code=127), failure="no train.py", permanent_fault=fault)
+    (seen,) = compute_reported_runs([RUN], [failed, report(1, rank(1, code=KILLED))], THERE, {"a": JOB}, NOW_S)
+    assert (seen.run.phase, seen.run.reason, seen.run.permanent_fault) == (RunPhase.FAILED, "no train.py", fault)
+
+
 def test_failed_rank_has_time_to_exit() -> None:
     text = look(rank(0, "failed", reason="ValueError: no"), rank(1, "running"))
     doom = KillOrder(NOW_S + TEARDOWN_TIMEOUT_S, fault="rank 0: ValueError: no", is_hearsay=True)
