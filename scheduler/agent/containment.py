@@ -19,18 +19,19 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from scheduler.agent.control_groups import CONTROLLERS, ControlGroups
+from scheduler.agent.control_groups import CONTROLLERS, ControlGroup, ControlGroups
 from scheduler.agent.rank_environment import GpuVendor
-from scheduler.domain.run_document import ResourceLimits
+from scheduler.agent.resource_limits import DEFAULT_MEMORY_POLICY, NO_MEMORY_BUDGET, MemoryBudget, MemoryPolicy
+from scheduler.domain.run_document import ResourceLimits, RunDocument
 
 DEFAULT_LIMITS = ResourceLimits(processes=16_384)
-"""Limits of jobs that set none. Without a limit on processes, one job could stop the whole machine."""
+"""Limits of all jobs besides their memory. Without one on processes, a job could stop the whole machine."""
 
 _SERVICE_USERS = ("ebbtide", "nobody")
 _KEPT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_READ_SEARCH")
@@ -78,7 +79,8 @@ class ContainmentPolicy:
         writable: folders that all jobs may write to, besides their own, for example shared caches.
         keeps_user: run all ranks as the agent's user, even if that is root.
         requires_full: refuse to run where the level is less than full.
-        limits: limits of jobs that set none.
+        limits: limits of jobs that set none, besides their memory.
+        memory: how the machine's memory is divided.
         ends_with_agent: whether runs end at once when the agent ends for any reason, as in a Slurm allocation.
     """
 
@@ -88,6 +90,7 @@ class ContainmentPolicy:
     keeps_user: bool = False
     requires_full: bool = False
     limits: ResourceLimits = DEFAULT_LIMITS
+    memory: MemoryPolicy = DEFAULT_MEMORY_POLICY
     ends_with_agent: bool = False
 
     def find_user(self, owner: str) -> RankUser | None:
@@ -128,15 +131,20 @@ class LevelName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainmentLevel:
-    """Level of containment. `missing` names each gap and its cause. All jobs of a machine share its network."""
+    """Level of containment. `missing` names each gap and its cause. All jobs of a machine share its network.
+
+    `memory` says how much a job gets that states no limit; empty where the agent sets none.
+    """
 
     name: LevelName
     missing: tuple[str, ...] = ()
     network: str = "shared"
+    memory: str = ""
 
     def __str__(self) -> str:
+        memory = f", memory: {self.memory}" if self.memory else ""
         missing = f", without {'; '.join(self.missing)}" if self.missing else ""
-        return f"{self.name} (network: {self.network}){missing}"
+        return f"{self.name} (network: {self.network}{memory}){missing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +178,7 @@ class Containment:
         hidden: folders that no rank may see: the agent's state, and the secrets of the control plane. None lies in
             another one. Name folders and not files, because a file that is replaced would be visible again.
         bwrap: path of bubblewrap, empty where it does not work.
+        memory: memory of jobs.
     """
 
     policy: ContainmentPolicy
@@ -177,6 +186,7 @@ class Containment:
     groups: ControlGroups
     level: ContainmentLevel
     bwrap: str
+    memory: MemoryBudget = NO_MEMORY_BUDGET
 
     @classmethod
     def detect(
@@ -186,6 +196,7 @@ class Containment:
 
         Raises:
             ContainmentError: the policy requires the full level, or names a user that does not exist.
+            ValueError: the policy reserves all memory.
         """
         groups = ControlGroups.detect() if groups is None else groups
         resolved = _list_outermost(path.resolve() for path in hidden)
@@ -194,19 +205,35 @@ class Containment:
         is_contained = not any(reason.startswith("namespaces") for reason in missing)
         missing += [f"a limit on {name}: no control group" for name in CONTROLLERS if name not in groups.controllers]
         name = LevelName.PARTIAL if missing else LevelName.FULL
-        level = ContainmentLevel(name if is_contained else LevelName.NONE, tuple(missing))
+        memory = _find_memory(policy, groups)
+        described = str(memory) if memory.bytes else ""
+        level = ContainmentLevel(name if is_contained else LevelName.NONE, tuple(missing), memory=described)
         if policy.requires_full and level.name is not LevelName.FULL:
             raise ContainmentError(
                 f"--require-containment: the level of this machine is {level}. Provide what is missing, or start the "
                 "agent without this option."
             )
-        return cls(policy, resolved, groups, level, bwrap if is_contained else "")
+        return cls(policy, resolved, groups, level, bwrap if is_contained else "", memory)
 
     @classmethod
     def of_pod(cls) -> Containment:
         """Return the containment inside a pod of one job: the pod is the container, and Kubernetes sets its limits."""
         level = ContainmentLevel(LevelName.POD, network="of the pod")
         return cls(ContainmentPolicy(keeps_user=True, limits=ResourceLimits()), (), ControlGroups(), level, "")
+
+    def create_group(self, name: str, document: RunDocument, *, gpus: Collection[int]) -> ControlGroup:
+        """Create the control groups of a run, with its limits.
+
+        Args:
+            gpus: indices of the machine's GPUs, empty for slots of processors.
+
+        Raises:
+            OSError: a group cannot be created, or the kernel rejects a limit.
+        """
+        group = self.groups.create(name)
+        limits = self.memory.derive_limits(document, gpus).with_defaults(self.policy.limits)
+        group.limit(limits, gpus=len(document.ranks))
+        return group
 
     def check_visible(self, path: Path, *, name: str) -> Path:
         """Return a folder that a job names, resolved.
@@ -313,6 +340,14 @@ def find_own_folders() -> tuple[Path, ...]:
     """Return the folders of the agent's interpreter and packages. They hold no secret."""
     folders = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2])
     return tuple(dict.fromkeys(path.resolve() for path in folders if path.resolve() not in _SYSTEM_FOLDERS))
+
+
+def _find_memory(policy: ContainmentPolicy, groups: ControlGroups) -> MemoryBudget:
+    """Return the memory of all jobs: of the machine, or of the groups that contain the agent, such as a Slurm job's."""
+    if "memory" not in groups.controllers:
+        return NO_MEMORY_BUDGET
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return MemoryBudget.create(policy.memory, min(machine_bytes, groups.read_memory_bytes() or machine_bytes))
 
 
 def _probe(containment: Containment) -> list[str]:

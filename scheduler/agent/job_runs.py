@@ -146,8 +146,10 @@ class ActiveRun:
     def report(self) -> dict[str, Any]:
         watch = self._script_checkpoints
         saved = {} if watch is None else {"checkpoint_age_s": watch.age_s, "saved": watch.is_saved}
+        exceeded = self.state.exceeded_memory
         return {
             **saved,
+            **({} if exceeded is None else {"exceeded_memory": exceeded}),
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],

@@ -22,7 +22,8 @@ from scheduler.agent.gpu_selection import MachineGpus
 from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_secrets import SecretsFolder, fetch_secrets
-from scheduler.agent.supervised_run import RunSite, SupervisedRun
+from scheduler.agent.run_site import RunSite
+from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.agent.working_directory import (
     UnpackLimits,
     UserIds,
@@ -68,6 +69,7 @@ class RunLauncher:
         self._default_directory = default_directory
         self._checkpoint_dir = checkpoint_dir
         self._gpus = MachineGpus(inventory.gpus)
+        self._gpu_indices = tuple(gpu.index for gpu in inventory.gpus)
         self._cores = inventory.cpus or os.cpu_count() or 1
 
     def prepare(self, document: RunDocument) -> SupervisedRun:
@@ -129,6 +131,7 @@ class RunLauncher:
             default_checkpoint_dir=self._folders.checkpoint_dir(document.job_id),
             machine=MachineFacts(self._cores, self._gpus.ids, self._gpus.vendor or GpuVendor.NVIDIA),
             devices=self._gpus.list_devices({seat.gpu for seat in document.ranks}) if document.has_devices else (),
+            gpus=self._gpu_indices,
             readable=() if shared is None else (shared.path,),
             lease=self._state.lease_path,
         )

@@ -214,7 +214,8 @@ class AgentReport:
     SIGTERM because no rank had reported. `prepared` is a newer generation that can start at once, 0 for none, and
     `master_port` the port that is reserved for it if the node holds rank 0. `address` is where ranks on other nodes
     reach the node. `checkpoint_at_s` is when a file of `checkpoint.path` was last complete, and `saved` whether one was
-    after the ranks were asked to leave.
+    after the ranks were asked to leave. `exceeded_memory` is the memory limit in bytes for which the kernel has killed
+    a process of the run; None if it has not.
     """
 
     job_id: str
@@ -233,6 +234,7 @@ class AgentReport:
     machine_fault: bool = False
     checkpoint_at_s: float | None = None
     saved: bool = False
+    exceeded_memory: int | None = None
 
     @property
     def has_living_ranks(self) -> bool:
