@@ -66,7 +66,7 @@ DefaultUserOption = Annotated[
     typer.Option(
         "--default-user",
         envvar=f"{_VARIABLES}DEFAULT_USER",
-        help="User of all other jobs. Default: `ebbtide` if it exists, else `nobody`.",
+        help="User of all other jobs. Default: `ebbtide-jobs` if it exists, else `nobody`.",
     ),
 ]
 MemoryLimitOption = Annotated[

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -33,7 +34,10 @@ from scheduler.domain.run_document import ResourceLimits, RunDocument
 DEFAULT_LIMITS = ResourceLimits(processes=16_384)
 """Limits of all jobs besides their memory. Without one on processes, a job could stop the whole machine."""
 
-_SERVICE_USERS = ("ebbtide", "nobody")
+DEFAULT_USERS = ("ebbtide-jobs", "nobody")
+"""Users of jobs without a configured one, the first that exists. Never the service's user: it owns the database."""
+SERVICE_FOLDER = Path("/var/lib/ebbtide")
+"""Folder with database, secrets and tokens of a service that its systemd unit runs."""
 _KEPT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_READ_SEARCH")
 """Capabilities of the supervisor: to become the ranks' user, to signal the ranks, and to load its own code."""
 _TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
@@ -75,7 +79,7 @@ class ContainmentPolicy:
 
     Args:
         users: operating-system user by owner of a job.
-        default_user: user of all other owners. Empty chooses `ebbtide` if that user exists, else `nobody`.
+        default_user: user of all other owners. Empty chooses `ebbtide-jobs` if that user exists, else `nobody`.
         writable: folders that all jobs may write to, besides their own, for example shared caches.
         keeps_user: run all ranks as the agent's user, even if that is root.
         requires_full: refuse to run where the level is less than full.
@@ -102,7 +106,7 @@ class ContainmentPolicy:
         if self.keeps_user or os.geteuid() != 0:
             return None
         chosen = self.users.get(owner) or self.default_user
-        for name in (chosen,) if chosen else _SERVICE_USERS:
+        for name in (chosen,) if chosen else DEFAULT_USERS:
             try:
                 entry = pwd.getpwnam(name)
             except KeyError:
@@ -110,7 +114,7 @@ class ContainmentPolicy:
             home = Path(entry.pw_dir)
             return RankUser(name, entry.pw_uid, entry.pw_gid, home if home.is_dir() else Path("/tmp"))
         raise ContainmentError(
-            f"user: {chosen or ' or '.join(_SERVICE_USERS)!r} is the user of {owner!r}, but does not exist on this "
+            f"user: {chosen or ' or '.join(DEFAULT_USERS)!r} is the user of {owner!r}, but does not exist on this "
             "machine. Create the user, or map the owner to another one."
         )
 
@@ -202,6 +206,7 @@ class Containment:
         resolved = _list_outermost(path.resolve() for path in hidden)
         bwrap = shutil.which("bwrap") or ""
         missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
+        missing += _find_service_owners(policy, resolved)
         is_contained = not any(reason.startswith("namespaces") for reason in missing)
         missing += [f"a limit on {name}: no control group" for name in CONTROLLERS if name not in groups.controllers]
         name = LevelName.PARTIAL if missing else LevelName.FULL
@@ -365,6 +370,20 @@ def _probe(containment: Containment) -> list[str]:
     if done.returncode != 0:
         return [f"namespaces: {done.stderr.strip()[-300:] or f'bubblewrap ended with {done.returncode}'}"]
     return list(_find_missing(json.loads(done.stdout), user))
+
+
+def _find_service_owners(policy: ContainmentPolicy, hidden: Sequence[Path]) -> Iterator[str]:
+    """Yield why users of jobs are not separate from the service on this machine: they own what it keeps secret."""
+    if not SERVICE_FOLDER.exists() or any(path == SERVICE_FOLDER or path in SERVICE_FOLDER.parents for path in hidden):
+        return
+    owner = SERVICE_FOLDER.stat().st_uid
+    users = set[RankUser | None]()
+    for name in ("", *policy.users):
+        with suppress(ContainmentError):  # a user that does not exist owns nothing
+            users.add(policy.find_user(name))
+    for user in users:
+        if user is not None and user.uid == owner:
+            yield f"a separate user: {user.name} owns {SERVICE_FOLDER}, which --hide does not name"
 
 
 def _find_missing(seen: Mapping[str, Any], user: RankUser | None) -> Iterator[str]:

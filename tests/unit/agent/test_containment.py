@@ -117,7 +117,7 @@ def test_owner_is_mapped_to_a_user_that_exists(monkeypatch: pytest.MonkeyPatch) 
     ]  # fmt: skip
     with pytest.raises(ContainmentError, match="missing"):
         policy.find_user("eve")
-    names["ebbtide"] = 999
+    names |= {"ebbtide": 998, "ebbtide-jobs": 999}
     assert (policy.find_user("bob") or USER).uid == 999
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
     assert policy.find_user("eve") is None
