@@ -253,7 +253,13 @@ class Containment:
         return resolved
 
     def build_command(
-        self, folders: ContainerFolders, command: Sequence[str], *, user: RankUser | None, options: Sequence[str] = ()
+        self,
+        folders: ContainerFolders,
+        command: Sequence[str],
+        *,
+        user: RankUser | None,
+        options: Sequence[str] = (),
+        directory: Path = Path("/"),
     ) -> tuple[str, ...]:
         """Return the command line that runs `command` as PID 1 of a container.
 
@@ -263,10 +269,12 @@ class Containment:
         Args:
             user: the user of the ranks, which `command` changes to by itself.
             options: further options of bubblewrap.
+            directory: where `command` starts.
         """
         if not self.bwrap:
             return ("setpriv", "--pdeathsig", "KILL", "--", *command) if self.policy.ends_with_agent else tuple(command)
-        words = [self.bwrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session", "--chdir", "/", *options]
+        words = [self.bwrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session"]
+        words += ["--chdir", str(directory), *options]
         if self.policy.ends_with_agent:
             words.append("--die-with-parent")
         if os.geteuid() == 0:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.agent.requirements import needs_root
+from tests.agent.runs import find_processes
 from tests.e2e.machine_site import MachineSite, open_site
 
 RANK = Path(__file__).with_name("reporting_rank.py")
@@ -222,6 +223,17 @@ def test_uploaded_directory_is_set_up_and_runs_the_users_own_modules(shared_site
     )
     site.wait_for_success(job_id)
     site.wait(lambda: list_lines(site, job_id, 0) == ["mine once []"])
+
+
+def test_cancel_ends_a_setup_command(shared_site: MachineSite, tmp_path: Path) -> None:
+    site = shared_site
+    (tmp_path / "project").mkdir()
+    options = ("--workdir", str(tmp_path / "project"), "--setup", "sleep 4326.5", "--min", "1", "-q", "--", "true")
+    job_id = site.run_command("submit", "--name", "preparing", *options)
+    site.wait(lambda: bool(find_processes("4326.5")))
+    site.client.cancel(job_id)
+    site.wait(lambda: not find_processes("4326.5"))
+    site.wait_for_success(site.submit("next", ["true"], gpus=4))
 
 
 def test_failed_setup_fails_the_job_and_says_why(shared_site: MachineSite, tmp_path: Path) -> None:

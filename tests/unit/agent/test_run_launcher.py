@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -66,5 +67,5 @@ def test_unpacked_size_is_limited_as_the_service_says(
 ) -> None:
     # Its setup command fails, so that no supervisor starts.
     document = with_archive(archive_bytes_max=archive_bytes_max, setup=("sh", "-c", "exit 3"))
-    failure = launcher.prepare(document).poll().failure
+    failure = launcher.prepare(document, threading.Event()).poll().failure
     assert ("exited with code 3" in failure, "more than 96 bytes" in failure) == (is_accepted, not is_accepted)
