@@ -207,6 +207,12 @@ class Containment:
         bwrap = shutil.which("bwrap") or ""
         missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
         missing += _find_service_owners(policy, resolved)
+        if policy.find_user("") is None:  # another user may not read them in any case
+            missing += [
+                f"a lasting cover of {path}: it is a file, and visible once replaced"
+                for path in resolved
+                if path.is_file()
+            ]
         is_contained = not any(reason.startswith("namespaces") for reason in missing)
         missing += [f"a limit on {name}: no control group" for name in CONTROLLERS if name not in groups.controllers]
         name = LevelName.PARTIAL if missing else LevelName.FULL

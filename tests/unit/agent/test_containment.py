@@ -133,6 +133,17 @@ def test_machine_without_bubblewrap_says_so_and_can_be_refused(monkeypatch: pyte
         Containment.detect(ContainmentPolicy(requires_full=True), hidden=[], groups=ControlGroups())
 
 
+def test_hidden_file_is_named_as_a_gap_where_ranks_have_the_users_rights(tmp_path: Path) -> None:
+    """SQLite replaces its write-ahead log, and a restored database is another file."""
+    database = tmp_path / "ebbtide.sqlite"
+    database.touch()
+    gaps = [
+        Containment.detect(ContainmentPolicy(keeps_user=True), hidden=[hidden], groups=ControlGroups()).level.missing
+        for hidden in (database, tmp_path)
+    ]
+    assert [any(str(database) in reason for reason in missing) for missing in gaps] == [True, False]
+
+
 def test_device_nodes_are_those_of_the_jobs_gpus(tmp_path: Path) -> None:
     (tmp_path / "dri").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "kfd", "dri/renderD128", "davinci2", "sda"):
