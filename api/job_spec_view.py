@@ -59,6 +59,13 @@ class KubernetesSecretView(TypedDict):
     key: Annotated[str, Field(description="Key of the Secret that holds the value.")]
 
 
+class JobResourcesView(TypedDict):
+    """Memory and cores that a job may use. Absent fields: the job states none."""
+
+    memory: NotRequired[Annotated[int, Field(description="Main memory in bytes.")]]
+    cpu: NotRequired[Annotated[float, Field(description="Number of cores.")]]
+
+
 class PlanLimitsView(TypedDict):
     """What a job's parallel plans may use. Absent fields set no limit."""
 
@@ -183,9 +190,12 @@ class JobSpecView(TypedDict):
             dict[str, Any], Field(description="Kubernetes pod template. Absent: a pod that runs `command` in `image`.")
         ]
     ]
+    resources: NotRequired[
+        Annotated[JobResourcesView, Field(description="Memory and cores that the job may use. Absent: none stated.")]
+    ]
     resourcesPer: NotRequired[
         Annotated[
             Literal["gpu"],
-            Field(description="`gpu`: the template's resources are those for one GPU. Absent: they are for the pod."),
+            Field(description="`gpu`: resources are those for one GPU. Absent: they are for all GPUs on a node."),
         ]
     ]

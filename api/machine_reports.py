@@ -31,7 +31,7 @@ from api.http.dependencies import (
 from api.identity.authorization import Caller, RouteRule, requires
 from api.machine_departure import drain_leaving_nodes
 from api.machine_logs import claim_logs
-from api.worker_reports import RANKS_MAX, RankReportDocument, ReportText, StepNumber, to_rank_report
+from api.worker_reports import RANKS_MAX, ByteCount, RankReportDocument, ReportText, StepNumber, to_rank_report
 from scheduler.documents.document import Document
 from scheduler.domain.fleet import PROCESSOR_SLOTS
 from scheduler.domain.job import Job
@@ -87,6 +87,11 @@ class RunReportDocument(Document):
     )
     saved: bool = Field(
         default=False, description="Whether such a file was complete after the ranks were asked to leave."
+    )
+    exceeded_memory: ByteCount | None = Field(
+        default=None,
+        description="Memory limit of the run on the node in bytes, for which the kernel has killed a process. Null: it "
+        "has not.",
     )
     prepared: StepNumber = Field(default=0, description="Newer run that can begin at once. 0: none.")
     master_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
@@ -405,6 +410,7 @@ def build_run_document(
         checkpoint_signal=checkpoint.signal,
         token=issue_worker_token(secret, job.id, allocation.generation),
         hang_timeout_s=spec.hang_timeout_s,
+        limits=spec.limit_node(sum(slot.node == node for slot in slots)),
         secrets=spec.program.secrets,
         framework=spec.framework,
     )
@@ -430,6 +436,7 @@ def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, addres
         terminated=run.terminated,
         checkpoint_at_s=None if run.checkpoint_age_s is None else now_s - run.checkpoint_age_s,
         saved=run.saved,
+        exceeded_memory=run.exceeded_memory,
         since_s=now_s,
         prepared=run.prepared,
         master_port=run.master_port,

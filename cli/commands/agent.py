@@ -11,8 +11,10 @@ import typer
 from cli.commands.identity import parse_duration
 from cli.exit_codes import CommandError, InputError
 from cli.inputs import input_errors_from
+from scheduler.agent.resource_limits import MemoryLimit, MemoryPolicy
 
 if TYPE_CHECKING:
+    from scheduler.agent.containment import ContainmentPolicy
     from scheduler.agent.daemon import AgentOptions
     from scheduler.agent.run_retention import RetentionLimits
     from scheduler.slurm.allocation import DepartureTimes
@@ -64,7 +66,25 @@ DefaultUserOption = Annotated[
     typer.Option(
         "--default-user",
         envvar=f"{_VARIABLES}DEFAULT_USER",
-        help="User of all other jobs. Default: `ebbtide` if it exists, else `nobody`.",
+        help="User of all other jobs. Default: `ebbtide-jobs` if it exists, else `nobody`.",
+    ),
+]
+MemoryLimitOption = Annotated[
+    MemoryLimit,
+    typer.Option(
+        "--memory-limit",
+        envvar=f"{_VARIABLES}MEMORY_LIMIT",
+        help="Main memory of jobs that state none: the share of their GPUs, all but the reserve (machine), or no limit "
+        "(none). Jobs on slots of processors get all but the reserve.",
+    ),
+]
+ReserveMemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--reserve-memory",
+        metavar="SIZE",
+        envvar=f"{_VARIABLES}RESERVE_MEMORY",
+        help="Main memory that no job gets. Default: 5%, from 1GiB to 8GiB.",
     ),
 ]
 RequireOption = Annotated[
@@ -135,6 +155,8 @@ def agent(
     hide: HiddenOption = None,
     user: UserMapOption = None,
     default_user: DefaultUserOption = "",
+    memory_limit: MemoryLimitOption = MemoryLimit.SHARE,
+    reserve_memory: ReserveMemoryOption = "",
     requires_containment: RequireOption = False,
     leave_within: LeaveWithinOption = "",
     slurm: SlurmOption = False,
@@ -150,7 +172,6 @@ def agent(
     import logging
 
     from cli.supervisor import exit_with_parent
-    from scheduler.agent.containment import ContainmentPolicy
     from scheduler.agent.daemon import AgentOptions
     from scheduler.agent.inventory import InventoryOverrides
     from scheduler.package_version import get_package_version
@@ -158,12 +179,7 @@ def agent(
     if ends_with_parent:
         exit_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
-    policy = ContainmentPolicy(
-        users=_parse_users(user or []),
-        default_user=default_user,
-        writable=tuple(path.resolve() for path in writable or []),
-        requires_full=requires_containment,
-    )
+    memory = _build_memory_policy(memory_limit, reserve_memory)
     options = AgentOptions(
         state=state or _DEFAULT_STATE,
         version=get_package_version(),
@@ -171,8 +187,8 @@ def agent(
         token_file=token_file,
         name=name,
         address=address,
-        overrides=InventoryOverrides(gpus=gpus, gpu=gpu, gpu_memory_bytes=_parse_bytes(gpu_memory)),
-        policy=policy,
+        overrides=InventoryOverrides(gpus=gpus, gpu=gpu, gpu_memory_bytes=_parse_bytes(gpu_memory, "--gpu-memory")),
+        policy=_build_policy(user or [], default_user, writable or [], memory, requires_full=requires_containment),
         hidden=tuple(hide or []),
         checkpoint_paths=tuple(checkpoint_path or []),
         leave_within_s=parse_duration(leave_within, option="--leave-within") if leave_within else None,
@@ -242,6 +258,24 @@ def _run_pilot(options: AgentOptions, state: Path | None, times: DepartureTimes)
         )
 
 
+def _build_policy(
+    users: list[str], default_user: str, writable: list[Path], memory: MemoryPolicy, *, requires_full: bool
+) -> ContainmentPolicy:
+    from scheduler.agent.containment import ContainmentPolicy
+
+    return ContainmentPolicy(
+        users=_parse_users(users),
+        default_user=default_user,
+        writable=tuple(path.resolve() for path in writable),
+        requires_full=requires_full,
+        memory=memory,
+    )
+
+
+def _build_memory_policy(limit: MemoryLimit, reserve: str) -> MemoryPolicy:
+    return MemoryPolicy(limit, _parse_bytes(reserve, "--reserve-memory") if reserve else None)
+
+
 def _build_retention(keep_runs: int, keep_time: str, keep_checkpoints: str) -> RetentionLimits:
     from scheduler.agent.run_retention import RetentionLimits
 
@@ -252,14 +286,14 @@ def _build_retention(keep_runs: int, keep_time: str, keep_checkpoints: str) -> R
     )
 
 
-def _parse_bytes(text: str) -> int:
+def _parse_bytes(text: str, option: str) -> int:
     """Parse a size in bytes or with a unit; 0 for an empty text."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
         return int(TypeAdapter(ByteSize).validate_python(text or "0"))
     except ValidationError:
-        raise InputError(f"--gpu-memory: {text!r} is not a size. Use a number of bytes, or a unit: 48GiB.") from None
+        raise InputError(f"{option}: {text!r} is not a size. Use a number of bytes, or a unit: 48GiB.") from None
 
 
 def _parse_users(entries: list[str]) -> dict[str, str]:

@@ -124,6 +124,13 @@ OnResizeOption = Annotated[
         "declares checkpoints or reports its progress.",
     ),
 ]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Main memory that the job may use per node, such as 64Gi."),
+]
+CpuOption = Annotated[
+    str | None, typer.Option("--cpu", metavar="CORES", help="Cores that the job may use per node, such as 8.")
+]
 HangTimeoutOption = Annotated[
     str | None,
     typer.Option(
@@ -166,6 +173,8 @@ def submit(
     venv: VenvOption = None,
     launch: LaunchOption = None,
     on_resize: OnResizeOption = None,
+    memory: MemoryOption = None,
+    cpu: CpuOption = None,
     hang_timeout: HangTimeoutOption = None,
     env: EnvOption = None,
     env_file: EnvFileOption = None,
@@ -193,6 +202,7 @@ def submit(
         "venv": venv,
         "launch": launch.value if launch else None,
         "onResize": on_resize.value if on_resize else None,
+        "resources": {name: amount for name, amount in (("memory", memory), ("cpu", cpu)) if amount} or None,
         "hangTimeout": hang_timeout,
         "env": _read_environment(env_file, env),
     }

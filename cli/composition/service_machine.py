@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 
 from api.identity.machine_credentials import generate_credential
 from api.identity.principals import token_digest
+from cli.connection import get_config_path
 from scheduler.agent.agent_state import AgentIdentity, read_identity, write_identity
 from scheduler.domain.machine import Machine
 from scheduler.package_version import get_package_version
@@ -49,10 +50,12 @@ def register_service_machine(settings: Settings) -> None:
 def build_agent_command(settings: Settings, command: Sequence[str]) -> list[str]:
     """Return the command line of the agent. `command` starts Ebbtide's command line.
 
-    Ranks see neither the service's folders nor its database.
+    Ranks see neither the service's folders, nor its database, nor the tokens that its user has saved.
     """
     secrets = [settings.token_secret_path, settings.secrets_key_path]
     hidden = [settings.run_dir, settings.archive_path, *secrets, *_list_database_files(settings)]
+    if (contexts := get_config_path()) is not None:
+        hidden.append(contexts.parent)
     options = [word for path in hidden for word in ("--hide", str(path))]
     return [*command, "agent", "--with-parent", "--state", str(state_folder(settings)), *options]
 

@@ -73,7 +73,7 @@ class ContainerProcess:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             argv = tuple(command)
             if is_contained or procs_files:  # a pod has neither, and its image may have no shell
-                argv = ("/bin/sh", "-c", _ENTER_GROUPS, "sh", str(len(procs_files)), *map(str, procs_files), *argv)
+                argv = build_entering_command(argv, procs_files)
             targets = ((log, 1), (log, 2), (lock, LOCK_FD), (lock, STATUS_FD))
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -157,6 +157,11 @@ class ContainerProcess:
 
     def _is_same_process(self) -> bool:
         return self.pid != 0 and _read_start_ticks(self.pid) == self.start_ticks
+
+
+def build_entering_command(command: Sequence[str], procs_files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the command line that joins control groups and becomes `command`."""
+    return ("/bin/sh", "-c", _ENTER_GROUPS, "sh", str(len(procs_files)), *map(str, procs_files), *command)
 
 
 def _open_high(path: Path) -> int:

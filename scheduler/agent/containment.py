@@ -19,20 +19,25 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from scheduler.agent.control_groups import CONTROLLERS, ControlGroups
+from scheduler.agent.control_groups import CONTROLLERS, ControlGroup, ControlGroups
 from scheduler.agent.rank_environment import GpuVendor
-from scheduler.domain.run_document import ResourceLimits
+from scheduler.agent.resource_limits import DEFAULT_MEMORY_POLICY, NO_MEMORY_BUDGET, MemoryBudget, MemoryPolicy
+from scheduler.domain.run_document import ResourceLimits, RunDocument
 
 DEFAULT_LIMITS = ResourceLimits(processes=16_384)
-"""Limits of jobs that set none. Without a limit on processes, one job could stop the whole machine."""
+"""Limits of all jobs besides their memory. Without one on processes, a job could stop the whole machine."""
 
-_SERVICE_USERS = ("ebbtide", "nobody")
+DEFAULT_USERS = ("ebbtide-jobs", "nobody")
+"""Users of jobs without a configured one, the first that exists. Never the service's user: it owns the database."""
+SERVICE_FOLDER = Path("/var/lib/ebbtide")
+"""Folder with database, secrets and tokens of a service that its systemd unit runs."""
 _KEPT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_READ_SEARCH")
 """Capabilities of the supervisor: to become the ranks' user, to signal the ranks, and to load its own code."""
 _TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
@@ -74,11 +79,12 @@ class ContainmentPolicy:
 
     Args:
         users: operating-system user by owner of a job.
-        default_user: user of all other owners. Empty chooses `ebbtide` if that user exists, else `nobody`.
+        default_user: user of all other owners. Empty chooses `ebbtide-jobs` if that user exists, else `nobody`.
         writable: folders that all jobs may write to, besides their own, for example shared caches.
         keeps_user: run all ranks as the agent's user, even if that is root.
         requires_full: refuse to run where the level is less than full.
-        limits: limits of jobs that set none.
+        limits: limits of jobs that set none, besides their memory.
+        memory: how the machine's memory is divided.
         ends_with_agent: whether runs end at once when the agent ends for any reason, as in a Slurm allocation.
     """
 
@@ -88,6 +94,7 @@ class ContainmentPolicy:
     keeps_user: bool = False
     requires_full: bool = False
     limits: ResourceLimits = DEFAULT_LIMITS
+    memory: MemoryPolicy = DEFAULT_MEMORY_POLICY
     ends_with_agent: bool = False
 
     def find_user(self, owner: str) -> RankUser | None:
@@ -99,14 +106,14 @@ class ContainmentPolicy:
         if self.keeps_user or os.geteuid() != 0:
             return None
         chosen = self.users.get(owner) or self.default_user
-        for name in (chosen,) if chosen else _SERVICE_USERS:
+        for name in (chosen,) if chosen else DEFAULT_USERS:
             try:
                 entry = pwd.getpwnam(name)
             except KeyError:
                 continue
             home = Path(entry.pw_dir)
             return RankUser(name, entry.pw_uid, entry.pw_gid, home if home.is_dir() else Path("/tmp"))
-        users = chosen or " or ".join(_SERVICE_USERS)
+        users = chosen or " or ".join(DEFAULT_USERS)
         setting = f"--user {owner}={chosen}" if self.users.get(owner) else f"--default-user {chosen}".rstrip()
         raise ContainmentError(
             f"{setting}: no user {users} exists on this machine. Create the user, or name another one with this option."
@@ -129,15 +136,20 @@ class LevelName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainmentLevel:
-    """Level of containment. `missing` names each gap and its cause. All jobs of a machine share its network."""
+    """Level of containment. `missing` names each gap and its cause. All jobs of a machine share its network.
+
+    `memory` says how much a job gets that states no limit; empty where the agent sets none.
+    """
 
     name: LevelName
     missing: tuple[str, ...] = ()
     network: str = "shared"
+    memory: str = ""
 
     def __str__(self) -> str:
+        memory = f", memory: {self.memory}" if self.memory else ""
         missing = f", without {'; '.join(self.missing)}" if self.missing else ""
-        return f"{self.name} (network: {self.network}){missing}"
+        return f"{self.name} (network: {self.network}{memory}){missing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +183,7 @@ class Containment:
         hidden: folders that no rank may see: the agent's state, and the secrets of the control plane. None lies in
             another one. Name folders and not files, because a file that is replaced would be visible again.
         bwrap: path of bubblewrap, empty where it does not work.
+        memory: memory of jobs.
     """
 
     policy: ContainmentPolicy
@@ -178,6 +191,7 @@ class Containment:
     groups: ControlGroups
     level: ContainmentLevel
     bwrap: str
+    memory: MemoryBudget = NO_MEMORY_BUDGET
 
     @classmethod
     def detect(
@@ -187,27 +201,51 @@ class Containment:
 
         Raises:
             ContainmentError: the policy requires the full level, or names a user that does not exist.
+            ValueError: the policy reserves all memory.
         """
         groups = ControlGroups.detect() if groups is None else groups
         resolved = _list_outermost(path.resolve() for path in hidden)
         bwrap = shutil.which("bwrap") or ""
         missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
+        missing += _find_service_owners(policy, resolved)
+        if policy.find_user("") is None:  # another user may not read them in any case
+            missing += [
+                f"a lasting cover of {path}: it is a file, and visible once replaced"
+                for path in resolved
+                if path.is_file()
+            ]
         is_contained = not any(reason.startswith("namespaces") for reason in missing)
         missing += [f"a limit on {name}: no control group" for name in CONTROLLERS if name not in groups.controllers]
         name = LevelName.PARTIAL if missing else LevelName.FULL
-        level = ContainmentLevel(name if is_contained else LevelName.NONE, tuple(missing))
+        memory = _find_memory(policy, groups)
+        described = str(memory) if memory.bytes else ""
+        level = ContainmentLevel(name if is_contained else LevelName.NONE, tuple(missing), memory=described)
         if policy.requires_full and level.name is not LevelName.FULL:
             raise ContainmentError(
                 f"--require-containment: the level of this machine is {level}. Provide what is missing, or start the "
                 "agent without this option."
             )
-        return cls(policy, resolved, groups, level, bwrap if is_contained else "")
+        return cls(policy, resolved, groups, level, bwrap if is_contained else "", memory)
 
     @classmethod
     def of_pod(cls) -> Containment:
         """Return the containment inside a pod of one job: the pod is the container, and Kubernetes sets its limits."""
         level = ContainmentLevel(LevelName.POD, network="of the pod")
         return cls(ContainmentPolicy(keeps_user=True, limits=ResourceLimits()), (), ControlGroups(), level, "")
+
+    def create_group(self, name: str, document: RunDocument, *, gpus: Collection[int]) -> ControlGroup:
+        """Create the control groups of a run, with its limits.
+
+        Args:
+            gpus: indices of the machine's GPUs, empty for slots of processors.
+
+        Raises:
+            OSError: a group cannot be created, or the kernel rejects a limit.
+        """
+        group = self.groups.create(name)
+        limits = self.memory.derive_limits(document, gpus).with_defaults(self.policy.limits)
+        group.limit(limits, gpus=len(document.ranks))
+        return group
 
     def check_visible(self, path: Path, *, name: str) -> Path:
         """Return a folder that a job names, resolved.
@@ -222,7 +260,13 @@ class Containment:
         return resolved
 
     def build_command(
-        self, folders: ContainerFolders, command: Sequence[str], *, user: RankUser | None, options: Sequence[str] = ()
+        self,
+        folders: ContainerFolders,
+        command: Sequence[str],
+        *,
+        user: RankUser | None,
+        options: Sequence[str] = (),
+        directory: Path = Path("/"),
     ) -> tuple[str, ...]:
         """Return the command line that runs `command` as PID 1 of a container.
 
@@ -232,10 +276,12 @@ class Containment:
         Args:
             user: the user of the ranks, which `command` changes to by itself.
             options: further options of bubblewrap.
+            directory: where `command` starts.
         """
         if not self.bwrap:
             return ("setpriv", "--pdeathsig", "KILL", "--", *command) if self.policy.ends_with_agent else tuple(command)
-        words = [self.bwrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session", "--chdir", "/", *options]
+        words = [self.bwrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session"]
+        words += ["--chdir", str(directory), *options]
         if self.policy.ends_with_agent:
             words.append("--die-with-parent")
         if os.geteuid() == 0:
@@ -316,6 +362,14 @@ def find_own_folders() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path.resolve() for path in folders if path.resolve() not in _SYSTEM_FOLDERS))
 
 
+def _find_memory(policy: ContainmentPolicy, groups: ControlGroups) -> MemoryBudget:
+    """Return the memory of all jobs: of the machine, or of the groups that contain the agent, such as a Slurm job's."""
+    if "memory" not in groups.controllers:
+        return NO_MEMORY_BUDGET
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return MemoryBudget.create(policy.memory, min(machine_bytes, groups.read_memory_bytes() or machine_bytes))
+
+
 def _probe(containment: Containment) -> list[str]:
     """Start a container, try to leave it, and return what it does not enforce."""
     user = containment.policy.find_user("")
@@ -331,6 +385,20 @@ def _probe(containment: Containment) -> list[str]:
     if done.returncode != 0:
         return [f"namespaces: {done.stderr.strip()[-300:] or f'bubblewrap ended with {done.returncode}'}"]
     return list(_find_missing(json.loads(done.stdout), user))
+
+
+def _find_service_owners(policy: ContainmentPolicy, hidden: Sequence[Path]) -> Iterator[str]:
+    """Yield why users of jobs are not separate from the service on this machine: they own what it keeps secret."""
+    if not SERVICE_FOLDER.exists() or any(path == SERVICE_FOLDER or path in SERVICE_FOLDER.parents for path in hidden):
+        return
+    owner = SERVICE_FOLDER.stat().st_uid
+    users = set[RankUser | None]()
+    for name in ("", *policy.users):
+        with suppress(ContainmentError):  # a user that does not exist owns nothing
+            users.add(policy.find_user(name))
+    for user in users:
+        if user is not None and user.uid == owner:
+            yield f"a separate user: {user.name} owns {SERVICE_FOLDER}, which --hide does not name"
 
 
 def _find_missing(seen: Mapping[str, Any], user: RankUser | None) -> Iterator[str]:

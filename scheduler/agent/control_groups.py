@@ -21,6 +21,10 @@ _UNIFIED = "unified"
 _AGENT_LEAF = "agent"
 _CPU_PERIOD_US = 100_000
 _CPU_QUOTA_MIN_US = 1_000
+_CPU_WEIGHTS = (("cpu", "cpu.shares", 1024, 262_144), (_UNIFIED, "cpu.weight", 100, 10_000))
+"""Controller, file, default and maximum of the weight with which groups compete for cores, by version."""
+_FULL_SHARE = 0.99
+"""Share of a memory limit whose use counts as reaching it: the kernel charges memory in batches."""
 _LIMIT_FILE_V1 = {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"}
 _LIMIT_FILE_V2 = {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.max"}
 
@@ -36,12 +40,16 @@ class ControlGroup:
         """Files that take the id of a process that shall join."""
         return tuple(path / "cgroup.procs" for path in dict.fromkeys(self.paths.values()))
 
-    def limit(self, limits: ResourceLimits) -> None:
+    def limit(self, limits: ResourceLimits, *, gpus: int = 1) -> None:
         """Set the limits whose controllers are available.
+
+        Args:
+            gpus: GPUs that the generation holds. Where cores are short, it gets time in proportion to them.
 
         Raises:
             OSError: the kernel rejects a limit.
         """
+        self._weigh_cpus(gpus)
         for controller, write in (("memory", _limit_memory), ("pids", _limit_processes), ("cpu", _limit_cpus)):
             if controller in self.paths:
                 write(self.paths[controller], limits, is_v2=False)
@@ -77,6 +85,22 @@ class ControlGroup:
                     return int(counts["oom_kill"])
         return 0
 
+    def read_exceeded_memory(self) -> int | None:
+        """Return the memory limit in bytes at which the kernel has killed a process, None if it has not.
+
+        A process that is killed because the whole machine is out of memory does not count.
+        """
+        if not self.read_oom_kills():
+            return None
+        if "memory" in self.paths:
+            # Not memory.failcnt, which recent kernels leave at 0.
+            limit, peak = (self._read("memory", f"memory.{name}_in_bytes") for name in ("limit", "max_usage"))
+            is_hit = peak.isdigit() and limit.isdigit() and int(peak) >= _FULL_SHARE * int(limit)
+        else:
+            events = dict(line.split() for line in self._read(_UNIFIED, "memory.events").splitlines())
+            limit, is_hit = self._read(_UNIFIED, "memory.max"), events.get("oom", "0") != "0"
+        return int(limit) if limit.isdigit() and is_hit else None
+
     def remove(self) -> bool:
         """Remove the groups. Return False if processes are left in one."""
         is_removed = True
@@ -88,6 +112,16 @@ class ControlGroup:
             except OSError:
                 is_removed = False
         return is_removed
+
+    def _read(self, controller: str, name: str) -> str:
+        with suppress(OSError):
+            return (self.paths[controller] / name).read_text().strip()
+        return ""
+
+    def _weigh_cpus(self, gpus: int) -> None:
+        for controller, name, default, maximum in _CPU_WEIGHTS:
+            if controller in self.paths and (self.paths[controller] / name).exists():
+                (self.paths[controller] / name).write_text(str(min(gpus * default, maximum)))
 
     def _kill_member(self, pid: int) -> None:
         # The descriptor keeps the id from being used again between the second check and the signal.
@@ -126,6 +160,18 @@ class ControlGroups:
                     bases[name] = base
                     controllers |= found
         return cls(bases, frozenset(controllers))
+
+    def read_memory_bytes(self) -> int | None:
+        """Return the memory limit of the groups that contain those of generations, None without one."""
+        if "memory" in self.bases:
+            lines = (self.bases["memory"] / "memory.stat").read_text().splitlines()
+            return int(dict(line.split() for line in lines)["hierarchical_memory_limit"])
+        folder, found = self.bases.get(_UNIFIED, Path()), list[int]()
+        while (folder / "memory.max").exists():  # the root has none
+            text = (folder / "memory.max").read_text().strip()
+            found += [int(text)] if text.isdigit() else []
+            folder = folder.parent
+        return min(found, default=None)
 
     def create(self, name: str) -> ControlGroup:
         """Create the groups of a generation, or return those that exist.

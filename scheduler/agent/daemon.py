@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,9 +122,9 @@ def build_agent(
         AgentFolders(state.root), limits, delete_unused_directories=launcher.delete_unused_directories
     )
 
-    def prepare(document: RunDocument) -> SupervisedRun:
+    def prepare(document: RunDocument, cancelled: threading.Event) -> SupervisedRun:
         with retention.hold(document.job_id):
-            return launcher.prepare(document)
+            return launcher.prepare(document, cancelled)
 
     return MachineAgent(
         state,

@@ -6,10 +6,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from scheduler.agent.hang_watch import DUMP_TIME_S, HangWatch
+from scheduler.agent.preparation import Preparation
 from scheduler.agent.rank_environment import list_processes
 from scheduler.agent.script_checkpoints import END_TIMEOUT_S, ScriptCheckpoints
 from scheduler.agent.supervised_run import RunState, SupervisedRun
@@ -147,9 +147,11 @@ class ActiveRun:
         watch = self._script_checkpoints
         saved = {} if watch is None else {"checkpoint_age_s": watch.age_s, "saved": watch.is_saved}
         fault = {} if self.state.permanent_fault is None else {"permanent_fault": self.state.permanent_fault.value}
+        memory = {} if self.state.exceeded_memory is None else {"exceeded_memory": self.state.exceeded_memory}
         return {
             **saved,
             **fault,
+            **memory,
             "generation": self.generation,
             "ranks": [self._report_rank(seat.rank) for seat in self.run.document.ranks],
             "failure": self.state.failure[:_TEXT_LENGTH_MAX],
@@ -198,7 +200,7 @@ class JobRuns:
         self.active: ActiveRun | None = None
         self.prepared: SupervisedRun | None = None
         self._prepared_state: RunState | None = None
-        self._preparing: Future[SupervisedRun] | None = None
+        self._preparing: Preparation | None = None
         self._is_leaving = False
 
     @property
@@ -244,7 +246,12 @@ class JobRuns:
         if self.active is not None:
             self.active.leave(within_s)
 
-    def apply_order(self, order: Mapping[str, Any], prepare: Callable[[RunDocument], Future[SupervisedRun]]) -> None:
+    def give_up_preparation(self) -> None:
+        """End the setup command of a run that is being prepared."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+
+    def apply_order(self, order: Mapping[str, Any], prepare: Callable[[RunDocument], Preparation]) -> None:
         """Do what the control plane asks. `order` is one entry of the reply to a machine's report."""
         wanted: int = order["generation"]
         self._discard_unless(wanted)
@@ -276,7 +283,12 @@ class JobRuns:
         return self.active is None or self.active.has_ended
 
     def _discard_unless(self, generation: int) -> None:
-        """Discard a prepared run of another generation. One that is still being prepared is discarded once it is."""
+        """Discard a prepared run of another generation. One that is still being prepared is discarded once it is.
+
+        A preparation is given up if no generation is wanted. Another one would need the same working directory.
+        """
+        if not generation:
+            self.give_up_preparation()
         if self.prepared is not None and self.prepared.document.generation != generation:
             self.prepared.kill()
             self.prepared.settle()

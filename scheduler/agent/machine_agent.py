@@ -18,8 +18,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -30,6 +30,7 @@ from scheduler.agent.control_plane_client import ControlPlaneClient, Reply
 from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOutput
 from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
+from scheduler.agent.preparation import Preparation, Prepare
 from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.run_document import RunDocument
@@ -40,7 +41,8 @@ _BUSY_PERIOD_S, _IDLE_PERIOD_S = 0.05, 0.5
 """Time between two looks at the files of runs."""
 _WAIT_S = 20.0
 """Time that a reply may wait until there is something to do."""
-_PREPARATIONS_MAX = 4
+_PREPARATIONS_MAX = 64
+"""Runs prepared at once. A preparation mostly waits, and setup commands of some jobs must not stop those of others."""
 _INTERRUPT_LEAVE_S = 60.0
 _FINAL_REPORT_TIMEOUT_S = 5.0
 _LEAVING_LENGTH_MAX = 500
@@ -52,9 +54,6 @@ _SAVE_S_MAX = 20.0
 
 _RunsKey = tuple[str, str]
 """Job id and node."""
-
-Prepare = Callable[[RunDocument], SupervisedRun]
-"""Unpacks the working directory and starts the supervisor, in a thread. A fault of the job is a failed run."""
 
 
 class JobEnd(StrEnum):
@@ -138,6 +137,8 @@ class MachineAgent:
         self._retention.close()
         self._send_final_report()
         self._output.close(within_s=_OUTPUT_TIMEOUT_S if self._departure is None else _DEPARTURE_OUTPUT_TIMEOUT_S)
+        for runs in self._jobs.values():
+            runs.give_up_preparation()  # its thread would keep this process alive
         self._threads.shutdown(wait=False, cancel_futures=True)
         return self._job_end
 
@@ -255,8 +256,8 @@ class MachineAgent:
         if runs.is_empty:
             del self._jobs[key]
 
-    def _start_preparation(self, document: RunDocument) -> Future[SupervisedRun]:
-        return self._threads.submit(self._prepare, replace(document, url=self._identity.url))
+    def _start_preparation(self, document: RunDocument) -> Preparation:
+        return Preparation(self._threads, self._prepare, replace(document, url=self._identity.url))
 
     def _take_up(self, run: SupervisedRun) -> None:
         """Take up a run of an earlier agent: an older one of the same job and node has ended."""

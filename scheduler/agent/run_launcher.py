@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,16 @@ from functools import partial
 from pathlib import Path
 
 from scheduler.agent.agent_state import AgentState
-from scheduler.agent.containment import ContainerFolders, Containment, RankUser
+from scheduler.agent.containment import Containment, RankUser
 from scheduler.agent.control_plane_identity import ControlPlaneIdentity
 from scheduler.agent.folder_removal import delete_folder
 from scheduler.agent.gpu_selection import MachineGpus
-from scheduler.agent.rank_environment import GpuVendor, MachineFacts, select_inherited
+from scheduler.agent.rank_environment import GpuVendor, MachineFacts
 from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_secrets import SecretsFolder, fetch_secrets
-from scheduler.agent.supervised_run import RunSite, SupervisedRun
+from scheduler.agent.run_site import RunSite
+from scheduler.agent.setup_command import run_setup_command
+from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.agent.working_directory import (
     UnpackLimits,
     UserIds,
@@ -68,15 +70,19 @@ class RunLauncher:
         self._default_directory = default_directory
         self._checkpoint_dir = checkpoint_dir
         self._gpus = MachineGpus(inventory.gpus)
+        self._gpu_indices = tuple(gpu.index for gpu in inventory.gpus)
         self._cores = inventory.cpus or os.cpu_count() or 1
 
-    def prepare(self, document: RunDocument) -> SupervisedRun:
-        """Start the supervisor of a generation. A run that cannot be prepared has ended, with the reason."""
+    def prepare(self, document: RunDocument, cancelled: threading.Event) -> SupervisedRun:
+        """Start the supervisor of a generation. A run that cannot be prepared has ended, with the reason.
+
+        Its setup command is ended once `cancelled` is set.
+        """
         folder = self._folders.folder(document.job_id, document.generation, document.node)
         document = replace(document, checkpoint_dir=document.checkpoint_dir or self._checkpoint_dir)
         try:
             user = self._containment.policy.find_user(document.owner)
-            shared = self._prepare_directory(document, user)
+            shared = self._prepare_directory(document, user, cancelled)
             working_dir = folder.working_path
             if not folder.path.exists():
                 delete_folder(working_dir)  # left by an agent that ended before the run was prepared
@@ -133,20 +139,37 @@ class RunLauncher:
             default_checkpoint_dir=self._folders.checkpoint_dir(document.job_id),
             machine=MachineFacts(self._cores, self._gpus.ids, self._gpus.vendor or GpuVendor.NVIDIA),
             devices=self._gpus.list_devices({seat.gpu for seat in document.ranks}) if document.has_devices else (),
+            gpus=self._gpu_indices,
             readable=() if shared is None else (shared.path,),
             lease=self._state.lease_path,
         )
 
-    def _prepare_directory(self, document: RunDocument, user: RankUser | None) -> WorkingDirectory | None:
+    def _prepare_directory(
+        self, document: RunDocument, user: RankUser | None, cancelled: threading.Event
+    ) -> WorkingDirectory | None:
         if not document.archive:
             return None
+
+        def run_setup(command: tuple[str, ...], directory: Path, log: Path) -> int:
+            return run_setup_command(
+                command,
+                document,
+                self._containment,
+                user,
+                gpus=self._gpu_indices,
+                directory=directory,
+                log=log,
+                cancelled=cancelled,
+            )
+
         return self._directories.prepare(
             document.archive,
             partial(self._fetch, self._identity.archive_path(document.archive, document.job_id)),
-            run_setup=partial(self._run_setup, user),
+            run_setup=run_setup,
             setup=document.setup,
             user=_to_ids(user),
             limits=UnpackLimits.for_archives(document.archive_bytes_max),
+            cancelled=cancelled,
         )
 
     def _fetch(self, path: str, target: Path) -> None:
@@ -155,30 +178,6 @@ class RunLauncher:
         )
         with urllib.request.urlopen(request, timeout=_FETCH_TIMEOUT_S) as reply, target.open("wb") as file:
             shutil.copyfileobj(reply, file)
-
-    def _run_setup(self, user: RankUser | None, command: tuple[str, ...], directory: Path, log: Path) -> int:
-        """Run the setup command of a job in a container, as the user of the job."""
-        temporary = directory.with_name("tmp")
-        temporary.mkdir(exist_ok=True)
-        temporary.chmod(0o1777)
-        if user is not None:
-            command = (
-                *("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--no-new-privs"),
-                *("--inh-caps=-all", "--", *command),
-            )
-        folders = ContainerFolders(run=directory, working=directory, checkpoints=directory, temporary=temporary)
-        words = self._containment.build_command(folders, command, user=user, options=("--chdir", str(directory)))
-        environment = select_inherited(os.environ) | {"HOME": str(directory)}
-        with log.open("ab") as output:
-            return subprocess.run(
-                words,
-                cwd=directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                check=False,
-            ).returncode
 
 
 def _create_empty(folder: Path, user: RankUser | None) -> None:

@@ -23,7 +23,6 @@ from scheduler.agent.containment import (
     LevelName,
     RankUser,
     find_device_groups,
-    find_interpreter_folders,
     find_own_folders,
 )
 from scheduler.agent.control_groups import ControlGroup
@@ -40,6 +39,7 @@ from scheduler.agent.rank_environment import (
 )
 from scheduler.agent.run_folder import RunFolder
 from scheduler.agent.run_secrets import SecretsFolder, discard_secrets, find_mask
+from scheduler.agent.run_site import RunSite
 from scheduler.agent.start_variables import read_start_variables
 from scheduler.agent.stray_processes import RUN_DIR_VARIABLE, kill_processes
 from scheduler.agent.supervisor_command import build_supervisor_command, find_trainer_interpreter
@@ -78,7 +78,8 @@ class RunState:
         failure: why a rank could not be started, or the container; else empty.
         permanent_fault: why another start cannot succeed either, None if it may.
         loss: why the supervisor ended its ranks, or that it was killed itself; else empty.
-        oom_kills: processes that the kernel has killed for the memory limit. None: unknown.
+        oom_kills: processes that the kernel has killed for lack of memory. None: unknown.
+        exceeded_memory: memory limit of the run in bytes, if the kernel has killed a process for it.
         tails: last lines of output of ranks that failed.
     """
 
@@ -90,6 +91,7 @@ class RunState:
     permanent_fault: PermanentFault | None = None
     loss: str = ""
     oom_kills: int | None = None
+    exceeded_memory: int | None = None
     tails: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -100,27 +102,6 @@ class RunState:
     def has_ended(self) -> bool:
         """Whether no process of the run is left."""
         return self.phase is SupervisedPhase.ENDED
-
-
-@dataclass(frozen=True, slots=True)
-class RunSite:
-    """Folders, devices and facts of the machine for one run.
-
-    Args:
-        working_dir: working directory of the ranks.
-        default_checkpoint_dir: checkpoint directory of a job that names none.
-        machine: cores and GPU identifiers, for the ranks' environment.
-        devices: device nodes of the job's GPUs (`list_gpu_devices`).
-        readable: further folders that ranks must read.
-        lease: file with the time until which ranks may run; None for no limit.
-    """
-
-    working_dir: Path
-    default_checkpoint_dir: Path
-    machine: MachineFacts
-    devices: tuple[Path, ...] = ()
-    readable: tuple[Path, ...] = ()
-    lease: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +172,14 @@ class SupervisedRun:
         secrets = [SecretsFolder.of(folder).path] if document.secrets else []
         readable = [*site.readable, *find_own_folders(), *secrets]
         if document.venv:
-            readable += _find_venv_folders(Path(document.venv), containment, site)
+            readable += site.find_venv_folders(Path(document.venv), containment)
         inherited = _select_inherited(containment.level.name)
         interpreter = find_trainer_interpreter(inherited) if is_reference_trainer(document.command) else ""
         folder.create(document, gid=-1 if user is None else user.gid)
         is_contained = containment.level.name.has_namespaces
         if user is not None and not is_contained:
             folder.open_parents()
-        group = containment.groups.create(str(folder.path))
-        group.limit(document.limits.with_defaults(containment.policy.limits))
+        group = containment.create_group(str(folder.path), document, gpus=site.gpus)
         record = _build_record(containment, site, user, location, group)
         run = cls(folder, document, replace(record, interpreter=interpreter))
         folder.write_record("supervisor.json", encode(run._record))
@@ -348,6 +328,7 @@ class SupervisedRun:
             permanent_fault=self._unrecorded_fault or self.folder.read_permanent_fault(),
             loss=loss,
             oom_kills=self._read_oom_kills(),
+            exceeded_memory=self._group().read_exceeded_memory(),
             tails={rank: self._read_tail(rank) for rank, code in codes.items() if code != 0},
         )
 
@@ -457,15 +438,6 @@ class SupervisedRun:
 
 def _select_inherited(level: LevelName) -> dict[str, str]:
     return select_pod_variables(read_start_variables()) if level is LevelName.POD else select_inherited(os.environ)
-
-
-def _find_venv_folders(venv: Path, containment: Containment, site: RunSite) -> list[Path]:
-    """Return the folders that the ranks need for a virtual environment: of their own project, or anywhere visible."""
-    own = (site.working_dir, *site.readable)
-    return [
-        path if any(folder in (path, *path.parents) for folder in own) else containment.check_visible(path, name="venv")
-        for path in find_interpreter_folders(venv)
-    ]
 
 
 def _build_record(

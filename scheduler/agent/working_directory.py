@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from scheduler.domain.program import (
 from scheduler.executors.run_outcome import COMMAND_NOT_FOUND_CODES
 
 LOG_LINES = 20
+_LOCK_POLL_S = 0.05
 _LOG_BYTES = 65_536
 _HEADER_BYTES_MAX = 2**20
 """Longest header of an entry, such as its name. tarfile reads it into memory."""
@@ -129,6 +131,7 @@ class WorkingDirectories:
         setup: tuple[str, ...] = (),
         user: UserIds | None = None,
         limits: UnpackLimits = UnpackLimits(),
+        cancelled: threading.Event | None = None,
     ) -> WorkingDirectory:
         """Return the directory of an archive after its setup command. Waits while another thread prepares it.
 
@@ -139,13 +142,15 @@ class WorkingDirectories:
             digest: of the archive, `sha256:<hex>`.
             fetch: called if the directory is not prepared yet.
             user: owner of the files; None: the agent's user.
+            cancelled: ends a wait for another thread once it is set.
 
         Raises:
-            WorkingDirectoryError: the archive is damaged, unsafe or too large, or its setup command failed.
+            WorkingDirectoryError: the archive is damaged, unsafe or too large, its setup command failed, or the
+                preparation was cancelled.
         """
         folder = self._root / _key(digest, setup, user)
         self._root.mkdir(parents=True, exist_ok=True, mode=0o711)
-        with _locked(folder):
+        with _locked(folder, cancelled):
             if (ready := _read_ready(folder)) is not None:
                 os.utime(folder / "ready.json")
                 return ready
@@ -296,14 +301,29 @@ def _key(digest: str, setup: tuple[str, ...], user: UserIds | None) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a directory. The lock file stays: another thread may wait for it."""
+def _locked(folder: Path, cancelled: threading.Event | None = None) -> Iterator[None]:
+    """Hold the lock of a directory. The lock file stays: another thread may wait for it.
+
+    Raises:
+        WorkingDirectoryError: it was cancelled while another thread held the lock.
+    """
     lock = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    cancelled = threading.Event() if cancelled is None else cancelled
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _try_lock(lock):
+            if cancelled.wait(_LOCK_POLL_S):
+                raise WorkingDirectoryError("its working directory is not wanted any more")
         yield
     finally:
         os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_older(file: Path, before_s: float) -> bool:

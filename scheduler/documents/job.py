@@ -29,6 +29,12 @@ from scheduler.documents.document import (
     to_printable,
 )
 from scheduler.documents.job_framework import check_framework
+from scheduler.documents.job_resources import (
+    JobResourcesDocument,
+    check_resources,
+    to_job_resources,
+    to_resources_document,
+)
 from scheduler.documents.job_secrets import (
     SecretDocument,
     check_secrets,
@@ -263,10 +269,13 @@ class JobDocument(Document):
         default=None,
         description="Pod template on Kubernetes. Its first container runs `command`, or its own command by default.",
     )
+    resources: JobResourcesDocument | None = Field(
+        default=None, description="Memory and cores that the job may use on each node, or for each GPU."
+    )
     resources_per: Literal["gpu", "pod"] = Field(
         default="pod",
-        description="What the resources of the template's first container are for: `pod`, whatever its number of GPUs, "
-        "or `gpu`, which multiplies them by that number.",
+        description="What `resources` and the resources of the template's first container are for: `pod`, all GPUs of "
+        "the job on a node, or `gpu`, which multiplies them by their number.",
     )
 
     @model_validator(mode="after")
@@ -320,6 +329,11 @@ class JobDocument(Document):
         return self
 
     @model_validator(mode="after")
+    def _check_resources(self) -> Self:
+        check_resources(self.resources, self.template)
+        return self
+
+    @model_validator(mode="after")
     def _check_checkpoints(self) -> Self:
         command = self.command
         if self.template is not None:
@@ -370,6 +384,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             namespace=document.namespace,
             template_json=_canonical_json(template),
             framework=document.framework,
+            resources=to_job_resources(document.resources),
             resources_per=PER_GPU if document.resources_per == PER_GPU else "",
             program=_to_program(document),
         )
@@ -457,6 +472,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "plan": to_plan_document(spec.plan_limits, spec.plan_simplicity),
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,
+        "resources": to_resources_document(spec.resources),
         "resourcesPer": spec.resources_per or None,
     }
     return {name: value for name, value in document.items() if value is not None}

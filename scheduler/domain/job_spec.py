@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
 from scheduler.domain.framework_limits import FRAMEWORK_LIMITS, combine_framework_limits
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_resources import NO_RESOURCES, JobResources
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
-from scheduler.domain.pod_requirements import PodRequirements, parse_requirements
+from scheduler.domain.pod_requirements import PER_GPU, PodRequirements, parse_requirements
 from scheduler.domain.program import DEFAULT_PROGRAM, Program
+from scheduler.domain.run_document import ResourceLimits
 from scheduler.domain.scaling_curve import (
     LINEAR_CURVE_KEY,
     CurveRequest,
@@ -35,8 +37,8 @@ class JobSpec:
     `plan_limits` and `plan_simplicity` restrict the plans of a job with a model whose samples have equal lengths.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
-    `template_json`, if there is one. Its first container's resources are those of a pod, or for each GPU of it if
-    `resources_per` is `gpu`. `resource_uid` is the uid of the custom resource that submitted the job.
+    `template_json`, if there is one. `resources` and those of its first container are for all GPUs on a node, or for
+    each of them if `resources_per` is `gpu`. `resource_uid` is the uid of the custom resource that submitted the job.
     """
 
     name: str
@@ -68,6 +70,7 @@ class JobSpec:
     resource_uid: str = ""
     on_resize: OnResize | None = None
     program: Program = DEFAULT_PROGRAM
+    resources: JobResources = NO_RESOURCES
     resources_per: str = ""
     plan_limits: PlanLimits = NO_LIMITS
     plan_simplicity: float = 0.0
@@ -115,10 +118,19 @@ class JobSpec:
         return bool(self.model or self.profile_json)
 
     @property
+    def pod_template_json(self) -> str:
+        """The pod template with the job's resources; empty for a job with neither."""
+        return self.resources.add_to_template(self.template_json)
+
+    @property
     def pod_requirements(self) -> PodRequirements:
         """Requirements of the job's pods on a node of Kubernetes."""
         volume = self.checkpoint.volume
-        return parse_requirements(self.template_json, self.resources_per, "" if volume is None else volume.claim)
+        return parse_requirements(self.pod_template_json, self.resources_per, "" if volume is None else volume.claim)
+
+    def limit_node(self, gpus: int) -> ResourceLimits:
+        """Return what the job may use on a node where it holds this many GPUs."""
+        return self.resources.limit_node(gpus if self.resources_per == PER_GPU else 1)
 
     @property
     def may_mix_gpu_models(self) -> bool:

@@ -215,6 +215,7 @@ class AgentReport:
     is a newer generation that can start at once, 0 for none, and `master_port` the port that is reserved for it if the
     node holds rank 0. `address` is where ranks on other nodes reach the node. `checkpoint_at_s` is when a file of
     `checkpoint.path` was last complete, and `saved` whether one was after the ranks were asked to leave.
+    `exceeded_memory` is the memory limit in bytes for which the kernel has killed a process of the run; None for none.
     """
 
     job_id: str
@@ -234,6 +235,7 @@ class AgentReport:
     checkpoint_at_s: float | None = None
     saved: bool = False
     permanent_fault: PermanentFault | None = None
+    exceeded_memory: int | None = None
 
     @property
     def has_living_ranks(self) -> bool:

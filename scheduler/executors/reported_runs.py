@@ -22,6 +22,7 @@ from types import MappingProxyType
 from scheduler.domain import gpu_sets
 from scheduler.domain.gpu_sets import NO_GPUS, Gpus, RankPlacement
 from scheduler.domain.job import Job
+from scheduler.domain.job_resources import MEMORY
 from scheduler.domain.observation import (
     AgentReport,
     BegunRun,
@@ -34,6 +35,7 @@ from scheduler.domain.observation import (
     RunPhase,
     Straggler,
 )
+from scheduler.domain.quantities import format_resource
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
 from scheduler.executors.hang_diagnosis import PlacedRank, diagnose_hang
@@ -267,7 +269,7 @@ def _evaluate_run(
         *_key(run),
         outcome,
         statuses,
-        cause=order.cause or _find_cause(ranks, agent_end),
+        cause=order.cause or _find_cause(ranks, reports.values(), agent_end),
         suspects=order.suspects,
         permanent_fault=order.permanent_fault,
         ran_s=_find_run_time_s(reports.values()),
@@ -322,7 +324,7 @@ def _compute_kill_order(
         rank_report = next(rank.report for rank in ranks if rank.view is culprit)
         log_tail = rank_report.tail if rank_report else ""
         fault, permanent_fault = (
-            run_outcome.describe_fault(culprit, log_tail),
+            _describe_memory_death(reports.values()) + run_outcome.describe_fault(culprit, log_tail),
             run_outcome.find_permanent_fault(culprit, log_tail),
         )
         return KillOrder(kill_at_s, fault=fault, is_hearsay=_is_hearsay(culprit), permanent_fault=permanent_fault)
@@ -330,6 +332,15 @@ def _compute_kill_order(
     if run_outcome.find_final_phase(rank_views) or (saved and has_ended_rank):
         return KillOrder(now_s + TEARDOWN_TIMEOUT_S)
     return _hang_kill_order(ranks, now_s)
+
+
+def _describe_memory_death(reports: Iterable[AgentReport]) -> str:
+    """Return what to say before the fault of a run in which the kernel has killed a process at the memory limit."""
+    for report in reports:
+        if report.exceeded_memory is not None:
+            limit = format_resource(MEMORY, report.exceeded_memory)
+            return f"on node {report.node} the job needed more than its limit of {limit} (resources.memory): "
+    return ""
 
 
 def _hang_kill_order(ranks: list[_RankState], now_s: float) -> KillOrder | None:
@@ -412,11 +423,17 @@ def _find_agent_end(run: BegunRun, rank: _RankState, ends: Mapping[str, AgentEnd
     return ends.get(run.pods[node]) or AgentEnd(f"the agent of node {node} is gone")
 
 
-def _find_cause(ranks: list[_RankState], agent_end: AgentEnd | None) -> FailureCause | None:
+def _find_cause(
+    ranks: list[_RankState], reports: Iterable[AgentReport], agent_end: AgentEnd | None
+) -> FailureCause | None:
     if agent_end is not None and agent_end.cause is not None:
         return agent_end.cause
     counts = {rank.placement.rank: rank.report.oom_kills for rank in ranks if rank.report is not None}
-    return run_outcome.find_failure_cause([rank.view for rank in ranks], oom_kills=lambda view: counts.get(view.rank))
+    return run_outcome.find_failure_cause(
+        [rank.view for rank in ranks],
+        oom_kills=lambda view: counts.get(view.rank),
+        has_exceeded_memory=any(report.exceeded_memory is not None for report in reports),
+    )
 
 
 def _key(run: BegunRun) -> tuple[str, int]:

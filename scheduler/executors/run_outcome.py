@@ -117,13 +117,16 @@ def find_faulty_ranks(ranks: Sequence[RankView], *, terminated: bool, saved: boo
 
 
 def find_failure_cause(
-    ranks: Sequence[RankView], *, oom_kills: Callable[[RankView], int | None]
+    ranks: Sequence[RankView], *, oom_kills: Callable[[RankView], int | None], has_exceeded_memory: bool = False
 ) -> FailureCause | None:
     """Return the cause of a failed run, if it is proven.
 
     Either a rank reports it, or the kernel counted an OOM kill in the cgroup of a SIGKILLed rank since its last status.
-    The latter proves nothing if another rank died differently, because then Ebbtide killed the others. `oom_kills`
-    returns the current count of a rank's cgroup.
+    The latter proves nothing if another rank died differently, because then Ebbtide killed the others.
+
+    Args:
+        oom_kills: returns the current count of a rank's cgroup.
+        has_exceeded_memory: whether the count is of the run alone and not 0, so that a rank needs no status.
     """
     if any(view.status is not None and view.status.cause is FailureCause.OUT_OF_MEMORY for view in ranks):
         return FailureCause.OUT_OF_MEMORY
@@ -132,6 +135,8 @@ def find_failure_cause(
     ]
     if any(view.exit_code not in _ENDED_BY_SIGKILL for view in ended_without_outcome):
         return None
+    if has_exceeded_memory and ended_without_outcome:
+        return FailureCause.OUT_OF_MEMORY
     for view in ended_without_outcome:
         count_at_status = None if view.status is None else view.status.oom_kills
         count_now = None if count_at_status is None else oom_kills(view)

@@ -83,7 +83,7 @@ def job_object_name(job_id: str) -> str:
 
 def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) -> Manifest:
     """Return the unbound agent pod of the job on one node."""
-    template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
+    template = json.loads(job.spec.pod_template_json or '{"spec": {"containers": [{}]}}')
     spec = template["spec"]
     mounts_shm = _has_shm_mount(spec["containers"][0])
     template_grace_s = spec.get("terminationGracePeriodSeconds")

@@ -13,7 +13,8 @@ from scheduler.agent.containment import Containment, ContainmentPolicy
 from scheduler.agent.control_groups import ControlGroups
 from scheduler.agent.rank_environment import MachineFacts
 from scheduler.agent.run_folder import AgentFolders
-from scheduler.agent.supervised_run import RunSite, RunState, SupervisedPhase, SupervisedRun
+from scheduler.agent.run_site import RunSite
+from scheduler.agent.supervised_run import RunState, SupervisedPhase, SupervisedRun
 from scheduler.domain.run_document import MasterAddress, RankSeat, ResourceLimits, RunDocument
 
 TIMEOUT_S = 20.0

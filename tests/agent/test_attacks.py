@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import signal
 import stat
 import time
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.agent import containment
 from scheduler.agent.containment import (
     Containment,
     ContainmentError,
@@ -27,6 +31,7 @@ from tests.agent.runs import (
 )
 
 pytestmark = needs_root
+ROOT = Path(__file__).parents[2]
 
 _READ = """
 import json, os, sys
@@ -70,8 +75,31 @@ def test_hidden_file_in_a_hidden_folder_does_not_lower_the_level(tmp_path: Path)
     (run / "agent").mkdir(parents=True)
     secret = run / "token.secret"
     secret.write_text("secret")
-    containment = Containment.detect(ContainmentPolicy(), hidden=[run / "agent", run, secret])
-    assert (containment.level.name, containment.hidden) == (LevelName.FULL, (run,))
+    found = Containment.detect(ContainmentPolicy(), hidden=[run / "agent", run, secret])
+    assert (found.level.name, found.hidden) == (LevelName.FULL, (run,))
+
+
+def test_user_of_jobs_that_owns_a_visible_folder_of_the_service_lowers_the_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containment, "SERVICE_FOLDER", tmp_path)
+    os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
+    policy = ContainmentPolicy(users={"ada": "nobody"}, default_user="nobody")
+    visible = Containment.detect(policy, hidden=[]).level
+    assert (visible.name, [str(tmp_path) in reason for reason in visible.missing]) == (LevelName.PARTIAL, [True])
+    for hidden in (tmp_path, tmp_path.parent):
+        assert Containment.detect(policy, hidden=[hidden]).level.name is LevelName.FULL
+
+
+def test_units_keep_the_service_from_jobs_of_its_machine() -> None:
+    """Both units on one machine: jobs have another user than the service, and do not see its folder."""
+    service, agent = ((ROOT / "deploy" / name).read_text() for name in ("ebbtide.service", "ebbtide-agent.service"))
+    (user,) = re.findall(r"^User=(.*)$", service, re.MULTILINE)
+    (folder,) = re.findall(r"^StateDirectory=(.*)$", service, re.MULTILINE)
+    (command,) = re.findall(r"^ExecStart=(.*)$", agent, re.MULTILINE)
+    assert user not in containment.DEFAULT_USERS
+    assert Path("/var/lib", folder) == containment.SERVICE_FOLDER
+    assert f"--hide {containment.SERVICE_FOLDER} " in command
 
 
 def test_service_secrets_and_other_jobs_cannot_be_read(machine: TestMachine, monkeypatch: pytest.MonkeyPatch) -> None:

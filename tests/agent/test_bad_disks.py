@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,12 +55,12 @@ def test_run_on_a_full_disk_fails_with_the_reason(disk: Path, generation: int) -
     if generation > 1:
         AgentFolders(state.root).checkpoint_dir("job-1").mkdir(parents=True, mode=0o700)
     ballast = fill(disk)
-    run = launcher.prepare(python_job("", generation=generation))
+    run = launcher.prepare(python_job("", generation=generation), threading.Event())
     assert run.poll().has_ended
     assert os.strerror(errno.ENOSPC) in run.poll().failure
     run.settle()
     ballast.unlink()
-    again = launcher.prepare(python_job("", generation=generation + 1))
+    again = launcher.prepare(python_job("", generation=generation + 1), threading.Event())
     assert not again.poll().failure
     again.kill()
 
@@ -71,7 +72,7 @@ def test_run_on_a_read_only_disk_fails_with_the_reason(disk: Path, tmp_path: Pat
     subprocess.run(["mount", "--bind", str(disk), str(jobs)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(jobs)], check=True)
-        run = launcher.prepare(python_job(""))
+        run = launcher.prepare(python_job(""), threading.Event())
         assert run.poll().has_ended
         assert os.strerror(errno.EROFS) in run.poll().failure
         run.settle()

@@ -12,8 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.agent.requirements import needs_root
 from tests.agent.runs import find_processes
 from tests.e2e.machine_site import MachineSite, open_site
 
@@ -156,6 +158,52 @@ def test_jobs_that_are_cancelled_at_any_moment_leave_no_process(
     assert cancels == 4 or cancels // 4 < began < cancels
 
 
+def read_limits(site: MachineSite, job_id: str) -> dict[str, str]:
+    """Return what the control groups of a job's first run say, under the names of version 1 or 2 of the kernel."""
+    (record,) = site.folder.glob(f"m*/jobs/{job_id}/gen-1@*/supervisor.json")
+    folders = [Path(path) for path in json.loads(record.read_text())["control_groups"].values()]
+    files = [path for folder in folders for path in folder.iterdir() if path.name in _LIMIT_FILES]
+    return {_LIMIT_FILES[path.name]: path.read_text().split()[0] for path in files}
+
+
+_LIMIT_FILES = {
+    "memory.limit_in_bytes": "memory",
+    "cpu.shares": "weight",
+    "cpu.cfs_quota_us": "quota",
+    "memory.max": "memory",
+    "cpu.weight": "weight",
+    "cpu.max": "quota",
+}
+
+
+@needs_root
+def test_jobs_have_limits_of_memory_and_cores(shared_site: MachineSite) -> None:
+    """A job that states none leaves memory to the system, and never waits for idle cores."""
+    site = shared_site
+    plain = site.submit("plain", ["sleep", "60"], gpus=2)
+    stated = site.submit("stated", ["sleep", "60"], gpus=1, resources={"memory": "1Gi", "cpu": "1500m"})
+    site.wait(lambda: all(list(site.folder.glob(f"m*/jobs/{job}/gen-1@*/started.json")) for job in (plain, stated)))
+    default, own = read_limits(site, plain), read_limits(site, stated)
+    total = psutil.virtual_memory().total
+    assert total / 2 < int(default["memory"]) < total - 2**29
+    assert (default["weight"] in ("2048", "200"), default["quota"] in ("-1", "max")) == (True, True)
+    assert (own["memory"], own["weight"] in ("1024", "100"), own["quota"]) == (str(1 << 30), True, "150000")
+    for job_id in (plain, stated):
+        site.client.cancel(job_id)
+
+
+@needs_root
+def test_job_beyond_its_memory_is_told_its_limit(shared_site: MachineSite) -> None:
+    site = shared_site
+    script = "data = bytearray(1 << 30); print(len(data))"
+    job_id = site.submit("greedy", ["python3", "-c", script], gpus=1, resources={"memory": "128Mi"})
+    site.wait(lambda: "128 MiB" in site.client.job(job_id)["message"])
+    assert "resources.memory" in site.client.job(job_id)["message"]
+    assert site.state(job_id) == "planning"
+    assert len(site.client.job(job_id)["memory"]["deaths"]) == 1
+    site.client.cancel(job_id)
+
+
 @pytest.mark.full
 def test_agent_that_stops_can_let_its_ranks_save_and_leave(site: MachineSite) -> None:
     site.join("m1", "--leave-within", "20s", gpus=1)
@@ -221,6 +269,17 @@ def test_uploaded_directory_is_set_up_and_runs_the_users_own_modules(shared_site
     )
     site.wait_for_success(job_id)
     site.wait(lambda: list_lines(site, job_id, 0) == ["mine once []"])
+
+
+def test_cancel_ends_a_setup_command(shared_site: MachineSite, tmp_path: Path) -> None:
+    site = shared_site
+    (tmp_path / "project").mkdir()
+    options = ("--workdir", str(tmp_path / "project"), "--setup", "sleep 4326.5", "--min", "1", "-q", "--", "true")
+    job_id = site.run_command("submit", "--name", "preparing", *options)
+    site.wait(lambda: bool(find_processes("4326.5")))
+    site.client.cancel(job_id)
+    site.wait(lambda: not find_processes("4326.5"))
+    site.wait_for_success(site.submit("next", ["true"], gpus=4))
 
 
 def test_failed_setup_fails_the_job_and_says_why(shared_site: MachineSite, tmp_path: Path) -> None:

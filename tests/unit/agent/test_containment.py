@@ -120,7 +120,7 @@ def test_owner_is_mapped_to_a_user_that_exists(monkeypatch: pytest.MonkeyPatch) 
         policy.find_user("eve")
     with pytest.raises(ContainmentError, match="--default-user gone: "):
         replace(policy, default_user="gone").find_user("bob")
-    names["ebbtide"] = 999
+    names |= {"ebbtide": 998, "ebbtide-jobs": 999}
     assert (policy.find_user("bob") or USER).uid == 999
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
     assert policy.find_user("eve") is None
@@ -134,6 +134,17 @@ def test_machine_without_bubblewrap_says_so_and_can_be_refused(monkeypatch: pyte
     assert sum("no control group" in reason for reason in found.level.missing) == 3
     with pytest.raises(ContainmentError, match=r"bwrap.*memory.*pids.*cpu"):
         Containment.detect(ContainmentPolicy(requires_full=True), hidden=[], groups=ControlGroups())
+
+
+def test_hidden_file_is_named_as_a_gap_where_ranks_have_the_users_rights(tmp_path: Path) -> None:
+    """SQLite replaces its write-ahead log, and a restored database is another file."""
+    database = tmp_path / "ebbtide.sqlite"
+    database.touch()
+    gaps = [
+        Containment.detect(ContainmentPolicy(keeps_user=True), hidden=[hidden], groups=ControlGroups()).level.missing
+        for hidden in (database, tmp_path)
+    ]
+    assert [any(str(database) in reason for reason in missing) for missing in gaps] == [True, False]
 
 
 def test_device_nodes_are_those_of_the_jobs_gpus(tmp_path: Path) -> None:

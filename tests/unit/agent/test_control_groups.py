@@ -54,6 +54,36 @@ def test_job_without_limits_changes_nothing(tmp_path: Path) -> None:
     assert {path.read_text() for path in unified.iterdir()} == {"max"}
 
 
+def test_cores_are_weighed_by_gpus(tmp_path: Path) -> None:
+    cpu, unified = _create_files(tmp_path / "1", "cpu.shares"), _create_files(tmp_path / "2", "cpu.weight")
+    ControlGroup({"cpu": cpu, "unified": unified}).limit(ResourceLimits(), gpus=8)
+    assert ((cpu / "cpu.shares").read_text(), (unified / "cpu.weight").read_text()) == ("8192", "800")
+    ControlGroup({"unified": unified}).limit(ResourceLimits(), gpus=1000)
+    assert (unified / "cpu.weight").read_text() == "10000"
+
+
+def test_exceeded_limit_is_known_from_a_kill_and_a_hit(tmp_path: Path) -> None:
+    second = _create_files(tmp_path / "2", "memory.max", text="4096\n")
+    for text, expected in (("oom 1\noom_kill 0\n", None), ("oom 0\noom_kill 1\n", None), ("oom 1\noom_kill 1\n", 4096)):
+        (second / "memory.events").write_text(text)
+        assert ControlGroup({"unified": second}).read_exceeded_memory() == expected
+    first = _create_files(tmp_path / "1", "memory.oom_control", text="oom_kill 1\n")
+    _create_files(first, "memory.limit_in_bytes", text="8192\n")
+    for peak, expected in ((8192, 8192), (4096, None)):
+        (first / "memory.max_usage_in_bytes").write_text(f"{peak}\n")
+        assert ControlGroup({"memory": first}).read_exceeded_memory() == expected
+
+
+def test_memory_of_all_groups_is_the_least_around_them(tmp_path: Path) -> None:
+    base = tmp_path / "slurm" / "job"
+    _create_files(base, "memory.max", text="max\n")
+    _create_files(base.parent, "memory.max", text="4096\n")
+    assert ControlGroups({"unified": base}).read_memory_bytes() == 4096
+    first = _create_files(tmp_path / "1", "memory.stat", text="cache 1\nhierarchical_memory_limit 8192\n")
+    assert ControlGroups({"memory": first}).read_memory_bytes() == 8192
+    assert ControlGroups({}).read_memory_bytes() is None
+
+
 def test_memory_kills_are_read_from_either_version(tmp_path: Path) -> None:
     first = _create_files(tmp_path / "1", "memory.oom_control", text="oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     second = _create_files(tmp_path / "2", "memory.events", text="low 0\noom 1\noom_kill 2\n")

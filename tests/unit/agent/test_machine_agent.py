@@ -80,7 +80,7 @@ def test_error_with_one_run_leaves_the_agent_and_other_runs_alone(tmp_path: Path
         agent = MachineAgent(
             AgentState(tmp_path / "state"),
             AgentIdentity("m1", ("m1",), server.url, "ebm_x"),
-            prepare=lambda document: cast("SupervisedRun", document),
+            prepare=lambda document, _: cast("SupervisedRun", document),
             recovered=cast("list[SupervisedRun]", [faulty, healthy]),
             retention=cast("RunRetention", retention),
             output=cast("Any", output),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -19,6 +20,7 @@ from scheduler.agent.agent_state import AgentIdentity, AgentState
 from scheduler.agent.containment import Containment, ContainmentLevel, ContainmentPolicy, LevelName
 from scheduler.agent.control_groups import ControlGroups
 from scheduler.agent.run_launcher import RunLauncher
+from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.machine import MachineInventory
 from scheduler.domain.program import UNPACKED_RATIO_MAX
@@ -58,6 +60,10 @@ def launcher(tmp_path: Path) -> Iterator[RunLauncher]:
         yield RunLauncher(AgentState(tmp_path / "state"), identity, containment, MachineInventory(cpus=1), preload=())
 
 
+def prepare(launcher: RunLauncher, document: RunDocument) -> SupervisedRun:
+    return launcher.prepare(document, threading.Event())
+
+
 def with_archive(**fields: Any) -> RunDocument:
     return replace(python_job("pass"), archive=f"sha256:{sha256(ARCHIVE).hexdigest()}", **fields)
 
@@ -68,7 +74,7 @@ def test_unpacked_size_is_limited_as_the_service_says(
 ) -> None:
     # Its setup command fails, so that no supervisor starts.
     document = with_archive(archive_bytes_max=archive_bytes_max, setup=("sh", "-c", "exit 3"))
-    failure = launcher.prepare(document).poll().failure
+    failure = prepare(launcher, document).poll().failure
     assert ("exited with code 3" in failure, "more than 96 bytes" in failure) == (is_accepted, not is_accepted)
 
 
@@ -84,7 +90,7 @@ def test_unpacked_size_is_limited_as_the_service_says(
 def test_failed_preparation_says_whether_another_try_can_help(
     launcher: RunLauncher, fields: dict[str, Any], fault: PermanentFault | None
 ) -> None:
-    assert launcher.prepare(replace(with_archive(), **fields)).poll().permanent_fault is fault
+    assert prepare(launcher, replace(with_archive(), **fields)).poll().permanent_fault is fault
 
 
 def test_checkpoint_directory_that_does_not_answer_fails_its_job_alone(
@@ -92,7 +98,7 @@ def test_checkpoint_directory_that_does_not_answer_fails_its_job_alone(
 ) -> None:
     monkeypatch.setattr(checkpoint_folder, "_RESOLVE", "import time; time.sleep(60)")
     monkeypatch.setattr(checkpoint_folder, "_TIMEOUT_S", 0.2)
-    state = launcher.prepare(replace(python_job("pass"), checkpoint_dir=str(tmp_path / "stale"))).poll()
+    state = prepare(launcher, replace(python_job("pass"), checkpoint_dir=str(tmp_path / "stale"))).poll()
     assert state.has_ended
     assert f"stat {tmp_path / 'stale'}" in state.failure
 
@@ -102,4 +108,4 @@ def test_unexpected_error_fails_its_job_alone(launcher: RunLauncher, monkeypatch
         raise KeyError("a fault of the agent")
 
     monkeypatch.setattr(supervised_run, "open_checkpoint_folder", fail)
-    assert "a fault of the agent" in launcher.prepare(python_job("pass")).poll().failure
+    assert "a fault of the agent" in prepare(launcher, python_job("pass")).poll().failure

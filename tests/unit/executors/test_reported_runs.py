@@ -254,6 +254,16 @@ def test_oom_kill_count_proves_out_of_memory(counted: int | None, cause: Failure
     assert (seen.run.phase, seen.run.cause) == (RunPhase.FAILED, cause)
 
 
+@pytest.mark.parametrize(("code", "cause"), [(KILLED, FailureCause.OUT_OF_MEMORY), (1, None)])
+def test_run_beyond_its_memory_limit_fails_with_the_limit(code: int, cause: FailureCause | None) -> None:
+    """The kernel may also have killed a worker of a data loader, after which the rank ends by itself."""
+    silent = RankReport(1, code, tail="Killed")
+    reports = [report(0, rank(0, code=KILLED)), report(1, silent, exceeded_memory=64 << 30)]
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert (seen.run.phase, seen.run.cause) == (RunPhase.FAILED, cause)
+    assert all(part in seen.run.reason for part in ("node n1", "64 GiB", "resources.memory"))
+
+
 def test_unstarted_ranks_are_awaited_until_the_kill_order_expires() -> None:
     doomed = replace(RUN, doom=KillOrder(NOW_S, loss="it was killed at its deadline"))
     for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + START_LAG_S, RunPhase.LOST)):

@@ -191,6 +191,13 @@ class PlanLimitsView(TypedDict):
     without: NotRequired[list[str]]
 
 
+class JobResourcesView(TypedDict):
+    """Memory and cores that a job may use. Absent fields: the job states none."""
+
+    cpu: NotRequired[float]
+    memory: NotRequired[int]
+
+
 class KubernetesSecretView(TypedDict):
     """Answer of type KubernetesSecretView."""
 
@@ -239,6 +246,7 @@ class JobSpecView(TypedDict):
     priority: int
     profile: NotRequired[dict[str, Any]]
     queue: str
+    resources: NotRequired[JobResourcesView]
     resourcesPer: NotRequired[str]
     retries: int
     secrets: NotRequired[list[SecretReferenceView]]
