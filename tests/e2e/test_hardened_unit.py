@@ -57,7 +57,7 @@ def test_unit_runs_as_a_user_with_private_files() -> None:
 def test_service_works_within_the_restrictions_of_the_unit(tmp_path: Path) -> None:
     """Bubblewrap gives it a read-only system, private devices and temporary files, and no capabilities.
 
-    Authentication is on, so the service creates the local user's token. With `ProcSubset=pid`, /proc has processes only;
+    Authentication is on, so the service creates a token. With `ProcSubset=pid`, /proc has processes only;
     bubblewrap cannot mount it so, but covers the other files with a device that cannot be read.
     """
     state, port = tmp_path / "state", find_free_port()
