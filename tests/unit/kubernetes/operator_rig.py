@@ -28,9 +28,9 @@ class OperatorRig:
     sent: set[str] = field(default_factory=set)
     more: dict[str, Any] = field(default_factory=dict)
 
-    def compute_commands(self, **more: Any) -> SpecCommands:
-        loaded, now_s = LoadedState(self.snapshot, self.inbox), self.snapshot.now_s
-        return compute_spec_commands(self.server.resources(), loaded, now_s, job_namespace=NAMESPACE, **more)
+    def compute_commands(self) -> SpecCommands:
+        loaded = LoadedState(self.snapshot, self.inbox)
+        return compute_spec_commands(self.server.resources(), loaded, self.snapshot.now_s, job_namespace=NAMESPACE)
 
     def send(self, *commands: Command) -> list[str]:
         """Add new commands to the inbox and return their kinds."""

@@ -64,7 +64,11 @@ def test_an_undeclared_queue_has_the_ceiling_of_the_default_queue() -> None:
     for name, priority in (("high", 8), ("fair", 7)):
         rig.server.add(ELASTIC_JOB, name, {**SPEC, "queue": "foo", "priority": priority}, namespace="team-a")
     rig.send(*rig.compute_commands().commands)
-    submitted = [each.body for each in rig.compute_commands(allows_undeclared_queues=True).commands]
+    resources, loaded = rig.server.resources(), LoadedState(rig.snapshot, rig.inbox)
+    computed = compute_spec_commands(
+        resources, loaded, NOW_S, job_namespace="ebbtide-jobs", allows_undeclared_queues=True
+    )
+    submitted = [each.body for each in computed.commands]
     assert [body.spec.name for body in submitted if isinstance(body, SubmitJob)] == ["fair"]
 
 
