@@ -15,7 +15,7 @@ from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_curso
 from api.identity.audit import new_audit_entry
 from api.identity.authorization import ADMIN, requires
 from api.identity.principals import Grant, Principal, generate_account_id, generate_token
-from api.tokens import CREATED_BEFORE, LIFETIME_S_MAX, TOKEN_NAME_PATTERN, GrantText, TokenView, token_view
+from api.tokens import CREATED_BEFORE, LIFETIME_S_MAX, GrantText, TokenName, TokenView, token_view
 from scheduler.documents.document import Document, invalid_field
 from scheduler.store.api_protocol import AccountNameTakenError, AccountStore, ServiceStore
 from scheduler.store.credentials import ApiToken, ServiceAccount
@@ -73,9 +73,7 @@ _TOKEN_LIFETIME = "Lifetime of the token, in seconds. Null: it is valid as long 
 class ServiceAccountDocument(Document):
     """A service account to create."""
 
-    name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(
-        description="Unique name of the account, which is shown as the owner of its jobs."
-    )
+    name: TokenName = Field(description="Unique name of the account, which is shown as the owner of its jobs.")
     grants: Grants = Field(
         description="Roles: admin, or viewer, submitter or queue-admin, each with :QUEUE for a single queue."
     )

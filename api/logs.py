@@ -125,6 +125,7 @@ def _require_available(job: Job, service: Service, generation: int | None) -> No
     """Check why there is no output.
 
     Raises:
+        InvalidDocumentError: the job has not had this generation.
         ProblemError: 501 if the logs are in the cluster, 404 if they were deleted.
     """
     runs = service.agent_state.begun_runs(job.id, service.clock.now_s())
@@ -132,7 +133,10 @@ def _require_available(job: Job, service: Service, generation: int | None) -> No
         namespace = job.spec.namespace or service.settings.job_namespace
         command = f"kubectl logs --namespace {namespace} --selector ebbtide.dev/job={job.id} --prefix --tail=-1"
         raise ProblemError(501, "logs-elsewhere", f"job {job.id} runs in pods; the cluster has their logs: {command}")
-    if generation is not None and generation <= job.allocation.generation:
+    newest = job.allocation.generation
+    if generation is not None and generation > newest:
+        raise_invalid_field("generation", generation, f"1 to {newest}" if newest else "none; the job has not started")
+    if generation is not None:
         raise ProblemError(404, "not-found", f"the logs of generation {generation} of job {job.id} were deleted")
     if job.is_ended and job.account.first_started_at_s is not None:
         raise ProblemError(404, "not-found", f"the logs of job {job.id} were deleted")

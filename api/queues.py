@@ -121,7 +121,7 @@ def change_queue(
 @router.delete("/queues/{name}", status_code=202)
 @requires(ADMIN)
 def delete_queue(name: QueueNamePath, context: ContextDep, if_match: IfMatchHeader = "") -> QueueView:
-    """Delete the declaration. The queue's jobs stay, without guarantee and limit."""
+    """Delete the declaration. The queue's jobs stay, without its guarantee and under the limits of `default`."""
     basis = require_match(if_match, queue_etag(_get_declared_queue(context, name)), f"queue {name}")
     view = _visible_queue_view(context, name)
     context.send(DeleteQueue(name), basis=basis)

@@ -7,7 +7,7 @@ from api.identity.principals import Principal, Role
 from api.state import RequestContext
 from scheduler.documents.document import InvalidField
 from scheduler.domain.job import Job
-from scheduler.domain.job_queue import JobQueue, describe_existing_queues, is_existing_queue
+from scheduler.domain.job_queue import describe_existing_queues, find_priority_ceiling, is_existing_queue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.scheduling.preconditions import user_job_limit_error
 
@@ -55,14 +55,17 @@ def check_change(job: Job, *, queue: str | None, priority: int | None, context: 
 
 
 def check_priority(principal: Principal, queue: str, priority: int, context: RequestContext) -> None:
-    """Check that the principal may give a job in this queue the priority.
+    """Check that the principal may give a job in this queue the priority. The ceiling of `default` applies to a queue
+    that was not created, as its limits do.
 
     Raises:
-        ProblemError: 403 if the priority is above the queue's ceiling and the principal is not a queue-admin of it.
+        ProblemError: 403 if the priority is above the ceiling and the principal is no queue-admin where it is set.
     """
-    ceiling = (context.snapshot.queues.get(queue) or JobQueue(queue)).priority_max
-    if priority <= ceiling or principal.has_role(Role.QUEUE_ADMIN, queue):
+    limiting, ceiling = find_priority_ceiling(queue, context.snapshot.queues)
+    if priority <= ceiling or principal.has_role(Role.QUEUE_ADMIN, limiting):
         return
-    allowed = f"at most {ceiling}, the ceiling of queue {queue}; a higher one needs the role queue-admin on the queue"
+    allowed = (
+        f"at most {ceiling}, the ceiling of queue {limiting}; a higher one needs the role queue-admin on {limiting}"
+    )
     invalid = InvalidField("priority", priority, allowed)
     raise ProblemError(403, "forbidden", invalid.message, (invalid,))

@@ -16,7 +16,7 @@ from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_curso
 from api.identity.audit import new_audit_entry
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Grant, Principal, generate_token
-from scheduler.documents.document import Document
+from scheduler.documents.document import Document, require_form
 from scheduler.store.api_protocol import AuditEntry, AuditFilter, HistoryLog, StoredAuditEntry
 from scheduler.store.credentials import ApiToken
 
@@ -149,6 +149,12 @@ router = create_router("identity")
 
 LIFETIME_S_MAX = 10 * 366 * 86_400.0
 TOKEN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
+TokenName = Annotated[
+    str,
+    Field(json_schema_extra={"pattern": TOKEN_NAME_PATTERN}),
+    require_form(TOKEN_NAME_PATTERN, "1 to 63 letters, digits and . _ @ + -, starting with a letter or digit"),
+]
+_DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 GrantText = Annotated[str, AfterValidator(lambda text: str(Grant.parse(text))), Field(max_length=100)]
 TokenIdPath = Annotated[str, Path(description="Public id from the response to its creation, not the secret.")]
 
@@ -156,7 +162,7 @@ TokenIdPath = Annotated[str, Path(description="Public id from the response to it
 class TokenDocument(Document):
     """A token to create."""
 
-    name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)] = Field(
+    name: TokenName = Field(
         description="Display name of the caller with the token. Another token of this name is another caller."
     )
     grants: Annotated[list[GrantText], Field(min_length=1, max_length=100)] = Field(
@@ -287,7 +293,10 @@ def verify_audit(
     service: ServiceDep,
     digest: Annotated[
         str,
-        Query(pattern=r"^([0-9a-f]{64})?$", description="Digest that the log must contain. Empty: any."),
+        Query(
+            json_schema_extra={"pattern": _DIGEST_PATTERN}, description="Digest that the log must contain. Empty: any."
+        ),
+        require_form(_DIGEST_PATTERN, "the 64 hexadecimal digits that an earlier verification printed"),
     ] = "",
 ) -> ChainReportView:
     """Check that no entry of the audit log was changed, removed, inserted or moved since it was written."""

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.exit_codes import ExitCode, InputError, ServiceError, choose_exit_code
-from cli.inputs import input_errors_from
 from cli.local_service import find_local_service
 
 if TYPE_CHECKING:
@@ -155,6 +154,7 @@ UrlOption = Annotated[
     ),
 ]
 
+_PROBLEM_TYPE = "urn:ebbtide:problem:"
 _REMEDIES = {
     401: " (log in with `ebbtide login`, or set EBBTIDE_TOKEN)",
     403: " (`ebbtide whoami` shows your roles; an admin can grant more)",
@@ -176,17 +176,27 @@ def service_client(url: str) -> Iterator[Client]:
 def target_client(target: Target) -> Iterator[Client]:
     from ebbtide.client import Client, ProblemError, UnreachableError
 
-    with input_errors_from("--url"):
+    try:
         client = Client(target.url, token=target.token)
+    except ValueError as error:
+        raise InputError(f"--url: {str(error).removeprefix('url: ')}") from error
     try:
         with client:
             yield client
     except ProblemError as problem:
+        if not _is_from_ebbtide(problem):
+            message = f"{target.url} is not an Ebbtide service: it answered HTTP {problem.status}. Check --url."
+            raise ServiceError(message, ExitCode.UNAVAILABLE, problem) from problem
         message = format_problem(problem) + _REMEDIES.get(problem.status, "")
         raise ServiceError(message, choose_exit_code(problem.status), problem) from problem
     except UnreachableError as error:
         message = f"{error} (start a service with `ebbtide serve`, or set --url)"
         raise ServiceError(message, ExitCode.UNAVAILABLE) from error
+
+
+def _is_from_ebbtide(problem: ProblemError) -> bool:
+    """Return whether Ebbtide answered, or a proxy that says that the service behind it is unavailable."""
+    return problem.type.startswith(_PROBLEM_TYPE) or choose_exit_code(problem.status) is ExitCode.UNAVAILABLE
 
 
 def format_problem(problem: ProblemError) -> str:

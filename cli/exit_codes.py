@@ -43,7 +43,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.REFUSED: "Your roles or the current state do not allow the change (403, 409, 412).",
     ExitCode.NOT_FOUND: "The resource does not exist, or you may not see it (404, 410).",
     ExitCode.UNAUTHENTICATED: "The service accepts no such token. Run `ebbtide login` (401).",
-    ExitCode.UNAVAILABLE: "The service does not answer or is busy. Retry later (429, 502, 503, 504).",
+    ExitCode.UNAVAILABLE: "The service or the database does not answer or is busy. Retry later (429, 502, 503, 504).",
 }
 _CODES_BY_STATUS = {
     400: ExitCode.USAGE,
@@ -74,6 +74,18 @@ class InputError(TyperException):
     """Invalid input. The message names the field, the value and the accepted values."""
 
     exit_code = ExitCode.USAGE
+
+
+class RefusedError(CommandError):
+    """The current state does not allow the change."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class UnreachableError(CommandError):
+    """A database does not respond now. A later attempt may succeed."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class ServiceError(CommandError):

@@ -46,9 +46,13 @@ def _find_candidates(client: Client, reference: str) -> list[JobView]:
 
 
 def _list_matching(client: Client, reference: str) -> Iterator[JobView]:
-    """Yield jobs whose id or name starts with the text. The ids of most jobs start with their name, but not of all."""
-    yield from islice(client.jobs(job_id=reference, limit=CANDIDATES_MAX), CANDIDATES_MAX)
-    yield from islice(client.jobs(name=reference, limit=CANDIDATES_MAX), CANDIDATES_MAX)
+    """Yield jobs whose id or name starts with the text. The ids of most jobs start with their name, but not of all.
+
+    Live jobs are listed apart, because any number of ended ones may be newer.
+    """
+    for state in ("live", "ended"):
+        yield from islice(client.jobs(job_id=reference, state=state, limit=CANDIDATES_MAX), CANDIDATES_MAX)
+        yield from islice(client.jobs(name=reference, state=state, limit=CANDIDATES_MAX), CANDIDATES_MAX)
 
 
 def _require_one(reference: str, jobs: list[JobView]) -> JobView:

@@ -21,9 +21,11 @@ from tests.builders import a_job
 from tests.postgres_server import PostgresServer
 
 RARE = 50
-"""Jobs with a rare owner, queue, state and name, which are the oldest."""
+"""Jobs with a rare owner, queue, state, name and id, which are the oldest. As many others ended recently."""
 PAGE = 20
-_PLACEHOLDER, _PLACEHOLDER_S = "id-of-the-job", 987654321.0
+_PLACEHOLDER, _PLACEHOLDER_S, _ENDED_PLACEHOLDER_S = "id-of-the-job", 987654321.0, 123456789.0
+_RECENT_S = 0.5 - RARE
+"""The newest job ended at 0 s, and each other one a second before the next."""
 _SERIES = {
     "sqlite": "(WITH RECURSIVE series(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM series WHERE n < :count) "
     "SELECT n FROM series)",
@@ -41,21 +43,42 @@ QUERIES = {
     "common name": JobQuery(name_prefix="train"),
     "rare name": JobQuery(name_prefix="rare"),
     "no match": JobQuery(name_prefix="nobody"),
+    "common owner id": JobQuery(owner_id="id-user-3"),
+    "rare owner id": JobQuery(owner_id="id-rare"),
+    "common id": JobQuery(id_prefix="job"),
+    "rare id": JobQuery(id_prefix="rare"),
+    "recently ended": JobQuery(ended_since_s=_RECENT_S),
+    "recently ended in a common state": JobQuery(
+        states=frozenset({JobState.SUCCEEDED, JobState.FAILED}), ended_since_s=_RECENT_S
+    ),
+    "common state that no job entered recently": JobQuery(
+        states=frozenset({JobState.CANCELLED}), ended_since_s=_RECENT_S
+    ),
+    "ended long ago or later": JobQuery(ended_since_s=-1e9),
+    "ended after all": JobQuery(ended_since_s=1.0),
 }
 
 
 def add_ended_jobs(url: str, count: int) -> None:
     """Insert ended jobs by one statement of the database, and update its statistics."""
-    job = replace(a_job(_PLACEHOLDER), state=JobState.SUCCEEDED, submitted_at_s=_PLACEHOLDER_S)
+    job = replace(
+        a_job(_PLACEHOLDER),
+        state=JobState.SUCCEEDED,
+        submitted_at_s=_PLACEHOLDER_S,
+        state_since_s=_ENDED_PLACEHOLDER_S,
+    )
     body = encode_compact_json(encode(job))
     rare = f"CASE WHEN n <= {RARE} THEN"
+    job_id, owner = f"({rare} 'rare-' ELSE 'job-' END || n)", f"({rare} 'rare' ELSE 'user-' || (n % 20) END)"
+    common_state = f"CASE WHEN n % 3 = 0 AND n <= :count - {RARE} THEN 'cancelled' ELSE 'succeeded' END"
     statement = f"""
-        INSERT INTO ended_jobs (id, generation, body, submitted_at_s, state, queue, owner, name)
-        SELECT 'job-' || n, 1, {{body}}, n, {rare} 'failed' ELSE 'succeeded' END, {rare} 'rare' ELSE 'common' END,
-            {rare} 'rare' ELSE 'user-' || (n % 20) END, {rare} 'rare-' || n ELSE 'train-' || n END
+        INSERT INTO ended_jobs (id, generation, body, submitted_at_s, state, queue, owner, owner_id, name)
+        SELECT {job_id}, 1, {{body}}, n, {rare} 'failed' ELSE {common_state} END, {rare} 'rare' ELSE 'common' END,
+            {owner}, 'id-' || {owner}, {rare} 'rare-' || n ELSE 'train-' || n END
         FROM {{series}} AS numbers"""
     engine = open_engine(url, serialize_writes=True)
-    replaced = f"replace(replace(:body, '{_PLACEHOLDER}', 'job-' || n), '{_PLACEHOLDER_S}', n || '.0')"
+    replaced = f"replace(replace(:body, '{_PLACEHOLDER}', {job_id}), '{_PLACEHOLDER_S}', n || '.0')"
+    replaced = f"replace({replaced}, '{_ENDED_PLACEHOLDER_S}', (n - :count) || '.0')"
     kind = engine.dialect.name
     with engine.begin() as connection:
         if kind == "postgresql":

@@ -52,7 +52,7 @@ class AccessLog:
         if now_s >= self._flush_at_s:
             self._flush(now_s)
         state = scope.get("state", {})
-        if status == _UNAUTHENTICATED:
+        if status == _UNAUTHENTICATED or state.get("has_failed_authentication"):
             if self._count_failure(_address(scope), now_s):
                 _write("AuthenticationFailed", scope, method=method, status=status, seconds=seconds)
         elif self._setting == "all" or (

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.agent_state import AgentStateCache, MachineContacts
-from api.http.errors import ProblemError
+from api.http.errors import AuthenticationFailedError, ProblemError
 from api.identity.authentication import Authenticator, parse_bearer_token
 from api.identity.authorization import find_rule
 from api.identity.machine_credentials import MachineCredentials
@@ -182,7 +182,8 @@ def require_worker(service: Service, request: Request, *, job_id: str, generatio
     hint = "a worker needs the token of its job and generation: Authorization: Bearer ebt_..."
     token = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
     if not verify_worker_token(service.token_secret, token, job_id, generation):
-        raise ProblemError(403, "forbidden", f"the token is not valid for job {job_id}, generation {generation}")
+        detail = f"the token is not valid for job {job_id}, generation {generation}"
+        raise AuthenticationFailedError(403, "forbidden", detail)
 
 
 def identify_machine(service: Service, request: Request) -> Machine:
@@ -226,7 +227,7 @@ def require_agent(service: Service, request: Request, *, job_id: str) -> None:
     hint = "a node agent needs the token of its job's agents: Authorization: Bearer eba_..."
     token = parse_bearer_token(request.headers.get("Authorization", ""), hint=hint)
     if not verify_agent_token(service.token_secret, token, job_id):
-        raise ProblemError(403, "forbidden", f"the token is not valid for the agents of job {job_id}")
+        raise AuthenticationFailedError(403, "forbidden", f"the token is not valid for the agents of job {job_id}")
 
 
 def with_hosted_nodes(service: Service, machine: Machine, snapshot: Snapshot) -> Machine:

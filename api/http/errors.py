@@ -84,6 +84,10 @@ class ProblemError(Exception):
         return self.detail
 
 
+class AuthenticationFailedError(ProblemError):
+    """The request's token is missing, unknown, or of another kind of caller. The access log has each one."""
+
+
 def raise_not_found(noun: str, name: str, known: Iterable[str] = ()) -> NoReturn:
     """Raise a 404. `known` holds names to suggest; the caller must be allowed to see them."""
     raise ProblemError(404, "not-found", f"{noun} {to_printable(name)} does not exist{suggest(name, known)}")
@@ -179,6 +183,7 @@ def problem_response(request: Request, problem: ProblemError) -> JSONResponse:
 
     Code that runs outside the exception handlers, such as middleware, uses it too.
     """
+    request.state.has_failed_authentication = isinstance(problem, AuthenticationFailedError)
     document: dict[str, Any] = {
         "type": TYPE_PREFIX + problem.slug,
         "title": TITLES.get(problem.slug, HTTPStatus(problem.status).phrase),

@@ -14,7 +14,7 @@ from typing import NoReturn
 from jwt import PyJWK
 from starlette.concurrency import run_in_threadpool
 
-from api.http.errors import ProblemError
+from api.http.errors import AuthenticationFailedError, ProblemError
 from api.identity.authorization import Caller, RouteRule
 from api.identity.login_codes import LOGIN_CODE_PREFIX
 from api.identity.oidc import InvalidTokenError, OidcIssuer
@@ -45,7 +45,11 @@ def parse_bearer_token(authorization: str, *, hint: str) -> str:
 
 
 def raise_unauthenticated(detail: str) -> NoReturn:
-    raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+    raise AuthenticationFailedError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _raise_wrong_token(detail: str) -> NoReturn:
+    raise AuthenticationFailedError(403, "forbidden", detail)
 
 
 _BUCKETS_MAX = 10_000
@@ -91,15 +95,17 @@ class RateLimiter:
         self._buckets = dict(newest)
 
 
-def enforce_rate_limit(limiter: RateLimiter, caller: str, now_s: float, *, cost: float = 1.0) -> None:
+def enforce_rate_limit(
+    limiter: RateLimiter, caller: str, now_s: float, *, cost: float = 1.0, error: type[ProblemError] = ProblemError
+) -> None:
     """Take one request from the caller's bucket.
 
     Raises:
-        ProblemError: 429 if the bucket is empty.
+        ProblemError: 429, of the class `error`, if the bucket is empty.
     """
     if wait_s := limiter.consume(caller, now_s, cost=cost):
         headers = {"Retry-After": str(int(wait_s) + 1)}
-        raise ProblemError(429, "rate-limited", f"too many requests. Retry in {wait_s:.1f} s", headers=headers)
+        raise error(429, "rate-limited", f"too many requests. Retry in {wait_s:.1f} s", headers=headers)
 
 
 logger = logging.getLogger(__name__)
@@ -170,11 +176,11 @@ class Authenticator:
             ProblemError: 429 if the address has failed too often.
         """
         charged: tuple[type[Exception], ...] = (ProblemError, *failures)
-        self._enforce_rate_limit(self._address_limiter, address, cost=0.0)
+        self._charge_failure(address, cost=0.0)
         try:
             yield
         except charged:
-            self._enforce_rate_limit(self._address_limiter, address)
+            self._charge_failure(address)
             raise
 
     async def _identify(self, authorization: str, address: str) -> _CachedToken:
@@ -184,9 +190,10 @@ class Authenticator:
             try:
                 known = await self._verify_and_cache(authorization, is_throttled=is_throttled)
             except ProblemError:
-                self._enforce_rate_limit(self._address_limiter, address)
+                self._charge_failure(address)
                 raise
-        self._enforce_rate_limit(self._caller_limiter, known.principal.token_id or known.principal.subject)
+        caller = known.principal.token_id or known.principal.subject
+        enforce_rate_limit(self._caller_limiter, caller, self._clock.elapsed_s())
         return known
 
     async def is_still_valid(self, authorization: str) -> bool:
@@ -215,11 +222,15 @@ class Authenticator:
 
     async def _verify(self, secret: str, now_s: float, *, is_throttled: bool) -> _CachedToken:
         if secret.startswith((WORKER_PREFIX, AGENT_TOKEN_PREFIX)):
-            raise ProblemError(403, "forbidden", "this is a worker's token, which can only report on its own job")
+            raise AuthenticationFailedError(
+                403, "forbidden", "this is a worker's token, which can only report on its own job"
+            )
         if secret.startswith((MACHINE_CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX)):
-            raise ProblemError(403, "forbidden", "this is a machine's token, which can only join or report for it")
+            raise AuthenticationFailedError(
+                403, "forbidden", "this is a machine's token, which can only join or report for it"
+            )
         if secret.startswith(LOGIN_CODE_PREFIX):
-            raise ProblemError(403, "forbidden", "this is a login code, which only signs a browser in")
+            _raise_wrong_token("this is a login code, which only signs a browser in")
         if secret.startswith(SESSION_PREFIX):
             verify_session = partial(self._verify_session, token_digest(secret), now_s)
             return await self._run_in_thread(verify_session, is_throttled=is_throttled)
@@ -300,8 +311,10 @@ class Authenticator:
             headers = {"Retry-After": "10"}
             raise ProblemError(_ISSUER_UNAVAILABLE, "issuer-unavailable", str(error), headers=headers) from error
 
-    def _enforce_rate_limit(self, limiter: RateLimiter, caller: str, *, cost: float = 1.0) -> None:
-        enforce_rate_limit(limiter, caller, self._clock.elapsed_s(), cost=cost)
+    def _charge_failure(self, address: str, *, cost: float = 1.0) -> None:
+        """Take `cost` for a failed authentication from the address. Raises a 429 if it has failed too often."""
+        now_s = self._clock.elapsed_s()
+        enforce_rate_limit(self._address_limiter, address, now_s, cost=cost, error=AuthenticationFailedError)
 
 
 def _verify_with_key(issuer: OidcIssuer, secret: str, key: PyJWK, now_s: float) -> _CachedToken:
@@ -361,7 +374,7 @@ class WorkerAuthenticator:
         )
         token = parse_bearer_token(authorization, hint=hint)
         if not token.startswith(prefix):
-            raise ProblemError(403, "forbidden", f"the token is not valid here: it must begin with {prefix}")
+            _raise_wrong_token(f"the token is not valid here: it must begin with {prefix}")
         reporter = WorkerCaller(f"{token_digest(token)} {path}", address)
         if reporter.key not in self._trusted:
             await self._require_genuine_if_throttled(token, path, address)
@@ -372,7 +385,8 @@ class WorkerAuthenticator:
         if self._address_limiter.consume(address, self._clock.elapsed_s(), cost=0.0):
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(self._throttled_thread, self._is_genuine, token, path):
-                enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s())
+                now_s = self._clock.elapsed_s()
+                enforce_rate_limit(self._address_limiter, address, now_s, error=AuthenticationFailedError)
 
     def record_response(self, caller: WorkerCaller, status: int) -> bool:
         """Learn from the endpoint's status whether the token is valid, and return it.

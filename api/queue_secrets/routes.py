@@ -122,7 +122,7 @@ def _set_secret(queue: str, name: str, value: bytes, service: Service, principal
     _require_queue(service, principal, queue, Role.QUEUE_ADMIN)
     if not SECRET_BYTES_MIN <= len(value) <= SECRET_BYTES_MAX:
         allowed = f"{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes; shorter values cannot be masked in logs"
-        raise_invalid_field("body", f"{len(value)} bytes", allowed)
+        raise_invalid_field("body", len(value), allowed)
     now_s, store = service.clock.now_s(), service.store.secrets
     known = store.find(queue, name)
     version = 1 if known is None else known.version + 1

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.commands.service import DatabaseOption, read_settings, redact_database_url
-from cli.exit_codes import CommandError, InputError
+from cli.commands.service import DatabaseOption, redact_database_url
+from cli.exit_codes import CommandError, InputError, RefusedError
 from cli.inputs import input_errors_from
-from cli.output import OutputFormat, OutputOption, format_bytes, format_time, print_document, render_facts
+from cli.master_keys import RESTORE_KEYS, count_secrets_by_key, describe_unusable_secrets
+from cli.output import OutputFormat, OutputOption, format_bytes, format_count, format_time, print_document, render_facts
+from cli.service_settings import database_errors, read_settings
 
 if TYPE_CHECKING:
     from scheduler.settings import Settings
@@ -38,7 +40,8 @@ def backup(
 ) -> None:
     """Back up the database and its secrets to a file, while the service runs.
 
-    Checkpoints, uploaded working directories and logs are not included: copy their folders.
+    Checkpoints, uploaded working directories and logs are not included: copy their folders. Neither are the master
+    keys of secrets: copy their file to another place than the backup.
     """
     from scheduler.store.backup import write_backup
 
@@ -46,8 +49,9 @@ def backup(
     settings = _read_settings(database_url)
     secrets = {} if has_no_secrets else _read_secrets(settings)
     try:
-        with input_errors_from("EBBTIDE_DATABASE_URL"):
+        with database_errors():
             made = write_backup(settings.database_url, file, files=secrets, now_s=time.time())
+            used = count_secrets_by_key(settings)
     except FileExistsError as error:
         raise InputError(f"FILE: {file} exists. Name a new file, or delete it first.") from error
     except OSError as error:
@@ -58,6 +62,8 @@ def backup(
         "database_url": redact_database_url(settings.database_url),
         "revision": made.revision,
         "secrets": sorted(made.files),
+        "master_keys": sorted(used),
+        "master_key_file": str(settings.secrets_key_path),
     }
     facts = {
         "backup": f"{file}, {format_bytes(file.stat().st_size)}",
@@ -65,6 +71,9 @@ def backup(
         "secrets": ", ".join(sorted(made.files)) or "none",
         "not included": NOT_INCLUDED,
     }
+    if used:
+        count = format_count(sum(used.values()), "secret")
+        facts["copy apart"] = f"{settings.secrets_key_path}: without it, {count} of queues cannot be decrypted"
     print_document(document, output, lambda: render_facts({name: str(fact) for name, fact in facts.items()}))
 
 
@@ -80,20 +89,25 @@ def restore(
     their jobs restart from their last checkpoint. Jobs that were submitted after the backup end.
     """
     from scheduler.store.backup import read_backup, restore_backup
+    from scheduler.store.offline_use import hold_stopped_database
 
     os.umask(_UMASK)
     settings = _read_settings(database_url)
     with input_errors_from(""):
         found = read_backup(file)
     _check_secrets(settings, found.files, is_forced=is_forced)
-    with input_errors_from("EBBTIDE_DATABASE_URL"):
-        restore_backup(file, settings.database_url, now_s=time.time(), is_forced=is_forced)
+    now_s = time.time()
+    with database_errors(), hold_stopped_database(settings.database_url, now_s=now_s):
+        restore_backup(file, settings.database_url, now_s=now_s, is_forced=is_forced)
+        used = count_secrets_by_key(settings)
     _write_secrets(settings, found.files)
+    unusable = describe_unusable_secrets(settings.secrets_key_path, used)
     document = {
         "file": str(file),
         "created_at_s": found.created_at_s,
         "database_url": redact_database_url(settings.database_url),
         "secrets": sorted(found.files),
+        "unusable_secrets": unusable,
     }
     facts = {
         "backup": f"{file} of {format_time(found.created_at_s)} UTC",
@@ -101,6 +115,8 @@ def restore(
         "secrets": ", ".join(sorted(found.files)) or "none",
         "next": "start the service",
     }
+    if unusable:
+        facts |= {"missing": unusable, "next": f"{RESTORE_KEYS}; then start the service"}
     print_document(document, output, lambda: render_facts({name: str(fact) for name, fact in facts.items()}))
 
 
@@ -130,7 +146,7 @@ def _check_secrets(settings: Settings, files: Mapping[str, bytes], *, is_forced:
     """Refuse to replace a secret by another one unless that is forced."""
     for name, path in _list_secret_paths(settings).items():
         if name in files and not is_forced and path.exists() and path.read_bytes() != files[name]:
-            raise InputError(
+            raise RefusedError(
                 f"{name}: {path} holds another secret than the backup. Move it away, or add --force to replace it."
             )
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cli.commands.service import DatabaseOption, read_settings, redact_database_url
+from cli.commands.service import DatabaseOption, redact_database_url
 from cli.exit_codes import ExitCode
-from cli.inputs import input_errors_from
 from cli.output import (
     OutputFormat,
     OutputOption,
@@ -21,6 +20,7 @@ from cli.output import (
     render_facts,
     render_table,
 )
+from cli.service_settings import InvalidSettingsError, database_errors, load_settings, read_settings
 
 if TYPE_CHECKING:
     from cli.doctor.local_checks import Check
@@ -52,27 +52,27 @@ def doctor(database_url: DatabaseOption = None, output: OutputOption = OutputFor
 
 def run_checks() -> Iterator[Check]:
     """Yield the results of all checks that the settings allow."""
-    from pydantic import ValidationError
-
-    from cli.doctor.database_checks import check_clock, check_database
+    from cli.doctor.database_checks import check_clock, check_database, check_master_keys
     from cli.doctor.local_checks import (
         answers_health,
+        check_authentication,
         check_containment,
         check_files,
         check_policy,
         check_ports,
         check_variables,
     )
-    from scheduler.settings import Settings
 
     yield from check_variables(os.environ)
     try:
-        settings = Settings()
-    except ValidationError:
+        settings = load_settings()
+    except InvalidSettingsError:
         return  # reported above, variable by variable
+    yield check_authentication(settings)
     yield check_policy(settings)
     yield from check_files(settings)
     yield from check_database(settings)
+    yield from check_master_keys(settings)
     yield from check_clock(settings)
     yield from check_ports(settings, answers_health)
     yield check_containment(settings)
@@ -84,12 +84,14 @@ def reset_clock(database_url: DatabaseOption = None, output: OutputOption = Outp
     Times in the future move back by as much as the latest of them is ahead. Does nothing if none is.
     """
     from scheduler.store.clock_reset import reset_clock as repair
+    from scheduler.store.offline_use import hold_stopped_database
 
     if database_url is not None:
         os.environ["EBBTIDE_DATABASE_URL"] = database_url
     settings = read_settings()
-    with input_errors_from("EBBTIDE_DATABASE_URL"):
-        done = repair(settings.database_url, now_s=time.time())
+    now_s = time.time()
+    with database_errors(), hold_stopped_database(settings.database_url, now_s=now_s):
+        done = repair(settings.database_url, now_s=now_s)
     document = {
         "database_url": redact_database_url(settings.database_url),
         "moved_back_s": done.lead_s if done.rows else 0.0,

@@ -99,7 +99,7 @@ def render_explanation(explanation: Mapping[str, Any]) -> RenderableType:
         )
         sentences += _describe_blockers(explanation)
     if explanation["failure"] and explanation["state"] != "failed":
-        sentences.append(f"Its last failure: {explanation['failure']['reason']}.")
+        sentences.append(f"Its last failure: {explanation['failure']['reason'].rstrip('.')}.")
     if explanation["next"]:
         decision = explanation["next"]
         sentences.append(f"Decision of the next tick: {decision['kind']} ({decision['reason']['detail']}).")
@@ -109,7 +109,7 @@ def render_explanation(explanation: Mapping[str, Any]) -> RenderableType:
 def _describe_state(explanation: Mapping[str, Any]) -> str:
     """Return the first sentence. The summary of an ended job is the message of its end, or its state."""
     ended = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
-    job_id, state, summary = explanation["job_id"], explanation["state"], explanation["summary"]
+    job_id, state, summary = explanation["job_id"], explanation["state"], explanation["summary"].rstrip(".")
     if state not in ended:
         return f"{job_id} is {summary}."
     return f"{job_id} {ended[state]}." if summary == state else f"{job_id} {ended[state]}: {summary}."
@@ -125,7 +125,7 @@ def _describe_blockers(explanation: Mapping[str, Any]) -> Iterator[str]:
             more = f" and {format_count(len(others), 'more job')}" if others else ""
             yield f"Other jobs hold {', '.join(listed[:_HOLDERS_MAX])}{more}."
     if explanation["unblocks"]:
-        yield f"Unblocked by: {explanation['unblocks']}."
+        yield f"Unblocked by: {explanation['unblocks'].rstrip('.')}."
     if reason and explanation["expected_start_s"] is not None:
         start_s = explanation["expected_start_s"]
         delay = format_duration(max(0.0, start_s - time.time()))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.service import DatabaseOption, read_settings
+from cli.commands.service import DatabaseOption
 from cli.connection import (
     DEFAULT_URL,
     Contexts,
@@ -28,8 +28,8 @@ from cli.connection import (
     service_client,
     target_client,
 )
-from cli.exit_codes import CommandError, InputError
-from cli.inputs import has_no_subcommand, input_errors_from, raise_input_error
+from cli.exit_codes import CommandError, InputError, UnreachableError
+from cli.inputs import has_no_subcommand, raise_input_error
 from cli.output import (
     OutputFormat,
     OutputOption,
@@ -39,6 +39,7 @@ from cli.output import (
     render_facts,
     render_table,
 )
+from cli.service_settings import database_errors, read_settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -293,13 +294,13 @@ def _open_store(url: str | None) -> Iterator[SqlStore]:
     if url is not None:
         os.environ["EBBTIDE_DATABASE_URL"] = url
     settings = read_settings()
-    with input_errors_from("EBBTIDE_DATABASE_URL"):
+    with database_errors():
         store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
     print_message(f"Using the database {redact_database_url(settings.database_url)} directly.")
     try:
         yield store
     except UnavailableError as error:
-        raise CommandError(str(error)) from error
+        raise UnreachableError(str(error)) from error
     finally:
         store.close()
 

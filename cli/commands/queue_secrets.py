@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +13,8 @@ import typer
 
 from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.exit_codes import CommandError
-from cli.inputs import has_no_subcommand, input_errors_from, raise_input_error
+from cli.exit_codes import CommandError, RefusedError, UnreachableError
+from cli.inputs import has_no_subcommand, raise_input_error
 from cli.output import OutputFormat, OutputOption, format_time, print_document, render_facts, render_table
 
 if TYPE_CHECKING:
@@ -96,17 +97,21 @@ def rotate_key(*, keep_old: KeepOption = False, output: OutputOption = OutputFor
     from api.identity.audit import new_audit_entry
     from api.identity.principals import Principal
     from api.queue_secrets.vault import SecretKeyError, SecretVault, write_key_file
-    from cli.commands.service import read_settings
+    from cli.master_keys import RESTORE_KEYS, describe_unusable_secrets
+    from cli.service_settings import database_errors, read_settings
     from scheduler.domain.owner_ids import LOCAL_OWNER_ID
     from scheduler.store.protocol import UnavailableError
     from scheduler.store.sql_store import SqlStore
 
     settings = read_settings()
-    with input_errors_from("EBBTIDE_DATABASE_URL"):
+    with database_errors():
         store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
     path = settings.secrets_key_path
-    vault = SecretVault(path, creates=True)
+    vault = SecretVault(path, creates=False)
     try:
+        used = Counter(secret.master_key for secret in store.secrets.list_secrets(""))
+        if unusable := describe_unusable_secrets(path, used):
+            raise RefusedError(f"{unusable}. Nothing was changed: {RESTORE_KEYS}.")
         rotated = vault.read_keys().with_new_key()
         write_key_file(path, rotated, replaces=True)
         done = _rewrap_all(vault, store.secrets, rotated.current)
@@ -117,8 +122,10 @@ def rotate_key(*, keep_old: KeepOption = False, output: OutputOption = OutputFor
         caller = Principal("command line", (), subject=LOCAL_OWNER_ID)
         entry = new_audit_entry(caller, time.time(), "RotateSecretsKey", rotated.current, after={"secrets": done})
         store.audit_log.append(entry)
-    except (SecretKeyError, UnavailableError) as error:
+    except SecretKeyError as error:
         raise CommandError(str(error)) from error
+    except UnavailableError as error:
+        raise UnreachableError(str(error)) from error
     except OSError as error:
         raise CommandError(f"the key file {path} cannot be written: {error.strerror}") from error
     finally:

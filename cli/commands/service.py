@@ -16,12 +16,12 @@ import typer
 from cli.exit_codes import CommandError, InputError
 from cli.inputs import input_errors_from
 from cli.output import OutputFormat, OutputOption, format_count, print_document, print_message, render_facts
+from cli.service_settings import check_auth, check_other_users, database_errors, read_settings
 
 if TYPE_CHECKING:
     from scheduler.settings import Settings
 
 
-_USERS_SHOWN = 5
 _UMASK = 0o077
 """Database, logs and archives are for the user of the service alone."""
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on. Overrides EBBTIDE_HOST.")]
@@ -74,8 +74,9 @@ def serve(
     }
     os.environ.update({name: str(value) for name, value in overrides.items() if value is not None})
     settings = read_settings()
-    _check_auth(settings)
-    _check_other_users(settings, is_forced=is_forced)
+    check_auth(settings)
+    if not is_forced:
+        check_other_users(settings)
     # Choose a free port here, not in the API process: the controller passes the same port to its workers.
     os.environ["EBBTIDE_PORT"] = str(_choose_port(settings))
     settings = read_settings()
@@ -95,7 +96,7 @@ def serve(
         # All processes write their metrics to this folder, so that one scrape returns the sums.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         names = ["API"] if settings.api_processes == 1 else [f"API {at + 1}" for at in range(settings.api_processes)]
-        apis = {name: [*child, "api"] for name in names}
+        apis = {name: [*child, "api", *(["--force"] if is_forced else [])] for name in names}
         commands = {"controller": [*child, "controller"], **apis}
         if not has_no_agent:
             commands["agent"] = _prepare_agent(settings, child)
@@ -131,7 +132,7 @@ def controller() -> None:
     run_controller(read_settings())
 
 
-def api() -> None:
+def api(*, is_forced: ForceOption = False) -> None:
     """Run the API server. `ebbtide serve` starts it."""
     from cli.composition.service import run_api
     from cli.supervisor import exit_with_parent
@@ -139,10 +140,12 @@ def api() -> None:
 
     os.umask(_UMASK)
     settings = read_settings()
-    _check_auth(settings)
+    check_auth(settings)
+    if not is_forced:
+        check_other_users(settings)
     _check_api_processes(settings)
     with ExitStack() as held:
-        with input_errors_from("EBBTIDE_DATABASE_URL"):
+        with database_errors():
             held.enter_context(hold_api_lock(settings.database_url))
         exit_with_parent()
         _start_tracing("ebbtide-api")
@@ -162,20 +165,6 @@ def operator() -> None:
         probes = ProbeServer(settings.host, settings.probe_port)
     with probes, input_errors_from("EBBTIDE_KUBECONFIG"):
         run_operator(settings, probes)
-
-
-def read_settings() -> Settings:
-    """Read the settings from the environment. Raises InputError that names the invalid variable."""
-    from pydantic import ValidationError
-
-    from scheduler.settings import Settings
-
-    try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "EBBTIDE_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise InputError(f"{name}: {first['input']!r} is invalid: {first['msg']}") from error
 
 
 def _prepare_agent(settings: Settings, command: list[str]) -> list[str]:
@@ -213,15 +202,6 @@ def _choose_port(settings: Settings) -> int:
         raise InputError(f"EBBTIDE_HOST: cannot listen on {host!r}: {why}") from error
 
 
-def _check_auth(settings: Settings) -> None:
-    if settings.auth == "off" and not settings.is_loopback:
-        raise InputError(
-            f"EBBTIDE_AUTH is off, but EBBTIDE_HOST {settings.host} is not a loopback address. Set EBBTIDE_AUTH to on "
-            "and create a token with `ebbtide token create`, or listen on a loopback address, or accept "
-            "unauthenticated callers with off-everywhere."
-        )
-
-
 def _check_api_processes(settings: Settings) -> None:
     if settings.api_processes > 1 and settings.database_url.startswith("sqlite"):
         raise InputError(
@@ -235,19 +215,6 @@ def _warn_of_unknown_variables() -> None:
 
     for name in find_unknown_variables(os.environ):
         print_message(f"{name} is not a setting and has no effect. `ebbtide doctor` lists all such variables.")
-
-
-def _check_other_users(settings: Settings, *, is_forced: bool) -> None:
-    from cli.login_users import list_other_login_users
-
-    others = [] if settings.auth != "off" or is_forced else list_other_login_users()
-    if others:
-        names = ", ".join(others[:_USERS_SHOWN]) + (" and others" if len(others) > _USERS_SHOWN else "")
-        raise InputError(
-            f"authentication is off, but {names} can log in to this machine and would have full access. Leave "
-            "out --no-auth and EBBTIDE_AUTH=off: your own commands need no login. To give all users access, add "
-            "--force."
-        )
 
 
 def _announce(settings: Settings) -> Path | None:
@@ -321,7 +288,7 @@ def _migrate_database(settings: Settings, *, is_restored: bool = False) -> None:
     from scheduler.store.schema_migration import adopt_restored_database
     from scheduler.store.schema_migration import migrate as to_newest
 
-    with input_errors_from("EBBTIDE_DATABASE_URL"):
+    with database_errors():
         if is_restored:
             adopt_restored_database(settings.database_url, now_s=time.time())
         else:
@@ -353,7 +320,7 @@ def export_trace(
     from scheduler.documents.trace_files import format_demand_csv, format_jobs_csv
     from scheduler.store.sql_store import SqlStore
 
-    with input_errors_from("--database-url"):
+    with database_errors("--database-url"):
         store = SqlStore(database_url or read_settings().database_url)
     try:
         snapshot = store.load().snapshot

@@ -151,6 +151,9 @@ QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit 1 unless it succeeded.")]
 
 
+_JOB_FILE_SUFFIXES = (".yaml", ".yml")
+
+
 def submit(
     *,
     words: WordsArgument = None,
@@ -197,7 +200,7 @@ def submit(
         "lengths": _read_histogram(lengths) if lengths else None,
         "priority": priority,
         "queue": queue,
-        "command": _read_command(command, words),
+        "command": _read_command(command, words, file),
         "setup": ["sh", "-c", setup] if setup else None,
         "venv": venv,
         "launch": launch.value if launch else None,
@@ -271,8 +274,9 @@ def build_job_document(file: str | None, options: dict[str, Any], *, is_dry_run:
         before = document.get("gpus")
         document["gpus"] = {**(before if isinstance(before, dict) else {}), **gpus}
         document["gpus"].setdefault("max", document["gpus"].get("min"))
-    if not document:
-        raise_input_error("job: nothing to submit. Use -f JOB.yaml, or at least --name and --min.")
+    required = {"name": "--name", "gpus": "--min"}
+    if not file and (missing := [option for field, option in required.items() if field not in document]):
+        raise_input_error(f"job: {' and '.join(missing)} must be given. Or name a job file with -f JOB.yaml.")
     with input_errors_from(file or "job"):
         spec = parse_job(document)
     if not is_dry_run:
@@ -288,7 +292,9 @@ def _build_gpu_range(minimum: int | None, maximum: int | None) -> dict[str, int]
     return {field: value for field, value in options.items() if value is not None} or None
 
 
-def _read_command(command: str | None, words: list[str] | None) -> list[str] | None:
+def _read_command(command: str | None, words: list[str] | None, file: str | None) -> list[str] | None:
+    if words and file is None and words[0].endswith(_JOB_FILE_SUFFIXES):
+        raise_input_error(f"command: {words[0]!r} is a job file, not a program. Run `ebbtide submit -f {words[0]}`.")
     if command is None:
         return words or None
     if words:

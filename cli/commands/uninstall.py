@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.service import read_settings
 from cli.exit_codes import CommandError
 from cli.inputs import input_errors_from
 from cli.output import print_message
+from cli.service_settings import read_settings
 
 StopJobsOption = Annotated[
     bool,

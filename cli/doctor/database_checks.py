@@ -12,6 +12,8 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from cli.doctor.local_checks import Check, check_private_file, failed, passed, warned
+from cli.master_keys import RESTORE_KEYS, count_secrets_by_key, describe_unusable_secrets
+from cli.output import format_count
 from scheduler.settings import Settings
 from scheduler.store.clock_reset import CLOCK_LEAD_S_MAX, find_clock_lead
 from scheduler.store.database import StoreError, open_engine, transaction
@@ -50,6 +52,18 @@ def check_database(settings: Settings) -> Iterator[Check]:
         yield warned("database", message, "finish the upgrade of all processes")
     else:
         yield passed("database", f"revision {revision}, as this program needs")
+
+
+def check_master_keys(settings: Settings) -> Iterator[Check]:
+    """Check that the file of master keys can decrypt all stored secrets."""
+    try:
+        used = count_secrets_by_key(settings)
+    except (StoreError, UnavailableError):
+        return  # the check of the database has the reason
+    if unusable := describe_unusable_secrets(settings.secrets_key_path, used):
+        yield failed("secrets", unusable, RESTORE_KEYS)
+    else:
+        yield passed("secrets", f"the master keys of {format_count(sum(used.values()), 'secret')} are there")
 
 
 def check_sqlite_file(path: Path, *, api_processes: int) -> Iterator[Check]:

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from cli.local_service import TOKEN_FILE
+from cli.service_settings import PREFIX, InvalidSettingsError, find_auth_problem, find_other_users, load_settings
 from scheduler.domain.suggestions import suggest
 from scheduler.settings import Settings
 from scheduler.token_secret import SECRET_BYTES
 
-PREFIX = "EBBTIDE_"
 OTHER_VARIABLES = frozenset(
     {"EBBTIDE_URL", "EBBTIDE_TOKEN", "EBBTIDE_CONTEXT", "EBBTIDE_JOIN_TOKEN", "EBBTIDE_TOKEN_FILE", "EBBTIDE_RUN_ROOT"}
 )
@@ -74,18 +72,29 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Check]:
     known = list_setting_variables()
     unknown = list(find_unknown_variables(environment))
     for name in unknown:
-        message = f"{name} is not a setting and has no effect{suggest(name, known)}"
+        message = f"{name} is not a setting and has no effect{suggest(name, known, prefix=PREFIX)}"
         yield failed("settings", message, f"correct or remove {name}")
     try:
-        Settings()
-    except ValidationError as error:
-        for each in error.errors():
-            name = PREFIX + "_".join(str(part) for part in each["loc"]).upper()
-            yield failed("settings", f"{name}: {each['input']!r} is invalid: {each['msg']}", f"correct {name}")
+        load_settings()
+    except InvalidSettingsError as error:
+        for each in error.problems:
+            yield failed("settings", f"{each.variable}: {each.message}", f"correct {each.variable}")
         return
     if not unknown:
         given = sum(name in environment for name in known)
         yield passed("settings", f"{given} of {len(known)} settings are set, all valid")
+
+
+def check_authentication(settings: Settings) -> Check:
+    """Check, as `ebbtide serve` does, who has full access if authentication is off."""
+    if problem := find_auth_problem(settings):
+        return failed("authentication", problem, "set EBBTIDE_AUTH to on, or EBBTIDE_HOST to a loopback address")
+    if names := find_other_users(settings):
+        message = f"authentication is off, and {names} can log in to this machine and have full access"
+        return failed("authentication", message, "remove EBBTIDE_AUTH=off; your own commands need no login")
+    if settings.auth != "on":
+        return warned("authentication", f"EBBTIDE_AUTH is {settings.auth}", "set it to on")
+    return passed("authentication", "authentication is on")
 
 
 def check_policy(settings: Settings) -> Check:
@@ -107,7 +116,8 @@ def check_files(settings: Settings) -> Iterator[Check]:
     if settings.archive_dir is not None:
         yield _check_folder("archive directory", settings.archive_dir)
     yield check_secret("token secret", settings.token_secret_path, bytes_min=SECRET_BYTES)
-    yield check_secret("master key of secrets", settings.secrets_key_path, bytes_min=SECRET_BYTES)
+    creates = settings.secrets_key_file is None
+    yield check_secret("master key of secrets", settings.secrets_key_path, bytes_min=SECRET_BYTES, is_created=creates)
     yield check_secret("token of the local user", settings.run_dir / TOKEN_FILE, bytes_min=1)
 
 
@@ -123,7 +133,9 @@ def check_private_file(name: str, path: Path) -> Check:
     return passed(name, f"{path} has mode {mode:04o}")
 
 
-def check_secret(name: str, path: Path, *, bytes_min: int) -> Check:
+def check_secret(name: str, path: Path, *, bytes_min: int, is_created: bool = True) -> Check:
+    if not path.exists() and not is_created:
+        return failed(name, f"{path} does not exist", "create it, the same for all API processes, with mode 0600")
     if not path.exists():
         return passed(name, f"{path} does not exist; the service creates it")
     check = check_private_file(name, path)

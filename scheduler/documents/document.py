@@ -114,6 +114,18 @@ def _check_dns_label(name: str) -> str:
     return name
 
 
+def require_form(pattern: str, form: str) -> AfterValidator:
+    """Return a validator of text whose error describes the accepted form in words. The schema needs the pattern too."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise PydanticCustomError("form", "Input should be {form}", {"form": form})
+        return text
+
+    return AfterValidator(check)
+
+
 def _reject_nul(text: str) -> str:
     if "\0" in text:
         raise PydanticCustomError("text", "Input should be text without the NUL character")

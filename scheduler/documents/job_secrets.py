@@ -150,7 +150,9 @@ def _looks_like_credential(name: str, value: str) -> bool:
 
 def _list_template_variables(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     template = json.loads(spec.template_json) if spec.template_json else {}
-    for number, container in enumerate(template.get("spec", {}).get("containers", ())):
-        for variable in container.get("env") or ():
-            name, value = str(variable.get("name", "")), str(variable.get("value") or "")
-            yield f"template.spec.containers[{number}].env[{name}]", name, value
+    pod = template.get("spec", {})
+    for field in ("initContainers", "containers"):
+        for number, container in enumerate(pod.get(field) or ()):
+            for variable in container.get("env") or ():
+                name, value = str(variable.get("name", "")), str(variable.get("value") or "")
+                yield f"template.spec.{field}[{number}].env[{name}]", name, value

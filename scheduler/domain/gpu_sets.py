@@ -54,9 +54,9 @@ def format_gpus(gpus: Gpus) -> str:
     return " ".join(f"{node}[{_format_indices(indices)}]" for node, indices in sorted(gpus.items())) or "none"
 
 
-def format_gpu_count(gpus: int) -> str:
-    """Format a count for people: `1 GPU`, `3 GPUs`."""
-    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+def format_gpu_count(gpus: int, model: str = "") -> str:
+    """Format a count for people: `1 GPU`, `3 GPUs`, `3 a100-80g GPUs`."""
+    return f"{gpus}{f' {model}' if model else ''} GPU{'' if gpus == 1 else 's'}"
 
 
 def _format_indices(indices: tuple[int, ...]) -> str:

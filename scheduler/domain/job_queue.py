@@ -190,6 +190,12 @@ def find_limiting_queue(name: str, declared: Collection[str]) -> str:
     return name if name in declared else DEFAULT_QUEUE
 
 
+def find_priority_ceiling(name: str, queues: Mapping[str, JobQueue]) -> tuple[str, int]:
+    """Return the highest priority of jobs of the queue `name`, and the queue that sets it."""
+    limiting = find_limiting_queue(name, queues)
+    return limiting, queues.get(limiting, JobQueue(limiting)).priority_max
+
+
 def describe_existing_queues(name: str, visible: Iterable[str]) -> str:
     """Return what a job may name instead of the queue `name`, which does not exist.
 

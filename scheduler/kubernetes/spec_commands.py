@@ -24,7 +24,7 @@ from scheduler.domain.commands import (
     SuspendJob,
 )
 from scheduler.domain.job import Intent, Job
-from scheduler.domain.job_queue import JobQueue, describe_existing_queues, is_existing_queue
+from scheduler.domain.job_queue import JobQueue, describe_existing_queues, find_priority_ceiling, is_existing_queue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.owner_ids import build_namespace_owner_id, build_namespace_owner_name
 from scheduler.domain.snapshot import Snapshot
@@ -140,9 +140,9 @@ class _QueueRules:
         if not self.allows_undeclared and not is_existing_queue(name, self.queues):
             invalid = InvalidField("queue", name, describe_existing_queues(name, self.queues))
             return Condition(ACCEPTED, False, "QueueNotFound", invalid.message)
-        ceiling = self.queues.get(name, JobQueue(name)).priority_max
+        limiting, ceiling = find_priority_ceiling(name, self.queues)
         if spec.priority > ceiling:
-            invalid = InvalidField("priority", spec.priority, f"at most {ceiling}, the maxPriority of queue {name}")
+            invalid = InvalidField("priority", spec.priority, f"at most {ceiling}, the maxPriority of queue {limiting}")
             return Condition(ACCEPTED, False, "PriorityTooHigh", invalid.message)
         return None
 

@@ -19,7 +19,15 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, text
 
 import scheduler.store.sql_store  # noqa: F401  (defines every table of METADATA)
-from scheduler.store.database import METADATA, StoreError, make_snapshot_engine, open_engine, redact_url, transaction
+from scheduler.store.database import (
+    METADATA,
+    StoreError,
+    StoreRefusedError,
+    make_snapshot_engine,
+    open_engine,
+    redact_url,
+    transaction,
+)
 from scheduler.store.schema_migration import (
     SCHEMA_COMPATIBILITY,
     adopt_restored_database,
@@ -106,7 +114,8 @@ def restore_backup(path: Path, url: str, *, now_s: float, is_forced: bool) -> No
         is_forced: also replace a database that holds something.
 
     Raises:
-        StoreError: the file is no backup; the database cannot be reached, or holds something and `is_forced` is False.
+        StoreRefusedError: the database holds something, and `is_forced` is False.
+        StoreError: the file is no backup, or the database cannot be reached.
     """
     read_backup(path)
     migrate(url)
@@ -114,7 +123,7 @@ def restore_backup(path: Path, url: str, *, now_s: float, is_forced: bool) -> No
     try:
         require_known_revision(engine)
         if not is_forced and (table := _find_content(engine)) is not None:
-            raise StoreError(
+            raise StoreRefusedError(
                 f"database {redact_url(engine)} is not empty: its table {table} has rows. Restore to an empty "
                 "database, or add --force to delete everything in it"
             )

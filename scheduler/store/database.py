@@ -77,6 +77,10 @@ class StoreError(ValueError):
     """The database cannot be used; the message names it, the cause and the remedy."""
 
 
+class StoreRefusedError(StoreError):
+    """The content of the database or its other users do not allow the operation."""
+
+
 class StoreUnreachableError(StoreError, UnavailableError):
     """The database does not respond now. A later attempt may succeed."""
 

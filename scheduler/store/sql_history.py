@@ -18,12 +18,14 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Double,
+    Engine,
     Index,
     Named,
     Select,
     String,
     Table,
     TypedColumns,
+    bindparam,
     func,
     or_,
     select,
@@ -39,7 +41,7 @@ from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES
 from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
-from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, build_insert
+from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, build_insert, fetch_rows, transaction
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
 
 _CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
@@ -222,35 +224,64 @@ def select_last_ended(table: Table[Any], *, limit: int) -> Select[*tuple[Any, ..
     return select(table).order_by(table.c.number.desc()).limit(limit)
 
 
-NAMED_JOBS_MAX = 2000
-"""Most jobs whose name begins alike that are sorted for a page. For more, the list is read until the page is full."""
+SORTED_JOBS_MAX = 2000
+"""Most jobs that are sorted for a page. If a filter leaves more, the list is read in order until the page is full."""
 _QUEUES_SPLIT_MAX = 30
+_NUMBER_MAX = 2**63 - 1
 _LAST_CHARACTER = "\U0010ffff"
 
 
-def select_named_jobs(name_prefix: str) -> Select[*tuple[Any, ...]]:
-    """Select at most one more than NAMED_JOBS_MAX jobs whose name begins like this."""
-    return select(ENDED_JOBS.c.number).where(*_name_range(name_prefix)).limit(NAMED_JOBS_MAX + 1)
-
-
-def select_ended_job_keys(
-    query: JobQuery, after: SortKey | None, limit: int, *, has_rare_name: bool = False
-) -> Select[*tuple[Any, ...]]:
-    """Select keys without bodies: SqlStore caches the jobs that were listed before.
+def find_ended_job_keys(engine: Engine, query: JobQuery, after: SortKey | None, limit: int) -> list[AnyRow]:
+    """Return the keys of one page of jobs, without bodies: SqlStore caches the jobs that were listed before.
 
     The cost does not depend on the number of jobs that do not match.
-
-    Args:
-        has_rare_name: whether at most NAMED_JOBS_MAX jobs have a name with the prefix.
     """
+    last_before = 0
+    if query.ended_since_s > -math.inf:
+        with transaction(engine) as connection:
+            last_before = _find_last_ended_before(connection, query.ended_since_s)
+    for matching in _list_index_ranges(query, last_before):
+        sorted_whole = select(ENDED_JOBS.c.number).where(*matching).limit(SORTED_JOBS_MAX + 1)
+        if len(fetch_rows(engine, sorted_whole)) <= SORTED_JOBS_MAX:
+            return fetch_rows(engine, _select_few_keys(query, matching, last_before, after, limit))
+    return fetch_rows(engine, _select_keys_in_order(query, last_before, after, limit))
+
+
+def _list_index_ranges(query: JobQuery, last_before: int) -> Iterator[tuple[ColumnElement[bool], ...]]:
+    """Yield conditions of the query that may leave few jobs, and that an index answers, though not in order."""
+    row = ENDED_JOBS.c
+    if query.name_prefix:
+        yield row.name >= query.name_prefix, row.name < query.name_prefix + _LAST_CHARACTER
+    if query.id_prefix:
+        yield row.id >= query.id_prefix, row.id < query.id_prefix + _LAST_CHARACTER
+    if last_before:
+        yield (row.number > last_before,)
+
+
+def _select_few_keys(
+    query: JobQuery,
+    matching: tuple[ColumnElement[bool], ...],
+    last_before: int,
+    after: SortKey | None,
+    limit: int,
+) -> Select[*tuple[Any, ...]]:
+    """Select keys from the at most SORTED_JOBS_MAX jobs that are `matching`."""
+    # The limit keeps databases from walking the whole list in its order instead of sorting the few rows.
+    few = select(*(column for column in ENDED_JOBS.c if column.name != "body")).where(*matching)
+    row = few.limit(SORTED_JOBS_MAX).subquery().c
+    keys = select(row.number, row.id, row.generation).where(*_build_conditions(query, row, last_before))
+    return _order_and_limit(keys, row.submitted_at_s, row.id, after, limit=limit)
+
+
+def _select_keys_in_order(
+    query: JobQuery, last_before: int, after: SortKey | None, limit: int
+) -> Select[*tuple[Any, ...]]:
     row = ENDED_JOBS.c
     keys = select(row.number, row.id, row.generation, row.submitted_at_s)
-    if has_rare_name:
-        rare = keys.where(*_name_range(query.name_prefix), *_build_conditions(query))
-        # The sum keeps databases from walking the whole list in its order instead of sorting the few rows.
-        return _order_and_limit(rare, row.submitted_at_s + 0.0, row.id, after, limit=limit)
     parts = [
-        _order_and_limit(keys.where(*_build_conditions(part)), row.submitted_at_s, row.id, after, limit=limit)
+        _order_and_limit(
+            keys.where(*_build_conditions(part, row, last_before)), row.submitted_at_s, row.id, after, limit=limit
+        )
         for part in _split_query(query)
     ]
     if len(parts) == 1:
@@ -274,8 +305,8 @@ def _split_query(query: JobQuery) -> Iterator[JobQuery]:
             yield replace(query, states=frozenset((state,)), queues=chosen)
 
 
-def _build_conditions(query: JobQuery) -> list[ColumnElement[bool]]:
-    row = ENDED_JOBS.c
+def _build_conditions(query: JobQuery, row: Any, last_before: int) -> list[ColumnElement[bool]]:
+    """Return the conditions on `row`, the columns of jobs. `last_before` is the number of the last job too old."""
     conditions: list[ColumnElement[bool]] = []
     if query.states is not None:
         conditions.append(row.state.in_(sorted(query.states)))
@@ -288,11 +319,9 @@ def _build_conditions(query: JobQuery) -> list[ColumnElement[bool]]:
     if query.name_prefix:
         conditions.append(func.substr(row.name, 1, len(query.name_prefix)) == query.name_prefix)
     if query.id_prefix:
-        # A range, because databases use an index for it. Ids are ASCII, and "~" follows every character in them.
-        conditions += [row.id >= query.id_prefix, row.id <= query.id_prefix + "~"]
         conditions.append(func.substr(row.id, 1, len(query.id_prefix)) == query.id_prefix)
-    if query.ended_since_s > -math.inf:
-        conditions.append(row.number > _select_last_ended_before(query.ended_since_s))
+    if last_before:
+        conditions.append(row.number > last_before)
     if query.since_s > -math.inf:
         conditions.append(row.submitted_at_s >= query.since_s)
     if query.until_s < math.inf:
@@ -300,18 +329,40 @@ def _build_conditions(query: JobQuery) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _name_range(prefix: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return ENDED_JOBS.c.name >= prefix, ENDED_JOBS.c.name < prefix + _LAST_CHARACTER
+_SELECT_END = (
+    select(_JOB.number, _JOB.body["state_since_s"].as_float())
+    .where(_JOB.number <= bindparam("upto"))
+    .order_by(_JOB.number.desc())
+    .limit(1)
+)
+"""Number and end of the last job whose number is at most `upto`."""
 
 
-def _select_last_ended_before(at_s: float) -> ColumnElement[int]:
-    """Select the number of the last job that ended before `at_s`, or 0.
+def _find_last_ended_before(connection: Connection, at_s: float) -> int:
+    """Return the number of the last job that ended before `at_s`, or 0.
 
-    Jobs are numbered in the order in which they end, so this reads only those that ended later.
+    Jobs are numbered in the order in which they end. So steps back from the newest, each twice as long as the one
+    before, find a job that is old enough, and halving the rest finds the last such job.
     """
-    older = ENDED_JOBS.alias()
-    newest = select(older.c.number).where(older.c.body["state_since_s"].as_float() < at_s)
-    return func.coalesce(newest.order_by(older.c.number.desc()).limit(1).scalar_subquery(), 0)
+
+    def read_end(upto: int) -> tuple[int, float]:
+        row = connection.execute(_SELECT_END, {"upto": upto}).first()
+        return (0, -math.inf) if row is None else (int(row[0]), float(row[1]))
+
+    before, ended_at_s = read_end(_NUMBER_MAX)
+    recent, step = before + 1, 1
+    while ended_at_s >= at_s:
+        recent = before
+        before, ended_at_s = read_end(recent - step)
+        step *= 2
+    while recent - before > 1:
+        middle = (before + recent) // 2
+        number, ended_at_s = read_end(middle)
+        if number > before and ended_at_s >= at_s:
+            recent = number
+        else:
+            before = middle
+    return before
 
 
 def select_ended_job_rows(numbers: Sequence[int]) -> Select[*tuple[Any, ...]]:

@@ -194,9 +194,8 @@ class SqlStore:
         return tuple(decode_stored(Job, row.body) for row in rows)
 
     def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
-        has_rare_name = bool(query.name_prefix) and self._has_rare_name(query.name_prefix)
-        select_keys = sql_history.select_ended_job_keys(query, after, limit, has_rare_name=has_rare_name)
-        keys = [(row.number, row.id, row.generation) for row in fetch_rows(self._autocommit_engine, select_keys)]
+        rows = sql_history.find_ended_job_keys(self._autocommit_engine, query, after, limit)
+        keys = [(row.number, row.id, row.generation) for row in rows]
         jobs = {key: job for key in keys if (job := self._ended_job_cache.get(key)) is not None}
         if missing := [key[0] for key in keys if key not in jobs]:
             rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_job_rows(missing))
@@ -205,10 +204,6 @@ class SqlStore:
             self._ended_job_cache = {}
         self._ended_job_cache.update(jobs)
         return tuple(jobs[key] for key in keys if key in jobs)
-
-    def _has_rare_name(self, name_prefix: str) -> bool:
-        found = fetch_rows(self._autocommit_engine, sql_history.select_named_jobs(name_prefix))
-        return len(found) <= sql_history.NAMED_JOBS_MAX
 
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_last_ended(ENDED_LOANS, limit=limit))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from scheduler.store.database import StoreError
+from scheduler.store.database import StoreError, StoreRefusedError
 
 _SUFFIX = ".api-lock"
 
@@ -21,7 +21,8 @@ def hold_api_lock(url: str) -> Iterator[None]:
     The kernel releases it when the process ends, in whatever way. PostgreSQL needs none.
 
     Raises:
-        StoreError: another API process holds it, or the lock file cannot be written.
+        StoreRefusedError: another API process holds it.
+        StoreError: the lock file cannot be written.
     """
     database = make_url(url).database if url.startswith("sqlite") else None
     if not database or database == ":memory:":
@@ -36,8 +37,8 @@ def hold_api_lock(url: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StoreError(
-                f"another API process uses the database {database}. SQLite serves one API process: stop the other one, "
-                "or use PostgreSQL"
+            raise StoreRefusedError(
+                f"another API process uses the database {database}. SQLite serves one process of this kind: stop the "
+                "other one, or use PostgreSQL"
             ) from None
         yield

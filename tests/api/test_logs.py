@@ -133,6 +133,20 @@ def test_a_follower_gets_gaps_lines_generations_and_the_end(tmp_path: Path) -> N
     assert "event: end" in frames[-1]
 
 
+def test_a_generation_that_never_was_is_told_apart_from_deleted_logs(
+    fleet: ApiService, root: LogRoot, problem: Problem
+) -> None:
+    job = fleet.submit()
+    path = f"/v1/jobs/{job}/logs"
+    (error,) = problem(fleet.http.get(path, params={"generation": 1}), 422)["errors"]
+    assert error["field"] == "generation"
+    fleet.tick()
+    newest = fleet.store.load().snapshot.jobs[job].allocation.generation
+    problem(fleet.http.get(path, params={"generation": newest}), 404)
+    (error,) = problem(fleet.http.get(path, params={"generation": newest + 98}), 422)["errors"]
+    assert (error["value"], error["allowed"]) == (newest + 98, f"1 to {newest}")
+
+
 def test_logs_of_pods_are_a_501_with_the_kubectl_command(fleet: ApiService, root: LogRoot, problem: Problem) -> None:
     job = fleet.submit()
     fleet.tick()

@@ -80,3 +80,19 @@ def test_queues_have_a_ceiling_by_default(guarded: AuthenticatedService, problem
     document = {**JOB, "name": "x", "steps": 9}
     problem(guarded.request("POST", "/v1/jobs", anna, {**document, "priority": 101}), 403)
     assert guarded.request("POST", "/v1/jobs", anna, {**document, "priority": 100}).status_code == 201
+
+
+def test_an_undeclared_queue_has_the_ceiling_of_the_default_queue(problem: Problem) -> None:
+    with (made := AuthenticatedService(undeclared_queues="allow")).http:
+        made.with_fleet()
+        queue = {"name": "default", "priority_max": 10}
+        assert made.request("POST", "/v1/queues", made.root, queue).status_code == 201
+        anna, boss = (
+            made.token("anna", "submitter", "queue-admin:foo"),
+            made.token("boss", "queue-admin:default", "submitter"),
+        )
+        document = {**JOB, "name": "x", "queue": "foo", "steps": 9}
+        (error,) = problem(made.request("POST", "/v1/jobs", anna, {**document, "priority": 11}), 403)["errors"]
+        assert (error["field"], error["value"]) == ("priority", 11)
+        for token, priority in ((anna, 10), (boss, 11)):
+            assert made.request("POST", "/v1/jobs", token, {**document, "priority": priority}).status_code == 201

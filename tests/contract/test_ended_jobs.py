@@ -21,6 +21,10 @@ FULL = [PAGE, PAGE, PAGE]
 SIZES = {name: [PAGE, PAGE, RARE - 2 * PAGE] for name in QUERIES if name.startswith("rare")} | {
     "rare state of a common owner": [0],
     "no match": [0],
+    "recently ended": [PAGE, PAGE, RARE - 2 * PAGE],
+    "recently ended in a common state": [PAGE, PAGE, RARE - 2 * PAGE],
+    "common state that no job entered recently": [0],
+    "ended after all": [0],
 }
 
 
@@ -43,7 +47,7 @@ def test_pages_are_full_until_the_last_and_newest_first(
     for name, query in QUERIES.items():
         pages = list(list_pages(store, query))
         assert [len(page) for page in pages] == SIZES.get(name, FULL), name
-        ids = [int(job_id.removeprefix("job-")) for page in pages for job_id in page]
+        ids = [int(job_id.rpartition("-")[2]) for page in pages for job_id in page]
         assert ids == sorted(set(ids), reverse=True), name
     store.close()
 

@@ -21,6 +21,9 @@ UNIT = ROOT / "deploy" / "ebbtide.service"
 EXPOSURE_MAX = 3.0
 TIMEOUT_S = 180.0
 USER = "65534"
+PROC_FILES = tuple(
+    f"/proc/{name}" for name in ("cpuinfo", "diskstats", "loadavg", "meminfo", "stat", "uptime", "vmstat")
+)
 DENY_EXECUTABLE_MEMORY = """
 import ctypes, os, sys
 PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1
@@ -52,7 +55,11 @@ def test_unit_runs_as_a_user_with_private_files() -> None:
 @pytest.mark.e2e
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_service_works_within_the_restrictions_of_the_unit(tmp_path: Path) -> None:
-    """Bubblewrap gives it a read-only system, private devices and temporary files, and no capabilities."""
+    """Bubblewrap gives it a read-only system, private devices and temporary files, and no capabilities.
+
+    Authentication is on, so the service creates a token. With `ProcSubset=pid`, /proc has processes only;
+    bubblewrap cannot mount it so, but covers the other files with a device that cannot be read.
+    """
     state, port = tmp_path / "state", find_free_port()
     state.mkdir(mode=0o700)
     needed = (ROOT, Path(sys.executable).resolve(), tmp_path)
@@ -61,6 +68,7 @@ def test_service_works_within_the_restrictions_of_the_unit(tmp_path: Path) -> No
     sandbox = [
         *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", *hidden),
         *("--unshare-user", "--unshare-ipc", "--unshare-uts", "--uid", USER, "--gid", USER, "--cap-drop", "ALL"),
+        *(word for path in PROC_FILES if Path(path).exists() for word in ("--ro-bind", "/dev/null", path)),
         *("--bind", str(state), str(state), "--chdir", str(state), "--die-with-parent", "--new-session"),
     ]
     environment = {
@@ -69,7 +77,6 @@ def test_service_works_within_the_restrictions_of_the_unit(tmp_path: Path) -> No
         "EBBTIDE_DATABASE_URL": f"sqlite:///{state / 'ebbtide.sqlite'}",
         "EBBTIDE_RUN_DIR": str(state / "run"),
         "EBBTIDE_PORT": str(port),
-        "EBBTIDE_AUTH": "off",
     }
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -78,20 +85,23 @@ def test_service_works_within_the_restrictions_of_the_unit(tmp_path: Path) -> No
             stdout=log,
             stderr=log,
         )
+    deadline_s = time.monotonic() + TIMEOUT_S
     client = Client(f"http://127.0.0.1:{port}")
     try:
-        deadline_s = time.monotonic() + TIMEOUT_S
         while not client.is_ready():
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline_s, (tmp_path / "log").read_text()
             time.sleep(0.1)
+        client.close()
+        token_file = state / "run" / "local.token"
+        client = Client(f"http://127.0.0.1:{port}", token=token_file.read_text(encoding="ascii").strip())
         client.create_pool({"name": "training", "kind": "training"})
         document = {"name": "waiting", "gpus": {"min": 1, "max": 1}, "command": ["true"], "model": "gpt2"}
         job_id = client.submit(document | {"globalBatch": 8})["id"]
         while client.job(job_id)["state"] not in ("queued", "failed", "planning"):
             assert time.monotonic() < deadline_s, (tmp_path / "log").read_text()
             time.sleep(0.1)
-        for file in (state / "ebbtide.sqlite", state / "run" / "token.secret"):
+        for file in (state / "ebbtide.sqlite", state / "run" / "token.secret", token_file):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
     finally:
         client.close()

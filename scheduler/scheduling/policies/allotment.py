@@ -155,8 +155,8 @@ def _waiting_reason(ranked: RankedJob, position: int, left: int, every: int) -> 
     need = ranked.job.spec.min_gpus
     numbers = {"needed_gpus": float(need), "free_gpus": float(left), "position": position + 1.0, name: figure}
     if need > every:
-        model = f" {ranked.job.spec.gpu}" if ranked.job.spec.gpu else ""
-        detail = f"needs {need}{model} GPUs; only {every} are on nodes that this job can use"
+        needed = gpu_sets.format_gpu_count(need, ranked.job.spec.gpu)
+        detail = f"needs {needed}; only {every} are on nodes that this job can use"
         return Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
     place = f"position {position + 1} with {figure:,.0f} {words}"
     detail = f"{place}; needs {gpu_sets.format_gpu_count(need)}, {left} free for this job"

@@ -73,7 +73,7 @@ def misfit_reason(cycle: SchedulingCycle, job: Job, need: int) -> Reason:
     free = sum(len(node.indices) for node in usable)
     numbers = {"needed_gpus": float(need), "free_gpus": float(free)}
     if free < need:
-        detail = f"needs {need} {job.spec.gpu or 'GPUs'}; {free} that it can use are free"
+        detail = f"needs {gpu_sets.format_gpu_count(need, job.spec.gpu)}; {free} that it can use are free"
         return Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
     if any(missing.curve_key == job.curve_key for missing in cycle.missing_shapes):
         detail = f"{free} GPUs are free; waiting for a plan for their distribution over nodes"
@@ -201,9 +201,8 @@ class _StartingStage:
             self._waiting[job.id] = Reason(ReasonCode.BEHIND_HEAD_OF_QUEUE, detail, numbers)
             return
         if not budget.could_ever_fit(job):
-            detail = (
-                f"needs {need} {job.spec.gpu or 'GPUs'}; only {budget.largest_pool(job)} are in pools this job can use"
-            )
+            most = budget.largest_pool(job)
+            detail = f"needs {gpu_sets.format_gpu_count(need, job.spec.gpu)}; only {most} are in pools this job can use"
             self._waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
             return
         detail = f"{needed}; number {position + 1} in the queue{self._describe_refusal(job)}"

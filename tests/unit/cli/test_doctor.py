@@ -15,13 +15,23 @@ import pytest
 from sqlalchemy import text
 from typer.testing import Result
 
-from cli.doctor.database_checks import check_clock, check_database, check_sqlite_file, find_file_system
+from api.queue_secrets.vault import SecretVault
+from cli.doctor.database_checks import (
+    check_clock,
+    check_database,
+    check_master_keys,
+    check_sqlite_file,
+    find_file_system,
+)
 from cli.doctor.local_checks import CheckState, check_files, check_ports, check_variables
 from scheduler.settings import Settings
+from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.database import open_engine
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
+from scheduler.store.sealed_secrets import SealedSecret
 from scheduler.store.sql_store import SqlStore
+from scheduler.store.sqlite_lock import hold_api_lock
 from scheduler.token_secret import load_token_secret
 
 Run = Callable[..., Result]
@@ -78,6 +88,7 @@ def test_misspelt_and_invalid_settings_fail(run: Run, installation: Installation
         "correct or remove EBBTIDE_TYPO",
     ]
     assert "'EBBTIDE_LEASE_S'" in failures[0]["message"]
+    assert "did you mean" not in failures[1]["message"]
     assert "EBBTIDE_TYPO" in run("doctor", EBBTIDE_TYPO="1", **installation.variables).stdout
 
 
@@ -85,6 +96,39 @@ def test_invalid_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBBTIDE_LEASE_S", "soon")
     [check] = check_variables({"EBBTIDE_LEASE_S": "soon", "EBBTIDE_AGENT_LEAVE_WITHIN": "20s", "EBBTIDE_TOKEN": "x"})
     assert (check.state, check.remedy) == (CheckState.FAILURE, "correct EBBTIDE_LEASE_S")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("EBBTIDE_OIDC_GROUPS", "foo"),
+        ("EBBTIDE_OIDC_GROUPS", '{"a": ["root"]}'),
+        ("EBBTIDE_RECONFIGURATION_S_BY_MODEL", "{gpt2:1}"),
+    ],
+)
+def test_malformed_json_of_a_setting_is_an_error_that_names_it(
+    run: Run, installation: Installation, name: str, value: str
+) -> None:
+    variables = {**installation.variables, name: value}
+    checks = json.loads(run("doctor", "-o", "json", **variables).stdout)["checks"]
+    assert [each["remedy"] for each in checks] == [f"correct {name}"]
+    result = run("migrate", "-o", "json", **variables)
+    error = json.loads(result.stderr)["error"]
+    assert (result.exit_code, error["message"].partition(":")[0]) == (2, name)
+
+
+def test_authentication_that_serve_refuses_to_leave_off_fails(
+    run: Run, installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = list[str]()
+    monkeypatch.setattr("cli.login_users.list_other_login_users", lambda: others)
+    states = []
+    for host, names in (("0.0.0.0", []), ("127.0.0.1", ["bert"]), ("127.0.0.1", [])):
+        others[:] = names
+        result = run("doctor", "-o", "json", EBBTIDE_AUTH="off", EBBTIDE_HOST=host, **installation.variables)
+        [check] = [each for each in json.loads(result.stdout)["checks"] if each["name"] == "authentication"]
+        states.append((check["state"], result.exit_code))
+    assert states == [("failure", 1), ("failure", 1), ("warning", 0)]
 
 
 def test_files_that_others_can_read_or_write_fail(installation: Installation) -> None:
@@ -165,10 +209,10 @@ def test_backup_and_restore_bring_back_database_and_secret(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert run("backup", str(file), **installation.variables).exit_code == 2
     refused = run("restore", str(file), **installation.variables)
-    assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "--force" in refused.stderr) == (3, True)
     secret.write_bytes(b"x" * 32)
     refused = run("restore", str(file), **installation.variables)
-    assert (refused.exit_code, str(secret) in refused.stderr) == (2, True)
+    assert (refused.exit_code, str(secret) in refused.stderr) == (3, True)
     secret.unlink()
     installation.database.unlink()
     result = run("restore", str(file), "-o", "json", **installation.variables)
@@ -176,6 +220,58 @@ def test_backup_and_restore_bring_back_database_and_secret(
     assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (content, 0o600)
     assert stat.S_IMODE(installation.database.stat().st_mode) == 0o600
     assert run("restore", str(tmp_path / "none"), **installation.variables).exit_code == 2
+
+
+def test_secrets_without_their_master_key_are_reported(run: Run, installation: Installation, tmp_path: Path) -> None:
+    key_file, file = installation.settings.secrets_key_path, tmp_path / "backup"
+    vault, store = SecretVault(key_file, creates=True), SqlStore(installation.settings.database_url)
+    new = SealedSecret("default", "token", 1, "", "", "", 1.0, 1.0, "ada")
+    store.secrets.put(vault.seal(new, b"hf_abcdefgh"), AuditEntry(1.0, "ada", "", "SetSecret", "token", None, None, ""))
+    store.close()
+    made = json.loads(run("backup", str(file), "-o", "json", **installation.variables).stdout)
+    assert (made["master_keys"], made["master_key_file"]) == ([vault.read_keys().current], str(key_file))
+    assert str(key_file) in run("backup", str(tmp_path / "b2"), **installation.variables).stdout.replace("\n", "")
+    assert not find_failed(check_master_keys(installation.settings))
+    key_file.unlink()
+    installation.database.unlink()
+    restored = json.loads(run("restore", str(file), "-o", "json", **installation.variables).stdout)
+    assert made["master_keys"][0] in restored["unusable_secrets"]
+    assert [name for name, _ in find_failed(check_master_keys(installation.settings))] == ["secrets"]
+    assert run("doctor", **installation.variables).exit_code == 1
+    assert (run("secrets", "rotate-key", **installation.variables).exit_code, key_file.exists()) == (3, False)
+
+
+def test_restore_and_clock_reset_need_a_stopped_service(run: Run, installation: Installation, tmp_path: Path) -> None:
+    url, file = installation.settings.database_url, tmp_path / "backup"
+    assert run("backup", str(file), **installation.variables).exit_code == 0
+    repairs = (("restore", str(file), "--force"), ("reset-clock",))
+    with hold_api_lock(url):
+        assert [run(*words, **installation.variables).exit_code for words in repairs] == [3, 3]
+    store = SqlStore(url)
+    lease = store.acquire_lease("leader", now_s=time.time(), ttl_s=60.0)
+    assert lease is not None
+    assert [run(*words, **installation.variables).exit_code for words in repairs] == [3, 3]
+    store.release_lease("leader")
+    store.close()
+    assert [run(*words, **installation.variables).exit_code for words in repairs] == [0, 0]
+
+
+def test_unreachable_database_has_the_exit_code_of_an_unavailable_service(run: Run, tmp_path: Path) -> None:
+    file, sound = tmp_path / "backup", f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(sound)
+    assert run("backup", str(file), EBBTIDE_DATABASE_URL=sound).exit_code == 0
+    url = "postgresql+psycopg://127.0.0.1:1/ebbtide?connect_timeout=1"
+    for words in (
+        ("migrate",),
+        ("backup", str(tmp_path / "b2")),
+        ("restore", str(file)),
+        ("reset-clock",),
+        ("token", "create", "--name", "t", "--grant", "admin"),
+        ("secrets", "rotate-key"),
+    ):
+        given = ("--database-url", url) if words[0] == "token" else ()
+        result = run(*words, *given, "-o", "json", EBBTIDE_DATABASE_URL=url, EBBTIDE_RUN_DIR=str(tmp_path))
+        assert result.exit_code == 6, (words, result.output)
 
 
 def test_backup_can_leave_secrets_out(run: Run, installation: Installation, tmp_path: Path) -> None:

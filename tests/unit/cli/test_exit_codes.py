@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import Result
 
 from cli.exit_codes import MEANINGS, ExitCode, choose_exit_code, wants_json
-from ebbtide.client import Client
+from ebbtide.client import Client, RetryPolicy
 from tests.api.authenticated_service import AuthenticatedService
 
 Ask = Callable[..., Any]
@@ -131,3 +132,40 @@ def test_a_url_with_the_version_says_which_to_use(run: Run) -> None:
     result = run("ps", "--url", "http://127.0.0.1:1/v1/", "-o", "json")
     assert result.exit_code == ExitCode.USAGE
     assert read_error(result)["message"].endswith("Use http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(404, ExitCode.UNAVAILABLE), (501, ExitCode.UNAVAILABLE), (502, ExitCode.UNAVAILABLE)]
+)
+@pytest.mark.parametrize("words", [("describe", "x"), ("ps",), ("pools", "create", "x", "--kind", "training")])
+def test_a_server_that_is_not_ebbtide_is_told_apart_from_a_missing_resource(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int, code: ExitCode
+) -> None:
+    """Another program answers at the URL with a page of its own, or with JSON without a problem type."""
+    for answer in (httpx.Response(status, html="<p>no"), httpx.Response(status, json={"detail": "Not Found"})):
+        retries = RetryPolicy(attempts=1)
+        transport = httpx.MockTransport(lambda _request, answer=answer: answer)
+        monkeypatch.setattr("ebbtide.client.Client", partial(Client, transport=transport, retries=retries))
+        result = run(*words, "-o", "json")
+        assert result.exit_code == code
+        assert ("http://127.0.0.1:1 is not an Ebbtide" in read_error(result)["message"]) is (status != 502)
+
+
+@pytest.mark.parametrize(
+    ("words", "present", "absent"),
+    [
+        (("submit", "job.yaml"), "submit -f job.yaml", "nothing"),
+        (("submit", "--name", "x", "--min", "1", "job.yml"), "submit -f job.yml", "nothing"),
+        (("submit", "--", "python", "train.py"), "--name and --min", "name:"),
+        (("submit", "--name", "x", "--", "python", "train.py"), "--min", "--name"),
+        (("ps", "--url", "ftp://x"), "--url: 'ftp://x'", "url: url"),
+        (("token", "create", "--name", "a b", "--grant", "admin"), "1 to 63 letters", "pattern"),
+        (("audit", "verify", "--digest", "abc"), "64 hexadecimal", "pattern"),
+    ],
+)
+def test_messages_say_what_to_write_instead(
+    run: Run, fleet: Any, words: tuple[str, ...], present: str, absent: str
+) -> None:
+    result = run(words[0], "-o", "json", *words[1:]) if words[0] == "submit" else run(*words, "-o", "json")
+    message = read_error(result)["message"]
+    assert (result.exit_code, present in message, absent in message) == (ExitCode.USAGE, True, False), message

@@ -13,6 +13,7 @@ from cli.commands.events import render_explanation
     ("state", "summary", "sentence"),
     [
         ("failed", "no plan fits, not even 1x4 cpu", "j has failed: no plan fits, not even 1x4 cpu."),
+        ("failed", "cannot open '..", "j has failed: cannot open '."),
         ("succeeded", "succeeded", "j has succeeded."),
         ("cancelled", "cancelled by its owner", "j was cancelled: cancelled by its owner."),
         ("planning", "planning: no plan is solved yet", "j is planning: no plan is solved yet."),

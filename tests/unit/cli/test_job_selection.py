@@ -105,6 +105,17 @@ def test_an_ambiguous_name_lists_the_jobs(run: Run, ask: Ask, fleet: InProcessSe
     assert ask("describe", first)["id"] == first
 
 
+def test_a_live_job_is_found_behind_any_number_of_newer_ended_ones(
+    ask: Ask, fleet: InProcessService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.job_lookup.CANDIDATES_MAX", 2)
+    live = submit(fleet, "train")
+    for _ in range(3):
+        fleet.clock.move_to(fleet.clock.now_s() + 1.0)
+        end(fleet, submit(fleet, "train"))
+    assert ask("describe", "train")["id"] == live
+
+
 def test_no_match_is_not_found(run: Run, fleet: InProcessService) -> None:
     result = run("cancel", "ghost")
     assert (result.exit_code, "ghost" in result.stderr) == (ExitCode.NOT_FOUND, True)

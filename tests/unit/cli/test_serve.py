@@ -107,7 +107,7 @@ def test_second_api_process_on_one_sqlite_file_is_refused(run: Run, tmp_path: Pa
         result = run("api", EBBTIDE_DATABASE_URL=url, EBBTIDE_RUN_DIR=str(tmp_path), EBBTIDE_PORT="0")
         with pytest.raises(StoreError, match="another API process"), hold_api_lock(url):
             pass
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert str(tmp_path / "state.sqlite") in result.stderr
     with hold_api_lock(url), hold_api_lock("postgresql+psycopg://host/ebbtide"):
         pass
@@ -132,20 +132,24 @@ def test_switched_off_authentication_needs_force_beside_other_login_users(
         monkeypatch.setenv(name, value)  # `serve` sets both
     started: list[str] = []
 
-    def start(commands: object) -> tuple[int, str]:
-        started.append(os.environ["EBBTIDE_AUTH"])
+    def start(commands: dict[str, list[str]]) -> tuple[int, str]:
+        started.append(f"{os.environ['EBBTIDE_AUTH']} {commands['API'][-1]}")
         return 0, "stopped"
 
     monkeypatch.setattr("cli.supervisor.supervise", start)
-    for words, environment in ((["--no-auth"], {}), ([], {"EBBTIDE_AUTH": "off"})):
-        refused = run("serve", "--port", "0", "--no-agent", *words, **environment)
-        assert (refused.exit_code, started) == (2, [])
+    for words, environment in (
+        (["serve", "--no-agent", "--no-auth"], {}),
+        (["serve", "--no-agent"], {"EBBTIDE_AUTH": "off"}),
+        (["api"], {"EBBTIDE_AUTH": "off"}),
+    ):
+        refused = run(*words, EBBTIDE_PORT="0", **environment)
+        assert (refused.exit_code, started) == (3, [])
         assert "bert, carla" in refused.stderr
         assert "--force" in refused.stderr
     assert run("serve", "--port", "0", "--no-agent", "--no-auth", "--force", EBBTIDE_AUTH="on").exit_code == 0
     monkeypatch.setattr(login_users, "list_other_login_users", list)
     assert run("serve", "--port", "0", "--no-agent", "--no-auth", EBBTIDE_AUTH="on").exit_code == 0
-    assert started == ["off", "off"]
+    assert started == ["off --force", "off api"]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.documents.job import parse_job, to_job_document
+from scheduler.documents.job_secrets import find_credential_warnings
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.agent_injection import AgentImage
@@ -184,3 +185,11 @@ def test_null_fields_are_equal_to_absent_fields() -> None:
     spec = {"containers": [container], "volumes": None, "schedulerName": None, "affinity": {"nodeAffinity": None}}
     plain = {"spec": {"containers": [{"command": ["x"], "resources": {}}], "affinity": {}}}
     assert parse_job(job({"metadata": None, "spec": spec})) == parse_job(job(plain))
+
+
+@pytest.mark.parametrize("field", ["containers", "initContainers"])
+def test_credentials_in_variables_of_any_container_are_warned_about(field: str) -> None:
+    container = {"name": "fetch", "image": "tide:1", "env": [{"name": "HF_TOKEN", "value": "hf_" + "a" * 24}]}
+    spec = parse_job(job({"spec": {**TEMPLATE["spec"], field: [container]}}, command=["python"]))
+    [warning] = find_credential_warnings(spec)
+    assert f"`template.spec.{field}[0].env[HF_TOKEN]`" in warning

@@ -58,6 +58,20 @@ def test_a_priority_above_the_ceiling_of_the_queue_is_refused() -> None:
     assert accepted(rig, "fair")[:2] == ("True", "Accepted")
 
 
+def test_an_undeclared_queue_has_the_ceiling_of_the_default_queue() -> None:
+    rig = OperatorRig()
+    rig.server.add(QUEUE, "default", {"maxPriority": 7})
+    for name, priority in (("high", 8), ("fair", 7)):
+        rig.server.add(ELASTIC_JOB, name, {**SPEC, "queue": "foo", "priority": priority}, namespace="team-a")
+    rig.send(*rig.compute_commands().commands)
+    resources, loaded = rig.server.resources(), LoadedState(rig.snapshot, rig.inbox)
+    computed = compute_spec_commands(
+        resources, loaded, NOW_S, job_namespace="ebbtide-jobs", allows_undeclared_queues=True
+    )
+    submitted = [each.body for each in computed.commands]
+    assert [body.spec.name for body in submitted if isinstance(body, SubmitJob)] == ["fair"]
+
+
 @pytest.mark.parametrize("order", [(QUEUE, ELASTIC_JOB), (ELASTIC_JOB, QUEUE)])
 def test_job_and_its_queue_may_be_applied_in_any_order(order: tuple[ResourceKind, ...]) -> None:
     rig, specs = OperatorRig(), {ELASTIC_JOB: {**SPEC, "queue": "research"}, QUEUE: {"guaranteed": 4}}
