@@ -83,6 +83,14 @@ def mirror_volumes(snapshot: MutableSnapshot, observation: Observation) -> None:
             snapshot.put_job(replace(job, placement=replace(job.placement, volumes=facts)))
 
 
+def mirror_reviews(snapshot: MutableSnapshot, observation: Observation) -> None:
+    """Record what the API server says about the pods of each job's template."""
+    for job_id, review in observation.reviews.items():
+        job = snapshot.jobs.get(job_id)
+        if job is not None and job.placement.review != review:
+            snapshot.put_job(replace(job, placement=replace(job.placement, review=review)))
+
+
 def mirror_runs(snapshot: MutableSnapshot, observation: Observation) -> None:
     """Update every job from its runs, in order of submission."""
     index = snapshot.original.index
