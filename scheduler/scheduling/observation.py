@@ -75,20 +75,15 @@ def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> Non
         snapshot.record_event(EventCode.LOAN_LOST, name, f"node {name} went down while it was lent")
 
 
-def mirror_volumes(snapshot: MutableSnapshot, observation: Observation) -> None:
-    """Record the state of the volume claims of each job."""
-    for job_id, facts in observation.volumes.items():
-        job = snapshot.jobs.get(job_id)
-        if job is not None and job.placement.volumes != facts:
-            snapshot.put_job(replace(job, placement=replace(job.placement, volumes=facts)))
-
-
-def mirror_reviews(snapshot: MutableSnapshot, observation: Observation) -> None:
-    """Record what the API server says about the pods of each job's template."""
-    for job_id, review in observation.reviews.items():
-        job = snapshot.jobs.get(job_id)
-        if job is not None and job.placement.review != review:
-            snapshot.put_job(replace(job, placement=replace(job.placement, review=review)))
+def mirror_pod_facts(snapshot: MutableSnapshot, observation: Observation) -> None:
+    """Record the state of the volume claims of each job, and the API server's answer about its pods."""
+    for job_id in observation.volumes.keys() | observation.reviews.keys():
+        if (job := snapshot.jobs.get(job_id)) is None:
+            continue
+        volumes = observation.volumes.get(job_id, job.placement.volumes)
+        review = observation.reviews.get(job_id, job.placement.review)
+        if (job.placement.volumes, job.placement.review) != (volumes, review):
+            snapshot.put_job(replace(job, placement=replace(job.placement, volumes=volumes, review=review)))
 
 
 def mirror_runs(snapshot: MutableSnapshot, observation: Observation) -> None:
@@ -201,6 +196,9 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run, *, is_rep
             job = _record_first_step(snapshot, job, run) if run.phases_s else job
             job = record_frozen_layers(snapshot, _record_measurements(snapshot, job, run), run.frozen_layers)
             return _set_checkpoint_target(snapshot, job, run)
+        case RunPhase.STARTING if run.reason and job.message != run.reason and job.state is not JobState.RUNNING:
+            job = replace(job, message=run.reason)
+            snapshot.put_job(job)
         case RunPhase.SUCCEEDED:
             return _complete_job(snapshot, _record_first_step(snapshot, job, run), run)
         case RunPhase.FAILED | RunPhase.LOST if run.refusal is not None:
