@@ -16,8 +16,9 @@ from api.http.paging import GpusByNode, JobId, encode_gpus
 from api.jobs import FailureView, JobView, failure_view, job_view
 from api.plans import PlanView, plan_view
 from scheduler.domain import gpu_sets
-from scheduler.domain.commands import Command
+from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.decisions import Decision, LendNode, PreemptJob, Reason, ResizeJob, decision_subject
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
@@ -40,15 +41,32 @@ class DryRun:
 def dry_run_tick(snapshot: Snapshot, policies: PolicySet, *commands: Command) -> DryRun:
     """Run one real tick on a copy of the state, at `snapshot.now_s` with `commands` in the inbox.
 
-    The executor observes nothing new, so transitions in progress stay in progress.
+    The executor observes nothing new, so transitions in progress stay in progress. What a cluster has yet to say about
+    the pods of a job in `commands` counts as said, and favourable (see `list_unchecked`).
     """
     store = MemoryStore(snapshot)
     _send_commands(store, commands)
     lease = store.acquire_lease("dry-run", now_s=snapshot.now_s, ttl_s=60.0)
     assert lease is not None, "no other process uses this store"
     clock = ManualClock(snapshot.now_s)
-    report = tick(store, RecordingExecutor(), clock, policies, epoch=lease.epoch)
+    submitted = [command.body.job_id for command in commands if isinstance(command.body, SubmitJob)]
+    executor = RecordingExecutor(accepted=submitted)
+    report = tick(store, executor, clock, policies, epoch=lease.epoch)
     return DryRun(report, store.load().snapshot)
+
+
+def list_unchecked(spec: JobSpec, snapshot: Snapshot) -> list[str]:
+    """Return one warning for each part of a job that only its cluster can check, once it is submitted."""
+    if not snapshot.index.has_capacities:
+        return []
+    warnings = []
+    if claims := spec.pod_requirements.claims:
+        warnings.append(
+            f"Volume claims are not checked here: {', '.join(claims)}. They may be missing or limit the nodes."
+        )
+    if spec.template_json:
+        warnings.append("The Kubernetes API server has not checked `template`. It does so after the submission.")
+    return warnings
 
 
 def _send_commands(store: MemoryStore, commands: Iterable[Command]) -> None:

@@ -11,7 +11,15 @@ from typing_extensions import TypedDict
 
 from api.event_views import EventView
 from api.events import STREAM_RESPONSES, page_of_events
-from api.explanations import DryRun, DryRunView, ExplanationView, dry_run_tick, dry_run_view, explanation_view
+from api.explanations import (
+    DryRun,
+    DryRunView,
+    ExplanationView,
+    dry_run_tick,
+    dry_run_view,
+    explanation_view,
+    list_unchecked,
+)
 from api.http.dependencies import AfterParameter, ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
 from api.http.errors import ProblemError, problem_responses
 from api.http.paging import CursorParameter, JobId, PageOf
@@ -282,7 +290,7 @@ def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep)
     unrelated = {_decision_effect(decision) for decision in without_job.report.decisions}
     caused = [decision for decision in with_job.report.decisions if _decision_effect(decision) not in unrelated]
     view = context.redact(dry_run_view(job_id, context.snapshot, with_job, caused))
-    view["warnings"] = find_credential_warnings(spec)
+    view["warnings"] = [*find_credential_warnings(spec), *list_unchecked(spec, context.snapshot)]
     return view
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 VOLUMES = [{"name": "data", "emptyDir": {}}]
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PORT = {"containerPort": 80, "hostPort": 80}
 
 
 def affinity(operator: str, *values: str, key: str = "zone") -> dict[str, Any]:
     requirement = {"key": key, "operator": operator, "values": list(values)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
-    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+    return {"affinity": {"nodeAffinity": {REQUIRED: terms}}}
+
+
+def fabric(**amounts: str) -> dict[str, Any]:
+    return {"containers": [{"resources": {kind: {"rdma/hca": amount} for kind, amount in amounts.items()}}]}
 
 
 REJECTED: list[tuple[dict[str, Any], str]] = [
@@ -43,6 +48,15 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
         r"containers\[0\].ports\[0\].hostPort: got 81; allowed: 80",
     ),
     ({"containers": [{}], "nodeSelector": {"zone": "a b"}}, r"nodeSelector\[zone\]: got \"a b\""),
+    ({"containers": [{}], "nodeSelector": {"a b": "c"}}, r"nodeSelector\[a b\]: got \"a b\""),
+    ({"containers": [{}], "nodeSelector": {"Team/zone": "c"}}, r"nodeSelector\[Team/zone\]"),
+    (fabric(requests="1"), r"containers\[0\].resources.limits\[rdma/hca\]: got nothing; allowed: 1"),
+    (fabric(limits="500m"), r"containers\[0\].resources.limits\[rdma/hca\]: got \"500m\""),
+    (fabric(requests="1", limits="2"), r"containers\[0\].resources.requests\[rdma/hca\]: got \"1\""),
+    (
+        {"containers": [{}], "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}}}},
+        r".*nodeSelectorTerms: got nothing",
+    ),
     ({"containers": [{}], "dnsPolicy": "Cluster"}, "dnsPolicy"),
     ({"containers": [{}], "tolerations": [{"operator": "Exists", "value": "b"}]}, r"tolerations\[0\].value"),
     ({"containers": [{}], "tolerations": [{"value": "b"}]}, r"tolerations\[0\].key: got nothing"),
@@ -64,5 +78,9 @@ ACCEPTED: list[dict[str, Any]] = [
         "hostNetwork": True,
     },
     {"containers": [{}], **affinity("Exists")},
+    {"containers": [{}], "nodeSelector": {"example.com/team_a.b": "vision"}},
+    fabric(limits="1"),
+    fabric(requests="1", limits="1"),
+    {"containers": [{}], "volumes": [{"name": "a", "emptyDir": {"medium": "HugePages-2Mi", "sizeLimit": "10Gi"}}]},
     {"containers": [{}], "tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": ""}},
 ]

@@ -8,7 +8,7 @@ Gt and Lt of a node affinity need numbers. Source: Kubernetes API reference, Pod
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +26,12 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", re.ASC
 _LABEL_VALUE_FORM = (
     "at most 63 characters of A-Z, a-z, 0-9, '-', '_' and '.', starting and ending with a letter or digit"
 )
+_PREFIX_LENGTH_MAX = 253
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_KEY_FORM = f"a key that is {_LABEL_VALUE_FORM}, optionally after a DNS name and '/'"
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
+_MEMORY, _HUGE_PAGES = "Memory", "HugePages"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _DNS_POLICIES = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
 _REQUIREMENT_VALUES: Mapping[str, str] = MappingProxyType(
@@ -53,7 +57,9 @@ def check_pod_rules(template: Object, *, reserved_volume_prefix: str) -> None:
         PydanticCustomError: the API server would reject the pods; the error has the path of the field.
     """
     spec: Object = template["spec"]
-    _check_labels("metadata.labels", (template.get("metadata") or {}).get("labels") or {})
+    metadata = template.get("metadata") or {}
+    _check_labels("metadata.labels", metadata.get("labels") or {})
+    _check_keys("metadata.annotations", metadata.get("annotations") or {})
     _check_pod(spec)
     volumes = _check_volumes(spec.get("volumes") or ())
     _check_names(spec)
@@ -83,7 +89,16 @@ def _check_pod(spec: Object) -> None:
     _check_node_affinity((spec.get("affinity") or {}).get("nodeAffinity") or {})
 
 
+def _check_keys(path: str, keys: Iterable[str]) -> None:
+    for key in keys:
+        prefix, slash, name = key.rpartition("/")
+        is_prefixed = not slash or (len(prefix) <= _PREFIX_LENGTH_MAX and _DNS_NAME.fullmatch(prefix))
+        if not is_prefixed or not name or len(name) > _LABEL_LENGTH_MAX or not _LABEL_VALUE.fullmatch(name):
+            raise invalid_field(f"{path}[{key}]", key, _KEY_FORM)
+
+
 def _check_labels(path: str, labels: Mapping[str, str]) -> None:
+    _check_keys(path, labels)
     for name, value in labels.items():
         if len(value) > _LABEL_LENGTH_MAX or not _LABEL_VALUE.fullmatch(value):
             raise invalid_field(f"{path}[{name}]", value, _LABEL_VALUE_FORM)
@@ -106,8 +121,11 @@ def _check_toleration(path: str, toleration: Object) -> None:
 
 def _check_node_affinity(affinity: Object) -> None:
     place = "requiredDuringSchedulingIgnoredDuringExecution"
-    terms = (affinity.get(place) or {}).get("nodeSelectorTerms") or ()
-    for number, term in enumerate(terms):
+    terms = (affinity.get(place) or {}).get("nodeSelectorTerms")
+    if terms == []:
+        path = f"spec.affinity.nodeAffinity.{place}.nodeSelectorTerms"
+        raise invalid_field(path, None, "at least one term; remove the affinity to match all nodes")
+    for number, term in enumerate(terms or ()):
         for index, requirement in enumerate(term.get("matchExpressions") or ()):
             path = f"spec.affinity.nodeAffinity.{place}.nodeSelectorTerms[{number}].matchExpressions[{index}]"
             _check_requirement(path, requirement)
@@ -134,7 +152,17 @@ def _check_volumes(volumes: Sequence[Object]) -> frozenset[str]:
         _check_unique_name(f"{path}.name", volume.get("name"), names)
         if len(sources := [field for field in volume if field != "name"]) > 1:
             raise invalid_field(path, ", ".join(sources), "one source beside its name; without one it is an emptyDir")
+        _check_empty_dir(f"{path}.emptyDir", volume.get("emptyDir") or {})
     return frozenset(names)
+
+
+def _check_empty_dir(path: str, source: Object) -> None:
+    """Check a scratch folder. The API server accepts any medium, but kubelet mounts none that it does not know."""
+    limit, medium = source.get("sizeLimit"), source.get("medium") or ""
+    if limit is not None and ((amount := parse_quantity(limit)) is None or amount < 0):
+        raise invalid_field(f"{path}.sizeLimit", limit, "a quantity such as 10Gi")
+    if medium not in ("", _MEMORY) and not medium.startswith(_HUGE_PAGES):
+        raise invalid_field(f"{path}.medium", medium, f"nothing, {_MEMORY} or {_HUGE_PAGES}, alone or with -SIZE")
 
 
 def _check_names(spec: Object) -> None:
@@ -167,6 +195,24 @@ def _check_container(path: str, container: Object) -> None:
         requested, limit = parse_quantity(amount), parse_quantity(limits.get(name))
         if requested is not None and limit is not None and requested > limit:
             raise invalid_field(f"{path}.resources.requests[{name}]", amount, f"at most {limits[name]}, its limit")
+    _check_extended_resources(f"{path}.resources", resources.get("requests") or {}, limits)
+
+
+def _check_extended_resources(path: str, requests: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
+    """Check resources with a domain: whole numbers that cannot be overcommitted."""
+    for name in (each for each in (*requests, *limits) if "/" in each and not _is_native(each)):
+        limit, request = parse_quantity(limits.get(name)), parse_quantity(requests.get(name))
+        for kind, amounts, amount in (("limits", limits, limit), ("requests", requests, request)):
+            if amount is not None and amount != int(amount):
+                raise invalid_field(f"{path}.{kind}[{name}]", amounts[name], "a whole number")
+        if limit is None:
+            raise invalid_field(f"{path}.limits[{name}]", None, f"{requests[name]}, a limit equal to its request")
+        if request is not None and request != limit:
+            raise invalid_field(f"{path}.requests[{name}]", requests[name], f"{limits[name]}, its limit")
+
+
+def _is_native(resource: str) -> bool:
+    return resource.partition("/")[0].endswith("kubernetes.io")
 
 
 def _check_mounts(path: str, container: Object, volumes: frozenset[str], reserved_prefix: str) -> None:

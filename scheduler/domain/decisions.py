@@ -41,6 +41,8 @@ class ReasonCode(StrEnum):
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"
     NO_FEASIBLE_NODE = "NoFeasibleNode"
     VOLUME_NOT_READY = "VolumeNotReady"
+    TEMPLATE_NOT_CHECKED = "TemplateNotChecked"
+    TEMPLATE_REJECTED = "TemplateRejected"
     WAITING_FOR_PREEMPTED_WORKLOADS = "WaitingForPreemptedWorkloads"
     BEHIND_HEAD_OF_QUEUE = "BehindHeadOfQueue"
     WAITING_FOR_QUOTA = "WaitingForQuota"

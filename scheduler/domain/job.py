@@ -183,6 +183,13 @@ class Job:
         secrets_s = float("inf") if self.missing_secrets else 0.0
         return max(self.memory.retry_at_s or 0.0, self.placement.retry_at_s or 0.0, secrets_s)
 
+    @property
+    def awaits_review(self) -> bool:
+        """Whether the API server has not accepted the pods of its template yet. Placed jobs started before."""
+        if not self.spec.template_json or self.is_placed:
+            return False
+        return self.placement.review is None or bool(self.placement.review.error)
+
     def step_time_s(self) -> float:
         """Return seconds per step under the current plan, as measured. Infinite unless the job runs."""
         if self.state is not JobState.RUNNING or self.allocation.plan is None:

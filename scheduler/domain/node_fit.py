@@ -33,6 +33,7 @@ class Candidate:
     requirements: PodRequirements
     volumes: VolumeFacts | None
     avoided: tuple[str, ...]
+    awaits_review: bool = False
 
 
 class CandidateFit:
@@ -243,13 +244,13 @@ class NodeFit:
         )
 
     def _find_candidate(self, job: Job) -> tuple[Candidate, CandidateFit]:
-        known = self._candidates.get(job.id)
-        if known is not None and known[0].placement is job.placement and known[0].spec is job.spec:
+        known, awaits_review = self._candidates.get(job.id), job.awaits_review
+        if known is not None and _is_alike(known[0], job) and known[1].awaits_review is awaits_review:
             return known[1], known[2]
         requirements, placement = job.spec.pod_requirements, job.placement
         avoided = placement.find_avoided(self._now_s) if placement.avoided else ()
         volumes = placement.volumes if requirements.claims else NO_VOLUMES
-        candidate = Candidate(requirements, volumes, avoided)
+        candidate = Candidate(requirements, volumes, avoided, awaits_review)
         found = self._index.fit_cache.find(candidate, len(self._index.nodes))
         self._candidates[job.id] = (job, candidate, found)
         return candidate, found
@@ -289,7 +290,7 @@ class NodeFit:
         """Return whether nothing but resources keeps the pods off the node."""
         capacity, volumes = node.capacity, candidate.volumes
         assert capacity is not None, "nodes without a known capacity accept every job"
-        if node.name in candidate.avoided or volumes is None or volumes.error:
+        if node.name in candidate.avoided or volumes is None or volumes.error or candidate.awaits_review:
             return False
         requirements = candidate.requirements
         if capacity.taints and requirements.find_untolerated(capacity.taints):
@@ -332,6 +333,10 @@ class NodeFit:
     def _is_lent(self, node: Node) -> bool:
         loan: Loan | None = self._index.loans.get(node.name)
         return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
+
+
+def _is_alike(known: Job, job: Job) -> bool:
+    return known.placement is job.placement and known.spec is job.spec
 
 
 NO_VOLUMES = VolumeFacts()

@@ -15,7 +15,7 @@ from ebbtide.rank_status import RankStatus as RankStatus
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
 from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.domain.placement_record import PodRefusal, VolumeFacts
+from scheduler.domain.placement_record import PodRefusal, TemplateReview, VolumeFacts
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.run_document import MasterAddress
 
@@ -108,6 +108,7 @@ class Observation:
     runs: tuple[Run, ...] = ()
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
+    reviews: Mapping[str, TemplateReview] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

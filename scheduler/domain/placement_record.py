@@ -1,4 +1,4 @@
-"""Facts from the cluster about the pods of a job: refusals by nodes, and the state of its volume claims."""
+"""Facts from the cluster about the pods of a job: refusals by nodes, its volume claims, and the API server's answer."""
 
 from __future__ import annotations
 
@@ -52,11 +52,18 @@ class VolumeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateReview:
+    """Answer of the API server to a trial of a job's pod. `error` is why it would reject the pod."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementRecord:
     """Refusals of a job's pods, and its volumes.
 
     `streak` counts the starts in a row that were refused, `last` is the latest refusal. The job does not start before
-    `retry_at_s`. `volumes` is None until they were read.
+    `retry_at_s`. `volumes` is None until they were read, `review` until the API server has answered.
     """
 
     avoided: tuple[AvoidedNode, ...] = ()
@@ -64,6 +71,7 @@ class PlacementRecord:
     last: PodRefusal | None = None
     retry_at_s: float | None = None
     volumes: VolumeFacts | None = None
+    review: TemplateReview | None = None
 
     @property
     def costs_retry(self) -> bool:
@@ -84,7 +92,7 @@ class PlacementRecord:
         )
         avoided = (*others, AvoidedNode(refusal.node, before + 1, now_s + avoidance_s))
         pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S * 2.0 ** min(self.streak, _DOUBLINGS_MAX))
-        return PlacementRecord(avoided, self.streak + 1, refusal, now_s + pause_s, self.volumes)
+        return PlacementRecord(avoided, self.streak + 1, refusal, now_s + pause_s, self.volumes, self.review)
 
     def with_start(self) -> PlacementRecord:
         """Return the record after all pods of the job started."""

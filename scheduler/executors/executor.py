@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
 
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.job import Job
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.placement_record import TemplateReview, VolumeFacts
 from scheduler.domain.snapshot import Snapshot
 
 
@@ -43,10 +45,11 @@ class RecordingExecutor:
     """Executor that does nothing, and observes a cluster that matches the last desired state.
 
     Every job runs on its target, leaving jobs have left, and offered nodes are drained. `converged_snapshots` records
-    all desired states.
+    all desired states. The pods of the jobs `accepted` are accepted, and their volumes can be mounted everywhere.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, snapshot: Snapshot | None = None, *, accepted: Collection[str] = ()) -> None:
+        self._accepted = tuple(accepted)
         self.converged_snapshots: list[Snapshot] = []
         self._snapshot = snapshot or Snapshot()
         self._last_runs: dict[str, tuple[Job, Run]] = {}
@@ -65,7 +68,12 @@ class RecordingExecutor:
         if self._nodes is None or not _have_same_nodes(self._nodes[0], snapshot):
             self._nodes = snapshot, _build_node_facts(snapshot)
         return Observation(
-            snapshot.now_s, snapshot.generation, tuple(run for _, run in self._last_runs.values()), self._nodes[1]
+            snapshot.now_s,
+            snapshot.generation,
+            tuple(run for _, run in self._last_runs.values()),
+            self._nodes[1],
+            dict.fromkeys(self._accepted, VolumeFacts()),
+            dict.fromkeys(self._accepted, TemplateReview()),
         )
 
     def converge(self, desired: Snapshot) -> None:

@@ -15,7 +15,8 @@ from scheduler.domain.agent_bundle import BUNDLE_DIR, BUNDLE_PYTHON
 
 AGENT_COMMAND = (BUNDLE_PYTHON, "-I", "-m", "scheduler.agent.pod")
 """Starts the agent. -I: neither variables nor packages of the image reach its interpreter."""
-_NAME = "ebbtide-agent"
+AGENT_CONTAINER = "ebbtide-agent"
+"""Name of the init container, and of the volume with the bundle."""
 _COPY_DIR = "/bundle"
 _COPIED_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 
@@ -38,12 +39,12 @@ class AgentImage:
 def build_agent_volume(agent: AgentImage) -> dict[str, Any]:
     """Return the volume with the bundle."""
     if agent.delivery is AgentDelivery.IMAGE_VOLUME:
-        return {"name": _NAME, "image": {"reference": agent.reference}}
-    return {"name": _NAME, "emptyDir": {}}
+        return {"name": AGENT_CONTAINER, "image": {"reference": agent.reference}}
+    return {"name": AGENT_CONTAINER, "emptyDir": {}}
 
 
 def build_agent_mount() -> dict[str, Any]:
-    return {"name": _NAME, "mountPath": BUNDLE_DIR, "readOnly": True}
+    return {"name": AGENT_CONTAINER, "mountPath": BUNDLE_DIR, "readOnly": True}
 
 
 def build_init_containers(agent: AgentImage, spec: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -56,10 +57,10 @@ def build_init_containers(agent: AgentImage, spec: Mapping[str, Any]) -> list[di
     if agent.delivery is AgentDelivery.IMAGE_VOLUME:
         return own
     copy = {
-        "name": _NAME,
+        "name": AGENT_CONTAINER,
         "image": agent.reference,
         "command": [BUNDLE_PYTHON, "-I", "-m", "scheduler.agent.bundle_copy", _COPY_DIR],
-        "volumeMounts": [{"name": _NAME, "mountPath": _COPY_DIR}],
+        "volumeMounts": [{"name": AGENT_CONTAINER, "mountPath": _COPY_DIR}],
         "resources": _copy_resources(spec["containers"][0].get("resources") or {}),
         "securityContext": _build_security_context(spec.get("securityContext") or {}),
     }

@@ -14,13 +14,16 @@ _WEBHOOK_FAILED = "failed calling webhook"
 """Messages by which the API server reports, with status 500, that several budgets block an eviction or that an
 admission webhook does not respond. There are no reason codes for either.
 """
+_NO_DRY_RUN = "does not support dry run"
+"""Message, with status 400, by which it reports an admission webhook with side effects."""
 
 
 class ApiError(Exception):
     """A failed request.
 
     `status` is the HTTP status, or 0 without a response. `reason` is the reason in the server's Status object, else the
-    first line of the body. `retry_after_s` is the delay that the server requested.
+    first line of the body. `retry_after_s` is the delay that the server requested. `field_errors` are the invalid
+    fields with their messages.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class ApiError(Exception):
         *,
         retry_after_s: float | None = None,
         causes: frozenset[str] = frozenset(),
+        field_errors: tuple[tuple[str, str], ...] = (),
         was_sent: bool = True,
     ) -> None:
         super().__init__(f"{status or 'no response'} {reason}: {message}")
@@ -39,6 +43,7 @@ class ApiError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.causes = causes
+        self.field_errors = field_errors
         self.was_sent = was_sent
         self.had_ambiguous_attempt = False
         """An earlier attempt of the same request may have succeeded without a response."""
@@ -88,6 +93,11 @@ class ApiError(Exception):
         return self._message_contains(_WEBHOOK_FAILED)
 
     @property
+    def lacks_dry_run(self) -> bool:
+        """Return whether an admission webhook has side effects, so that the dry run was not made."""
+        return self.status == 400 and _NO_DRY_RUN in self.message
+
+    @property
     def is_transient(self) -> bool:
         """Return whether the same request may succeed later."""
         return self.status in TRANSIENT_STATUSES and not (self.is_blocked_by_budget or self.is_webhook_unavailable)
@@ -119,13 +129,14 @@ def parse_status_error(
 ) -> ApiError:
     """Return the error for a Status object, from a response body or a watch's ERROR event."""
     details = document.get("details") or {}
-    asked_s = details.get("retryAfterSeconds")
+    asked_s, causes = details.get("retryAfterSeconds"), details.get("causes") or ()
     return ApiError(
         int(document.get("code") or status),
         str(document.get("reason") or "Unknown"),
         str(document.get("message") or ""),
         retry_after_s=retry_after_s if asked_s is None else float(asked_s),
-        causes=frozenset(str(cause.get("reason", "")) for cause in details.get("causes") or ()),
+        causes=frozenset(str(cause.get("reason", "")) for cause in causes),
+        field_errors=tuple((str(each["field"]), str(each.get("message", ""))) for each in causes if each.get("field")),
     )
 
 

@@ -102,14 +102,14 @@ def build_watch(
     return ApiRequest("watch", kind.plural, "GET", build_path(kind, namespace), _drop_empty(query))
 
 
-def build_create(kind: ResourceKind, item: Object) -> ApiRequest:
+def build_create(kind: ResourceKind, item: Object, *, is_dry: bool = False) -> ApiRequest:
     path = build_path(kind, namespace_of(item))
     return ApiRequest(
         "create",
         kind.plural,
         "POST",
         path,
-        FIELD_MANAGER_QUERY,
+        {**FIELD_MANAGER_QUERY, **({"dryRun": "All"} if is_dry else {})},
         with_type_meta(kind, item),
         is_idempotent="name" in item["metadata"],
     )

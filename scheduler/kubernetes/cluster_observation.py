@@ -122,7 +122,15 @@ def _build_pending_run(
         if pod.has_ended or _has_container_error(pod, now_s - job.state_since_s):
             phase = RunPhase.LOST if pod.has_ended and _has_ended_externally(pod) else RunPhase.FAILED
             return Run(job.id, generation, phase, reason=_describe_end(pod))
-    return Run(job.id, generation, RunPhase.STARTING, find_held_gpus(job, found))
+    obstacle = next((text for pod in found if (text := _describe_obstacle(pod))), "")
+    return Run(job.id, generation, RunPhase.STARTING, find_held_gpus(job, found), reason=obstacle)
+
+
+def _describe_obstacle(pod: PodView) -> str:
+    """Return what keeps the pod's containers from starting now, or an empty string."""
+    if pod.error.startswith(_CONTAINER_ERRORS):
+        return f"pod {pod.namespace}/{pod.name} on {pod.target_node} cannot start: {pod.error}"
+    return ""
 
 
 def _build_failed_run(job: Job, failure: ProvisioningFailure, now_s: float) -> Run | None:

@@ -78,7 +78,14 @@ class KubernetesExecutor:
         now_s, view = self._now(), self._verified_view()
         runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
         nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view))
-        return Observation(now_s, self._converged_generation, runs, nodes, self._objects.volumes.list_facts())
+        return Observation(
+            now_s,
+            self._converged_generation,
+            runs,
+            nodes,
+            self._objects.volumes.list_facts(),
+            self._objects.templates.list_reviews(),
+        )
 
     def converge(self, desired: Snapshot) -> None:
         """Take the missing steps towards `desired`. Ignores states older than the last one.
@@ -141,20 +148,22 @@ class KubernetesExecutor:
     def _start_batch(self, desired: Snapshot, now_s: float) -> int:
         """Take the next steps of starts, as many as the rate limit allows now. Return the ambiguous failures.
 
-        Complete gangs are bound first. Pods that are created here are bound here too if the limit allows it.
+        Complete gangs are bound first. Pods that are created here are bound here too if the limit allows it. Jobs whose
+        volumes or templates are read here start in the next tick.
         """
         batches = [
             self._actions.run_batch(steps(desired, self._verified_view(), now_s))
-            for steps in (self._plan_bindings, self._plan_volume_reads, self._plan_creations, self._plan_bindings)
+            for steps in (self._plan_bindings, self._plan_reads, self._plan_creations, self._plan_bindings)
         ]
-        self._has_deferred_starts = any(batch.deferred for batch in batches)
+        self._has_deferred_starts = any(batch.deferred for batch in batches) or batches[1].run > 0
         return sum(batch.ambiguous for batch in batches)
 
     def _plan_lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         return self._nodes.build_actions(plan_lending_steps(desired, view.nodes, view.pods))
 
-    def _plan_volume_reads(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
-        return self._objects.volumes.plan_reads(desired)
+    def _plan_reads(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
+        yield from self._objects.volumes.plan_reads(desired)
+        yield from self._objects.templates.plan_trials(desired)
 
     def _plan_deletions(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         """Yield deletions of surplus pods, and of leftovers of jobs that are gone."""

@@ -35,6 +35,26 @@ _PROFILE_BY_PRODUCT: Mapping[str, str] = MappingProxyType(
 """Product labels of GPUs that share the profile of another form factor."""
 
 
+_CHIP_BY_PRODUCT: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "NVIDIA-B300-SXM6-AC": (262, "10.3"),
+        "NVIDIA-GB300": (262, "10.3"),
+        "NVIDIA-H20": (95, "9.0"),
+        "NVIDIA-L20": (44, "8.9"),
+        "NVIDIA-A16": (15, "8.6"),
+        "NVIDIA-RTX-A5000": (23, "8.6"),
+        "NVIDIA-GB10": (96, "12.1"),
+        "Tesla-K80": (11, "3.7"),
+    }
+)
+"""Usable memory in GiB and compute capability of products by label. Source: datasheets, rounded down."""
+_SIZE = re.compile(r"(\d+)GB\b")
+_USABLE_SHARE = 0.95
+"""Part of the memory in a product's name that drivers report, at least."""
+_UNKNOWN_MEMORY_GIB = 8
+"""Assumed for a product of which nothing is known: less than any GPU for training has, so that no plan exceeds it."""
+
+
 class GpuSharing(StrEnum):
     """How the device plugin offers the GPUs of a node. Only whole GPUs can run ranks of a job."""
 
@@ -94,7 +114,7 @@ def parse_node_gpus(labels: Mapping[str, str]) -> NodeGpus:
 def find_gpu_model(gpus: NodeGpus, *, pool_gpu: str = "") -> GpuModel | None:
     """Return the GPU model that the pool names, else that of the labels. An unknown product gets an estimated profile.
 
-    None if a profile was named that does not exist, or if neither product nor memory say enough for an estimate.
+    None if a profile was named that does not exist, or without a product. Unknown memory is assumed, never too large.
     """
     named = pool_gpu or gpus.profile
     if named:
@@ -105,11 +125,18 @@ def find_gpu_model(gpus: NodeGpus, *, pool_gpu: str = "") -> GpuModel | None:
     if name in list_gpu_names():
         return GpuModel(name)
     known = find_known_product(gpus.product)
-    memory_bytes = gpus.memory_bytes or (0 if known is None else known.memory_bytes)
-    if not memory_bytes:
-        return None
-    device = known or GpuDevice(0, gpus.product, "", memory_bytes, gpus.architecture)
+    memory_bytes = gpus.memory_bytes or (_assume_memory_bytes(gpus.product) if known is None else known.memory_bytes)
+    architecture = gpus.architecture or _CHIP_BY_PRODUCT.get(gpus.product, (0, ""))[1]
+    device = known or GpuDevice(0, gpus.product, "", memory_bytes, architecture)
     return _estimate(device, memory_bytes)
+
+
+def _assume_memory_bytes(product: str) -> int:
+    """Return the memory of a GPU whose node has no label for it: by its product, else by the size in its name."""
+    size = _SIZE.search(product)
+    named = int(_USABLE_SHARE * int(size[1]) * 2**30) if size and int(size[1]) else 0
+    gibibytes, _ = _CHIP_BY_PRODUCT.get(product, (_UNKNOWN_MEMORY_GIB, ""))
+    return named or gibibytes * 2**30
 
 
 def _estimate(device: GpuDevice, memory_bytes: int) -> GpuModel:

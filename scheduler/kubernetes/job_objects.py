@@ -37,6 +37,7 @@ from scheduler.kubernetes.provisioning_errors import (
 )
 from scheduler.kubernetes.resources.elastic_job import find_job
 from scheduler.kubernetes.resources.meta import parse_metadata
+from scheduler.kubernetes.template_reviews import TemplateReviews
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class JobObjectActions:
         self._agent_token = agent_token
         self.failures = ProvisioningFailures(monotonic_s)
         self.volumes = JobVolumes(cluster, self.namespace_for, monotonic_s)
+        self.templates = TemplateReviews(cluster, self._trial_context, monotonic_s)
 
     def create_missing(
         self, job: Job, missing: Sequence[PodToCreate], view: ClusterView, nodes: Mapping[str, Node]
@@ -124,6 +126,9 @@ class JobObjectActions:
 
     def namespace_for(self, job: Job) -> str:
         return job.spec.namespace or self._defaults.namespace
+
+    def _trial_context(self, job: Job) -> ManifestContext:
+        return self._manifest_context(job, ClusterView())
 
     def _manifest_context(self, job: Job, view: ClusterView) -> ManifestContext:
         """Return the manifest context, owned by the job's ElasticJob.

@@ -54,15 +54,16 @@ class JobVolumes:
             self._facts = {job_id: facts for job_id, facts in self._facts.items() if job_id in desired.jobs}
             self._read_at_s = {job_id: at_s for job_id, at_s in self._read_at_s.items() if job_id in desired.jobs}
             read_at_s = dict(self._read_at_s)
+        node_gpus = max((node.gpus for node in desired.nodes.values()), default=0)
         for job_id in sorted(desired.index.waiting | desired.index.unsettled):
             job = desired.jobs[job_id]
             is_due = self._monotonic_s() - read_at_s.get(job_id, float("-inf")) >= REREAD_S
             if not job.is_ended and not job.is_placed and job.spec.pod_requirements.claims and is_due:
-                yield ApiAction(f"read the volume claims of {job_id}", partial(self._read, job))
+                yield ApiAction(f"read the volume claims of {job_id}", partial(self._read, job, node_gpus))
 
-    def _read(self, job: Job) -> None:
+    def _read(self, job: Job, node_gpus: int) -> None:
         try:
-            facts = self._find_facts(job)
+            facts = self._find_facts(job, node_gpus)
         except ApiError as error:
             logger.warning("cannot read the volume claims of %s: %s", job.id, error)
             return
@@ -70,15 +71,20 @@ class JobVolumes:
             self._facts[job.id] = facts
             self._read_at_s[job.id] = self._monotonic_s()
 
-    def _find_facts(self, job: Job) -> VolumeFacts:
+    def _find_facts(self, job: Job, node_gpus: int) -> VolumeFacts:
         namespace, terms = self._namespace_for(job), list[NodeTerms]()
         checkpoints = job.spec.checkpoint.volume
         for name in job.spec.pod_requirements.claims:
             claim = self._cluster.get_or_none(VOLUME_CLAIM, name, namespace)
             is_checkpoints = checkpoints is not None and checkpoints.claim == name
-            gpus = job.spec.max_gpus if is_checkpoints else None
-            field = "checkpoint.volume" if is_checkpoints else "template"
-            if error := describe_claim_error(claim, f"{namespace}/{name}", max_gpus=gpus, field=field):
+            error = describe_claim_error(
+                claim,
+                f"{namespace}/{name}",
+                max_gpus=job.spec.max_gpus,
+                field="checkpoint.volume" if is_checkpoints else "template",
+                node_gpus=None if is_checkpoints else node_gpus,
+            )
+            if error:
                 return VolumeFacts("ClaimNotFound" if claim is None else "ClaimUnusable", error)
             if claim is not None and (affinity := self._find_affinity(claim["spec"].get("volumeName") or "")):
                 terms.append(affinity)

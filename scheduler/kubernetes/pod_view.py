@@ -21,7 +21,9 @@ from scheduler.kubernetes.api_objects import (
 _ENDED_PHASES = ("Succeeded", "Failed")
 _USUAL_REASONS = ("ContainerCreating", "PodInitializing", "Completed")
 _REASONS_AFTER_ADMISSION = ("DeadlineExceeded", "Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated")
-"""Reasons of failed pods that their node had admitted."""
+"""Reasons of failed pods that their node had admitted, unless the message says otherwise."""
+_REJECTION = "Pod was rejected"
+"""Start of kubelet's message about a pod that it did not admit, whatever the reason: `Evicted` under disk pressure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,9 @@ def _is_rejected(status: Mapping[str, Any]) -> bool:
     """Return whether kubelet did not admit the pod: it failed with a reason before any of its containers existed."""
     has_containers = status.get("containerStatuses") or status.get("initContainerStatuses")
     is_failed = status.get("phase") == "Failed" and bool(status.get("reason"))
-    return is_failed and not has_containers and status.get("reason") not in _REASONS_AFTER_ADMISSION
+    is_after_admission = status.get("reason") in _REASONS_AFTER_ADMISSION
+    is_after_admission = is_after_admission and not str(status.get("message") or "").startswith(_REJECTION)
+    return is_failed and not has_containers and not is_after_admission
 
 
 def _is_prepared(status: Mapping[str, Any]) -> bool:

@@ -17,11 +17,18 @@ _SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 
 
 def describe_claim_error(
-    claim: Object | None, claim_name: str, *, max_gpus: int | None, field: str = "checkpoint.volume"
+    claim: Object | None,
+    claim_name: str,
+    *,
+    max_gpus: int,
+    field: str = "checkpoint.volume",
+    node_gpus: int | None = None,
 ) -> str:
     """Return why the claim cannot be mounted by a job of up to `max_gpus` GPUs, or an empty string.
 
-    `claim_name` includes the namespace, `field` is where the job names it. Without `max_gpus`, any access mode will do.
+    `claim_name` includes the namespace, `field` is where the job names it. With `node_gpus`, the GPUs of the largest
+    node, any access mode will do for a job that fits on one node. Without it, the job writes to the claim from as many
+    nodes as it has GPUs.
 
     Ebbtide binds pods itself, without the Kubernetes scheduler, which would wait for the claim. A bound pod that cannot
     mount its claim would hold its GPUs forever.
@@ -35,8 +42,14 @@ def describe_claim_error(
     if phase != "Bound":
         return f"{prefix} is {phase}; it must be Bound (WaitForFirstConsumer storage classes never bind it)"
     modes = tuple(claim["spec"].get("accessModes") or ())
-    if max_gpus is None:
-        return ""
+    if node_gpus is not None:
+        if max_gpus <= node_gpus or not node_gpus or not set(modes) <= {*_SINGLE_NODE_MODES}:
+            return ""
+        return (
+            f"{prefix} has access mode {', '.join(modes)}; a job of up to {max_gpus} GPUs needs several nodes, because "
+            f"none has more than {node_gpus}. Use a claim with {_READ_WRITE_MANY} or ReadOnlyMany, or set gpus.max to "
+            f"{node_gpus} or less"
+        )
     if _READ_WRITE_MANY in modes or (max_gpus == 1 and any(mode in modes for mode in _SINGLE_NODE_MODES)):
         return ""
     return f"{prefix} has access mode {', '.join(modes)}; a job of up to {max_gpus} GPUs needs {_READ_WRITE_MANY}"

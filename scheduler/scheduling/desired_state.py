@@ -88,7 +88,7 @@ def release_gpus(
     preemptions: int = 0,
 ) -> Job:
     """Return the job in `state`, with a new generation that releases all its GPUs."""
-    allocation = _retarget(job.allocation, {}, None, generation=generation, leave_by_s=leave_by_s)
+    allocation = retarget(job.allocation, {}, None, generation=generation, leave_by_s=leave_by_s)
     return job.transition_to(state, now_s, message=message, allocation=allocation, preemptions=preemptions)
 
 
@@ -98,12 +98,10 @@ def _apply_job_decision(snapshot: MutableSnapshot, job: Job, decision: JobDecisi
         case StartJob(gpus=gpus, plan=plan):
             leave_by_s = job.allocation.leave_by_s if job.allocation.releasing else None
             leave_by_s = now_s if leave_by_s is None else leave_by_s
-            allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
+            allocation = retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
             return job.transition_to(JobState.STARTING, now_s, allocation=allocation).with_new_plan()
         case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s, seats=seats):
-            allocation = _retarget(
-                job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s, seats=seats
-            )
+            allocation = retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s, seats=seats)
             return job.transition_to(JobState.RESIZING, now_s, allocation=allocation, resizes=1).with_new_plan()
         case PreemptJob(leave_by_s=by_s):
             return release_gpus(
@@ -117,7 +115,7 @@ def _apply_job_decision(snapshot: MutableSnapshot, job: Job, decision: JobDecisi
             return job.transition_to(JobState.FAILED, now_s, message=message)
 
 
-def _retarget(
+def retarget(
     allocation: Allocation,
     gpus: Gpus,
     plan: ParallelPlan | None,
@@ -126,6 +124,7 @@ def _retarget(
     leave_by_s: float,
     seats: RankPlacement = (),
 ) -> Allocation:
+    """Return the allocation of a new generation on `gpus`. Those that it gives up are being released."""
     given_up = gpu_sets.difference(allocation.target, gpus)
     return Allocation(
         generation=allocation.next_generation,

@@ -20,11 +20,15 @@ def explain_node_misfit(
     """
     if cycle.fit.count_alone(job) is None:
         return None
+    if job.awaits_review:
+        review = job.placement.review
+        if review is None:
+            return Reason(ReasonCode.TEMPLATE_NOT_CHECKED, "the API server has not checked its template yet", numbers)
+        return Reason(ReasonCode.TEMPLATE_REJECTED, review.error, numbers)
     volumes = job.placement.volumes
     if job.spec.pod_requirements.claims and (volumes is None or volumes.error):
         detail = "its volume claims have not been read yet" if volumes is None else volumes.error
         return Reason(ReasonCode.VOLUME_NOT_READY, detail, numbers)
-
     needed = gpu_sets.format_gpu_count(job.spec.min_gpus)
     detail = f"needs {needed}; its pods fit on nodes with {usable_gpus}"
     if cause := cycle.fit.explain_infeasibility(job):

@@ -32,8 +32,10 @@ from scheduler.scheduling.desired_state import release_gpus
 from scheduler.scheduling.job_progress import record_frozen_layers, with_measured_steps
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.quarantine import record_incidents, record_straggler
+from scheduler.scheduling.resize_fallback import fall_back
 
 _ENDED_PHASES = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
+_LIVE_PHASES = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.LEAVING)
 FAILED_AT_ONCE_S = 2.0
 """Two failures in a row with the same message are not retried if both runs were shorter than this."""
 _CHECKPOINT_DRIFT_S = 1.0
@@ -73,12 +75,15 @@ def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> Non
         snapshot.record_event(EventCode.LOAN_LOST, name, f"node {name} went down while it was lent")
 
 
-def mirror_volumes(snapshot: MutableSnapshot, observation: Observation) -> None:
-    """Record the state of the volume claims of each job."""
-    for job_id, facts in observation.volumes.items():
-        job = snapshot.jobs.get(job_id)
-        if job is not None and job.placement.volumes != facts:
-            snapshot.put_job(replace(job, placement=replace(job.placement, volumes=facts)))
+def mirror_pod_facts(snapshot: MutableSnapshot, observation: Observation) -> None:
+    """Record the state of the volume claims of each job, and the API server's answer about its pods."""
+    for job_id in observation.volumes.keys() | observation.reviews.keys():
+        if (job := snapshot.jobs.get(job_id)) is None:
+            continue
+        volumes = observation.volumes.get(job_id, job.placement.volumes)
+        review = observation.reviews.get(job_id, job.placement.review)
+        if (job.placement.volumes, job.placement.review) != (volumes, review):
+            snapshot.put_job(replace(job, placement=replace(job.placement, volumes=volumes, review=review)))
 
 
 def mirror_runs(snapshot: MutableSnapshot, observation: Observation) -> None:
@@ -139,8 +144,12 @@ def _mirror_job(snapshot: MutableSnapshot, job: Job, runs: Sequence[Run], observ
         job = _mirror_old_run(snapshot, job, run)
     if not current and job.state is JobState.RUNNING and _is_fresh(observation, job):
         current = [Run(job.id, generation, RunPhase.LOST, reason="its workers disappeared without reporting an exit")]
+    living = next((run for run in reversed(older) if run.phase in _LIVE_PHASES), None)
     for run in current:
-        job = _mirror_current_run(snapshot, job, run)
+        fallback = None
+        if run.phase in (RunPhase.FAILED, RunPhase.LOST) and (living is not None or run.refusal is not None):
+            fallback = fall_back(snapshot, job, run, living)
+        job = fallback or _mirror_current_run(snapshot, job, run, is_replacing=living is not None)
     if job.allocation.releasing and _is_fresh(observation, job):
         _free_released_gpus(snapshot, job, runs)
 
@@ -173,7 +182,8 @@ def _mirror_old_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
     return job
 
 
-def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
+def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run, *, is_replacing: bool) -> Job:
+    """Apply the current run. With `is_replacing`, workers of an earlier generation are alive: no work is lost yet."""
     if job.state not in PLACED_STATES:
         return job
     record_incidents(snapshot, job, run)
@@ -186,17 +196,22 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
             job = _record_first_step(snapshot, job, run) if run.phases_s else job
             job = record_frozen_layers(snapshot, _record_measurements(snapshot, job, run), run.frozen_layers)
             return _set_checkpoint_target(snapshot, job, run)
+        case RunPhase.STARTING if run.reason and job.message != run.reason and job.state is not JobState.RUNNING:
+            job = replace(job, message=run.reason)
+            snapshot.put_job(job)
         case RunPhase.SUCCEEDED:
             return _complete_job(snapshot, _record_first_step(snapshot, job, run), run)
         case RunPhase.FAILED | RunPhase.LOST if run.refusal is not None:
-            return _requeue_refused(snapshot, _roll_back(snapshot, job, run), run.refusal)
+            job = job if is_replacing else _roll_back(snapshot, job, run)
+            return _requeue_refused(snapshot, job, run.refusal, keeps_deadline=is_replacing)
         case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:
             return _replan_after_out_of_memory(snapshot, _roll_back(snapshot, job, run), run)
         case RunPhase.FAILED:
             return _retry_or_fail(snapshot, _roll_back(snapshot, job, run), run)
         case RunPhase.LOST | RunPhase.LEFT:
             message = run.reason or f"its workers are {run.phase}"
-            return requeue(snapshot, _roll_back(snapshot, job, run), message, counts_as_retry=False)
+            job = job if is_replacing else _roll_back(snapshot, job, run)
+            return requeue(snapshot, job, message, counts_as_retry=False, keeps_deadline=is_replacing)
     return job
 
 
@@ -271,19 +286,32 @@ def _repeats_last_failure(job: Job, run: Run, reason: str) -> bool:
     return max(last.ran_s, run.ran_s) < FAILED_AT_ONCE_S
 
 
-def requeue(snapshot: MutableSnapshot, job: Job, message: str, *, counts_as_retry: bool, may_retry: bool = True) -> Job:
-    """Give up the job's current run. A failure that counts as a retry fails the job when no retry is left."""
+def requeue(
+    snapshot: MutableSnapshot,
+    job: Job,
+    message: str,
+    *,
+    counts_as_retry: bool,
+    may_retry: bool = True,
+    keeps_deadline: bool = False,
+) -> Job:
+    """Give up the job's current run. A failure that counts as a retry fails the job when no retry is left.
+
+    With `keeps_deadline`, workers of an earlier generation still have their time to save and exit.
+    """
     failures = job.account.failures + (1 if counts_as_retry else 0)
     state = JobState.QUEUED if may_retry and failures <= job.spec.retries else JobState.FAILED
-    now_s, generation = snapshot.now_s, snapshot.next_generation
-    requeued = release_gpus(job, state, now_s, generation=generation, leave_by_s=now_s, message=message)
+    now_s, generation, leave_by_s = snapshot.now_s, snapshot.next_generation, job.allocation.leave_by_s
+    leave_by_s = leave_by_s if keeps_deadline and leave_by_s is not None else now_s
+    requeued = release_gpus(job, state, now_s, generation=generation, leave_by_s=leave_by_s, message=message)
     return snapshot.record_transition(job, replace(requeued, account=replace(requeued.account, failures=failures)))
 
 
-def _requeue_refused(snapshot: MutableSnapshot, job: Job, refusal: PodRefusal) -> Job:
+def _requeue_refused(snapshot: MutableSnapshot, job: Job, refusal: PodRefusal, *, keeps_deadline: bool) -> Job:
     """Give up a start that a node refused. The job backs off and avoids the node. Repeated refusals cost retries."""
     placement = job.placement.with_refusal(refusal, snapshot.now_s)
-    return requeue(snapshot, replace(job, placement=placement), str(refusal), counts_as_retry=placement.costs_retry)
+    job, costs_retry = replace(job, placement=placement), placement.costs_retry
+    return requeue(snapshot, job, str(refusal), counts_as_retry=costs_retry, keeps_deadline=keeps_deadline)
 
 
 def _roll_back(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:

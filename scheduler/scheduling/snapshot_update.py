@@ -17,7 +17,7 @@ from scheduler.domain.snapshot import UNSOLVED_CURVE, Snapshot
 from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.job_progress import switch_curves
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.observation import mirror_nodes, mirror_runs, mirror_volumes, requeue
+from scheduler.scheduling.observation import mirror_nodes, mirror_pod_facts, mirror_runs, requeue
 from scheduler.scheduling.quarantine import quarantine_nodes
 
 START_TIMEOUT_S = 900.0
@@ -48,9 +48,9 @@ def update_snapshot(
     updated = MutableSnapshot(snapshot)
     mirror_nodes(updated, observation)
     mirror_runs(updated, observation)
-    mirror_volumes(updated, observation)
     for command in commands:
         apply_command(updated, command)
+    mirror_pod_facts(updated, observation)
     quarantine_nodes(updated)
     switch_curves(updated)
     for job in _list_transitional_jobs(updated):

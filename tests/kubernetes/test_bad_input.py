@@ -69,19 +69,20 @@ def _is_refused(operated: Operated, name: str) -> bool:
     return operated.condition(name, "Accepted") == "False"
 
 
-def test_job_with_invalid_pods_fails_alone(operated: Operated) -> None:
+def test_job_with_invalid_pods_waits_without_gpus(operated: Operated) -> None:
     operated.add_nodes(1)
     operator = operated.start_operator()
     operated.submit("sound", 4, 4)
     operated.until_phase("sound", "Running")
     operated.apply_job("broken", build_job(4, container={"securityContext": {"runAsUser": -5}}))
-    operated.until_phase("broken", "Failed")
-    status, reason, message = job_condition(operated, "broken", "Failed")
-    assert (status, reason) == ("True", "Failed")
-    assert "spec.containers[0].securityContext.runAsUser: Invalid value" in message
+    eventually(lambda: _reason(operated, "broken", operated.namespace) == "TemplateRejected", what="it is told")
+    status, reason, message = job_condition(operated, "broken", "Scheduled")
+    assert (status, reason) == ("False", "TemplateRejected")
+    assert "template.spec.containers[0].securityContext.runAsUser: Invalid value" in message
     operated.submit("after", 4, 4)
     operated.until_phase("after", "Running")
     assert operated.phase("sound") == "Running"
+    assert operated.held("broken") == 0
     assert operator.poll() is None
 
 
@@ -93,17 +94,21 @@ def test_closed_namespace_does_not_block_other_jobs(operated: Operated) -> None:
     locked, label = f"{operated.namespace}-locked", {"pod-security.kubernetes.io/enforce": "restricted"}
     operated.cluster.create(NAMESPACE, {"metadata": {"name": locked, "labels": label}})
     operated.cluster.apply(ELASTIC_JOB, {"metadata": {"name": "risky", "namespace": locked}, "spec": build_job(4)})
-    eventually(lambda: _phase(operated, "risky", locked) == "Starting", what="its pods are asked for")
-    operated.cluster.delete(ELASTIC_JOB, "sound", operated.namespace)
+    eventually(lambda: _reason(operated, "risky", locked) == "TemplateRejected", what="its pods are not let in")
     operated.submit("after", 4, 4)
     operated.until_phase("after", "Running")
-    assert _phase(operated, "risky", locked) == "Starting"
+    assert _phase(operated, "risky", locked) == "Queued"
+    operated.cluster.delete(ELASTIC_JOB, "sound", operated.namespace)
     operated.cluster.patch(NAMESPACE, locked, change={"metadata": {"labels": dict.fromkeys(label)}})
     eventually(lambda: _phase(operated, "risky", locked) == "Running", what="its pods are let in")
 
 
 def _phase(operated: Operated, name: str, namespace: str) -> str:
     return str(operated.cluster.get(ELASTIC_JOB, name, namespace).get("status", {}).get("phase", ""))
+
+
+def _reason(operated: Operated, name: str, namespace: str) -> str:
+    return str(operated.cluster.get(ELASTIC_JOB, name, namespace).get("status", {}).get("reason", ""))
 
 
 def test_oldest_pool_keeps_a_shared_node(operated: Operated) -> None:

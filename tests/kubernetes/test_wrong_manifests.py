@@ -123,6 +123,8 @@ def test_wrong_manifest_is_refused_or_explained(applied: Applied, number: int, n
     assert not refusal
     try:
         found = await_condition(applied, case, resource, before)
+        held = [job.id for job in applied.store.load().snapshot.jobs.values() if job.allocation.held_gpus]
+        assert not held
     finally:
         applied.delete(case, resource)
     assert all(word in found["message"] for word in case.words), found

@@ -234,6 +234,104 @@ TEMPLATES: Mapping[str, Case] = {
     ),
 }
 
+REJECTED = "TemplateRejected"
+
+
+def _volume(**source: Any) -> dict[str, Any]:
+    return {"volumes": [{"name": "a", **source}]}
+
+
+def _required_terms(terms: list[Any]) -> dict[str, Any]:
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    }
+
+
+_FIRST = "template.spec.containers[0]"
+_OTHER_FIELD = {"matchFields": [{"key": "metadata.label", "operator": "In", "values": ["x"]}]}
+
+SERVER_RULES: Mapping[str, Case] = {
+    "extended resource without a limit": container(
+        _resources(requests={"rdma/hca": "1"}), f"{_FIRST}.resources.limits[rdma/hca]", "limit"
+    ),
+    "part of an extended resource": container(
+        _resources(requests={"rdma/hca": "0.5"}, limits={"rdma/hca": "0.5"}), f"{_FIRST}.resources", "0.5"
+    ),
+    "extended resource above its request": container(
+        _resources(requests={"rdma/hca": "1"}, limits={"rdma/hca": "2"}), f"{_FIRST}.resources.requests[rdma/hca]", "1"
+    ),
+    "resource without a domain": container(
+        _resources(requests={"mem": "1Gi"}), f"{_FIRST}.resources.requests", "mem", reason=REJECTED
+    ),
+    "equals sign in a variable": container(
+        {"env": [{"name": "A=B", "value": "1"}]}, f"{_FIRST}.env[0].name", "A=B", reason=REJECTED
+    ),
+    "value and its source": container(
+        {"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {"name": "x", "key": "k"}}}]},
+        f"{_FIRST}.env[0].valueFrom",
+        "may not be specified when `value` is not empty",
+        reason=REJECTED,
+    ),
+    "secret without a key": container(
+        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "x"}}}]},
+        f"{_FIRST}.env[0].valueFrom.secretKeyRef.key",
+        "Required",
+        reason=REJECTED,
+    ),
+    "claim without a name": template(
+        _volume(persistentVolumeClaim={}), "volumes[0].persistentVolumeClaim.claimName", reason=REJECTED
+    ),
+    "host path without a path": template(_volume(hostPath={}), "volumes[0].hostPath.path", reason=REJECTED),
+    "size with a blank": template(_volume(emptyDir={"sizeLimit": "10 GB"}), "volumes[0].emptyDir.sizeLimit", "10 GB"),
+    "unknown medium": template(_volume(emptyDir={"medium": "RAM"}), "volumes[0].emptyDir.medium", "RAM", "Memory"),
+    "absolute path in a volume": template(
+        _volume(emptyDir={}),
+        f"{_FIRST}.volumeMounts.subPath",
+        "/x",
+        container={"volumeMounts": [{"name": "a", "mountPath": "/a", "subPath": "/x"}]},
+        reason=REJECTED,
+    ),
+    "selector key with a blank": template({"nodeSelector": {"bad key": "x"}}, "nodeSelector", "bad key"),
+    "label key with a blank": job(
+        {"template": {"metadata": {"labels": {"bad key": "x"}}, "spec": {"containers": [{"name": "m"}]}}},
+        "template.metadata.labels",
+        "bad key",
+        reason=REFUSED,
+    ),
+    "annotation key with a blank": job(
+        {"template": {"metadata": {"annotations": {"bad key": "x"}}, "spec": {"containers": [{"name": "m"}]}}},
+        "template.metadata.annotations",
+        "bad key",
+        reason=REFUSED,
+    ),
+    "no terms": template(_required_terms([]), "nodeSelectorTerms", "at least one"),
+    "terms on another field": template(
+        _required_terms([_OTHER_FIELD]), "matchFields[0].key", "metadata.label", reason=REJECTED
+    ),
+    "priority class with a blank": template({"priorityClassName": "Bad Name"}, "Bad Name", reason=REJECTED),
+    "unknown priority class": template({"priorityClassName": "absent"}, "absent", reason=REJECTED),
+    "service account with capitals": template(
+        {"serviceAccountName": "Bad_Name"}, "serviceAccountName", "Bad_Name", reason=REJECTED
+    ),
+    "runtime class with a blank": template({"runtimeClassName": "Bad Name"}, "Bad Name", reason=REJECTED),
+    "negative user": template(
+        {"securityContext": {"runAsUser": -5}}, "securityContext.runAsUser", "-5", reason=REJECTED
+    ),
+    "probe of nothing": container(
+        {"livenessProbe": {"periodSeconds": 5}}, f"{_FIRST}.livenessProbe", "handler", reason=REJECTED
+    ),
+    "probe of an init container": template(
+        {"initContainers": [{"name": "i", "image": "x", "livenessProbe": {"exec": {"command": ["a"]}}}]},
+        "template.spec.initContainers[0].livenessProbe",
+        reason=REJECTED,
+    ),
+    "spread over nothing": template(
+        {"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologySpreadConstraints[0].topologyKey", reason=REJECTED
+    ),
+    "name servers of nobody": template({"dnsPolicy": "None"}, "dnsConfig", "dnsPolicy", reason=REJECTED),
+}
+"""Mistakes that mostly the API server finds, when Ebbtide tries the pods of a template."""
+
 POOLS: Mapping[str, Case] = {
     "unknown kind": pool(TRAINING, {"kind": "idle"}, "spec.kind", "idle", "inference"),
     "no selector": pool(TRAINING, {"nodeSelector": None}, "spec.nodeSelector: Required"),
@@ -301,6 +399,12 @@ QUEUES: Mapping[str, Case] = {
 
 CASES = {
     f"{group}: {name}": case
-    for group, cases in (("job", JOBS), ("template", TEMPLATES), ("pool", POOLS), ("queue", QUEUES))
+    for group, cases in (
+        ("job", JOBS),
+        ("template", TEMPLATES),
+        ("server", SERVER_RULES),
+        ("pool", POOLS),
+        ("queue", QUEUES),
+    )
     for name, case in cases.items()
 }

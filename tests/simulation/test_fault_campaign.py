@@ -59,12 +59,12 @@ def test_every_kind_of_event_is_drawn() -> None:
 
 def release_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the GPUs that a job gives up as free before its workers have left them."""
-    retarget = desired_state._retarget
+    retarget = desired_state.retarget
 
     def retarget_without_releasing(*arguments: Any, **more: Any) -> Allocation:
         return replace(retarget(*arguments, **more), releasing={})
 
-    monkeypatch.setattr(desired_state, "_retarget", retarget_without_releasing)
+    monkeypatch.setattr(desired_state, "retarget", retarget_without_releasing)
 
 
 def accept_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from scheduler.kubernetes.resources.meta import (
     COMPLETE,
     FAILED,
     NODES_ADMIT_PODS,
+    PODS_STARTED,
     SCHEDULED,
     SUSPENDED,
     VOLUMES_READY,
@@ -214,6 +215,8 @@ def _build_placement_conditions(job: Job) -> Iterable[Condition]:
         yield Condition(NODES_ADMIT_PODS, False, placement.last.reason, f"{placement.last}; {count} refused")
     elif placement.avoided:
         yield Condition(NODES_ADMIT_PODS, True, "Admitted")
+    if job.is_placed and job.state is not JobState.RUNNING and job.message:
+        yield Condition(PODS_STARTED, False, "PodsNotReady", job.message)
     if placement.volumes is not None and job.spec.pod_requirements.claims:
         facts = placement.volumes
         yield Condition(VOLUMES_READY, not facts.error, facts.reason or "Bound", facts.error)

@@ -88,6 +88,7 @@ MATCHED = "Matched"
 NODES_USABLE = "NodesUsable"
 DEMAND_KNOWN = "DemandKnown"
 NODES_ADMIT_PODS = "NodesAdmitPods"
+PODS_STARTED = "PodsStarted"
 VOLUMES_READY = "VolumesReady"
 CHECKPOINTS_SHARED = "CheckpointsShared"
 MESSAGE_MAX_LENGTH = 4096

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.observation import FailureCause, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.cluster_cache import ClusterView
@@ -19,8 +21,11 @@ from scheduler.kubernetes.cluster_observation import (
     merge_pod_runs,
 )
 from scheduler.kubernetes.node_view import NodeView
-from scheduler.kubernetes.pod_view import PodView
-from tests.builders import a_fleet, a_job
+from scheduler.kubernetes.pod_view import PodView, parse_pod_view
+from scheduler.kubernetes.resources.elastic_job_status import build_job_status
+from scheduler.kubernetes.resources.meta import PODS_STARTED
+from scheduler.scheduling.snapshot_update import update_snapshot
+from tests.builders import a_fleet, a_job, a_snapshot
 
 NOW_S = 100.0
 POOLS, NODES = a_fleet(training=2, inference=0)
@@ -69,12 +74,44 @@ def test_image_pull_error_fails_after_a_timeout() -> None:
     assert run.refusal == PodRefusal("t0", "ImagePullBackOff", "no such image")
 
 
+def test_missing_secret_is_reported_at_once_and_fails_after_a_timeout() -> None:
+    waiting = replace(pod("t0", 2), error='CreateContainerConfigError: secret "keys" not found')
+    job = starting({"t0": (0, 1)})
+    (at_once,) = merge_pod_runs(job, (), [waiting], NOW_S)
+    assert at_once.phase is RunPhase.STARTING
+    assert 'secret "keys" not found' in at_once.reason
+    facts = {name: NodeFacts() for name in NODES}
+    snapshot = a_snapshot((POOLS, NODES), [job], now_s=NOW_S)
+    told = update_snapshot(snapshot, Observation(NOW_S, 0, (at_once,), facts), ()).snapshot.jobs["a"]
+    assert (told.state, told.message) == (JobState.STARTING, at_once.reason)
+    status = build_job_status(told, None, snapshot, before={}, accepted=())
+    assert any(each.type == PODS_STARTED and each.message == at_once.reason for each in status["conditions"])
+    (failed,) = merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S)
+    assert failed.phase is RunPhase.FAILED
+
+
 def test_rejected_pod_is_a_refusal_by_its_node() -> None:
     rejected = replace(
         pod("t0", 2, phase="Failed"), is_rejected=True, reason="OutOfcpu", error="OutOfcpu: Pod was rejected: no cpu"
     )
     (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [rejected], NOW_S)
     assert run.refusal == PodRefusal("t0", "OutOfcpu", "Pod was rejected: no cpu")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "is_rejected"),
+    [
+        ("Evicted", "Pod was rejected: The node had condition: [DiskPressure]. ", True),
+        ("Evicted", "The node was low on resource: ephemeral-storage.", False),
+        ("OutOfcpu", "Pod was rejected: Node didn't have enough resource: cpu", True),
+        ("Shutdown", "Pod was terminated in response to imminent node shutdown.", False),
+    ],
+)
+def test_rejection_by_a_node_is_told_from_the_end_of_an_admitted_pod(
+    reason: str, message: str, is_rejected: bool
+) -> None:
+    status = {"phase": "Failed", "reason": reason, "message": message}
+    assert parse_pod_view({"metadata": {"name": "a"}, "status": status}).is_rejected is is_rejected
 
 
 def test_pod_whose_volumes_do_not_arrive_is_a_refusal_after_a_timeout() -> None:

@@ -62,9 +62,30 @@ def test_an_unknown_product_is_estimated_from_memory_and_compute_capability() ->
     assert parse_gpu(model.estimate).peak_flops_per_s == pytest.approx(312e12, rel=0.01)
 
 
-@pytest.mark.parametrize("product", ["", "NVIDIA-Z900"])
-def test_without_product_and_memory_nothing_is_estimated(product: str) -> None:
-    assert find_gpu_model(parse_node_gpus(labels(product))) is None
+def test_without_a_product_nothing_is_estimated() -> None:
+    assert find_gpu_model(parse_node_gpus(labels("", memory="81920"))) is None
+
+
+@pytest.mark.parametrize(
+    ("product", "name", "gibibytes"),
+    [
+        ("NVIDIA-B300-SXM6-AC", "b300-sxm6-ac-262g", 262),
+        ("NVIDIA-GB300", "gb300-262g", 262),
+        ("NVIDIA-H20", "h20-95g", 95),
+        ("NVIDIA-L20", "l20-44g", 44),
+        ("NVIDIA-A16", "a16-15g", 15),
+        ("NVIDIA-RTX-A5000", "rtx-a5000-23g", 23),
+        ("NVIDIA-GB10", "gb10-96g", 96),
+        ("Tesla-K80", "k80-11g", 11),
+        ("NVIDIA-X100-96GB-HBM4", "x100-96gb-hbm4", 91.2),
+        ("NVIDIA-Z900", "z900-8g", 8),
+    ],
+)
+def test_memory_without_a_label_is_assumed_by_the_product(product: str, name: str, gibibytes: float) -> None:
+    model = find_gpu_model(parse_node_gpus(labels(product)))
+    assert model is not None
+    assert (model.name, round(model.memory_bytes / 2**30, 1)) == (name, gibibytes)
+    assert parse_gpu(model.estimate).estimated
 
 
 def test_a_named_profile_overrides_the_product_and_must_exist() -> None:

@@ -68,6 +68,25 @@ def build_claim(phase: str = "Bound", *modes: str, **meta: str) -> dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("mode", "max_gpus", "node_gpus", "is_usable"),
+    [
+        ("ReadWriteOnce", 8, 8, True),
+        ("ReadWriteOnce", 16, 8, False),
+        ("ReadWriteOncePod", 16, 8, False),
+        ("ReadOnlyMany", 16, 8, True),
+        ("ReadWriteMany", 16, 8, True),
+        ("ReadWriteOnce", 16, 0, True),
+    ],
+)
+def test_claim_of_a_template_must_serve_all_nodes_of_the_job(
+    mode: str, max_gpus: int, node_gpus: int, is_usable: bool
+) -> None:
+    claim = build_claim("Bound", mode)
+    found = describe_claim_error(claim, "team/data", max_gpus=max_gpus, field="template", node_gpus=node_gpus)
+    assert (not found) is is_usable
+
+
+@pytest.mark.parametrize(
     ("claim", "max_gpus", "words"),
     [
         (build_claim("Bound", "ReadWriteMany"), 2, ""),

@@ -14,7 +14,14 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.node_selection import NodeRequirement, Taint
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
-from scheduler.domain.placement_record import FREE_REFUSALS, AvoidedNode, PlacementRecord, PodRefusal, VolumeFacts
+from scheduler.domain.placement_record import (
+    FREE_REFUSALS,
+    AvoidedNode,
+    PlacementRecord,
+    PodRefusal,
+    TemplateReview,
+    VolumeFacts,
+)
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY, NodeCapacity
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
@@ -42,7 +49,8 @@ def fleet(*nodes: Node) -> tuple[Any, dict[str, Node]]:
 def requesting(job_id: str, gpus: int, *, per: str = "", spec: dict[str, Any] | None = None, **requests: str) -> Job:
     container = {"name": "main", "resources": {"requests": requests}}
     template = json.dumps({"spec": {"containers": [container], **(spec or {})}})
-    return a_job(job_id, gpus, template_json=template, resources_per=per)
+    job = a_job(job_id, gpus, template_json=template, resources_per=per)
+    return replace(job, placement=PlacementRecord(review=TemplateReview()))
 
 
 def decided(snapshot: Snapshot, policy: str = "ebbtide") -> TickResult:
@@ -115,10 +123,36 @@ def test_job_with_claims_waits_until_they_were_read_and_follows_their_volumes() 
     missing = VolumeFacts("ClaimNotFound", "template: claim jobs/data does not exist")
     in_zone_b = VolumeFacts(terms=(((NodeRequirement("zone", "In", ("b",)),),),))
     for facts, expected in ((None, {}), (missing, {}), (in_zone_b, {"mounts": {"t1": 2}})):
-        known = replace(job, placement=PlacementRecord(volumes=facts))
+        known = replace(job, placement=replace(job.placement, volumes=facts))
         result = decided(a_snapshot(nodes, [known]))
         assert targets(result.decisions) == expected
         assert expected or result.waiting["mounts"].code is ReasonCode.VOLUME_NOT_READY
+
+
+def test_template_holds_no_gpus_before_the_api_server_accepts_it() -> None:
+    job, nodes = requesting("reviewed", 2), fleet(a_host("t0"))
+    rejected = TemplateReview("template.spec.volumes[0].hostPath.path: Required value")
+    for review, expected in ((None, {}), (rejected, {}), (TemplateReview(), {"reviewed": {"t0": 2}})):
+        waiting = replace(job, placement=PlacementRecord())
+        reviews = {} if review is None else {job.id: review}
+        facts = {"t0": NodeFacts(capacity=CAPACITY)}
+        snapshot = update_snapshot(
+            a_snapshot(nodes, [waiting]), Observation(0.0, 0, (), facts, {}, reviews), ()
+        ).snapshot
+        result = decided(snapshot)
+        assert targets(result.decisions) == expected
+        if not expected:
+            reason = result.waiting[job.id]
+            code = ReasonCode.TEMPLATE_NOT_CHECKED if review is None else ReasonCode.TEMPLATE_REJECTED
+            assert reason.code is code
+            assert review is None or reason.detail == review.error
+
+
+def test_job_without_a_template_and_machines_need_no_review() -> None:
+    plain = a_job("plain", 2)
+    assert targets(decided(a_snapshot(fleet(a_host("t0")), [plain])).decisions)
+    templated = replace(requesting("machine", 2), placement=PlacementRecord())
+    assert targets(decided(a_snapshot(a_fleet(training=1, inference=0), [templated])).decisions)
 
 
 def test_no_pod_fits_on_a_node_that_was_not_observed_yet() -> None:
@@ -171,8 +205,8 @@ def test_refused_job_backs_off_avoids_the_node_and_then_pays() -> None:
 
 
 def test_refused_job_starts_on_another_node() -> None:
-    record = PlacementRecord(avoided=(AvoidedNode("t0", 1, 200.0),))
-    job = replace(requesting("again", 2), placement=record)
+    job = requesting("again", 2)
+    job = replace(job, placement=replace(job.placement, avoided=(AvoidedNode("t0", 1, 200.0),)))
     nodes = fleet(a_host("t0"), a_host("t1"))
     assert targets(decided(a_snapshot(nodes, [job], now_s=100.0)).decisions) == {"again": {"t1": 2}}
     assert targets(decided(a_snapshot(nodes, [job], now_s=200.0)).decisions) == {"again": {"t0": 2}}
