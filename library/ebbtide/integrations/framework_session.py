@@ -16,7 +16,7 @@ class FrameworkSession:
     """A session whose end follows from that of the process.
 
     The script may evaluate or export its model once the framework has trained it. So the job succeeds when the process
-    ends after `finish` without an uncaught exception.
+    ends after `finish` without an uncaught exception, with exit code 0.
 
     Attributes:
         session: the session of this rank.
@@ -79,7 +79,8 @@ class FrameworkSession:
         if self._has_failed:
             return
         if self._is_finished and not self.session.status.phase.is_terminal:
-            self.session.succeed()
+            # The interpreter does not tell its exit code, for example that of `sys.exit`.
+            self.session.succeed(awaits_exit_code=True)
         self.session.__exit__(None, None, None)
 
 
