@@ -53,7 +53,7 @@ class ElasticCallback(pl.Callback):
     At the end of each step it acts on notices: it saves a checkpoint of Lightning, and the process ends if it has to.
     The global batch stays the same on any number of ranks: the batch size of the training loader and
     `accumulate_grad_batches` follow. A validation and the end of an epoch that are due when the process has to end are
-    made up for at the next start. Each rank continues its random numbers, except after a change of the number of ranks.
+    made up for at the next start. Each rank continues its random numbers, and a rank that is new starts its own.
 
     Lightning calls it after all other callbacks, so that their state is saved too.
 
@@ -136,7 +136,8 @@ class ElasticCallback(pl.Callback):
         if notice is None:
             return
         self._save(trainer)
-        if notice.requires_exit:
+        is_last = 0 <= trainer.max_steps <= self._step  # Lightning would not come back to the end of the epoch
+        if notice.requires_exit and not is_last:
             self._run.session.leave()
             raise SIGTERMException  # Lightning's own way to end in time: loggers write what they have
 
