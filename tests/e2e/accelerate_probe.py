@@ -20,15 +20,15 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     loader = DataLoader(TensorDataset(torch.arange(1.0, 13.0)[:, None]), batch_size=2, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    loader = ElasticLoader(accelerator, loader)
+    elastic = ElasticLoader(accelerator, loader)
     for _ in range(2):
-        for (numbers,) in loader:
+        for (numbers,) in elastic:
             with accelerator.accumulate(model):
-                loss = model(numbers).square().mean() * (float("nan") if loader.step + 1 >= nan_from else 1.0)
+                loss = model(numbers).square().mean() * (float("nan") if elastic.step + 1 >= nan_from else 1.0)
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            print(f"> step {loader.step + 1} {numbers.flatten().int().tolist()}", flush=True)
+            print(f"> step {elastic.step + 1} {numbers.flatten().int().tolist()}", flush=True)
 
 
 if __name__ == "__main__":

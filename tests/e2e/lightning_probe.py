@@ -31,7 +31,8 @@ class Probe(lightning.LightningModule):
         rate = self.optimizers().param_groups[0]["lr"]
         place = f"{self.trainer.current_epoch} {self.global_step}"
         print(f"> train {place} {batch[0].flatten().int().tolist()} {torch.rand(1).item():.6f} {rate:.9f}", flush=True)
-        return self.layer(batch[0]).square().mean()
+        loss: torch.Tensor = self.layer(batch[0]).square().mean()
+        return loss
 
     def validation_step(self, _batch: list[torch.Tensor], number: int) -> None:
         if not self.trainer.sanity_checking:
@@ -48,7 +49,7 @@ class Probe(lightning.LightningModule):
 
 
 def main() -> None:
-    options = {"batch_size": 2, "global_batch": 0, "frequency": 1, "manual": False, "max_epochs": 2}
+    options: dict[str, Any] = {"batch_size": 2, "global_batch": 0, "frequency": 1, "manual": False, "max_epochs": 2}
     options |= json.loads(sys.argv[1])
     lightning.seed_everything(3, verbose=False)
     model = Probe(frequency=options.pop("frequency"), manual=options.pop("manual"))
