@@ -67,7 +67,7 @@ class JobResourcesView(TypedDict):
 
 
 class PlanLimitsView(TypedDict):
-    """What a job's parallel plans may use. Absent fields set no limit."""
+    """Limits of a job's parallel plans. Absent fields set no limit."""
 
     without: NotRequired[Annotated[list[PlanDimension], Field(description="Dimensions that plans may not use.")]]
     max: NotRequired[Annotated[dict[PlanDimension, int], Field(description="Largest degree by dimension.")]]

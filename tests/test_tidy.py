@@ -51,6 +51,7 @@ USED_FROM_OUTSIDE = {
     "on_train_begin", "on_epoch_begin", "on_log", "on_step_end", "on_epoch_end", "on_prediction_step", "on_save",
     "on_train_end", "resume_from_checkpoint",  # of Hugging Face's callbacks
     "setup", "on_train_start", "on_train_batch_end", "on_validation_batch_end", "on_exception",  # of Lightning's
+    "on_fit_end", "on_save_checkpoint",
 }  # fmt: skip
 """Names that a library or an operating system uses, each of a class or an object of theirs."""
 LIBRARY_DECORATORS = ["@*router*", "@app*", "@*_app*", "@event*", "@*validator*", "@*serializer*", "@pytest*"]

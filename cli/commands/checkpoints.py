@@ -83,7 +83,9 @@ PrefixOption = Annotated[
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="The model's config.json for `hf`. Default: the one beside the checkpoint."
+        "--config",
+        metavar="FILE",
+        help="config.json of the model, for `hf`. Default: the file of that name beside the checkpoint.",
     ),
 ]
 

@@ -35,6 +35,8 @@ _PARTS = {
 
 _NOTHING_S = 1e-9
 """Parts of a step up to this are rounding errors."""
+_SAME_RATIO = 1e-6
+"""Steps whose lengths differ by less than this fraction are equally long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,9 @@ def _format_facts(answer: Json) -> dict[str, str]:
     if optimum is not None:
         facts["fastest"] = f"{summarize_plan(optimum)}, {format_duration(optimum['iteration_time_s'])}"
     if answer["slower_ratio"] is not None:
-        facts["slower by"] = format_percent(max(0.0, answer["slower_ratio"]))
+        # A plan outside the limits may be faster than all within them.
+        is_slower = answer["slower_ratio"] > -_SAME_RATIO
+        facts["slower by" if is_slower else "faster by"] = format_percent(abs(answer["slower_ratio"]))
     if answer["remark"]:
         facts["fastest"] = f"none: {answer['remark']}"
     return facts

@@ -188,7 +188,11 @@ class RankBatchSampler(Sampler[list[int]]):
         self.skip_samples(steps * self.sampler.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
+        # Not a generator itself: a pass counts as begun although a loop may take none of its batches.
         start, self._start = self._start, 0
+        return self._iterate(start)
+
+    def _iterate(self, start: int) -> Iterator[list[int]]:
         size = self.division.micro_batch
         for batch in self.sampler.iterate_batches(start):
             share = batch[self._rank :: self._world_size]

@@ -84,6 +84,8 @@ class RankStatus:
     status file, which orders the reports of ranks. `memory_events` is the kernel file that counts out-of-memory kills
     in the rank's control group, and `oom_kills` its count at the last report. `frozen_layers` and `traffic` are None if
     not reported. `probe_s` is how long a fixed computation takes on the rank's device, None if unknown.
+    `awaits_exit_code`: SUCCEEDED was reported while the interpreter ended, so the script may have failed with
+    `sys.exit`.
     """
 
     phase: RankPhase
@@ -101,6 +103,7 @@ class RankStatus:
     frozen_layers: int | None = None
     traffic: LoadTraffic | None = None
     probe_s: float | None = None
+    awaits_exit_code: bool = False
 
     @property
     def is_clean_exit(self) -> bool:

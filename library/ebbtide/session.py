@@ -320,9 +320,13 @@ class Session:
         self._phase_timer.restart()
         self._update_status(phase=RankPhase.LEFT)
 
-    def succeed(self) -> None:
-        """Report that all steps are done and saved. Call it before any teardown, in which Gloo sometimes aborts."""
-        self._update_status(phase=RankPhase.SUCCEEDED)
+    def succeed(self, *, awaits_exit_code: bool = False) -> None:
+        """Report that all steps are done and saved. Call it before any teardown, in which Gloo sometimes aborts.
+
+        Args:
+            awaits_exit_code: the script can still fail, by ending with a non-zero exit code.
+        """
+        self._update_status(phase=RankPhase.SUCCEEDED, awaits_exit_code=awaits_exit_code)
 
     def __enter__(self) -> Session:
         """Return the session. When the block ends without `leave` or `succeed`, the rank is reported as failed."""

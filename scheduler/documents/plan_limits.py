@@ -89,7 +89,7 @@ class PlanLimitsDocument(Document):
 
 
 class JobPlanDocument(PlanLimitsDocument):
-    """What a job's parallel plans may use, and which plans are preferred."""
+    """Limits of a job's parallel plans, and the preference for simple ones."""
 
     simplicity: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         default=0.0,

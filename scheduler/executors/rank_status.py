@@ -68,6 +68,7 @@ def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankSt
         frozen_layers=_parse_count(document, "frozen_layers"),
         traffic=_parse_traffic(document),
         probe_s=_parse_number(document, "probe_s"),
+        awaits_exit_code=document.get("awaits_exit_code") is True,
     )
 
 

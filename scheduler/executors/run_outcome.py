@@ -44,6 +44,7 @@ def read_oom_kills(path: str, *, root: Path = _CGROUP_ROOT) -> int | None:
 
 _ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+_FIRST_SIGNAL_CODE = 129  # of a shell whose command a signal has ended
 _REASON_LENGTH_MAX = 500
 _TAIL_LENGTH_MAX = 420
 _LINE_BREAK = re.compile(r"\n| \| ")
@@ -85,9 +86,14 @@ def is_silent(ranks: Sequence[RankView]) -> bool:
 
 
 def find_final_phase(ranks: Sequence[RankView]) -> RankPhase | None:
-    """Return LEFT or SUCCEEDED once rank 0 has reported it. Later events do not change the outcome."""
+    """Return LEFT or SUCCEEDED once rank 0 has reported it.
+
+    Later events do not change the outcome, except for an exit code that rank 0 has announced.
+    """
     first = ranks[0].status if ranks else None
-    return first.phase if first is not None and first.is_clean_exit else None
+    if first is None or not first.is_clean_exit or _contradicts_success(ranks[0]):
+        return None
+    return first.phase
 
 
 def find_live_phase(ranks: Sequence[RankView], *, is_leaving: bool, within_first_status_timeout: bool) -> RunPhase:
@@ -256,12 +262,18 @@ def classify_outcome(
 
 def _is_faulty(view: RankView, *, is_silent_run: bool, terminated: bool) -> bool:
     if view.status is not None and view.status.is_terminal:
-        return view.status.phase is RankPhase.FAILED
+        return view.status.phase is RankPhase.FAILED or _contradicts_success(view)
     if view.exit_code is None:
         return False
     if is_silent_run:
         return view.exit_code != 0 and not (terminated and view.exit_code in _ENDED_BY_SIGTERM)
     return True
+
+
+def _contradicts_success(view: RankView) -> bool:
+    """Return whether the script failed although its steps were done. A signal only disturbed the teardown."""
+    code = view.exit_code or 0
+    return view.status is not None and view.status.awaits_exit_code and 0 < code < _FIRST_SIGNAL_CODE
 
 
 def _blame_key(view: RankView) -> tuple[bool, bool, int, int]:

@@ -123,9 +123,24 @@ def test_files_of_earlier_runs_and_others_are_no_checkpoints(machine: TestMachin
     assert (report["saved"], report["checkpoint_age_s"]) == (False, None)
 
 
-def test_launcher_gets_no_signal_itself(machine: TestMachine) -> None:
-    """The launcher would end its ranks at once. Here it is a process named torchrun that handles SIGTERM."""
-    launcher = machine.working_dir("job-1") / "torchrun"
+def test_the_last_file_of_a_checkpoint_completes_it(machine: TestMachine) -> None:
+    """The Trainer of Hugging Face writes its weights, pauses longer than files settle, and ends with its state."""
+    save = (
+        'target = folder / "checkpoint-7"; target.mkdir(); (target / "model").touch(); time.sleep(0.5); '
+        '(target / "trainer_state.json").touch()'
+    )
+    script = ON_SIGNAL.format(signal="SIGTERM", end=save)
+    active = _begin(machine, script, signal="SIGTERM", pattern="checkpoint-*/trainer_state.json")
+    report = _leave(active, None)
+    state = machine.folders.checkpoint_dir(active.run.document.job_id) / "checkpoint-7" / "trainer_state.json"
+    assert (report["saved"], state.exists()) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed"])
+def test_launcher_gets_no_signal_itself(machine: TestMachine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher would end its ranks at once. Here it is a process of that name that handles SIGTERM."""
+    monkeypatch.setattr(script_checkpoints, "SETTLE_S", TIMEOUT_S)  # the launcher ends before it is ended
+    launcher = machine.working_dir("job-1") / name
     script = ON_SIGNAL.format(signal="SIGTERM", end="sys.exit(0)")
     (machine.working_dir("job-1") / "rank.py").write_text(script)
     launcher.write_text(
@@ -135,7 +150,7 @@ def test_launcher_gets_no_signal_itself(machine: TestMachine) -> None:
     )
     document = replace(
         python_job("", checkpoint_path="ckpt-*", checkpoint_signal="SIGTERM"),
-        command=("python", "torchrun"),
+        command=("python", name),
         launch=LaunchMode.NODE,
     )
     active = ActiveRun(machine.begin(document))

@@ -72,12 +72,8 @@ def launch_frameworks(*modules: str) -> Iterator[FrameworkRanks]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert forker.stdin is not None
-    try:
+    with forker:  # it closes the pipes and waits
         yield FrameworkRanks(forker)
-    finally:
-        forker.stdin.close()
-        forker.wait(TIMEOUT_S)
 
 
 class ElasticTraining:

@@ -38,16 +38,12 @@ from ebbtide.integrations.complete_checkpoints import (
     check_record,
     choose_global_batch,
     digest_model,
-    find_newest_checkpoint,
-    record_checkpoint,
-    remove_incomplete_checkpoints,
-    remove_old_checkpoints,
 )
-from ebbtide.integrations.framework_session import FrameworkSession, wait_for_all_ranks
+from ebbtide.integrations.framework_checkpoints import FrameworkCheckpoints
+from ebbtide.integrations.framework_session import FrameworkSession
 from ebbtide.notice import Notice
 
 _PATTERN = "step-*"
-_KEEP_MIN = 2
 
 
 class ElasticLoader:
@@ -71,6 +67,7 @@ class ElasticLoader:
     Raises:
         ValueError: the loop cannot be resized; the message names the argument.
         CheckpointMismatchError: the newest checkpoint is of another model or version.
+        DamagedCheckpointError: all checkpoints are damaged.
     """
 
     def __init__(
@@ -88,9 +85,12 @@ class ElasticLoader:
             )
         self._run = FrameworkSession()
         self._accelerator = accelerator
-        self._folder = (self._run.session.checkpoint_dir or Path()) / folder
+        checkpoint_dir = self._run.session.checkpoint_dir
+        self._checkpoints = FrameworkCheckpoints(
+            (checkpoint_dir or Path()) / folder, _PATTERN, nonfinite_folder=checkpoint_dir
+        )
         self._model = "+".join(digest_model(accelerator.unwrap_model(each)) for each in accelerator._models)
-        found = find_newest_checkpoint(self._folder, _PATTERN)
+        found = self._checkpoints.find_usable()
         if found is not None:
             check_record(*found, model=self._model, framework="accelerate", version=accelerate.__version__)
         record = None if found is None else found[1]
@@ -101,7 +101,9 @@ class ElasticLoader:
         if found is not None:
             self._restore(*found)
         if accelerator.is_main_process:
-            remove_incomplete_checkpoints(self._folder, _PATTERN)
+            self._checkpoints.clean_up()
+        self._loss: torch.Tensor | None = None
+        self._watch_loss()
         self._run.session.mark_resumed(self.step)
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,23 +143,31 @@ class ElasticLoader:
 
     def _end_step(self, epoch: int, epoch_step: int) -> None:
         self.step += 1
-        notice: Notice | None = self._run.end_step(self.step)
+        notice: Notice | None = self._run.end_step(self.step, loss=self._run.read_loss(self._loss))
         if notice is None:
             return
-        path = self._folder / f"step-{self.step}"
+        path = self._checkpoints.folder / f"step-{self.step}"
         self._run.begin_saving(self.step)
         self._accelerator.save_state(str(path))
-        wait_for_all_ranks()
+        position = {"epoch": epoch, "epoch_step": epoch_step, "seed": self._order.seed, "ranks": self._world_size}
+        version = accelerate.__version__
+        record = CheckpointRecord(self.step, self._batch, self._model, "accelerate", version, position)
+        self._checkpoints.complete(path, record)
         if self._accelerator.is_main_process:
-            position = {"epoch": epoch, "epoch_step": epoch_step, "seed": self._order.seed, "ranks": self._world_size}
-            version = accelerate.__version__
-            record = CheckpointRecord(self.step, self._batch, self._model, "accelerate", version, position)
-            record_checkpoint(path, record)
-            keep = max(self._run.session.checkpoint_keep, _KEEP_MIN)
-            remove_old_checkpoints(self._folder, _PATTERN, keep=keep)
+            self._checkpoints.remove_old(self._run.session.checkpoint_keep)
         self._run.end_saving(self.step)
         if notice.requires_exit:
             self._run.leave()
+
+    def _watch_loss(self) -> None:
+        """Keep the loss of each forward pass, which the loop gives to the accelerator."""
+        accelerator, backward = self._accelerator, self._accelerator.backward
+
+        def keep_loss_and_go_backward(loss: torch.Tensor, **keywords: Any) -> None:
+            self._loss = loss.detach()
+            backward(loss, **keywords)
+
+        accelerator.backward = keep_loss_and_go_backward
 
     def _divide_batch(self, loader: DataLoader[Any], record: CheckpointRecord | None, *, asked: int) -> None:
         accelerator = self._accelerator

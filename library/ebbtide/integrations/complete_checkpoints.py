@@ -1,7 +1,7 @@
 """Which checkpoints of a framework are complete.
 
 A framework writes its checkpoint file by file, and a rank may be killed in between. Once all ranks have written, rank 0
-adds a record with the size of every file. A checkpoint without a valid record does not count.
+adds a record with the size and the checksums of every file. A checkpoint without a valid record does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ class CheckpointRecord:
     """Record of a complete checkpoint.
 
     `model` is the digest of the names and shapes of its parameters. `position` is what an integration needs to find its
-    place in the data.
+    place in the data. `files` has the size of each file, and `checksums` those of its blocks.
     """
 
     step: int
@@ -47,6 +47,7 @@ class CheckpointRecord:
     framework_version: str
     position: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class CheckpointMismatchError(ValueError):
@@ -55,7 +56,7 @@ class CheckpointMismatchError(ValueError):
 
 def record_checkpoint(path: Path, record: CheckpointRecord) -> None:
     """Mark a checkpoint as complete: a folder, or a file. Call it on rank 0 once every rank has written."""
-    files = {name: (path.parent / name).stat().st_size for name in _list_files(path)}
+    files = measure_files(path)
     for name in files:
         _flush(path.parent / name)
     document = asdict(record) | {"files": files}
@@ -67,21 +68,25 @@ def record_checkpoint(path: Path, record: CheckpointRecord) -> None:
     _flush(place.parent)
 
 
+def measure_files(path: Path) -> dict[str, int]:
+    """Return the size of each file of a checkpoint, by its name relative to the checkpoint's parent."""
+    return {name: (path.parent / name).stat().st_size for name in _list_files(path)}
+
+
 def discard_record(path: Path) -> None:
     """Mark a checkpoint as incomplete, before it is written again."""
     _find_record(path).unlink(missing_ok=True)
 
 
-def find_newest_checkpoint(folder: Path, pattern: str) -> tuple[Path, CheckpointRecord] | None:
-    """Return the complete checkpoint of the most steps, or None. `pattern` matches names of checkpoints in `folder`."""
+def list_complete_checkpoints(folder: Path, pattern: str) -> list[tuple[Path, CheckpointRecord]]:
+    """Return the complete checkpoints, that of the most steps first. `pattern` matches their names in `folder`."""
     complete = [(path, record) for path in folder.glob(pattern) if (record := read_record(path)) is not None]
-    return max(complete, key=lambda found: found[1].step, default=None)
+    return sorted(complete, key=lambda found: found[1].step, reverse=True)
 
 
 def remove_old_checkpoints(folder: Path, pattern: str, *, keep: int) -> None:
     """Remove the oldest complete checkpoints, so that `keep` remain. Call it on rank 0 alone."""
-    complete = [(record.step, path) for path in folder.glob(pattern) if (record := read_record(path)) is not None]
-    for _, path in sorted(complete)[:-keep]:
+    for path, _ in list_complete_checkpoints(folder, pattern)[keep:]:
         remove_checkpoint(path)
 
 
@@ -90,7 +95,7 @@ def remove_incomplete_checkpoints(folder: Path, pattern: str) -> None:
 
     Elsewhere they may be those of a training without Ebbtide. Call it on rank 0 alone.
     """
-    if find_newest_checkpoint(folder, pattern) is None:
+    if not list_complete_checkpoints(folder, pattern):
         return
     for path in folder.glob(pattern):
         if not path.name.endswith(f".{_RECORD_NAME}") and read_record(path) is None:
@@ -105,6 +110,15 @@ def remove_checkpoint(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def rename_checkpoint(path: Path, target: Path) -> None:
+    """Rename a checkpoint and its record. One that has the name already is removed."""
+    remove_checkpoint(target)
+    record, is_folder = _find_record(path), path.is_dir()
+    path.rename(target)
+    if not is_folder:
+        record.rename(_find_record(target))
 
 
 def read_record(path: Path) -> CheckpointRecord | None:

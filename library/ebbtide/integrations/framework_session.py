@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import atexit
 import sys
+import time
 from contextlib import ExitStack
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ebbtide.notice import Notice
 from ebbtide.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+_LOSS_PERIOD_S = 1.0
 
 
 class FrameworkSession:
     """A session whose end follows from that of the process.
 
     The script may evaluate or export its model once the framework has trained it. So the job succeeds when the process
-    ends after `finish` without an uncaught exception.
+    ends after `finish` without an uncaught exception, with exit code 0.
 
     Attributes:
         session: the session of this rank.
@@ -27,6 +33,7 @@ class FrameworkSession:
         self._saving = ExitStack()
         self._is_saving = False
         self._is_finished = self._has_failed = False
+        self._loss_read_at_s = float("-inf")
         self._previous_hook = sys.excepthook
         sys.excepthook = self._report_exception
         atexit.register(self._close)
@@ -35,6 +42,16 @@ class FrameworkSession:
         """Report a completed step, and return the notice to act on. Collective: every rank must call it."""
         self.session.report(step=step, loss=loss)
         return self.session.poll_notice()
+
+    def read_loss(self, loss: torch.Tensor | None) -> float | None:
+        """Return a loss as a number. Reading it waits for its GPU, so in between it is the last one reported."""
+        if loss is None:
+            return None
+        now_s = time.monotonic()
+        if loss.is_cuda and now_s - self._loss_read_at_s < _LOSS_PERIOD_S:
+            return self.session.status.loss
+        self._loss_read_at_s = now_s
+        return float(loss.detach().float().mean())
 
     def begin_saving(self, step: int) -> None:
         """Report that the framework now writes the checkpoint of `step`."""
@@ -79,7 +96,8 @@ class FrameworkSession:
         if self._has_failed:
             return
         if self._is_finished and not self.session.status.phase.is_terminal:
-            self.session.succeed()
+            # The interpreter does not tell its exit code, for example that of `sys.exit`.
+            self.session.succeed(awaits_exit_code=True)
         self.session.__exit__(None, None, None)
 
 

@@ -83,6 +83,15 @@ def test_price_of_the_fastest_plan_is_its_own(run: Run, tmp_path: Path) -> None:
     assert document["slower_ratio"] == 0
 
 
+def test_price_of_a_plan_outside_the_limits_says_how_much_faster_it_is(run: Run, tmp_path: Path) -> None:
+    best = run(*GPT2, "--gpus", "4", "--alternatives", "0", "-o", "json").stdout
+    _, document = _price(run, tmp_path, best, "--only", "pipeline")
+    assert document["slower_ratio"] < -0.01
+    table = run("plan", "--model", "gpt2", "--price", str(tmp_path / "mine.yaml"), "--only", "pipeline").stdout
+    assert f"{-100 * document['slower_ratio']:.1f}%" in table
+    assert "slower by" not in table
+
+
 @pytest.mark.parametrize(
     ("text", "options", "rule"),
     [

@@ -26,6 +26,7 @@ def test_status_has_its_write_time(path: Path) -> None:
     assert (status.phase, status.step, status.checkpoint_step, status.loss) == (RankPhase.SAVING, 12, 10, 2)
     assert status.written_at_ns == path.stat().st_mtime_ns
     assert not status.is_terminal
+    assert not status.awaits_exit_code
 
 
 def test_status_has_cause_memory_and_durations(path: Path) -> None:

@@ -64,6 +64,24 @@ def test_final_status_of_rank_0_overrides_exit_codes(code: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "phase"),
+    [
+        (None, RunPhase.SUCCEEDED),
+        (0, RunPhase.SUCCEEDED),
+        (-signal.SIGABRT, RunPhase.SUCCEEDED),
+        (128 + signal.SIGKILL, RunPhase.SUCCEEDED),
+        (1, RunPhase.FAILED),
+        (128, RunPhase.FAILED),
+    ],
+)
+def test_an_announced_exit_code_can_make_success_a_failure(code: int | None, phase: RunPhase) -> None:
+    status = RankStatus(RankPhase.SUCCEEDED, awaits_exit_code=True)
+    outcome = classify(RankView(0, status, code), build_rank(RankPhase.SUCCEEDED, rank=1, code=0))
+    assert outcome.phase is phase
+    assert not outcome.reason or f"code {code}" in outcome.reason
+
+
+@pytest.mark.parametrize(
     ("view", "text"),
     [
         (build_rank(RankPhase.FAILED, reason="OutOfMemory"), "rank 0: OutOfMemory"),

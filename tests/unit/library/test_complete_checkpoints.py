@@ -16,7 +16,7 @@ from ebbtide.integrations.complete_checkpoints import (
     choose_global_batch,
     digest_model,
     discard_record,
-    find_newest_checkpoint,
+    list_complete_checkpoints,
     read_record,
     record_checkpoint,
     remove_incomplete_checkpoints,
@@ -41,9 +41,8 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     for step in (9, 10):
         _write(tmp_path, step)
     _write(tmp_path, 11, is_complete=False)
-    found = find_newest_checkpoint(tmp_path, "step-*")
-    assert found is not None
-    path, record = found
+    (path, record), (previous, _) = list_complete_checkpoints(tmp_path, "step-*")
+    assert previous == tmp_path / "step-9"
     assert path == tmp_path / "step-10"
     assert record.step == 10
     assert dict(record.files) == {"step-10/deep/optimizer": 9, "step-10/model": 5}
@@ -62,7 +61,7 @@ def test_a_damaged_checkpoint_does_not_count(tmp_path: Path, damage: str) -> Non
     else:
         discard_record(path)
     assert read_record(path) is None
-    assert find_newest_checkpoint(tmp_path, "step-*") is None
+    assert list_complete_checkpoints(tmp_path, "step-*") == []
 
 
 def test_a_checkpoint_may_be_one_file(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class GpuRangeSpecView(TypedDict):
 
 
 class PlanLimitsView(TypedDict):
-    """What a job's parallel plans may use. Absent fields set no limit."""
+    """Limits of a job's parallel plans. Absent fields set no limit."""
 
     equalStages: NotRequired[bool]
     exclusive: NotRequired[list[list[str]]]
