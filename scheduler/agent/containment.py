@@ -138,18 +138,21 @@ class LevelName(StrEnum):
 class ContainmentLevel:
     """Level of containment. `missing` names each gap and its cause. All jobs of a machine share its network.
 
-    `memory` says how much a job gets that states no limit; empty where the agent sets none.
+    `memory` says how much a job gets that states no limit; empty where the agent sets none. `shared_user` is the user
+    of all owners who have none of their own: the kernel does not keep the files of their jobs apart.
     """
 
     name: LevelName
     missing: tuple[str, ...] = ()
     network: str = "shared"
     memory: str = ""
+    shared_user: str = ""
 
     def __str__(self) -> str:
         memory = f", memory: {self.memory}" if self.memory else ""
+        user = f", user of unmapped owners: {self.shared_user}" if self.shared_user else ""
         missing = f", without {'; '.join(self.missing)}" if self.missing else ""
-        return f"{self.name} (network: {self.network}{memory}){missing}"
+        return f"{self.name} (network: {self.network}{user}{memory}){missing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,8 @@ class Containment:
         bwrap = shutil.which("bwrap") or ""
         missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
         missing += _find_service_owners(policy, resolved)
-        if policy.find_user("") is None:  # another user may not read them in any case
+        shared = policy.find_user("")
+        if shared is None:  # another user may not read them in any case
             missing += [
                 f"a lasting cover of {path}: it is a file, and visible once replaced"
                 for path in resolved
@@ -219,7 +223,10 @@ class Containment:
         name = LevelName.PARTIAL if missing else LevelName.FULL
         memory = _find_memory(policy, groups)
         described = str(memory) if memory.bytes else ""
-        level = ContainmentLevel(name if is_contained else LevelName.NONE, tuple(missing), memory=described)
+        user = _find_own_name() if shared is None else shared.name
+        level = ContainmentLevel(
+            name if is_contained else LevelName.NONE, tuple(missing), memory=described, shared_user=user
+        )
         if policy.requires_full and level.name is not LevelName.FULL:
             raise ContainmentError(
                 f"--require-containment: the level of this machine is {level}. Provide what is missing, or start the "
@@ -368,6 +375,14 @@ def _find_memory(policy: ContainmentPolicy, groups: ControlGroups) -> MemoryBudg
         return NO_MEMORY_BUDGET
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MemoryBudget.create(policy.memory, min(machine_bytes, groups.read_memory_bytes() or machine_bytes))
+
+
+def _find_own_name() -> str:
+    """Return the name of the agent's user, or its number where it has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _probe(containment: Containment) -> list[str]:

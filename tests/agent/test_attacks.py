@@ -67,6 +67,9 @@ print(json.dumps([attempt(path) for path in sys.argv[1:]]))
 def test_machine_reaches_the_full_level(machine: TestMachine) -> None:
     level = machine.containment.level
     assert (level.name, level.missing, level.network) == (LevelName.FULL, (), "shared")
+    user = machine.containment.policy.find_user("")
+    assert user is not None
+    assert (level.shared_user, user.name in str(level)) == (user.name, True)
 
 
 def test_hidden_file_in_a_hidden_folder_does_not_lower_the_level(tmp_path: Path) -> None:
