@@ -55,7 +55,7 @@ class StreamProcess:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "cli", "api"]
+            command = [sys.executable, "-m", "cli", "api", "--force"]
             self.api = subprocess.Popen(command, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log)
         limit_s = time.monotonic() + PATIENCE_S
         while True:

@@ -72,7 +72,7 @@ def _measured(folder: Path) -> tuple[list[float], float, float, float]:
         "EBBTIDE_PORT": str(port),
         "EBBTIDE_LOG_LEVEL": "WARNING",
     }
-    api = subprocess.Popen([sys.executable, "-m", "cli", "api"], env=env, stdin=subprocess.PIPE)
+    api = subprocess.Popen([sys.executable, "-m", "cli", "api", "--force"], env=env, stdin=subprocess.PIPE)
     try:
         _wait_for(f"http://127.0.0.1:{port}/healthz")
         asyncio.run(_report_all(port, secret, until_s=time.monotonic()))  # each agent's first word is written

@@ -108,7 +108,7 @@ class Site:
             "EBBTIDE_API_PROCESSES": str(apis),
             "EBBTIDE_LOG_LEVEL": "WARNING",
         }
-        commands = (*apis * [["cli", "api"]], ["tests.controller_process", str(self.record)])
+        commands = (*apis * [["cli", "api", "--force"]], ["tests.controller_process", str(self.record)])
         self.processes = [
             subprocess.Popen([sys.executable, "-m", *command], env=env, stdin=subprocess.PIPE) for command in commands
         ]

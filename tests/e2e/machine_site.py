@@ -56,6 +56,8 @@ class MachineSite:
 
     def start(self, name: str, *arguments: str, **settings: str) -> None:
         """Start a process: `ebbtide` with these arguments and settings, under a name with which to stop it."""
+        if arguments[0] == "api":
+            arguments = ("api", "--force", *arguments[1:])  # whoever else can log in to the machine
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cli", *arguments],

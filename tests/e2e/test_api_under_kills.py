@@ -103,7 +103,7 @@ class Site:
 
     def _started(self, name: str) -> subprocess.Popen[bytes]:
         controller = ["tests.controller_process", str(self._folder / name)]
-        command = [sys.executable, "-m", *(["cli", "api"] if name == "api" else controller)]
+        command = [sys.executable, "-m", *(["cli", "api", "--force"] if name == "api" else controller)]
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log)
 

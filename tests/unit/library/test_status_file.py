@@ -46,6 +46,7 @@ def test_status_file_holds_all_fields_from_the_start(tmp_path: Path) -> None:
         "frozen_layers": None,
         "traffic": None,
         "probe_s": None,
+        "awaits_exit_code": False,
     }
 
 
