@@ -18,7 +18,7 @@ from scheduler.store.protocol import Page
 from tests.e2e.training_harness import TrainingHarness, lines, losses
 
 STEPS = 40
-STEP_DELAY_S = 0.2
+STEP_DELAY_S = 0.35
 """Gives the controller time to resize the training."""
 GLOBAL_BATCH = 12
 
