@@ -171,17 +171,11 @@ async def report_machine(
 
     The reply waits until there is something to do, at most `wait_s` and a quarter of EBBTIDE_DISCONNECT_S.
     """
-    reporter = await run_in_threadpool(require_machine, service, request, machine)
-    await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
-    if document.leaving:
-        await run_in_threadpool(drain_leaving_nodes, service, reporter)
+    reporter, reports = await run_in_threadpool(_accept_report, service, request, machine, document)
     if not document.runs:
         recheck_after_s = math.inf
     else:
         recheck_after_s = CHANGING_RECHECK_S if document.is_changing else STEADY_RECHECK_S
-    reports = await run_in_threadpool(
-        read_reports, document, agent_id(reporter), service.clock.now_s(), address=reporter.address
-    )
     reply = await wait_for_orders(
         service,
         lambda: _build_reply(service, reporter, reports),
@@ -195,6 +189,17 @@ async def report_machine(
     await run_in_threadpool(service.machine_contacts.record, reporter.name, service.clock.now_s())
     # A JSONResponse skips validation, which costs more than everything else.
     return JSONResponse(reply)
+
+
+def _accept_report(
+    service: Service, request: Request, name: str, document: MachineReportDocument
+) -> tuple[Machine, Sequence[AgentReport]]:
+    """Return the machine that reports, and its reports. One function, because each change of thread costs as much."""
+    machine, now_s = require_machine(service, request, name), service.clock.now_s()
+    service.machine_contacts.record(machine.name, now_s)
+    if document.leaving:
+        drain_leaving_nodes(service, machine)
+    return machine, read_reports(document, agent_id(machine), now_s, address=machine.address)
 
 
 async def wait_for_orders(
