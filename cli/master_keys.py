@@ -51,4 +51,4 @@ def describe_unusable_secrets(path: Path, used: Mapping[str, int]) -> str:
 
 
 RESTORE_KEYS = "restore the key file from where you keep it, or delete the secrets and set them again"
-"""What to do about secrets that cannot be decrypted."""
+"""Advice for secrets that cannot be decrypted."""

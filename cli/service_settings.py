@@ -22,7 +22,7 @@ _USERS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """What is wrong with the value of an environment variable."""
+    """A problem with the value of an environment variable."""
 
     variable: str
     message: str

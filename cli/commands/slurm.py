@@ -272,7 +272,7 @@ def _find_training_pool(url: str) -> str:
 
 
 def _find_join_url(join: str, url: str) -> str:
-    """Return the URL of the control plane for nodes. Warn of a loopback address that nobody stated for them."""
+    """Return the URL of the control plane for nodes. Warn if it is a loopback address by default."""
     from scheduler.network_addresses import is_loopback
 
     target = join or resolve_target(url).url
