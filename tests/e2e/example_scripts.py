@@ -75,12 +75,12 @@ def _mingpt_options(data: Path, steps: int) -> Sequence[str]:
 
 
 def _read_mingpt_losses(lines: Iterable[str]) -> list[float]:
-    """Return the mean over the ranks, whose shares of a batch are equal."""
+    """Return the mean over the ranks, whose shares of a batch are equal, of the steps that all ranks have printed."""
     by_rank: defaultdict[int, list[float]] = defaultdict(list)
     for line in lines:
         if match := _MINGPT_LINE.search(line):
             by_rank[int(match[1])].append(float(match[3]))
-    return [mean(losses) for losses in zip(*by_rank.values(), strict=True)]
+    return [mean(losses) for losses in zip(*by_rank.values(), strict=False)]
 
 
 def _unmodified_options(_data: Path, steps: int) -> Sequence[str]:

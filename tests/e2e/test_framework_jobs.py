@@ -60,7 +60,8 @@ class FrameworkJob:
 
     def _has_reached(self, gpus: int, step: int) -> bool:
         job = self.service.job(self.id)
-        assert job is not None
+        if job is None:  # no tick has read the submission yet
+            return False
         assert not job.is_ended, self.logs()
         generation = max(self.service.generations(self.id), default=0)
         has_stepped = bool(self.service.status(self.id, generation)["step"] >= step)
