@@ -60,9 +60,10 @@ class AgentStateCache:
                 self._drop_ended_jobs(self._snapshot)
             return self._snapshot, self._epoch
 
-    def cached_snapshot(self, now_s: float) -> Snapshot | None:
-        """Return the snapshot if it need not be read again, without waiting."""
-        return self._snapshot if _is_fresh(self._read_at_s, now_s) else None
+    @property
+    def newest_snapshot(self) -> Snapshot:
+        """The snapshot that was read last, of any age. Does not wait."""
+        return self._snapshot
 
     def job(self, job_id: str, now_s: float) -> Job | None:
         """Return a live or ended job."""

@@ -41,6 +41,7 @@ from api import (
     worker_reports,
 )
 from api.agent_state import AgentStateCache, MachineContacts
+from api.decision_watch import DecisionWatch
 from api.explanations import PendingReasonCache
 from api.http.access_log import AccessLog
 from api.http.connection_limits import (
@@ -130,7 +131,7 @@ def create_app(
     )
     agent_state = AgentStateCache(store, run_log)
     authenticator = Authenticator(store.tokens, store.sessions, settings, clock) if settings.auth == "on" else None
-    app.state.service = Service(
+    app.state.service = service = Service(
         store,
         settings,
         clock,
@@ -138,6 +139,7 @@ def create_app(
         lease,
         token_secret,
         agent_state,
+        DecisionWatch(agent_state, clock),
         StateReader(store),
         ArchiveFolder(settings.archive_path),
         MachineContacts(store.machines.record_seen),
@@ -149,18 +151,24 @@ def create_app(
     app.state.node_deltas = NodeDeltas()
     app.state.pending_reasons = PendingReasonCache(policies)
     add_error_handlers(app)
+    _add_middleware(app, service)
+    return app
+
+
+def _add_middleware(app: FastAPI, service: Service) -> None:
+    """Add the middleware. A request passes the last one first."""
+    settings, machines = service.settings, service.store.machines
     app.add_middleware(
         SecurityMiddleware,
         settings=settings,
         route_rules=RouteRules(list_route_rules(app.routes)),
-        authenticator=authenticator,
+        authenticator=service.authenticator,
         worker_authenticator=WorkerAuthenticator(
-            settings, clock, partial(is_genuine_token, store.machines, token_secret)
+            settings, service.clock, partial(is_genuine_token, machines, service.token_secret)
         ),
     )
     app.add_middleware(TimingMiddleware, access_log=AccessLog(settings.access_log))
     app.add_middleware(ForwardedMiddleware, proxies=TrustedProxies.parse(settings.trusted_proxies))
-    return app
 
 
 def _build_oidc_sign_in(

@@ -6,7 +6,6 @@ forget. An agent acts only on replies of the highest leader epoch that it has se
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +51,6 @@ POLL_S = 0.1
 """Pause of the agent between a reply and its next report. The reply itself waits until there is something to do."""
 STEADY_RECHECK_S, CHANGING_RECHECK_S = 1.0, 0.2
 """Pause between two looks at what a machine with runs has to do: while they go on, and while one starts or ends."""
-WATCH_PERIOD_S = 0.2
 WAIT_S_MAX = 60.0
 ReplyT = TypeVar("ReplyT", bound="AgentReplyView")
 RUNS_MAX = 512
@@ -180,9 +178,8 @@ async def report_machine(
         service,
         lambda: _build_reply(service, reporter, reports),
         has_orders,
-        lambda snapshot: snapshot.generation,
+        lambda snapshot: _find_version(snapshot, reporter, reports),
         wait_s=document.wait_s,
-        watch_period_s=WATCH_PERIOD_S,
         recheck_after_s=recheck_after_s,
     )
     # The lease of the ranks counts from the end of the wait, so the recorded contact must not be earlier.
@@ -209,7 +206,6 @@ async def wait_for_orders(
     find_version: Callable[[Snapshot], object],
     *,
     wait_s: float,
-    watch_period_s: float,
     recheck_after_s: float,
 ) -> ReplyT:
     """Return a reply as soon as it is due, or after `wait_s`. Sets its `waited_s`.
@@ -218,7 +214,6 @@ async def wait_for_orders(
         build_reply: returns the reply and the snapshot that it follows from.
         is_due: whether a reply must not wait.
         find_version: returns what the orders follow from. A reply is built again when it changes.
-        watch_period_s: time between two looks at the version.
         recheck_after_s: time after which a reply is built again in any case: runs can be ended without a decision.
     """
     began_s = time.monotonic()
@@ -229,15 +224,8 @@ async def wait_for_orders(
         if is_due(reply):
             return reply
         version, recheck_s = find_version(snapshot), min(deadline_s, time.monotonic() + recheck_after_s)
-        while find_version(snapshot) == version:
-            if time.monotonic() >= recheck_s:
-                break
-            await asyncio.sleep(watch_period_s)
-            now_s = service.clock.now_s()
-            cached = service.agent_state.cached_snapshot(now_s)
-            if cached is None:
-                cached = await run_in_threadpool(service.agent_state.snapshot, now_s)
-            snapshot = cached
+        while find_version(snapshot) == version and (left_s := recheck_s - time.monotonic()) > 0:
+            snapshot = await service.decision_watch.wait_for_change(snapshot, left_s)
         if time.monotonic() >= deadline_s:
             reply["waited_s"] = time.monotonic() - began_s
             return reply
@@ -249,6 +237,19 @@ def has_orders(reply: AgentReplyView) -> bool:
         order["document"] or order["begin"] or order["notice"] or order["kill"] or order["is_recorded"]
         for order in reply["runs"]
     )
+
+
+def find_job_version(job: Job | None) -> object:
+    """Return what the orders about a job follow from besides the run log."""
+    return None if job is None else (job.state, job.allocation, job.pending_checkpoint_request)
+
+
+def _find_version(snapshot: Snapshot, machine: Machine, reports: Sequence[AgentReport]) -> object:
+    """Return what the orders to a machine follow from besides the run log."""
+    if machine.is_service:
+        return snapshot.generation  # the declarations of its nodes are no part of it
+    held = {job for node in machine.nodes for job in snapshot.index.holders.get(node, {}).values()}
+    return {job: find_job_version(snapshot.jobs.get(job)) for job in held.union(each.job_id for each in reports)}
 
 
 def _build_reply(service: Service, machine: Machine, reports: Sequence[AgentReport]) -> tuple[Snapshot, AgentReplyView]:

@@ -22,11 +22,11 @@ from api.machine_reports import (
     OrderBuilder,
     RunsReportDocument,
     build_reply,
+    find_job_version,
     has_orders,
     read_reports,
     wait_for_orders,
 )
-from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import AgentReport
 from scheduler.domain.snapshot import Snapshot
@@ -35,8 +35,6 @@ router = create_router("jobs")
 
 POLL_S = 1.0
 """Pause of the agent between a reply and its next report, unless that has news. A thousand pods may report at once."""
-WATCH_PERIOD_S = 0.5
-"""Pause between two looks at the decisions about the job."""
 STEADY_RECHECK_S, CHANGING_RECHECK_S = 2.0, 0.5
 """Pause between two looks at what a pod with runs has to do: while they go on, and while one starts or ends."""
 
@@ -80,9 +78,8 @@ async def report_agent(
             service,
             lambda: _build_reply(service, job_id, node, document.pod, reports),
             lambda reply: reply["done"] or has_orders(reply),
-            lambda snapshot: _find_version(snapshot.jobs.get(job_id)),
+            lambda snapshot: find_job_version(snapshot.jobs.get(job_id)),
             wait_s=document.wait_s,
-            watch_period_s=WATCH_PERIOD_S,
             recheck_after_s=recheck_after_s if document.runs else math.inf,
         )
     )
@@ -109,8 +106,3 @@ def _build_reply(
     orders = OrderBuilder(service, snapshot, now_s).build_orders(wanted, reports)
     reply = build_reply(service, epoch, orders, poll_after_s=POLL_S)
     return snapshot, {**reply, "done": job.is_ended, "failed": job.state is JobState.FAILED}
-
-
-def _find_version(job: Job | None) -> object:
-    """Return what the orders follow from besides the run log."""
-    return None if job is None else (job.state, job.allocation, job.pending_checkpoint_request)

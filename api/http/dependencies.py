@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.agent_state import AgentStateCache, MachineContacts
+from api.decision_watch import DecisionWatch
 from api.http.errors import AuthenticationFailedError, ProblemError
 from api.identity.authentication import Authenticator, parse_bearer_token
 from api.identity.authorization import find_rule
@@ -102,6 +103,7 @@ class Service:
     lease: Callable[[], Lease | None]
     token_secret: bytes
     agent_state: AgentStateCache
+    decision_watch: DecisionWatch
     state_reader: StateReader
     archives: ArchiveStore
     machine_contacts: MachineContacts

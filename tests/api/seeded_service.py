@@ -7,6 +7,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from api.decision_watch import DecisionWatch
 from api.http.dependencies import Service
 from api.openapi import load_examples
 from api.state import StateReader
@@ -111,7 +112,11 @@ class SeededService:
         assert isinstance(service, Service)
         agents = type(service.agent_state)(store, self.service.run_log)
         self.service.app.state.service = replace(
-            service, store=store, agent_state=agents, state_reader=StateReader(store)
+            service,
+            store=store,
+            agent_state=agents,
+            decision_watch=DecisionWatch(agents, service.clock),
+            state_reader=StateReader(store),
         )
         (self._folder / f"{self._number - 1}.sqlite").unlink(missing_ok=True)
 
