@@ -12,6 +12,7 @@ from tests.e2e.service_harness import ServiceHarness, run_service
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.full
 def test_running_training_saves_on_request_and_continues(tmp_path: Path) -> None:
     with run_service(tmp_path) as service:
         service.open(nodes=1, gpus=2)

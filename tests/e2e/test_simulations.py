@@ -91,6 +91,7 @@ def test_simulation_over_http_equals_the_command_line(api: Api, tmp_path: Path) 
     assert without_times(report) == without_times(json.loads(local.stdout))
 
 
+@pytest.mark.full
 def test_cancelled_simulation_stops_at_once(api: Api) -> None:
     client = api.client
     first = client.create_simulation(jobs_csv(20_000), CLUSTER, demand=DEMAND, policies=["fifo", "ebbtide"])

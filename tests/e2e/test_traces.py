@@ -48,6 +48,7 @@ class Receiver:
         return [span for of, span in tuple(self.spans) if (of, span.name) == (service, name)]
 
 
+@pytest.mark.full
 def test_spans_of_ticks_jobs_and_requests_reach_the_receiver(tmp_path: Path) -> None:
     receiver = Receiver()
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -96,6 +96,7 @@ def test_failed_deliveries_are_retried_in_order_then_disable_the_webhook_and_can
         assert harness.store.webhooks.list_deliveries(tried_slow.id, limit=9, state=DeliveryState.DELIVERED) == ()
 
 
+@pytest.mark.full
 def test_deliveries_are_signed_with_the_old_and_the_rotated_secret(tmp_path: Path) -> None:
     with run_webhooks(tmp_path) as harness, receiver() as hook:
         _, client = harness.start_api()

@@ -111,6 +111,7 @@ def test_counter_alert_fires_on_the_first_event(day: Prometheus, alert: str) -> 
     assert day.ask("query", query=rule["expr"], time=first_s - SCRAPE_S)["result"] == []
 
 
+@pytest.mark.full
 def test_real_service_is_scraped_and_every_rule_is_evaluated(tmp_path: Path) -> None:
     address = f"127.0.0.1:{find_free_port()}"
     environment = {

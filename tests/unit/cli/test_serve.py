@@ -180,7 +180,8 @@ def _served(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("apis", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("apis", [1, 2])
 def test_serve_runs_and_stops_all_its_processes(run: Run, tmp_path: Path, apis: int, postgres: PostgresServer) -> None:
     with _served(tmp_path, apis=apis, database_url=postgres.new_database()) as served:
         url = _when_ready(served)

@@ -62,6 +62,7 @@ def test_plan_is_data_parallel_and_faster_with_more_gpus_and_shorter_samples() -
     assert all(0 < plan.peak_bytes_per_gpu <= 80 * 10**9 for plan in plans.values())
 
 
+@pytest.mark.full
 def test_large_batch_takes_time_in_proportion() -> None:
     searched, larger = (solve_plan(SKEWED, 8, batch=batch).iteration_time_s for batch in (SAMPLES_MAX, 4 * SAMPLES_MAX))
     assert larger == pytest.approx(4 * searched, rel=0.02)
