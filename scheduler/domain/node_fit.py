@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.domain.fleet import Loan, LoanState, Node
 from scheduler.domain.gpu_sets import FreeGpus
+from scheduler.domain.host_ports import find_amount, format_host_port
 from scheduler.domain.job import Job
 from scheduler.domain.node_selection import format_terms, matches_terms
 from scheduler.domain.placement_record import VolumeFacts
@@ -164,7 +165,9 @@ class NodeFit:
             return f"node {node.name} does not match the job's selectors, tolerations, volumes or refusals"
         free = self._free_resources(node, without=job.id)
         for name, amount in sorted(candidate.requirements.compute_requests(gpus).items()):
-            if amount > free.get(name, 0):
+            if amount > find_amount(free, name):
+                if port := format_host_port(name):
+                    return f"{port} of node {node.name} is in use"
                 have = format_resource(name, max(0, free.get(name, 0)))
                 return f"node {node.name} has {have} left; the pod needs {format_resource(name, amount)}"
         return ""
@@ -216,7 +219,7 @@ class NodeFit:
             return "volumes"
         free = self._unused_resources(node)
         needed = requirements.compute_requests(1)
-        return next((name for name in sorted(needed) if needed[name] > free.get(name, 0)), "")
+        return next((name for name in sorted(needed) if needed[name] > find_amount(free, name)), "")
 
     def _describe(self, candidate: Candidate, reason: str, nodes: Iterable[Node]) -> str:
         requirements = candidate.requirements
@@ -233,6 +236,8 @@ class NodeFit:
             return "nodes cannot mount its volumes, because of the volumes' node affinity"
         if reason.startswith("taint "):
             return f"it does not tolerate {reason}"
+        if port := format_host_port(reason):
+            return f"pods that are not Ebbtide's use {port}"
         known = [node for node in nodes if node.capacity is not None]
         best = max(known, key=lambda node: (self._unused_resources(node).get(reason, 0), node.name))
         have = max(0, self._unused_resources(best).get(reason, 0))
@@ -311,7 +316,7 @@ class NodeFit:
         assert capacity is not None, "only nodes of known capacity have resources"
         unused = dict(capacity.allocatable)
         for name, amount in capacity.requested:
-            unused[name] = unused.get(name, 0) - amount
+            unused[name] = find_amount(unused, name) - amount
         self._index.fit_cache.unused_resources[node.name] = (node, unused)
         return unused
 
@@ -325,7 +330,7 @@ class NodeFit:
         for job_id, gpus in Counter(index.holders.get(node.name, {}).values()).items():
             if job_id != without and (holder := index.jobs.get(job_id)) is not None:
                 for name, amount in holder.spec.pod_requirements.compute_requests(gpus).items():
-                    free[name] = free.get(name, 0) - amount
+                    free[name] = find_amount(free, name) - amount
         if not without:
             self._free[node.name] = (room, free)
         return free

@@ -26,8 +26,8 @@ from scheduler.kubernetes.pod_view import PodView
 from scheduler.kubernetes.provisioning_errors import ProvisioningFailure
 
 _EXTERNAL_REASONS = (
-    "Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting", "Shutdown", "Terminated",
-    "Unexpected",
+    "Evicted", "NodeAffinity", "NodeLost", "NodePorts", "NodeShutdown", "OutOf", "Preempting", "Shutdown",
+    "TaintToleration", "Terminated", "Unexpected",
 )  # fmt: skip
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff")
 """Errors that another node or a later attempt may not have."""

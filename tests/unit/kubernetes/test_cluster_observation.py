@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.host_ports import compute_port_requests
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
@@ -20,6 +21,7 @@ from scheduler.kubernetes.cluster_observation import (
     find_overcommitted_nodes,
     merge_pod_runs,
 )
+from scheduler.kubernetes.node_capacities import find_shortages
 from scheduler.kubernetes.node_view import NodeView
 from scheduler.kubernetes.pod_view import PodView, parse_pod_view
 from scheduler.kubernetes.resources.elastic_job_status import build_job_status
@@ -128,6 +130,17 @@ def test_unbound_pod_without_resources_on_its_node_is_a_refusal() -> None:
     waiting = pod("t0", 2, bound=False)
     (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [waiting], NOW_S, shortages={"t0": shortage})
     assert run.refusal == shortage
+
+
+def test_unbound_pod_whose_host_port_a_foreign_pod_uses_is_a_refusal() -> None:
+    requests = tuple(compute_port_requests({"containers": [{"ports": [{"hostPort": 8080}]}]}).items())
+    waiting = replace(pod("t0", 2, bound=False), requests=requests)
+    foreign = replace(pod("t0", 0), name="foreign", job_id="", requests=requests)
+    node = NodeView("t0", "1", True, False, 8, allocatable=())
+    desired = a_snapshot((POOLS, NODES), [starting({"t0": (0, 1)})])
+    assert not find_shortages(desired, ClusterView(pods=(waiting,), nodes={"t0": node}))
+    found = find_shortages(desired, ClusterView(pods=(waiting, foreign), nodes={"t0": node}))
+    assert (found["t0"].reason, "8080/TCP" in found["t0"].message) == ("NodePorts", True)
 
 
 def test_leaving_pod_holds_its_gpus_until_it_is_gone() -> None:

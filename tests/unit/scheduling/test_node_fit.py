@@ -10,6 +10,7 @@ import pytest
 
 from scheduler.domain.decisions import Decision, ReasonCode, ResizeJob, StartJob
 from scheduler.domain.fleet import Node
+from scheduler.domain.host_ports import compute_port_requests
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.node_selection import NodeRequirement, Taint
@@ -94,6 +95,31 @@ def test_resources_of_other_jobs_and_of_foreign_pods_are_taken() -> None:
     assert placed.keys() == {"first", "third"}
     assert placed["first"] == {"t1": 2}
     assert result.waiting["second"].code in (ReasonCode.NO_MATCHING_FLAVOR, ReasonCode.INSUFFICIENT_GPUS)
+
+
+def serving(job_id: str, *, port: int = 8080) -> Job:
+    container = {"name": "main", "ports": [{"containerPort": port, "hostPort": port}]}
+    job = a_job(job_id, 2, template_json=json.dumps({"spec": {"containers": [container]}}))
+    return replace(job, placement=PlacementRecord(review=TemplateReview()))
+
+
+def test_pods_with_the_same_host_port_share_no_node() -> None:
+    nodes = fleet(a_host("t0"), a_host("t1"))
+    jobs = [serving("first"), serving("second"), serving("third"), serving("other", port=8081)]
+    result = decided(a_snapshot(nodes, jobs))
+    placed = targets(result.decisions)
+    assert placed.keys() == {"first", "second", "other"}
+    assert placed["first"].keys() != placed["second"].keys()
+    assert result.waiting["third"].code in (ReasonCode.NO_MATCHING_FLAVOR, ReasonCode.INSUFFICIENT_GPUS)
+
+
+def test_host_port_of_a_foreign_pod_is_named() -> None:
+    used = tuple(compute_port_requests({"containers": [{"ports": [{"hostPort": 8080}]}]}).items())
+    result = decided(a_snapshot(fleet(a_host("t0", requested=used)), [serving("job")]))
+    assert not result.decisions
+    reason = result.waiting["job"]
+    assert reason.code is ReasonCode.NO_FEASIBLE_NODE
+    assert "host port 8080/TCP (1 of 1 nodes)" in reason.detail
 
 
 @pytest.mark.parametrize(
