@@ -106,6 +106,21 @@ def test_missing_claim_is_a_condition_and_holds_no_gpus(operated: Operated) -> N
     assert operated.job("other")["status"]["gpus"] == "0/8"
 
 
+def test_missing_secret_of_a_volume_is_named_at_once_and_then_refused(operated: Operated) -> None:
+    missing = 'secret "lost" not found'
+    operated.settings["EBBTIDE_POD_START_TIMEOUT_S"] = "10"
+    operated.add_nodes(1)
+    operated.start_operator()
+    operated.apply_job("job", build_spec(8, volumes=[{"name": "data", "secret": {"secretName": "lost"}}]))
+    eventually(lambda: missing in find_condition(operated, "job", "PodsStarted").get("message", ""), what="named")
+    assert operated.phase("job") == "Starting"
+    eventually(lambda: find_condition(operated, "job", ADMISSION), what="the start is given up")
+    found = find_condition(operated, "job", ADMISSION)
+    assert (found["status"], found["reason"]) == ("False", "FailedMount")
+    assert missing in found["message"]
+    eventually(lambda: operated.job("job")["status"]["gpus"] == "0/8", what="it holds no GPUs")
+
+
 class SiteWorld(Site):
     """A world of random jobs and pods on the API server."""
 
