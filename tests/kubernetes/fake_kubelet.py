@@ -33,16 +33,12 @@ from scheduler.kubernetes.api_objects import (
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.object_cache import ObjectCache
 from scheduler.kubernetes.reflector import Reflector
-from tests.kubernetes.pod_admission import Rejection, find_rejection
+from tests.kubernetes.pod_admission import BROKEN_DEVICES, Rejection, find_rejection
 from tests.kubernetes.work_queue import WorkQueue
 
 LEASE_NAMESPACE = "kube-node-lease"
 CONTAINER_CREATING = "ContainerCreating"
 RETRY_S = 0.5
-BROKEN_DEVICES: Rejection = (
-    "UnexpectedAdmissionError",
-    "Pod was rejected: Allocate failed: no healthy devices present",
-)
 KILLED = 137
 _MOUNTED = (
     (VOLUME_CLAIM, "persistentVolumeClaim", "claimName", "persistentvolumeclaim"),
@@ -237,7 +233,7 @@ class FakeKubelet:
         for volume in pod["spec"].get("volumes", ()):
             for kind, field, name_field, noun in _MOUNTED:
                 source = volume.get(field) or {}
-                name = source.get(name_field)
+                name = str(source.get(name_field, ""))
                 is_wanted = name and not source.get("optional") and not volume["name"].startswith("ebbtide-")
                 if is_wanted and self._cluster.get_or_none(kind, name, namespace_of(pod)) is None:
                     return f'MountVolume.SetUp failed for volume "{volume["name"]}" : {noun} "{name}" not found'

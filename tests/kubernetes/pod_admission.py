@@ -15,6 +15,11 @@ from scheduler.kubernetes.api_objects import GPU_RESOURCE, Object
 
 Rejection = tuple[str, str]
 """Reason and message."""
+BROKEN_DEVICES: Rejection = (
+    "UnexpectedAdmissionError",
+    "Pod was rejected: Allocate failed: no healthy devices present",
+)
+"""Rejection by a node whose GPUs have failed."""
 EVERYWHERE = "0.0.0.0"
 BUILT_IN = ("cpu", "memory", "ephemeral-storage", "pods")
 
