@@ -12,14 +12,22 @@ from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
 from scheduler.kubernetes.agent_injection import AgentImage
-from scheduler.kubernetes.api_objects import GPU_RESOURCE, JOB_LABEL, NODE_LABEL, Object, annotations_of, labels_of
+from scheduler.kubernetes.api_objects import (
+    GENERATION_LABEL,
+    GPU_RESOURCE,
+    JOB_LABEL,
+    NODE_LABEL,
+    Object,
+    annotations_of,
+    labels_of,
+)
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
 from scheduler.kubernetes.pod_changes import PodToCreate
 from scheduler.kubernetes.resources.elastic_job_status import build_job_status
 from scheduler.kubernetes.resources.meta import NODES_ADMIT_PODS
 from scheduler.scheduling.explanation import explain
 from tests.kubernetes.pod_admission import Rejection, find_rejection, find_scheduling_misfit
-from tests.random_pods import CLAIMS, LOST_CLAIM, RandomNode, make_foreign_pod, make_job, make_node
+from tests.random_pods import CLAIMS, LOST_CLAIM, ONCE_CLAIM, RandomNode, make_foreign_pod, make_job, make_node
 
 FOREIGN_SCHEDULER = "nobody"
 DRAIN_STEPS = 600
@@ -172,11 +180,16 @@ def play(world: PodWorld, rng: Random, *, nodes: int, jobs: int, foreign: int) -
 
 
 def check_volumes(world: PodWorld) -> None:
-    """Check that each bound pod is in a zone of its volumes."""
+    """Check that each bound pod is in a zone of its volumes, and that one node at a time mounts some of them."""
     zone_of = {node["metadata"]["name"]: labels_of(node)["zone"] for node in world.list_nodes()}
+    nodes_of: dict[tuple[str, str], set[str]] = {}
     for pod in world.list_pods():
+        if ONCE_CLAIM in list_claims(pod) and pod["spec"].get("nodeName"):
+            key = labels_of(pod)[JOB_LABEL], labels_of(pod)[GENERATION_LABEL]
+            nodes_of.setdefault(key, set()).add(pod["spec"]["nodeName"])
         for zones in (CLAIMS.get(name, ()) for name in list_claims(pod) if pod["spec"].get("nodeName")):
             assert not zones or zone_of[pod["spec"]["nodeName"]] in zones
+    assert all(len(nodes) == 1 for nodes in nodes_of.values()), nodes_of
 
 
 def list_claims(pod: Object) -> list[str]:
@@ -205,7 +218,7 @@ def is_hopeless(world: PodWorld, job: Job) -> bool:
         return True
     zones = [set(CLAIMS[name]) for name in claims if CLAIMS[name]]
     context = ManifestContext(world.namespace, 1, "", "none", AgentImage("none"))
-    pods, total = [pod for pod in world.list_pods() if is_live(pod)], 0
+    pods, usable = [pod for pod in world.list_pods() if is_live(pod)], [0]
     for node in world.list_nodes():
         name = node["metadata"]["name"]
         if any(labels_of(node)["zone"] not in each for each in zones):
@@ -214,6 +227,9 @@ def is_hopeless(world: PodWorld, job: Job) -> bool:
         for gpus in range(int(node["status"]["allocatable"][GPU_RESOURCE]), 0, -1):
             pod = build_agent_pod(job, PodToCreate(job.id, "pod", name, gpus), context)
             if find_rejection(pod, node, others) is None and not find_scheduling_misfit(pod, node):
-                total += gpus
+                usable.append(gpus)
                 break
-    return total < job.spec.min_gpus
+    node_gpus = max(int(node["status"]["allocatable"][GPU_RESOURCE]) for node in world.list_nodes())
+    if ONCE_CLAIM in claims:
+        return job.spec.max_gpus > node_gpus or max(usable) < job.spec.min_gpus
+    return sum(usable) < job.spec.min_gpus

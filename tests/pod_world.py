@@ -28,7 +28,7 @@ from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.pod_admission import Rejection
 from tests.memory_cluster import MemoryCluster
 from tests.memory_run_log import MemoryRunLog
-from tests.random_pods import RandomNode, build_volume_affinity
+from tests.random_pods import RandomNode, build_volume_affinity, find_access_mode
 
 NAMESPACE, GPU, GPU_BYTES = "jobs", "h100-80g", 80 * 2**30
 STEP_S = 5.0
@@ -109,7 +109,8 @@ class World:
         return self.cluster.admitted_count
 
     def add_claim(self, name: str, zones: Sequence[str] = ()) -> None:
-        meta, spec = {"name": name, "namespace": NAMESPACE}, {"accessModes": ["ReadWriteMany"], "volumeName": name}
+        meta = {"name": name, "namespace": NAMESPACE}
+        spec = {"accessModes": [find_access_mode(name)], "volumeName": name}
         self.cluster.create(PERSISTENT_VOLUME, {"metadata": {"name": name}, "spec": build_volume_affinity(zones)})
         self.cluster.create(VOLUME_CLAIM, {"metadata": meta, "spec": spec, "status": {"phase": "Bound"}})
 

@@ -17,7 +17,9 @@ CORES = (32, 64, 96)
 MEMORY_GI = (256, 512)
 FABRIC = "rdma/hca"
 TEAM_TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
-CLAIMS: dict[str, tuple[str, ...]] = {"data": (), "zonal": ("a", "b")}
+ONCE_CLAIM = "once"
+"""A claim that one node at a time can mount."""
+CLAIMS: dict[str, tuple[str, ...]] = {"data": (), "zonal": ("a", "b"), ONCE_CLAIM: ()}
 """Claims that exist, with the zones of their volumes. An empty tuple means all zones."""
 LOST_CLAIM = "lost"
 RUNTIME_CLASS, OVERHEAD = "sandboxed", {"cpu": "250m", "memory": "1Gi"}
@@ -72,7 +74,7 @@ def make_job(rng: Random, number: int, *, namespace: str) -> JobSpec:
         spec["initContainers"] = [sidecar, *spec.get("initContainers", [])]
     if rng.random() < 0.1:
         spec |= {"runtimeClassName": RUNTIME_CLASS, "overhead": OVERHEAD}
-    if rng.random() < 0.15:
+    if rng.random() < 0.2:
         claim = rng.choice((*CLAIMS, LOST_CLAIM))
         spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
     return JobSpec(
@@ -86,6 +88,10 @@ def make_job(rng: Random, number: int, *, namespace: str) -> JobSpec:
         on_resize=rng.choice((OnResize.CHECKPOINT, OnResize.NEVER)),
         priority=rng.randrange(2),
     )
+
+
+def find_access_mode(claim: str) -> str:
+    return "ReadWriteOnce" if claim == ONCE_CLAIM else "ReadWriteMany"
 
 
 def build_volume_affinity(zones: Sequence[str]) -> dict[str, Any]:

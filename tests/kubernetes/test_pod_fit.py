@@ -29,7 +29,7 @@ from tests.kubernetes.pod_admission import Rejection
 from tests.kubernetes.site import GPU, GPU_BYTES, Site
 from tests.kubernetes.waiting import eventually
 from tests.pod_matrix import check, play
-from tests.random_pods import OVERHEAD, RUNTIME_CLASS, RandomNode, build_volume_affinity
+from tests.random_pods import OVERHEAD, RUNTIME_CLASS, RandomNode, build_volume_affinity, find_access_mode
 
 ADMISSION = "NodesAdmitPods"
 RUNTIME_CLASS_KIND = ResourceKind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", is_namespaced=False)
@@ -158,7 +158,7 @@ class SiteWorld(Site):
         self.send(AddNode(Node(node.name, "training", GPU, node.gpus, GPU_BYTES, capacity=UNKNOWN_CAPACITY)))
 
     def add_claim(self, name: str, zones: Sequence[str] = ()) -> None:
-        volume, modes = f"{self.namespace}-{name}", ["ReadWriteMany"]
+        volume, modes = f"{self.namespace}-{name}", [find_access_mode(name)]
         storage = {"accessModes": modes, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
         self.cluster.create(
             PERSISTENT_VOLUME, {"metadata": {"name": volume}, "spec": {**storage, **build_volume_affinity(zones)}}
