@@ -452,8 +452,9 @@ class Settings(BaseSettings):
     )
     pod_start_timeout_s: Seconds = Field(
         default=120.0,
+        le=900,
         description="Time in which the image, volumes and network of a worker pod must become ready once its job has "
-        "GPUs, in seconds. After it, the job gives up its GPUs and avoids the node for a while.",
+        "GPUs, in seconds, at most 900. After it, the job gives up its GPUs and avoids the node for a while.",
     )
     prometheus_url: OptionalUrl = Field(
         default="", description="URL of the Prometheus server for pools with `demand.source: prometheus`. Empty: none."
