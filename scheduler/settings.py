@@ -444,6 +444,18 @@ class Settings(BaseSettings):
         description="`init-container` copies the node agent into each worker pod. `image-volume` mounts its image "
         "instead, which needs Kubernetes 1.33 and a container runtime that mounts image volumes executable.",
     )
+    image_pull_secrets: str = Field(
+        default="",
+        description="Secrets for the images of worker pods, comma-separated, besides those of the job's template. Each "
+        "namespace with jobs needs Secrets of these names.",
+        pattern=r"^([a-z0-9][a-z0-9.-]{0,251}[a-z0-9](,[a-z0-9][a-z0-9.-]{0,251}[a-z0-9])*)?$",
+    )
+    pod_start_timeout_s: Seconds = Field(
+        default=120.0,
+        le=900,
+        description="Time in which the image, volumes and network of a worker pod must become ready once its job has "
+        "GPUs, in seconds, at most 900. After it, the job gives up its GPUs and avoids the node for a while.",
+    )
     prometheus_url: OptionalUrl = Field(
         default="", description="URL of the Prometheus server for pools with `demand.source: prometheus`. Empty: none."
     )

@@ -11,7 +11,7 @@ from scheduler.kubernetes.api_objects import NODE, POD, Object, ResourceKind, ke
 from scheduler.kubernetes.cluster_cache import ClusterView, sum_requests_by_node
 from scheduler.kubernetes.node_view import NodeView, parse_node_view
 from scheduler.kubernetes.pod_view import PodView, parse_pod_view
-from tests.kubernetes.pod_admission import Rejection, find_rejection, find_scheduling_misfit
+from tests.kubernetes.pod_admission import BROKEN_DEVICES, Rejection, find_rejection, find_scheduling_misfit
 
 Key = tuple[str, str, str]
 
@@ -29,13 +29,15 @@ class PodList:
 class MemoryCluster:
     """Client, cache and kubelet in one. Writes take effect at once, and `run_kubelets` admits bound pods.
 
-    `misfits` are reasons why the Kubernetes scheduler would not have chosen the node of an admitted pod.
+    `misfits` are reasons why the Kubernetes scheduler would not have chosen the node of an admitted pod. Nodes in
+    `broken_nodes` admit no pod.
     """
 
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.rejections: list[tuple[Object, Rejection]] = []
         self.misfits: list[str] = []
+        self.broken_nodes: set[str] = set()
         self.admitted_count = 0
         self.pods = PodList(self)
         self._admitted: set[str] = set()
@@ -114,7 +116,8 @@ class MemoryCluster:
                 if node is None or pod["status"].get("phase", "Pending") != "Pending":
                     continue
                 others = by_node.setdefault(node["metadata"]["name"], [])
-                if rejection := find_rejection(pod, node, others):
+                broken = BROKEN_DEVICES if node["metadata"]["name"] in self.broken_nodes else None
+                if rejection := broken or find_rejection(pod, node, others):
                     self.rejections.append((pod, rejection))
                     status: Any = {"phase": "Failed", "reason": rejection[0], "message": rejection[1]}
                 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
 from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
-from scheduler.kubernetes.api_objects import NODE, POD, VOLUME_CLAIM, Object
+from scheduler.kubernetes.api_objects import NODE, PERSISTENT_VOLUME, POD, VOLUME_CLAIM, Object
 from scheduler.kubernetes.executor import KubernetesExecutor
 from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.node_lending import NodeLending
@@ -28,7 +28,7 @@ from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.pod_admission import Rejection
 from tests.memory_cluster import MemoryCluster
 from tests.memory_run_log import MemoryRunLog
-from tests.random_pods import RandomNode
+from tests.random_pods import RandomNode, build_volume_affinity, find_access_mode
 
 NAMESPACE, GPU, GPU_BYTES = "jobs", "h100-80g", 80 * 2**30
 STEP_S = 5.0
@@ -108,8 +108,10 @@ class World:
     def admitted_count(self) -> int:
         return self.cluster.admitted_count
 
-    def add_claim(self, name: str) -> None:
-        meta, spec = {"name": name, "namespace": NAMESPACE}, {"accessModes": ["ReadWriteMany"]}
+    def add_claim(self, name: str, zones: Sequence[str] = ()) -> None:
+        meta = {"name": name, "namespace": NAMESPACE}
+        spec = {"accessModes": [find_access_mode(name)], "volumeName": name}
+        self.cluster.create(PERSISTENT_VOLUME, {"metadata": {"name": name}, "spec": build_volume_affinity(zones)})
         self.cluster.create(VOLUME_CLAIM, {"metadata": meta, "spec": spec, "status": {"phase": "Bound"}})
 
     def list_nodes(self) -> list[Object]:

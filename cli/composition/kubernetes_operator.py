@@ -67,6 +67,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         now=clock.now_s,
         epoch=lambda: controller.epoch,
         actions=effects,
+        start_timeout_s=settings.pod_start_timeout_s,
     )
     controller = assemble_controller(
         settings,
@@ -101,7 +102,8 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
 
 def _build_job_defaults(settings: Settings) -> JobDefaults:
     agent = AgentImage(settings.agent_image, AgentDelivery(settings.agent_delivery))
-    return JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent)
+    secrets = tuple(filter(None, settings.image_pull_secrets.split(",")))
+    return JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent, secrets)
 
 
 def build_uninstallation(settings: Settings) -> Uninstallation:

@@ -22,6 +22,7 @@ from scheduler.domain.checkpoints import (
     is_checkpoint_pattern,
     is_object_store,
     is_valid_location,
+    suggest_location,
 )
 
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
@@ -121,7 +122,8 @@ class CheckpointDocument(Document):
     @model_validator(mode="after")
     def _check_location(self) -> Self:
         if not is_valid_location(self.dir):
-            raise invalid_field("dir", _hide_credentials(self.dir), OBJECT_STORE_FORM)
+            shown = _hide_credentials(self.dir)
+            raise invalid_field("dir", shown, OBJECT_STORE_FORM + suggest_location(shown))
         if self.volume is not None and is_object_store(self.dir):
             claim = self.volume.persistent_volume_claim.claim_name
             raise invalid_field("volume", claim, f"nothing; checkpoint.dir is {self.dir}, which needs no volume")

@@ -41,6 +41,12 @@ def is_object_store(location: str) -> bool:
     return "://" in location
 
 
+def suggest_location(location: str) -> str:
+    """Return a hint if the location names Google Cloud Storage by the scheme of other tools, else an empty string."""
+    scheme, separator, path = location.partition("://")
+    return f". Write gs://{path}" if separator and scheme.lower() == "gcs" else ""
+
+
 def is_valid_location(location: str) -> bool:
     """Return whether a checkpoint location is a directory, or a well-formed URL of an object store."""
     if _LIKE_URL.match(location) is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.domain.fleet import Loan, LoanState, Node
 from scheduler.domain.gpu_sets import FreeGpus
+from scheduler.domain.host_ports import find_amount, format_host_port
 from scheduler.domain.job import Job
 from scheduler.domain.node_selection import format_terms, matches_terms
 from scheduler.domain.placement_record import VolumeFacts
@@ -34,6 +35,10 @@ class Candidate:
     volumes: VolumeFacts | None
     avoided: tuple[str, ...]
     awaits_review: bool = False
+
+    @property
+    def needs_one_node(self) -> bool:
+        return self.volumes is not None and self.volumes.needs_one_node
 
 
 class CandidateFit:
@@ -82,9 +87,20 @@ class NodeFit:
         return self._find_candidate(job)[1] if self._index.has_capacities else None
 
     def limit(self, job: Job, rooms: Collection[FreeGpus]) -> Collection[FreeGpus]:
-        """Return the part of the free GPUs that the job can use, node by node."""
+        """Return the part of the free GPUs that the job can use, node by node.
+
+        A job that needs one node gets those of its node, or of one node of each model.
+        """
         if not self._index.has_capacities:
             return rooms
+        limited = self._limit_rooms(job, rooms)
+        return _choose_one_node(job, limited) if self.needs_one_node(job) else limited
+
+    def needs_one_node(self, job: Job) -> bool:
+        """Return whether all pods of the job must be on one node, because of its volumes."""
+        return self._index.has_capacities and self._find_candidate(job)[0].needs_one_node
+
+    def _limit_rooms(self, job: Job, rooms: Collection[FreeGpus]) -> Collection[FreeGpus]:
         candidate, found = self._find_candidate(job)
         held, known, result = job.allocation.held, found.rooms, []
         for room in rooms:
@@ -103,9 +119,9 @@ class NodeFit:
         """Count the free GPUs that the job can use, by kind. None if that is all of them."""
         if not self._index.has_capacities:
             return None
-        found: Counter[GpuKind] = Counter()
-        for room in self.limit(job, self._index.free_by_node.values()):
-            found[room.gpu, room.is_lent] += len(room.indices)
+        rooms = self._limit_rooms(job, self._index.free_by_node.values())
+        counts = (((room.gpu, room.is_lent), len(room.indices)) for room in rooms)
+        found = _count_by_kind(counts, on_one_node=self.needs_one_node(job))
         free = {kind: gpus for kind, gpus in self._index.free_gpus.items() if gpus}
         return None if dict(found) == free else found
 
@@ -113,12 +129,11 @@ class NodeFit:
         """Count the GPUs that the job could use if no other job held any, by kind. None if that is all of them."""
         if not self._index.has_capacities:
             return None
-        _, cached = self._find_candidate(job)
+        candidate, cached = self._find_candidate(job)
         version, totals = cached.totals
         if version is not self._index.fleet_version:
-            found: Counter[GpuKind] = Counter()
-            for node, gpus in self._count_alone_by_node(job):
-                found[node.gpu, self._is_lent(node)] += gpus
+            counts = (((node.gpu, self._is_lent(node)), gpus) for node, gpus in self._count_alone_by_node(job))
+            found = _count_by_kind(counts, on_one_node=candidate.needs_one_node)
             serving = {kind: gpus for kind, gpus in self._index.training_gpus.items() if gpus}
             totals = None if dict(+found) == serving else found
             cached.totals = (self._index.fleet_version, totals)
@@ -141,6 +156,8 @@ class NodeFit:
         if not self._index.has_capacities:
             return None
         candidate, _ = self._find_candidate(job)
+        if candidate.needs_one_node:
+            return frozenset()  # donors may give up GPUs of several nodes
         claimable: dict[str, bool] = {}
         for donor in donors:
             requirements = donor.spec.pod_requirements
@@ -164,7 +181,9 @@ class NodeFit:
             return f"node {node.name} does not match the job's selectors, tolerations, volumes or refusals"
         free = self._free_resources(node, without=job.id)
         for name, amount in sorted(candidate.requirements.compute_requests(gpus).items()):
-            if amount > free.get(name, 0):
+            if amount > find_amount(free, name):
+                if port := format_host_port(name):
+                    return f"{port} of node {node.name} is in use"
                 have = format_resource(name, max(0, free.get(name, 0)))
                 return f"node {node.name} has {have} left; the pod needs {format_resource(name, amount)}"
         return ""
@@ -216,7 +235,7 @@ class NodeFit:
             return "volumes"
         free = self._unused_resources(node)
         needed = requirements.compute_requests(1)
-        return next((name for name in sorted(needed) if needed[name] > free.get(name, 0)), "")
+        return next((name for name in sorted(needed) if needed[name] > find_amount(free, name)), "")
 
     def _describe(self, candidate: Candidate, reason: str, nodes: Iterable[Node]) -> str:
         requirements = candidate.requirements
@@ -233,6 +252,8 @@ class NodeFit:
             return "nodes cannot mount its volumes, because of the volumes' node affinity"
         if reason.startswith("taint "):
             return f"it does not tolerate {reason}"
+        if port := format_host_port(reason):
+            return f"pods that are not Ebbtide's use {port}"
         known = [node for node in nodes if node.capacity is not None]
         best = max(known, key=lambda node: (self._unused_resources(node).get(reason, 0), node.name))
         have = max(0, self._unused_resources(best).get(reason, 0))
@@ -311,7 +332,7 @@ class NodeFit:
         assert capacity is not None, "only nodes of known capacity have resources"
         unused = dict(capacity.allocatable)
         for name, amount in capacity.requested:
-            unused[name] = unused.get(name, 0) - amount
+            unused[name] = find_amount(unused, name) - amount
         self._index.fit_cache.unused_resources[node.name] = (node, unused)
         return unused
 
@@ -325,7 +346,7 @@ class NodeFit:
         for job_id, gpus in Counter(index.holders.get(node.name, {}).values()).items():
             if job_id != without and (holder := index.jobs.get(job_id)) is not None:
                 for name, amount in holder.spec.pod_requirements.compute_requests(gpus).items():
-                    free[name] = free.get(name, 0) - amount
+                    free[name] = find_amount(free, name) - amount
         if not without:
             self._free[node.name] = (room, free)
         return free
@@ -333,6 +354,33 @@ class NodeFit:
     def _is_lent(self, node: Node) -> bool:
         loan: Loan | None = self._index.loans.get(node.name)
         return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
+
+
+def _count_by_kind(counts: Iterable[tuple[GpuKind, int]], *, on_one_node: bool) -> Counter[GpuKind]:
+    """Add up the GPUs of nodes by kind, or find those of the largest node."""
+    found: Counter[GpuKind] = Counter()
+    for kind, gpus in counts:
+        found[kind] = max(found[kind], gpus) if on_one_node else found[kind] + gpus
+    return found
+
+
+def _choose_one_node(job: Job, rooms: Iterable[FreeGpus]) -> list[FreeGpus]:
+    """Return the free GPUs of the job's node, or of one node of each model: the tightest one that has enough.
+
+    A volume must leave its node before another node can mount it, so the job never moves while it runs.
+    """
+    if held := job.allocation.held:
+        return [room for room in rooms if len(held) == 1 and room.node in held]
+    best: dict[str, FreeGpus] = {}
+    for room in rooms:
+        if job.accepts_lent_nodes or not room.is_lent:
+            best[room.gpu] = min(best.get(room.gpu, room), room, key=lambda each: _one_node_key(job, each))
+    return list(best.values())
+
+
+def _one_node_key(job: Job, room: FreeGpus) -> tuple[int, int, str]:
+    gpus = len(room.indices)
+    return -min(gpus, job.spec.max_gpus), gpus, room.node
 
 
 def _is_alike(known: Job, job: Job) -> bool:

@@ -43,12 +43,13 @@ class VolumeFacts:
     """State of the claims that a job mounts.
 
     `error` is why they cannot be mounted. `terms` are the node affinities of their volumes, all of which a node must
-    match.
+    match. `needs_one_node`: one of them can be mounted by a single node at a time.
     """
 
     reason: str = ""
     error: str = ""
     terms: tuple[NodeTerms, ...] = ()
+    needs_one_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from scheduler.domain.host_ports import compute_port_requests, find_amount
 from scheduler.domain.node_selection import (
     NodeTerms,
     Taint,
@@ -28,8 +29,8 @@ PER_GPU = "gpu"
 class NodeCapacity:
     """What a node offers to pods besides GPUs.
 
-    `requested` are the requests of pods that do not belong to a job. `taints` are those that keep all pods off which do
-    not tolerate them; taints that the node's pool tolerates are left out.
+    `requested` are the requests of pods that do not belong to a job, host ports included. `taints` are those that keep
+    all pods off which do not tolerate them; taints that the node's pool tolerates are left out.
     """
 
     allocatable: Resources = ()
@@ -69,11 +70,11 @@ class PodRequirements:
 
     def count_fitting_gpus(self, free: Mapping[str, int], gpus: int) -> int:
         """Return the largest number of GPUs up to `gpus` with which a pod fits into the free resources."""
-        if any(free.get(name, 0) < amount for name, amount in self.peak):
+        if any(find_amount(free, name) < amount for name, amount in self.peak):
             return 0
         steady = dict(self.steady)
         for name, amount in self.steady:
-            if free.get(name, 0) < amount:
+            if find_amount(free, name) < amount:
                 return 0
         for name, amount in self.per_gpu:
             gpus = min(gpus, (free.get(name, 0) - steady.get(name, 0)) // amount)
@@ -100,7 +101,7 @@ def parse_requirements(template_json: str, resources_per: str = "", claim: str =
     """
     spec: dict[str, Any] = json.loads(template_json)["spec"] if template_json else {}
     steady, per_gpu, peak = _compute_requests(spec, is_per_gpu=resources_per == PER_GPU)
-    steady[PODS] = 1
+    steady |= {PODS: 1, **compute_port_requests(spec)}
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     )
@@ -119,11 +120,11 @@ def compute_pod_requests(spec: Mapping[str, Any]) -> Resources:
     """Return what a pod with this spec requests, GPUs included, as the Kubernetes scheduler counts it.
 
     That is the sum of its containers and sidecars (init containers that restart always), or the largest init container,
-    plus its overhead.
+    plus its overhead. Host ports count as resources.
     """
     steady, _, peak = _compute_requests(spec, is_per_gpu=False)
-    names = {*steady, *peak}
-    return freeze_resources({name: max(steady.get(name, 0), peak.get(name, 0)) for name in names} | {PODS: 1})
+    total = {name: max(steady.get(name, 0), peak.get(name, 0)) for name in {*steady, *peak}}
+    return freeze_resources(total | {PODS: 1} | compute_port_requests(spec))
 
 
 def _compute_requests(

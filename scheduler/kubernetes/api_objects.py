@@ -56,7 +56,8 @@ QUEUE_FINALIZER = f"{GROUP}/queue"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
-"""GPU model of a node, set by NVIDIA's GPU feature discovery."""
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""GPU model of a node and memory of a GPU in MiB, set by NVIDIA's GPU feature discovery."""
 GPU_LABEL = f"{GROUP}/gpu"
 """GPU model of a node as a profile name. Overrides the product label."""
 

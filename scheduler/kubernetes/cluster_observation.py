@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from scheduler.domain import gpu_sets
@@ -26,8 +26,8 @@ from scheduler.kubernetes.pod_view import PodView
 from scheduler.kubernetes.provisioning_errors import ProvisioningFailure
 
 _EXTERNAL_REASONS = (
-    "Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting", "Shutdown", "Terminated",
-    "Unexpected",
+    "Evicted", "NodeAffinity", "NodeLost", "NodePorts", "NodeShutdown", "OutOf", "Preempting", "Shutdown",
+    "TaintToleration", "Terminated", "Unexpected",
 )  # fmt: skip
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff")
 """Errors that another node or a later attempt may not have."""
@@ -35,10 +35,27 @@ _CONTAINER_ERRORS = (
     "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull", "ImageInspectError",
     "ImagePullBackOff", "InvalidImageName", "RunContainerError",
 )  # fmt: skip
-NO_SHORTAGES: Mapping[str, PodRefusal] = MappingProxyType({})
 NO_CAPACITIES: Mapping[str, NodeCapacity] = MappingProxyType({})
-CONTAINER_ERROR_TIMEOUT_S = 120.0
-"""Time after which an image pull error or a container error fails the run. Registries have short outages."""
+START_TIMEOUT_S = 120.0
+"""Default of the setting `pod_start_timeout_s`. Registries and storage have short outages."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartObstacles:
+    """What may keep pods from starting, for all jobs of one observation.
+
+    `overcommitted` are nodes without GPUs for all decided pods. An unbound pod there can never be bound. `shortages`
+    are nodes without another resource for them, with the reason. `setup_errors` say why volumes or network of a pod
+    are not ready, by its uid. A start that cannot proceed is given up after `timeout_s`.
+    """
+
+    overcommitted: Collection[str] = ()
+    shortages: Mapping[str, PodRefusal] = field(default_factory=dict)
+    setup_errors: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = START_TIMEOUT_S
+
+
+NO_OBSTACLES = StartObstacles()
 
 
 def merge_pod_runs(
@@ -47,16 +64,12 @@ def merge_pod_runs(
     pods: Sequence[PodView],
     now_s: float,
     *,
-    overcommitted: Collection[str] = (),
-    shortages: Mapping[str, PodRefusal] = NO_SHORTAGES,
+    obstacles: StartObstacles = NO_OBSTACLES,
     failure: ProvisioningFailure | None = None,
 ) -> tuple[Run, ...]:
     """Return the job's runs with the GPUs that its pods hold. A pod holds its GPUs until it is gone.
 
-    Args:
-        overcommitted: nodes without GPUs for all decided pods. An unbound pod there can never be bound.
-        shortages: nodes without another resource for all decided pods, with the reason.
-        failure: why the API server rejected the objects of the current generation.
+    `failure` is why the API server rejected the objects of the current generation.
     """
     generation = job.allocation.generation
     changes = plan_pod_changes(job, pods, now_s)
@@ -68,8 +81,9 @@ def merge_pod_runs(
         oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
         seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, held), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):
-        refused = None if failure is None else _build_failed_run(job, failure, now_s)
-        pending = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted, shortages)
+        waited_s = now_s - job.state_since_s
+        refused = None if failure is None else _build_failed_run(job, failure, is_over=waited_s >= obstacles.timeout_s)
+        pending = refused or _build_pending_run(job, (changes.gang or {}).values(), waited_s, obstacles)
         for run in seen:  # pods outlive generations: GPUs of ranks that still run belong to the older run
             pending = replace(pending, gpus=gpu_sets.difference(pending.gpus, run.gpus))
         seen = (*seen, pending)
@@ -104,60 +118,52 @@ def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[
     return frozenset(name for name, gpus in needed.items() if name in view.nodes and gpus > view.nodes[name].gpus)
 
 
-def _build_pending_run(
-    job: Job,
-    pods: Iterable[PodView],
-    now_s: float,
-    overcommitted: Collection[str],
-    shortages: Mapping[str, PodRefusal],
-) -> Run:
+def _build_pending_run(job: Job, pods: Iterable[PodView], waited_s: float, obstacles: StartObstacles) -> Run:
     """Return the current generation's run while its pods start, or the reason why they cannot."""
     generation, found = job.allocation.generation, list(pods)
-    if taken := sorted(pod.target_node for pod in found if not pod.node and pod.target_node in overcommitted):
+    if taken := sorted(pod.target_node for pod in found if not pod.node and pod.target_node in obstacles.overcommitted):
         return Run(job.id, generation, RunPhase.LOST, reason=f"foreign pods took the GPUs of {', '.join(taken)}")
     for pod in found:
-        shortage = None if pod.node else shortages.get(pod.target_node)
-        if refusal := shortage or _find_refusal(pod, now_s - job.state_since_s):
+        shortage = None if pod.node else obstacles.shortages.get(pod.target_node)
+        if refusal := shortage or _find_refusal(pod, waited_s, obstacles):
             return Run(job.id, generation, RunPhase.LOST, reason=str(refusal), refusal=refusal)
-        if pod.has_ended or _has_container_error(pod, now_s - job.state_since_s):
+        if pod.has_ended or (waited_s >= obstacles.timeout_s and pod.error.startswith(_CONTAINER_ERRORS)):
             phase = RunPhase.LOST if pod.has_ended and _has_ended_externally(pod) else RunPhase.FAILED
             return Run(job.id, generation, phase, reason=_describe_end(pod))
-    obstacle = next((text for pod in found if (text := _describe_obstacle(pod))), "")
+    obstacle = next((text for pod in found if (text := _describe_obstacle(pod, obstacles))), "")
     return Run(job.id, generation, RunPhase.STARTING, find_held_gpus(job, found), reason=obstacle)
 
 
-def _describe_obstacle(pod: PodView) -> str:
+def _describe_obstacle(pod: PodView, obstacles: StartObstacles) -> str:
     """Return what keeps the pod's containers from starting now, or an empty string."""
-    if pod.error.startswith(_CONTAINER_ERRORS):
-        return f"pod {pod.namespace}/{pod.name} on {pod.target_node} cannot start: {pod.error}"
-    return ""
+    error = pod.error if pod.error.startswith(_CONTAINER_ERRORS) else ""
+    if not pod.is_prepared:
+        error = error or obstacles.setup_errors.get(pod.uid, "")
+    return f"pod {pod.namespace}/{pod.name} on {pod.target_node} cannot start: {error}" if error else ""
 
 
-def _build_failed_run(job: Job, failure: ProvisioningFailure, now_s: float) -> Run | None:
-    """Return the failed run, or None during the grace period in which the namespace can be fixed."""
-    if not failure.is_permanent and now_s - job.state_since_s < CONTAINER_ERROR_TIMEOUT_S:
+def _build_failed_run(job: Job, failure: ProvisioningFailure, *, is_over: bool) -> Run | None:
+    """Return the failed run, or None until the time is over in which the namespace can be fixed."""
+    if not failure.is_permanent and not is_over:
         return None
     phase = RunPhase.FAILED if failure.is_job_error else RunPhase.LOST
     return Run(job.id, failure.generation, phase, reason=failure.message)
 
 
-def _find_refusal(pod: PodView, since_s: float) -> PodRefusal | None:
+def _find_refusal(pod: PodView, waited_s: float, obstacles: StartObstacles) -> PodRefusal | None:
     """Return why the pod's node does not run it: it was not admitted, or its image or a volume does not arrive."""
     if pod.is_rejected:
         return PodRefusal(pod.target_node, pod.reason, pod.error.removeprefix(f"{pod.reason}: "))
-    if since_s < CONTAINER_ERROR_TIMEOUT_S or pod.has_ended:
+    if waited_s < obstacles.timeout_s or pod.has_ended:
         return None
     if pod.error.startswith(_IMAGE_ERRORS):
         reason, _, message = pod.error.partition(": ")
         return PodRefusal(pod.target_node, reason, message or "its image cannot be pulled")
     if pod.node and not pod.is_prepared:
-        message = f"its volumes or its network are not ready after {since_s:.0f} s"
-        return PodRefusal(pod.target_node, "VolumesNotReady", message)
+        reason, _, message = obstacles.setup_errors.get(pod.uid, "").partition(": ")
+        message = message or f"its volumes or its network are not ready after {waited_s:.0f} s"
+        return PodRefusal(pod.target_node, reason or "VolumesNotReady", message)
     return None
-
-
-def _has_container_error(pod: PodView, since_s: float) -> bool:
-    return since_s >= CONTAINER_ERROR_TIMEOUT_S and pod.error.startswith(_CONTAINER_ERRORS)
 
 
 def _describe_end(pod: PodView) -> str:

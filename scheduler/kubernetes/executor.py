@@ -18,6 +18,8 @@ from scheduler.executors.run_ledger import RunLedger
 from scheduler.kubernetes.api_actions import ActionPool, ApiAction
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
+    START_TIMEOUT_S,
+    StartObstacles,
     find_agent_ends,
     find_live_agents,
     find_overcommitted_nodes,
@@ -44,7 +46,8 @@ logger = logging.getLogger(__name__)
 class KubernetesExecutor:
     """Executor on Kubernetes.
 
-    `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes.
+    `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes. A start that
+    cannot proceed is given up after `start_timeout_s`.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class KubernetesExecutor:
         now: Callable[[], float],
         epoch: Callable[[], int],
         actions: ActionPool,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._objects = objects
         self._nodes = nodes
@@ -64,6 +68,7 @@ class KubernetesExecutor:
         self._ledger = RunLedger(run_log, epoch=epoch)
         self._now = now
         self._actions = actions
+        self._start_timeout_s = start_timeout_s
         self._capacities = NodeCapacities()
         self._desired = Snapshot()
         self._converged_generation = 0
@@ -135,15 +140,18 @@ class KubernetesExecutor:
 
     def _all_runs(self, view: ClusterView, runs_by_job: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
         """Yield the runs of all desired jobs, from agent reports and pods."""
-        pods, overcommitted = view.pods_by_job(), find_overcommitted_nodes(self._desired, view)
-        shortages = find_shortages(self._desired, view)
+        pods = view.pods_by_job()
+        obstacles = StartObstacles(
+            overcommitted=find_overcommitted_nodes(self._desired, view),
+            shortages=find_shortages(self._desired, view),
+            setup_errors=self._objects.setup_errors.list_errors(),
+            timeout_s=self._start_timeout_s,
+        )
         for job in self._desired.jobs.values():
             runs, own = runs_by_job.get(job.id, ()), pods.get(job.id, ())
             if runs or own or job.allocation.target:
                 failure = self._objects.failures.get(job)
-                yield from merge_pod_runs(
-                    job, runs, own, now_s, overcommitted=overcommitted, shortages=shortages, failure=failure
-                )
+                yield from merge_pod_runs(job, runs, own, now_s, obstacles=obstacles, failure=failure)
 
     def _start_batch(self, desired: Snapshot, now_s: float) -> int:
         """Take the next steps of starts, as many as the rate limit allows now. Return the ambiguous failures.
@@ -156,6 +164,7 @@ class KubernetesExecutor:
             for steps in (self._plan_bindings, self._plan_reads, self._plan_creations, self._plan_bindings)
         ]
         self._has_deferred_starts = any(batch.deferred for batch in batches) or batches[1].run > 0
+        self._actions.run_batch(self._objects.setup_errors.plan_reads(self._verified_view()))
         return sum(batch.ambiguous for batch in batches)
 
     def _plan_lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
 from scheduler.domain.machine import GpuDevice, MachineInventory
-from scheduler.kubernetes.api_objects import GPU_LABEL, GPU_PRODUCT_LABEL, parse_count
+from scheduler.kubernetes.api_objects import GPU_LABEL, GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, parse_count
 from scheduler.solver.profiles.catalog import list_gpu_names
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_known_product, find_profile, name_estimate
 
@@ -89,11 +89,16 @@ class NodeGpus:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A GPU model of the fleet. `estimate` is its profile as JSON text if no profile exists, else empty."""
+    """A GPU model of the fleet.
+
+    `estimate` is its profile as JSON text if no profile exists, else empty. `assumes_memory`: no label states the
+    memory of the estimate.
+    """
 
     name: str
     memory_bytes: int = 0
     estimate: str = ""
+    assumes_memory: bool = False
 
 
 def parse_node_gpus(labels: Mapping[str, str]) -> NodeGpus:
@@ -101,7 +106,7 @@ def parse_node_gpus(labels: Mapping[str, str]) -> NodeGpus:
     product = labels.get(GPU_PRODUCT_LABEL, "")
     sharing = _parse_sharing(labels, product)
     major, minor = labels.get(f"{_PREFIX}.compute.major", ""), labels.get(f"{_PREFIX}.compute.minor", "")
-    memory_mib = 0 if sharing is GpuSharing.MIG else parse_count(labels.get(f"{_PREFIX}.memory"))
+    memory_mib = 0 if sharing is GpuSharing.MIG else parse_count(labels.get(GPU_MEMORY_LABEL))
     return NodeGpus(
         profile=labels.get(GPU_LABEL, ""),
         product=_MIG_SUFFIX.sub("", product).removesuffix(_SHARED_SUFFIX),
@@ -128,7 +133,7 @@ def find_gpu_model(gpus: NodeGpus, *, pool_gpu: str = "") -> GpuModel | None:
     memory_bytes = gpus.memory_bytes or (_assume_memory_bytes(gpus.product) if known is None else known.memory_bytes)
     architecture = gpus.architecture or _CHIP_BY_PRODUCT.get(gpus.product, (0, ""))[1]
     device = known or GpuDevice(0, gpus.product, "", memory_bytes, architecture)
-    return _estimate(device, memory_bytes)
+    return replace(_estimate(device, memory_bytes), assumes_memory=not (gpus.memory_bytes or known))
 
 
 def _assume_memory_bytes(product: str) -> int:

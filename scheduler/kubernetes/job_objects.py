@@ -37,6 +37,7 @@ from scheduler.kubernetes.provisioning_errors import (
 )
 from scheduler.kubernetes.resources.elastic_job import find_job
 from scheduler.kubernetes.resources.meta import parse_metadata
+from scheduler.kubernetes.setup_errors import SetupErrors
 from scheduler.kubernetes.template_reviews import TemplateReviews
 
 logger = logging.getLogger(__name__)
@@ -47,12 +48,13 @@ _REQUESTS_PER_JOB = 4
 
 @dataclass(frozen=True, slots=True)
 class JobDefaults:
-    """Defaults for jobs: namespace, API URL for agents, image, and image with the node agent."""
+    """Defaults for jobs: namespace, API URL for agents, image, image with the node agent, and Secrets to pull them."""
 
     namespace: str
     url: str
     image: str
     agent: AgentImage
+    pull_secrets: tuple[str, ...] = ()
 
 
 class JobObjectActions:
@@ -79,6 +81,7 @@ class JobObjectActions:
         self._agent_token = agent_token
         self.failures = ProvisioningFailures(monotonic_s)
         self.volumes = JobVolumes(cluster, self.namespace_for, monotonic_s)
+        self.setup_errors = SetupErrors(cluster, monotonic_s)
         self.templates = TemplateReviews(cluster, self._trial_context, monotonic_s)
 
     def create_missing(
@@ -145,6 +148,7 @@ class JobObjectActions:
             url=self._defaults.url,
             image=self._defaults.image,
             agent=self._defaults.agent,
+            pull_secrets=self._defaults.pull_secrets,
             resource_name=name_of(resource) if resource else "",
             owner_uid=uid_of(resource) if resource else "",
         )

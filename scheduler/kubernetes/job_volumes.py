@@ -16,7 +16,7 @@ from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import PERSISTENT_VOLUME, VOLUME_CLAIM
 from scheduler.kubernetes.client import KubernetesClient
-from scheduler.kubernetes.provisioning_errors import describe_claim_error
+from scheduler.kubernetes.provisioning_errors import describe_claim_error, is_for_one_node
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class JobVolumes:
             self._read_at_s[job.id] = self._monotonic_s()
 
     def _find_facts(self, job: Job, node_gpus: int) -> VolumeFacts:
-        namespace, terms = self._namespace_for(job), list[NodeTerms]()
+        namespace, terms, needs_one_node = self._namespace_for(job), list[NodeTerms](), False
         checkpoints = job.spec.checkpoint.volume
         for name in job.spec.pod_requirements.claims:
             claim = self._cluster.get_or_none(VOLUME_CLAIM, name, namespace)
@@ -86,9 +86,10 @@ class JobVolumes:
             )
             if error:
                 return VolumeFacts("ClaimNotFound" if claim is None else "ClaimUnusable", error)
+            needs_one_node = needs_one_node or (claim is not None and is_for_one_node(claim))
             if claim is not None and (affinity := self._find_affinity(claim["spec"].get("volumeName") or "")):
                 terms.append(affinity)
-        return VolumeFacts(terms=tuple(terms))
+        return VolumeFacts(terms=tuple(terms), needs_one_node=needs_one_node)
 
     def _find_affinity(self, volume: str) -> NodeTerms:
         """Return the nodes that can mount the volume. Empty if these are all."""

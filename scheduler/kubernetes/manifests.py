@@ -63,7 +63,7 @@ class ManifestContext:
     """Values shared by all objects of a job.
 
     `owner_uid` is the uid of its ElasticJob, empty without one. `url` is the API URL for agents, `image` the default
-    image, `agent` the image with the node agent. `tolerations` are keyed by node.
+    image, `agent` the image with the node agent, `pull_secrets` are Secrets for them. `tolerations` are keyed by node.
     """
 
     namespace: str
@@ -71,6 +71,7 @@ class ManifestContext:
     url: str
     image: str
     agent: AgentImage
+    pull_secrets: tuple[str, ...] = ()
     resource_name: str = ""
     owner_uid: str = ""
     tolerations: Mapping[str, Sequence[Toleration]] = field(default_factory=dict)
@@ -96,6 +97,8 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
     spec["initContainers"] = build_init_containers(context.agent, spec)
     spec["tolerations"] = [*spec.get("tolerations", ()), *_build_tolerations(context.tolerations.get(new_pod.node, ()))]
     spec["affinity"] = _require_node(spec.get("affinity") or {}, new_pod.node)
+    if pull_secrets := _merge_pull_secrets(spec.get("imagePullSecrets") or (), context.pull_secrets):
+        spec["imagePullSecrets"] = pull_secrets
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
     spec["hostname"], spec["subdomain"] = new_pod.name, job_object_name(job.id)
     # Service links would add variables of every Service in the namespace, such as EBBTIDE_PORT for a Service named
@@ -262,6 +265,12 @@ def _build_tolerations(pool_tolerations: Sequence[Toleration]) -> list[Manifest]
         {**LOANED_TAINT, "operator": "Equal"},
         *(each.to_manifest() for each in (GPU_TOLERATION, *pool_tolerations)),
     ]
+
+
+def _merge_pull_secrets(own: Sequence[Manifest], defaults: Sequence[str]) -> list[Manifest]:
+    """Return the references of the template, then the other ones. Kubernetes forbids duplicates."""
+    names = {each.get("name") for each in own}
+    return [*own, *({"name": name} for name in defaults if name not in names)]
 
 
 def _node_requirement(node: str) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from scheduler.domain.host_ports import find_amount, format_host_port
 from scheduler.domain.node_selection import Toleration
 from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.pod_requirements import NodeCapacity
@@ -76,7 +77,9 @@ def _find_shortage(node: NodeView | None, needed: Mapping[str, int]) -> PodRefus
         return None
     allocatable = dict(node.allocatable)
     for name, amount in needed.items():
-        if amount > allocatable.get(name, 0):
+        if amount > find_amount(allocatable, name):
+            if port := format_host_port(name):
+                return PodRefusal(node.name, "NodePorts", f"more than one pod there needs {port}")
             have = format_resource(name, allocatable.get(name, 0))
             message = f"pods that are there or decided need {format_resource(name, amount)}; it has {have}"
             return PodRefusal(node.name, f"OutOf{name}", message)

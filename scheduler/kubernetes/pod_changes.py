@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from scheduler.domain.host_ports import find_amount
 from scheduler.domain.job import Job
 from scheduler.domain.quantities import Resources
 from scheduler.kubernetes.api_objects import LABEL_MAX_LENGTH, truncate_name
@@ -196,7 +197,7 @@ def find_lacking_resource(node: NodeView, requested: Mapping[str, int], pod: Pod
         return ""
     allocatable = dict(node.allocatable)
     return next(
-        (name for name, amount in pod.requests if amount > allocatable.get(name, 0) - requested.get(name, 0)), ""
+        (name for name, amount in pod.requests if amount > find_amount(allocatable, name) - requested.get(name, 0)), ""
     )
 
 

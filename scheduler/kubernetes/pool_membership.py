@@ -11,6 +11,7 @@ from types import MappingProxyType
 from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
 from scheduler.domain.fleet import Node
 from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_objects import GPU_MEMORY_LABEL
 from scheduler.kubernetes.gpu_labels import GpuModel, GpuSharing, NodeGpus, find_gpu_model
 from scheduler.kubernetes.node_view import find_untolerated_taints
 from scheduler.kubernetes.resources.fleet import ClusterNode, PoolResource, to_fleet_node
@@ -56,6 +57,7 @@ class PoolMembership:
         conflicts: nodes that an older pool has, with its name, by pool.
         problems: nodes that cannot be used, with the detail to show, by pool and problem.
         estimates: GPU models without a profile, with the one that was estimated from labels, by name of the model.
+        assumed_memory: GPU models of nodes without a label for their memory.
     """
 
     nodes: Mapping[str, Node]
@@ -63,6 +65,7 @@ class PoolMembership:
     conflicts: Mapping[str, Mapping[str, str]]
     problems: Mapping[str, Mapping[NodeProblem, Mapping[str, str]]]
     estimates: Mapping[str, str]
+    assumed_memory: frozenset[str]
 
     def find_nodes_with(self, problem: NodeProblem) -> frozenset[str]:
         return frozenset(name for problems in self.problems.values() for name in problems.get(problem, ()))
@@ -95,17 +98,21 @@ class PoolMembership:
         return Condition(NODES_USABLE, False, found[0], "; ".join(parts))
 
     def _usable_condition(self, name: str) -> Condition:
-        gpus = {node.gpu for node in self.nodes.values() if node.pool == name}
-        estimated = [gpu for gpu in gpus if gpu in self.estimates or is_estimated_gpu(gpu)]
+        memory = {node.gpu: node.gpu_memory_bytes for node in self.nodes.values() if node.pool == name}
+        estimated = [gpu for gpu in memory if gpu in self.estimates or is_estimated_gpu(gpu)]
         if not estimated:
             return Condition(NODES_USABLE, True, "GpusKnown")
-        listed = ", ".join(sorted(estimated))
+        listed = ", ".join(self._describe_estimate(gpu, memory[gpu]) for gpu in sorted(estimated))
         return Condition(
             NODES_USABLE,
             True,
             "GpusEstimated",
             f"GPU models without a profile, whose speed is estimated: {listed}. Add profiles to replace the estimates",
         )
+
+    def _describe_estimate(self, gpu: str, memory_bytes: int) -> str:
+        size = f"{memory_bytes / 2**30:.4g} GiB of memory"
+        return f"{gpu} ({size}, assumed without a label {GPU_MEMORY_LABEL})" if gpu in self.assumed_memory else gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,8 @@ def assign_nodes(
                 nodes[cluster_node.name] = to_fleet_node(cluster_node, pool, gpu)
     used = {node.gpu for node in nodes.values()}
     estimates = {name: text for name, text in models.estimates.items() if name in used}
-    return PoolMembership(nodes, match_counts, conflicts, problems, estimates)
+    assumed_memory = frozenset(models.assumed_memory & used)
+    return PoolMembership(nodes, match_counts, conflicts, problems, estimates, assumed_memory)
 
 
 class _GpuModels:
@@ -164,6 +172,10 @@ class _GpuModels:
     @property
     def estimates(self) -> dict[str, str]:
         return {model.name: model.estimate for model in self._found.values() if model is not None and model.estimate}
+
+    @property
+    def assumed_memory(self) -> set[str]:
+        return {model.name for model in self._found.values() if model is not None and model.assumes_memory}
 
 
 def _find_problems(

@@ -16,6 +16,11 @@ _READ_WRITE_MANY = "ReadWriteMany"
 _SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 
 
+def is_for_one_node(claim: Object) -> bool:
+    """Return whether only one node at a time can mount the claim."""
+    return set(claim["spec"].get("accessModes") or ()) <= {*_SINGLE_NODE_MODES}
+
+
 def describe_claim_error(
     claim: Object | None,
     claim_name: str,
@@ -43,7 +48,7 @@ def describe_claim_error(
         return f"{prefix} is {phase}; it must be Bound (WaitForFirstConsumer storage classes never bind it)"
     modes = tuple(claim["spec"].get("accessModes") or ())
     if node_gpus is not None:
-        if max_gpus <= node_gpus or not node_gpus or not set(modes) <= {*_SINGLE_NODE_MODES}:
+        if max_gpus <= node_gpus or not node_gpus or not is_for_one_node(claim):
             return ""
         return (
             f"{prefix} has access mode {', '.join(modes)}; a job of up to {max_gpus} GPUs needs several nodes, because "

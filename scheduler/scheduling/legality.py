@@ -99,6 +99,9 @@ def _check_target(
             fit = NodeFit(snapshot.index, snapshot.now_s)
             if misfit := fit.find_misfit(job, node, len(indices)):
                 yield Invariant.NODE_DOES_NOT_FIT, misfit
+    if len(decision.gpus) > 1 and NodeFit(snapshot.index, snapshot.now_s).needs_one_node(job):
+        nodes = ", ".join(sorted(decision.gpus))
+        yield Invariant.NODE_DOES_NOT_FIT, f"one node at a time can mount its volumes; the target is on {nodes}"
     yield from _check_gpu_models(snapshot, decision)
     more = count - job.allocation.target_gpus
     if more > 0 and (reason := snapshot.quota.check_limits(job, more)):

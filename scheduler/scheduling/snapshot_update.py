@@ -17,8 +17,9 @@ from scheduler.domain.snapshot import UNSOLVED_CURVE, Snapshot
 from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.job_progress import switch_curves
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
-from scheduler.scheduling.observation import mirror_nodes, mirror_pod_facts, mirror_runs, requeue
+from scheduler.scheduling.observation import mirror_nodes, mirror_pod_facts, mirror_runs
 from scheduler.scheduling.quarantine import quarantine_nodes
+from scheduler.scheduling.run_outcomes import requeue
 
 START_TIMEOUT_S = 900.0
 """Workers that neither run nor fail within this time are given up. Loading a large checkpoint takes minutes."""

@@ -105,7 +105,7 @@ def find_mixed_target(cycle: SchedulingCycle, job: Job, need: int) -> Target | N
     solved plan is taken; unsolved ones are requested. Other jobs start on one model. `stages/mixed_growth` may add
     nodes of another model later.
     """
-    if not job.spec.has_profile or job.spec.gpu:
+    if not job.spec.has_profile or job.spec.gpu or cycle.fit.needs_one_node(job):
         return None
     by_model = group_by_model(cycle.view, cycle.usable_gpus(job), {})
     free = {group[0].gpu: group for group in by_model}

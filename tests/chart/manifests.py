@@ -27,6 +27,7 @@ EVERYTHING: Manifest = {
     **POSTGRESQL,
     "image": {"repository": "harbour.example/ebbtide", "tag": "1", "pullPolicy": "Always"},
     "imagePullSecrets": ["harbour"],
+    "jobImagePullSecrets": ["harbour", "quay"],
     "priorityClassName": "system-cluster-critical",
     "podAnnotations": {"sidecar.istio.io/inject": "false"},
     "podLabels": {"team": "platform"},

@@ -27,7 +27,9 @@ def services() -> dict[str, Any]:
 
 def test_images_are_pinned_and_name_no_host(services: dict[str, Any]) -> None:
     images = {service["image"] for service in services.values()}
-    assert [image for image in images if not re.fullmatch(r"([a-z-]+/)?[a-z-]+:v?\d+(\.\d+)+", image)] == []
+    tag, digest = r"([a-z-]+/)?[a-z-]+:v?\d+(\.\d+)+", "@sha256:[0-9a-f]{64}"
+    for image in images:
+        assert re.fullmatch(tag if image.startswith("ebbtide/") else tag + digest, image), image
 
 
 def test_services_have_health_checks_and_valid_dependencies(services: dict[str, Any]) -> None:

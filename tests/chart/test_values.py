@@ -19,7 +19,7 @@ SCHEMA = helm.CHART / "values.schema.json"
 CHART_SETTINGS = {
     "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR",
     "TOKEN_SECRET_FILE", "SECRETS_KEY_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE",
-    "AGENT_IMAGE", "EXECUTOR", "KUBECONFIG", "PROFILES_DIR",
+    "AGENT_IMAGE", "IMAGE_PULL_SECRETS", "EXECUTOR", "KUBECONFIG", "PROFILES_DIR",
     "OIDC_CLIENT_SECRET",  # extraEnv takes it from a Secret
     "TEMPORARY_MACHINE_S",  # machines of Slurm join a service, not an operator
 }  # fmt: skip

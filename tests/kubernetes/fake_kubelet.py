@@ -14,10 +14,13 @@ from itertools import count
 
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
+    CONFIG_MAP,
+    EVENT,
     GPU_RESOURCE,
     LEASE,
     NODE,
     POD,
+    SECRET,
     VOLUME_CLAIM,
     Object,
     ObjectKey,
@@ -30,17 +33,19 @@ from scheduler.kubernetes.api_objects import (
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.object_cache import ObjectCache
 from scheduler.kubernetes.reflector import Reflector
-from tests.kubernetes.pod_admission import Rejection, find_rejection
+from tests.kubernetes.pod_admission import BROKEN_DEVICES, Rejection, find_rejection
 from tests.kubernetes.work_queue import WorkQueue
 
 LEASE_NAMESPACE = "kube-node-lease"
 CONTAINER_CREATING = "ContainerCreating"
 RETRY_S = 0.5
-BROKEN_DEVICES: Rejection = (
-    "UnexpectedAdmissionError",
-    "Pod was rejected: Allocate failed: no healthy devices present",
-)
 KILLED = 137
+_MOUNTED = (
+    (VOLUME_CLAIM, "persistentVolumeClaim", "claimName", "persistentvolumeclaim"),
+    (SECRET, "secret", "secretName", "secret"),
+    (CONFIG_MAP, "configMap", "name", "configmap"),
+)
+"""Kinds of mounted objects: the volume's field, the field with the name, and kubelet's noun."""
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +56,8 @@ class FakeKubelet:
     Args:
         stop_s: time that a pod takes to stop. A longer one than its grace period ends with exit code 137, else 0.
         on_start, on_stop, on_kill: called in the kubelet's thread when a pod starts, is asked to stop, and is killed.
-        waiting_reason: why the pod's container cannot start yet, for example ErrImagePull. A pod that mounts a claim
-            that does not exist waits by itself.
+        waiting_reason: why the pod's container cannot start yet, for example ErrImagePull. A pod that mounts a claim,
+            Secret or ConfigMap that does not exist waits by itself.
 
     `rejections` are the pods that were not admitted, with their reasons; `admitted_count` counts the others. Nodes in
     `broken_nodes` admit no pod.
@@ -208,7 +213,10 @@ class FakeKubelet:
                 return
             self._admitted[uid_of(pod)] = pod
             self.admitted_count += 1
-        if reason := self.waiting_reason(pod) or self._find_missing_claim(pod):
+        missing = self._find_missing(pod)
+        if missing:
+            self._report_missing(pod, missing)
+        if reason := self.waiting_reason(pod) or (CONTAINER_CREATING if missing else ""):
             self._report(pod, _waiting(pod, reason))
             self._queue.add_after(key, RETRY_S)
             return
@@ -220,10 +228,26 @@ class FakeKubelet:
         current = self.pods.get(name_of(pod), namespace_of(pod))
         return current is not None and uid_of(current) == uid_of(pod)
 
-    def _find_missing_claim(self, pod: Object) -> str:
-        names = [(each.get("persistentVolumeClaim") or {}).get("claimName") for each in pod["spec"].get("volumes", ())]
-        claims = (self._cluster.get_or_none(VOLUME_CLAIM, name, namespace_of(pod)) for name in names if name)
-        return CONTAINER_CREATING if any(claim is None for claim in claims) else ""
+    def _find_missing(self, pod: Object) -> str:
+        """Return the object of a volume that does not exist, in kubelet's words. Ebbtide's own objects exist."""
+        for volume in pod["spec"].get("volumes", ()):
+            for kind, field, name_field, noun in _MOUNTED:
+                source = volume.get(field) or {}
+                name = str(source.get(name_field, ""))
+                is_wanted = name and not source.get("optional") and not volume["name"].startswith("ebbtide-")
+                if is_wanted and self._cluster.get_or_none(kind, name, namespace_of(pod)) is None:
+                    return f'MountVolume.SetUp failed for volume "{volume["name"]}" : {noun} "{name}" not found'
+        return ""
+
+    def _report_missing(self, pod: Object, message: str) -> None:
+        """Record an Event once, as kubelet does with each attempt to mount."""
+        name = f"{name_of(pod)}.mount"
+        if self._cluster.get_or_none(EVENT, name, namespace_of(pod)) is None:
+            regarding = {"kind": "Pod", "namespace": namespace_of(pod), "name": name_of(pod), "uid": uid_of(pod)}
+            facts = {"type": "Warning", "reason": "FailedMount", "note": message, "eventTime": _now()}
+            reporter = {"action": "Mount", "reportingController": "kubelet", "reportingInstance": "fake"}
+            meta = {"name": name, "namespace": namespace_of(pod)}
+            self._cluster.create(EVENT, {"metadata": meta, "regarding": regarding, **facts, **reporter})
 
     def _end(self, pod: Object, phase: str) -> None:
         uid, now_s = uid_of(pod), time.monotonic()

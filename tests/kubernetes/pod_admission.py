@@ -15,12 +15,24 @@ from scheduler.kubernetes.api_objects import GPU_RESOURCE, Object
 
 Rejection = tuple[str, str]
 """Reason and message."""
+BROKEN_DEVICES: Rejection = (
+    "UnexpectedAdmissionError",
+    "Pod was rejected: Allocate failed: no healthy devices present",
+)
+"""Rejection by a node whose GPUs have failed."""
+EVERYWHERE = "0.0.0.0"
 BUILT_IN = ("cpu", "memory", "ephemeral-storage", "pods")
 
 
 def find_rejection(pod: Object, node: Object, others: Iterable[Object]) -> Rejection | None:
     """Return why kubelet of the node rejects the pod beside the other pods that it has admitted, or None."""
-    return _check_resources(pod, node, others) or _check_affinity(pod, node) or _check_taints(pod, node)
+    others = tuple(others)
+    return (
+        _check_resources(pod, node, others)
+        or _check_affinity(pod, node)
+        or _check_ports(pod, others)
+        or _check_taints(pod, node)
+    )
 
 
 def find_scheduling_misfit(pod: Object, node: Object) -> str:
@@ -47,7 +59,8 @@ def sum_requests(pod: Object) -> Counter[str]:
             sidecars.update(own)
             own = Counter()
         peak |= own + sidecars
-    return (steady + sidecars) | peak
+    overhead = Counter({name: _amount(name, value) for name, value in (spec.get("overhead") or {}).items()})
+    return ((steady + sidecars) | peak) + overhead
 
 
 def _requests(container: Object) -> Counter[str]:
@@ -113,6 +126,29 @@ def _holds(expression: Object, labels: dict[str, str]) -> bool:
     if not has or not value.lstrip("-").isdigit():
         return False
     return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+
+
+def _check_ports(pod: Object, others: Iterable[Object]) -> Rejection | None:
+    used = [port for other in others for port in list_host_ports(other)]
+    for protocol, number, address in list_host_ports(pod):
+        for used_protocol, used_number, used_address in used:
+            is_same = (protocol, number) == (used_protocol, used_number)
+            if is_same and (address == used_address or EVERYWHERE in (address, used_address)):
+                text = "node(s) didn't have free ports for the requested pod ports"
+                return "NodePorts", f"Pod was rejected: Predicate NodePorts failed: {text}"
+    return None
+
+
+def list_host_ports(pod: Object) -> list[tuple[str, int, str]]:
+    """Return protocol, number and address of each host port of the pod, as the API server stores it."""
+    spec = pod["spec"]
+    sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
+    return [
+        (port.get("protocol") or "TCP", port["hostPort"], port.get("hostIP") or EVERYWHERE)
+        for container in [*spec["containers"], *sidecars]
+        for port in container.get("ports") or ()
+        if port.get("hostPort")
+    ]
 
 
 def _check_taints(pod: Object, node: Object) -> Rejection | None:

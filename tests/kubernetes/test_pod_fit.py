@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,8 +11,17 @@ import pytest
 
 from scheduler.domain.commands import AddNode, CreatePool
 from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.placement_record import FREE_REFUSALS
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
-from scheduler.kubernetes.api_objects import NODE, POD, VOLUME_CLAIM, Object, labels_of
+from scheduler.kubernetes.api_objects import (
+    NODE,
+    PERSISTENT_VOLUME,
+    POD,
+    VOLUME_CLAIM,
+    Object,
+    ResourceKind,
+    labels_of,
+)
 from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.operated import Operated
@@ -21,9 +29,10 @@ from tests.kubernetes.pod_admission import Rejection
 from tests.kubernetes.site import GPU, GPU_BYTES, Site
 from tests.kubernetes.waiting import eventually
 from tests.pod_matrix import check, play
-from tests.random_pods import RandomNode
+from tests.random_pods import OVERHEAD, RUNTIME_CLASS, RandomNode, build_volume_affinity, find_access_mode
 
 ADMISSION = "NodesAdmitPods"
+RUNTIME_CLASS_KIND = ResourceKind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", is_namespaced=False)
 
 
 def build_spec(gpus: int, *, retries: int = 3, volumes: list[Any] | None = None, **requests: str) -> dict[str, Any]:
@@ -70,17 +79,22 @@ def test_refused_job_moves_to_another_node(operated: Operated) -> None:
 
 
 def test_job_that_every_node_refuses_backs_off_and_fails(operated: Operated) -> None:
-    operated.add_nodes(1)
-    operated.kubelet.broken_nodes.add(f"{operated.namespace}-t0")
+    """It may not use a node twice within two minutes, and the third refused start costs its only try."""
+    operated.add_nodes(FREE_REFUSALS + 1)
+    operated.kubelet.broken_nodes |= {f"{operated.namespace}-t{number}" for number in range(FREE_REFUSALS + 1)}
     operated.start_operator()
-    operated.apply_job("job", build_spec(8, cpu="1"))
+    operated.apply_job("job", build_spec(8, retries=0, cpu="1"))
     eventually(lambda: find_condition(operated, "job", ADMISSION), what="the refusal is a condition")
     found = find_condition(operated, "job", ADMISSION)
     assert (found["status"], found["reason"]) == ("False", "UnexpectedAdmissionError")
     assert "no healthy devices present" in found["message"]
-    time.sleep(15.0)
-    assert len(operated.kubelet.rejections) == 1
+    operated.until_phase("job", "Failed")
+    failed = find_condition(operated, "job", "Failed")
+    assert failed["status"] == "True"
+    assert "UnexpectedAdmissionError" in failed["message"]
     assert operated.job("job")["status"]["gpus"] == "0/8"
+    refused_on = [pod["spec"]["nodeName"] for pod, _ in operated.kubelet.rejections]
+    assert sorted(refused_on) == sorted(operated.kubelet.broken_nodes)
 
 
 def test_missing_claim_is_a_condition_and_holds_no_gpus(operated: Operated) -> None:
@@ -106,6 +120,21 @@ def test_missing_claim_is_a_condition_and_holds_no_gpus(operated: Operated) -> N
     assert operated.job("other")["status"]["gpus"] == "0/8"
 
 
+def test_missing_secret_of_a_volume_is_named_at_once_and_then_refused(operated: Operated) -> None:
+    missing = 'secret "lost" not found'
+    operated.settings["EBBTIDE_POD_START_TIMEOUT_S"] = "10"
+    operated.add_nodes(1)
+    operated.start_operator()
+    operated.apply_job("job", build_spec(8, volumes=[{"name": "data", "secret": {"secretName": "lost"}}]))
+    eventually(lambda: missing in find_condition(operated, "job", "PodsStarted").get("message", ""), what="named")
+    assert operated.phase("job") == "Starting"
+    eventually(lambda: find_condition(operated, "job", ADMISSION), what="the start is given up")
+    found = find_condition(operated, "job", ADMISSION)
+    assert (found["status"], found["reason"]) == ("False", "FailedMount")
+    assert missing in found["message"]
+    eventually(lambda: operated.job("job")["status"]["gpus"] == "0/8", what="it holds no GPUs")
+
+
 class SiteWorld(Site):
     """A world of random jobs and pods on the API server."""
 
@@ -113,6 +142,8 @@ class SiteWorld(Site):
         super().__init__(cluster, kubelet, namespace, folder)
         self.agents.steps = 3
         self.send(CreatePool(Pool("training", PoolKind.TRAINING)))
+        overhead = {"overhead": {"podFixed": OVERHEAD}}
+        self.cluster.apply(RUNTIME_CLASS_KIND, {"metadata": {"name": RUNTIME_CLASS}, "handler": "runc", **overhead})
 
     @property
     def rejections(self) -> list[tuple[Object, Rejection]]:
@@ -126,8 +157,13 @@ class SiteWorld(Site):
         self.kubelet.add_node(node.name, gpus=node.gpus, labels=node.labels, capacity=node.capacity, taints=node.taints)
         self.send(AddNode(Node(node.name, "training", GPU, node.gpus, GPU_BYTES, capacity=UNKNOWN_CAPACITY)))
 
-    def add_claim(self, name: str) -> None:
-        wants = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    def add_claim(self, name: str, zones: Sequence[str] = ()) -> None:
+        volume, modes = f"{self.namespace}-{name}", [find_access_mode(name)]
+        storage = {"accessModes": modes, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
+        self.cluster.create(
+            PERSISTENT_VOLUME, {"metadata": {"name": volume}, "spec": {**storage, **build_volume_affinity(zones)}}
+        )
+        wants = {"accessModes": modes, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": volume}
         meta = {"name": name, "namespace": self.namespace}
         self.cluster.create(VOLUME_CLAIM, {"metadata": meta, "spec": wants})
         self.cluster.patch_status(VOLUME_CLAIM, name, self.namespace, change={"status": {"phase": "Bound"}})

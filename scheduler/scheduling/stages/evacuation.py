@@ -105,6 +105,7 @@ def _preempt_for_stranded(
         if is_undecided(cycle, job)
         and _latest_stay_s(cycle, job) is not None
         and cycle.fit.find_feasible_nodes(job) is None
+        and not cycle.fit.needs_one_node(job)
     ]
     if not able:
         return

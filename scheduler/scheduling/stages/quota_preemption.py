@@ -73,6 +73,8 @@ def reclaim_guarantee(
     if (shortage := budget.shortage(job)) is None:
         return None
     gpu, gpus, missing = shortage
+    if cycle.fit.needs_one_node(job):
+        return None  # borrowers may give up GPUs of several nodes
     if (found := reclaimer.find_reclaim(job, gpu, missing, cycle.fit.find_feasible_nodes(job))) is None:
         return None
     detail = f"{job.id} needs {format_gpu_count(gpus)} of the guarantee of queue {job.spec.queue}"

@@ -220,6 +220,11 @@ def test_malformed_object_store_is_refused(url: str) -> None:
         parse_job({**STORED, "checkpoint": {"dir": url}})
 
 
+def test_scheme_of_google_cloud_storage_is_suggested() -> None:
+    with pytest.raises(InvalidDocumentError, match=r'got "gcs://runs/a".*Write gs://runs/a'):
+        parse_job({**STORED, "checkpoint": {"dir": "gcs://runs/a"}})
+
+
 def test_credentials_in_an_object_store_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(InvalidDocumentError, match=r'got "s3://\*\*\*@runs/a".*without credentials') as refused:
         parse_job({**STORED, "checkpoint": {"dir": "s3://key:secret@runs/a"}})

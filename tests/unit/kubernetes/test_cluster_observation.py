@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.host_ports import compute_port_requests
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
@@ -14,12 +15,14 @@ from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
-    CONTAINER_ERROR_TIMEOUT_S,
+    START_TIMEOUT_S,
+    StartObstacles,
     find_agent_ends,
     find_live_agents,
     find_overcommitted_nodes,
     merge_pod_runs,
 )
+from scheduler.kubernetes.node_capacities import find_shortages
 from scheduler.kubernetes.node_view import NodeView
 from scheduler.kubernetes.pod_view import PodView, parse_pod_view
 from scheduler.kubernetes.resources.elastic_job_status import build_job_status
@@ -66,10 +69,8 @@ def test_pod_that_exited_has_failed() -> None:
 def test_image_pull_error_fails_after_a_timeout() -> None:
     waiting = replace(pod("t0", 2), error="ImagePullBackOff: no such image")
     job = starting({"t0": (0, 1)})
-    assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S - 1)] == [
-        RunPhase.STARTING
-    ]
-    (run,) = merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S)
+    assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + START_TIMEOUT_S - 1)] == [RunPhase.STARTING]
+    (run,) = merge_pod_runs(job, (), [waiting], NOW_S + START_TIMEOUT_S)
     assert run.phase is RunPhase.LOST
     assert run.refusal == PodRefusal("t0", "ImagePullBackOff", "no such image")
 
@@ -86,7 +87,7 @@ def test_missing_secret_is_reported_at_once_and_fails_after_a_timeout() -> None:
     assert (told.state, told.message) == (JobState.STARTING, at_once.reason)
     status = build_job_status(told, None, snapshot, before={}, accepted=())
     assert any(each.type == PODS_STARTED and each.message == at_once.reason for each in status["conditions"])
-    (failed,) = merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S)
+    (failed,) = merge_pod_runs(job, (), [waiting], NOW_S + START_TIMEOUT_S)
     assert failed.phase is RunPhase.FAILED
 
 
@@ -116,18 +117,44 @@ def test_rejection_by_a_node_is_told_from_the_end_of_an_admitted_pod(
 
 def test_pod_whose_volumes_do_not_arrive_is_a_refusal_after_a_timeout() -> None:
     unprepared, job = replace(pod("t0", 2), is_prepared=False), starting({"t0": (0, 1)})
-    (before,) = merge_pod_runs(job, (), [unprepared], NOW_S + CONTAINER_ERROR_TIMEOUT_S - 1)
-    (after,) = merge_pod_runs(job, (), [unprepared], NOW_S + CONTAINER_ERROR_TIMEOUT_S)
+    (before,) = merge_pod_runs(job, (), [unprepared], NOW_S + START_TIMEOUT_S - 1)
+    (after,) = merge_pod_runs(job, (), [unprepared], NOW_S + START_TIMEOUT_S)
     assert before.refusal is None
     assert after.refusal is not None
     assert after.refusal.reason == "VolumesNotReady"
 
 
+def test_cause_of_missing_volumes_is_reported_at_once_and_with_the_refusal() -> None:
+    unprepared, job = replace(pod("t0", 2), is_prepared=False), starting({"t0": (0, 1)})
+    lost = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
+    obstacles = StartObstacles(setup_errors={unprepared.uid: f"FailedMount: {lost}"}, timeout_s=600.0)
+    (before,) = merge_pod_runs(job, (), [unprepared], NOW_S + 599.0, obstacles=obstacles)
+    assert before.phase is RunPhase.STARTING
+    assert before.reason.endswith(f"cannot start: FailedMount: {lost}")
+    (after,) = merge_pod_runs(job, (), [unprepared], NOW_S + 600.0, obstacles=obstacles)
+    assert after.refusal == PodRefusal("t0", "FailedMount", lost)
+    (ready,) = merge_pod_runs(job, (), [replace(unprepared, is_prepared=True)], NOW_S + 599.0, obstacles=obstacles)
+    assert not ready.reason
+
+
 def test_unbound_pod_without_resources_on_its_node_is_a_refusal() -> None:
     shortage = PodRefusal("t0", "OutOfcpu", "too little")
     waiting = pod("t0", 2, bound=False)
-    (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [waiting], NOW_S, shortages={"t0": shortage})
+    (run,) = merge_pod_runs(
+        starting({"t0": (0, 1)}), (), [waiting], NOW_S, obstacles=StartObstacles(shortages={"t0": shortage})
+    )
     assert run.refusal == shortage
+
+
+def test_unbound_pod_whose_host_port_a_foreign_pod_uses_is_a_refusal() -> None:
+    requests = tuple(compute_port_requests({"containers": [{"ports": [{"hostPort": 8080}]}]}).items())
+    waiting = replace(pod("t0", 2, bound=False), requests=requests)
+    foreign = replace(pod("t0", 0), name="foreign", job_id="", requests=requests)
+    node = NodeView("t0", "1", True, False, 8, allocatable=())
+    desired = a_snapshot((POOLS, NODES), [starting({"t0": (0, 1)})])
+    assert not find_shortages(desired, ClusterView(pods=(waiting,), nodes={"t0": node}))
+    found = find_shortages(desired, ClusterView(pods=(waiting, foreign), nodes={"t0": node}))
+    assert (found["t0"].reason, "8080/TCP" in found["t0"].message) == ("NodePorts", True)
 
 
 def test_leaving_pod_holds_its_gpus_until_it_is_gone() -> None:
@@ -173,10 +200,12 @@ def test_overcommitted_node_loses_the_run() -> None:
     view = ClusterView(pods=(foreign,), nodes={name: NodeView(name, "1", True, False, 8) for name in NODES})
     crowded = find_overcommitted_nodes(Snapshot(pools=POOLS, nodes=NODES, jobs={"a": job}), view)
     assert crowded == {"t0"}
-    (run,) = merge_pod_runs(job, (), [pod("t0", 4, bound=False)], NOW_S, overcommitted=crowded)
+    (run,) = merge_pod_runs(
+        job, (), [pod("t0", 4, bound=False)], NOW_S, obstacles=StartObstacles(overcommitted=crowded)
+    )
     assert run.phase is RunPhase.LOST
     assert "t0" in run.reason
-    (run,) = merge_pod_runs(job, (), [pod("t0", 4)], NOW_S, overcommitted=crowded)
+    (run,) = merge_pod_runs(job, (), [pod("t0", 4)], NOW_S, obstacles=StartObstacles(overcommitted=crowded))
     assert run.phase is RunPhase.STARTING, "a bound pod has its GPUs"
 
 

@@ -127,6 +127,15 @@ def test_a_product_without_a_profile_joins_with_an_estimated_one() -> None:
     assert condition(rig, "training", "NodesUsable")[:2] == ("True", "GpusEstimated")
 
 
+def test_memory_that_no_label_states_is_named() -> None:
+    rig = build_fleet()
+    rig.add_node("new", TRAIN, product="NVIDIA-Z900")
+    rig.run_until_stable()
+    holds, reason, message = condition(rig, "training", "NodesUsable")
+    assert (holds, reason) == ("True", "GpusEstimated")
+    assert "z900-8g (8 GiB of memory, assumed without a label nvidia.com/gpu.memory)" in message
+
+
 def test_a_pool_with_an_unknown_gpu_is_not_accepted() -> None:
     rig = OperatorRig()
     rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": TRAIN, "gpu": "h100-80gb"})

@@ -98,6 +98,16 @@ def test_copying_the_agent_changes_no_request_of_the_pod() -> None:
     assert made["initContainers"][0]["resources"]["limits"].keys() == {"memory"}, "a device is not copied"
 
 
+def test_pull_secrets_of_the_settings_join_those_of_the_template() -> None:
+    template = build_template(imagePullSecrets=[{"name": "own"}, {"name": "shared"}])
+    new = PodToCreate("llama-k3f9q1", "llama-k3f9q1-g1-0", "t0", 2)
+    for own, expected in ((template, ["own", "shared", "registry"]), (build_template(), ["shared", "registry"])):
+        job = a_job("llama-k3f9q1", 1, 8, template_json=own)
+        made = build_agent_pod(job, new, replace(SITE, pull_secrets=("shared", "registry")))["spec"]
+        assert [each["name"] for each in made["imagePullSecrets"]] == expected
+    assert "imagePullSecrets" not in build_agent_pod(a_job("llama-k3f9q1", 1, 8), new, SITE)["spec"]
+
+
 @pytest.mark.parametrize(("user", "is_non_root"), [(None, True), (1000, True), (0, False)])
 def test_copying_the_agent_meets_the_restricted_standard_unless_the_pod_runs_as_root(
     user: int | None, is_non_root: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.host_ports import compute_port_requests
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.node_view import NodeView
@@ -118,6 +119,15 @@ def test_gang_is_bound_as_a_whole() -> None:
     assert gang is not None
     assert [each.target_node for each in gang.pods] == ["t0", "t1"]
     assert select_gang_to_bind("a", changes, room) is None, "the room is occupied"
+
+
+def test_host_ports_of_bound_pods_are_taken() -> None:
+    requests = tuple(compute_port_requests({"containers": [{"ports": [{"hostPort": 8080}]}]}).items())
+    waiting = pod("t0", 2, bound=False, requests=requests)
+    changes = plan_pod_changes(on({"t0": (0, 1)}), [waiting], NOW_S)
+    node = {"t0": replace(nodes(t0=8)["t0"], allocatable=())}
+    assert select_gang_to_bind("a", changes, FreeGpus(node, {}, {"t0": requests})) is None
+    assert select_gang_to_bind("a", changes, FreeGpus(node, {}, {})) is not None
 
 
 def test_terminating_pods_occupy_their_node() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import RunPhase
 from scheduler.kubernetes.api_error import ApiError
-from scheduler.kubernetes.cluster_observation import CONTAINER_ERROR_TIMEOUT_S, merge_pod_runs
+from scheduler.kubernetes.cluster_observation import START_TIMEOUT_S, merge_pod_runs
 from scheduler.kubernetes.provisioning_errors import ProvisioningFailures, classify_api_error, describe_claim_error
 from tests.builders import a_job
 
@@ -44,7 +44,7 @@ def test_job_errors_and_namespace_errors_are_distinct(error: ApiError, at_once: 
     refusal = classify_api_error(job.allocation.generation, error)
     assert refusal is not None
     (now,) = merge_pod_runs(job, (), (), job.state_since_s, failure=refusal)
-    (then,) = merge_pod_runs(job, (), (), job.state_since_s + CONTAINER_ERROR_TIMEOUT_S, failure=refusal)
+    (then,) = merge_pod_runs(job, (), (), job.state_since_s + START_TIMEOUT_S, failure=refusal)
     assert (now.phase, then.phase) == (at_once, later)
     assert error.message in then.reason
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.decisions import Decision, ReasonCode, ResizeJob, StartJob
+from scheduler.domain.decisions import Decision, Reason, ReasonCode, ResizeJob, StartJob
 from scheduler.domain.fleet import Node
+from scheduler.domain.host_ports import compute_port_requests
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.node_selection import NodeRequirement, Taint
@@ -23,13 +24,16 @@ from scheduler.domain.placement_record import (
     VolumeFacts,
 )
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY, NodeCapacity
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import TickResult
+from scheduler.domain.tick_report import Invariant, TickResult
 from scheduler.scheduling.explanation import explain
+from scheduler.scheduling.legality import find_violation
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import update_snapshot
-from tests.builders import a_fleet, a_job, a_node, a_snapshot
+from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot
 
 GIB = 2**30
 CAPACITY = NodeCapacity(
@@ -96,6 +100,31 @@ def test_resources_of_other_jobs_and_of_foreign_pods_are_taken() -> None:
     assert result.waiting["second"].code in (ReasonCode.NO_MATCHING_FLAVOR, ReasonCode.INSUFFICIENT_GPUS)
 
 
+def serving(job_id: str, *, port: int = 8080) -> Job:
+    container = {"name": "main", "ports": [{"containerPort": port, "hostPort": port}]}
+    job = a_job(job_id, 2, template_json=json.dumps({"spec": {"containers": [container]}}))
+    return replace(job, placement=PlacementRecord(review=TemplateReview()))
+
+
+def test_pods_with_the_same_host_port_share_no_node() -> None:
+    nodes = fleet(a_host("t0"), a_host("t1"))
+    jobs = [serving("first"), serving("second"), serving("third"), serving("other", port=8081)]
+    result = decided(a_snapshot(nodes, jobs))
+    placed = targets(result.decisions)
+    assert placed.keys() == {"first", "second", "other"}
+    assert placed["first"].keys() != placed["second"].keys()
+    assert result.waiting["third"].code in (ReasonCode.NO_MATCHING_FLAVOR, ReasonCode.INSUFFICIENT_GPUS)
+
+
+def test_host_port_of_a_foreign_pod_is_named() -> None:
+    used = tuple(compute_port_requests({"containers": [{"ports": [{"hostPort": 8080}]}]}).items())
+    result = decided(a_snapshot(fleet(a_host("t0", requested=used)), [serving("job")]))
+    assert not result.decisions
+    reason = result.waiting["job"]
+    assert reason.code is ReasonCode.NO_FEASIBLE_NODE
+    assert "host port 8080/TCP (1 of 1 nodes)" in reason.detail
+
+
 @pytest.mark.parametrize(
     ("spec", "node"),
     [
@@ -127,6 +156,44 @@ def test_job_with_claims_waits_until_they_were_read_and_follows_their_volumes() 
         result = decided(a_snapshot(nodes, [known]))
         assert targets(result.decisions) == expected
         assert expected or result.waiting["mounts"].code is ReasonCode.VOLUME_NOT_READY
+
+
+def mounting_once(job_id: str, min_gpus: int, max_gpus: int, **fields: Any) -> Job:
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    template = json.dumps({"spec": {"containers": [{"name": "main"}], "volumes": volumes}})
+    job = a_job(job_id, min_gpus, max_gpus, template_json=template, **fields)
+    facts = VolumeFacts(needs_one_node=True)
+    return replace(job, placement=PlacementRecord(volumes=facts, review=TemplateReview()))
+
+
+@pytest.mark.parametrize("policy", sorted(list_policy_sets()))
+def test_job_whose_volume_one_node_can_mount_is_placed_on_one_node(policy: str) -> None:
+    """Four GPUs are free on each of two nodes."""
+    running = [
+        a_job(f"held-{node}", 4, state=JobState.RUNNING, on={node: (0, 1, 2, 3)}, steps=10**6) for node in ("t0", "t1")
+    ]
+    for min_gpus, expected in ((2, [1]), (8, [])):
+        snapshot = a_snapshot(fleet(a_host("t0"), a_host("t1")), [*running, mounting_once("job", min_gpus, 8)])
+        result = decided(snapshot, policy)
+        assert [len(gpus) for job_id, gpus in targets(result.decisions).items() if job_id == "job"] == expected
+        assert all(each.job_id == "job" for each in result.decisions if isinstance(each, StartJob | ResizeJob))
+
+
+@pytest.mark.parametrize("policy", sorted(list_policy_sets()))
+def test_job_whose_volume_one_node_can_mount_grows_on_its_node_only(policy: str) -> None:
+    job = mounting_once("job", 2, 8, state=JobState.RUNNING, on={"t0": (0, 1)}, steps=10**6)
+    other = a_job("other", 4, state=JobState.RUNNING, on={"t0": (4, 5, 6, 7)}, steps=10**6)
+    snapshot = a_snapshot(fleet(a_host("t0"), a_host("t1")), [job, other], full_pass_at_s=float("-inf"))
+    for gpus in targets(decided(snapshot, policy).decisions).values():
+        assert gpus.keys() <= {"t0"}
+
+
+def test_target_on_two_nodes_is_illegal_if_one_node_can_mount_the_volume() -> None:
+    snapshot = MutableSnapshot(a_snapshot(fleet(a_host("t0"), a_host("t1")), [mounting_once("job", 4, 8)]))
+    plan, reason = build_data_parallel_plan(GPU, 4), Reason(ReasonCode.FIRST_IN_ORDER, "first")
+    for gpus, invariant in (({"t0": (0, 1, 2, 3)}, None), ({"t0": (0, 1), "t1": (0, 1)}, Invariant.NODE_DOES_NOT_FIT)):
+        found = find_violation(snapshot, StartJob("job", gpus, plan, reason))
+        assert (found and found.invariant) is invariant
 
 
 def test_template_holds_no_gpus_before_the_api_server_accepts_it() -> None:
