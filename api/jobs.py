@@ -321,7 +321,7 @@ def submit_job(
 
     def new_id() -> str:
         check_submission(spec, context, undeclared_queues=service.settings.undeclared_queues)
-        require_secrets(spec, context.store, queue=spec.queue)
+        require_secrets(spec, service, queue=spec.queue)
         return generate_job_id(spec.name)
 
     if key:
@@ -377,7 +377,7 @@ def change_job(
         context.require_role(Role.SUBMITTER, change.queue)  # first, so that errors reveal nothing about the queue
         undeclared = service.settings.undeclared_queues
         check_queue(change.queue, context, owner=job.owner, owner_key=job.owner_key, undeclared_queues=undeclared)
-        require_secrets(job.spec, context.store, queue=change.queue)
+        require_secrets(job.spec, service, queue=change.queue)
     check_change(job, queue=change.queue, priority=change.priority, context=context)
     after = context.send(_change_command(job, change), basis=basis)
     return _job_response(after, after.job(job_id), response)

@@ -371,10 +371,10 @@ def _awaits_reports(job: Job) -> bool:
     return not job.is_ended or bool(job.allocation.held_gpus)
 
 
-def _get_machine_owner(job: Job) -> str:
-    """Return the owner by which a machine chooses the user of the ranks.
+def _get_owner_name(job: Job) -> str:
+    """Return the name by which a machine chooses the user of the ranks if it has none for the owner's id.
 
-    It is the display name, except for subjects of an OIDC issuer: such a name may be chosen by its bearer, so it must
+    Only admins name tokens and service accounts. The name of an OIDC subject may be chosen by its bearer, so it must
     not select a user that an operator set up for another caller.
     """
     return job.owner_id if job.owner_id.startswith(OIDC_PREFIX) else job.owner
@@ -390,7 +390,8 @@ def build_run_document(
     checkpoint = spec.checkpoint
     return RunDocument(
         job_id=job.id,
-        owner=_get_machine_owner(job),
+        owner=_get_owner_name(job),
+        owner_id=job.owner_key,
         node=node,
         generation=allocation.generation,
         command=spec.command,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import Path, Query, Response
 from pydantic import AfterValidator, Field
@@ -12,7 +12,14 @@ from typing_extensions import TypedDict
 from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_key, create_once
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_not_found
-from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_number
+from api.http.paging import (
+    CursorParameter,
+    PageOf,
+    decode_cursor,
+    encode_cursor,
+    page_by_number,
+    page_newest_first,
+)
 from api.identity.audit import new_audit_entry
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Grant, Principal, generate_token
@@ -265,7 +272,12 @@ audit_router = create_router("identity")
 @requires(ADMIN)
 def list_audit(
     service: ServiceDep,
-    actor: Annotated[str, Query(description="Only changes that this principal requested. Empty: all.")] = "",
+    actor: Annotated[
+        str, Query(description="Only changes that callers of this display name requested. Empty: all.")
+    ] = "",
+    actor_id: Annotated[
+        str, Query(description="Only changes that the caller with this `owner_id` requested. Empty: all.")
+    ] = "",
     subject: Annotated[str, Query(description="Only changes of this job id, pool, node or queue. Empty: all.")] = "",
     since_s: Annotated[
         float | None,
@@ -274,16 +286,21 @@ def list_audit(
         ),
     ] = None,
     *,
+    order: Annotated[Literal["oldest", "newest"], Query(description="Which entries come first.")] = "oldest",
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[AuditView]:
-    """List requested changes, oldest first, including forbidden ones. Reports of workers and agents are not audited."""
-    filters = AuditFilter(actor, subject, since_s)
-    read = partial(service.store.audit_log.list_entries, filters=filters)
-    get_retention_mark = partial(service.store.get_retention_mark, HistoryLog.AUDIT)
-    page = page_by_number(
-        "audit", read, lambda _: True, get_retention_mark=get_retention_mark, after=0, cursor=cursor, limit=limit
-    )
+    """List requested changes, including forbidden ones. Reports of workers and agents are not audited."""
+    filters, log = AuditFilter(actor, subject, since_s, actor_id), service.store.audit_log
+    if order == "newest":
+        read_newest = partial(log.list_newest, filters=filters)
+        page = page_newest_first("audit newest first", read_newest, cursor=cursor, limit=limit)
+    else:
+        read = partial(log.list_entries, filters=filters)
+        mark = partial(service.store.get_retention_mark, HistoryLog.AUDIT)
+        page = page_by_number(
+            "audit", read, lambda _: True, get_retention_mark=mark, after=0, cursor=cursor, limit=limit
+        )
     return {"items": [audit_view(row) for row in page["items"]], "next": page["next"]}
 
 

@@ -1,4 +1,7 @@
-"""Usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and CSV."""
+"""Usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and CSV.
+
+Owners are grouped by their id. Their display name stands beside it, because several owners may have one name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter, itemgetter
 from typing import Annotated, Literal, NotRequired, cast
 
 from fastapi import Header, Query, Response
@@ -57,7 +61,17 @@ class UsageRowView(UsageSumsView):
         ]
     ]
     queue: NotRequired[Annotated[str, Field(description="Queue that was charged. Absent: not requested.")]]
-    owner: NotRequired[Annotated[str, Field(description="Principal that submitted the jobs. Absent: not requested.")]]
+    owner: NotRequired[
+        Annotated[str, Field(description="Display name of the caller that submitted the jobs. Absent: not requested.")]
+    ]
+    owner_id: NotRequired[
+        Annotated[
+            str,
+            Field(
+                description="Stable id of that caller, by which rows are grouped. Absent: `owner` was not requested."
+            ),
+        ]
+    ]
     gpu: NotRequired[
         Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`. Absent: not requested.")]
     ]
@@ -81,11 +95,13 @@ def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRo
     groups: dict[tuple[int | str, ...], list[UsageEntry]] = {}
     for entry in entries:
         groups.setdefault(tuple(_dimension_value(entry.key, name) for name in by), []).append(entry)
-    rows: list[UsageRowView] = []
-    for values in sorted(groups):
+    rows = []
+    for values, group in groups.items():
         kind = dict(zip(by, values, strict=True))
-        rows.append(cast(UsageRowView, {**kind, **usage_sums(groups[values])}))
-    return rows
+        if "owner" in kind:
+            kind |= {"owner_id": kind["owner"], "owner": max(group, key=attrgetter("key.hour_s")).owner}
+        rows.append(cast(UsageRowView, {**kind, **usage_sums(group)}))
+    return sorted(rows, key=itemgetter(*_list_columns(by)))
 
 
 def usage_sums(entries: Iterable[UsageEntry]) -> UsageSumsView:
@@ -101,21 +117,27 @@ def usage_csv(report: UsageReportView) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     sums = tuple(UsageSumsView.__annotations__)
-    writer.writerow([*report["by"], *sums])
+    columns = _list_columns(report["by"])
+    writer.writerow([*columns, *sums])
     for item in report["items"]:
         values: dict[str, object] = {**item}
         cells = [
             _format_time(values[name]) if name in SECONDS_BY_TIME_DIMENSION else _escape_formula(str(values[name]))
-            for name in report["by"]
+            for name in columns
         ]
         writer.writerow([*cells, *(f"{values[name]:.3f}" for name in sums)])
     return text.getvalue()
 
 
+def _list_columns(by: Sequence[str]) -> list[str]:
+    """Return the fields of a row that tell it from others: the dimensions, and the id behind the name of an owner."""
+    return [column for name in by for column in ((name, "owner_id") if name == "owner" else (name,))]
+
+
 def _dimension_value(kind: UsageKey, name: str) -> int | str:
     if name in SECONDS_BY_TIME_DIMENSION:
         return kind.hour_s // SECONDS_BY_TIME_DIMENSION[name] * SECONDS_BY_TIME_DIMENSION[name]
-    value: str = getattr(kind, name)
+    value: str = getattr(kind, "owner_id" if name == "owner" else name)
     return value
 
 

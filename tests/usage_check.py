@@ -21,11 +21,11 @@ def check_usage(store: ApiStore) -> tuple[UsageEntry, ...]:
         job.id: job for job in store.list_ended_jobs(limit=JOBS_MAX)
     }  # read after the snapshot: jobs that ended meanwhile are live in it
     for job in (ended | dict(usage.snapshot.jobs)).values():
-        held[job.spec.queue, job.owner] += job.account.gpu_s
-        lost[job.spec.queue, job.owner] += job.account.lost_gpu_s
+        held[job.spec.queue, job.owner_key] += job.account.gpu_s
+        lost[job.spec.queue, job.owner_key] += job.account.lost_gpu_s
     for entry in usage.entries:
-        gpu_s[entry.key.queue, entry.key.owner] += entry.gpu_s
-        lost_gpu_s[entry.key.queue, entry.key.owner] += entry.lost_gpu_s
+        gpu_s[entry.key.queue, entry.key.owner_id] += entry.gpu_s
+        lost_gpu_s[entry.key.queue, entry.key.owner_id] += entry.lost_gpu_s
     assert dict(gpu_s) == pytest.approx({key: total for key, total in held.items() if key in gpu_s}, abs=1e-3)
     assert dict(lost_gpu_s) == pytest.approx({key: total for key, total in lost.items() if key in gpu_s}, abs=1e-3)
     assert sum(held.values()) == pytest.approx(sum(gpu_s.values()), abs=1e-3), "usage is missing"

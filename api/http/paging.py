@@ -54,6 +54,7 @@ def encode_gpus(gpus: gpu_sets.Gpus) -> GpusByNode:
     return {node: list(indices) for node, indices in sorted(gpus.items())}
 
 
+_NUMBER_MAX = 2**63 - 1
 TEXT_PATTERN = r"^[^\x00]*$"
 """Databases reject NUL characters in texts."""
 PoolParameter = Annotated[
@@ -135,7 +136,7 @@ def decode_number_cursor(cursor: str, noun: str) -> int | None:
 
 def _is_comparable(part: Any) -> bool:
     """Return whether every database can compare the value."""
-    return part.isprintable() if isinstance(part, str) else abs(part) < 2**63
+    return part.isprintable() if isinstance(part, str) else abs(part) <= _NUMBER_MAX
 
 
 def page_by_name(
@@ -181,6 +182,19 @@ def page_by_number(
             return {"items": found, "next": None}
         if len(found) == limit or at >= reach:
             return {"items": found, "next": encode_cursor(noun, at)}
+
+
+def page_newest_first(
+    noun: str, read: Callable[[int, int], Sequence[Numbered]], *, cursor: str, limit: int
+) -> PageOf[Numbered]:
+    """Return one page of rows in descending number. `read` takes a number that rows are below, and a limit.
+
+    Retention deletes the end of such a list, so it makes no cursor invalid.
+    """
+    position = decode_number_cursor(cursor, noun)
+    rows = read(_NUMBER_MAX if position is None else position, limit + 1)
+    items = list(rows[:limit])
+    return {"items": items, "next": encode_cursor(noun, items[-1].number) if len(rows) > limit else None}
 
 
 def page_by_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 from fastapi import Path, Request
@@ -10,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from api.http.dependencies import PrincipalDep, QueueNamePath, Service, ServiceDep, create_router
-from api.http.errors import ProblemError, raise_invalid_field, raise_not_found
+from api.http.errors import ProblemError, raise_conflict, raise_invalid_field, raise_not_found
 from api.http.paging import PageOf
 from api.identity.audit import new_audit_entry
 from api.identity.authorization import QUEUE_ADMIN, SUBMITTER, requires
@@ -24,13 +25,13 @@ from scheduler.domain.job_queue import is_existing_queue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.secret_reference import SECRET_BYTES_MAX, SECRET_BYTES_MIN
 from scheduler.domain.suggestions import suggest
-from scheduler.store.api_protocol import ApiStore
 from scheduler.store.sealed_secrets import SealedSecret
 
 MEDIA_TYPE = "application/octet-stream"
 _BODY = {"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 
 router = create_router("secrets")
+logger = logging.getLogger(__name__)
 
 SecretNamePath = Annotated[Label, Path(description="Name of the secret, by which jobs of the queue refer to it.")]
 
@@ -97,20 +98,32 @@ def delete_secret(
     return secret_view(found)
 
 
-def require_secrets(spec: JobSpec, store: ApiStore, *, queue: str) -> None:
-    """Check that the queue has all secrets that the job names.
+def require_secrets(spec: JobSpec, service: Service, *, queue: str) -> None:
+    """Check that the queue has all secrets that the job names, and that they can be decrypted.
+
+    A job without its secrets could never start. So it is refused before it holds GPUs.
 
     Raises:
         InvalidDocumentError: one is missing.
+        ProblemError: 409 if one cannot be decrypted, for example because its master key is lost.
     """
     if not spec.program.secret_names:
         return
-    known = [each.name for each in store.secrets.list_secrets(queue)]
+    known = {each.name: each for each in service.store.secrets.list_secrets(queue)}
     for number, reference in enumerate(spec.program.secrets):
         if reference.name and reference.name not in known:
             names = ", ".join(known) or "none yet"
             allowed = f"a secret of queue {queue} ({names}){suggest(reference.name, known)}"
             raise_invalid_field(f"secrets.{number}.name", reference.name, allowed)
+    for name in spec.program.secret_names:
+        try:
+            service.vault.open(known[name])
+        except SecretKeyError as error:
+            logger.error("refused a job: %s", error)  # names the key file, which submitters need not know
+            raise_conflict(
+                f"secret {name} of queue {queue} cannot be decrypted, so the job could not start. Set the secret "
+                "again, or ask an admin to restore its master key"
+            )
 
 
 def unusable_key_problem(error: SecretKeyError) -> ProblemError:

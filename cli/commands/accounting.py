@@ -67,15 +67,17 @@ def render_usage(report: Mapping[str, Any]) -> RenderableType:
     lent_share = format_percent(_ratio_to_total(total, "lent_gpu_s"))
     summary = f"{period}: {total_hours} GPU-hours, {lent_share} on lent GPUs, {lost_hours} of lost work."
     numbers = ["GPU-hours", "own", "lent", "lost work"]
+    # Owners of one name are told apart by their ids.
+    columns = [column for name in by for column in ((name, "owner_id") if name == "owner" else (name,))]
     table = render_table(
         (
             [
-                *(_format_dimension(name, item[name]) for name in by),
+                *(_format_dimension(name, item[name]) for name in columns),
                 *(_format_gpu_hours(item[f"{prefix}gpu_s"]) for prefix in _SUM_PREFIXES),
             ]
             for item in report["items"]
         ),
-        headers=[*by, *numbers],
+        headers=[*(name.replace("_", " ") for name in columns), *numbers],
         right_aligned=numbers,
         empty="No GPU time was used in this period.",
     )

@@ -58,7 +58,7 @@ UserMapOption = Annotated[
         "--user",
         metavar="OWNER=USER",
         envvar=f"{_VARIABLES}USER",
-        help="User of this machine that runs an owner's jobs. Repeatable.",
+        help="User of this machine that runs the jobs of an owner, by name or owner id. Repeatable.",
     ),
 ]
 DefaultUserOption = Annotated[

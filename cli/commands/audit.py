@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -16,7 +16,10 @@ from cli.output import OutputFormat, OutputOption, format_time, print_document, 
 
 app = typer.Typer(name="audit", help="List or verify the audit log (admins only).")
 
-ActorOption = Annotated[str, typer.Option("--actor", help="Show only changes by this caller.")]
+ActorOption = Annotated[str, typer.Option("--actor", help="Show only changes by callers of this name.")]
+ActorIdOption = Annotated[
+    str, typer.Option("--actor-id", help="Show only changes by the caller of this id, such as token:tok-3f9c.")
+]
 SubjectOption = Annotated[
     str, typer.Option("--subject", help="Show only changes of this job, node, pool, queue or token.")
 ]
@@ -27,6 +30,7 @@ HoursOption = Annotated[float | None, typer.Option("--hours", min=0, help="Show 
 def audit(
     context: typer.Context,
     actor: ActorOption = "",
+    actor_id: ActorIdOption = "",
     subject: SubjectOption = "",
     hours: HoursOption = None,
     *,
@@ -39,7 +43,10 @@ def audit(
         return
     since_s = None if hours is None else time.time() - hours * 3600.0
     with service_client(url) as client:
-        result = list(deque(client.audit(actor=actor, subject=subject, since_s=since_s), maxlen=limit))
+        newest = client.audit(
+            actor=actor, actor_id=actor_id, subject=subject, since_s=since_s, order="newest", limit=min(limit, 1000)
+        )
+        result = list(islice(newest, limit))[::-1]
     print_document(
         result,
         output,

@@ -78,7 +78,7 @@ class ContainmentPolicy:
     """Settings of a machine for the containers of runs.
 
     Args:
-        users: operating-system user by owner of a job.
+        users: operating-system user by id or name of the owner of a job.
         default_user: user of all other owners. Empty chooses `ebbtide-jobs` if that user exists, else `nobody`.
         writable: folders that all jobs may write to, besides their own, for example shared caches.
         keeps_user: run all ranks as the agent's user, even if that is root.
@@ -97,15 +97,18 @@ class ContainmentPolicy:
     memory: MemoryPolicy = DEFAULT_MEMORY_POLICY
     ends_with_agent: bool = False
 
-    def find_user(self, owner: str) -> RankUser | None:
+    def find_user(self, owner_id: str, owner: str) -> RankUser | None:
         """Return the user of an owner's jobs. None: the agent's, because it is not root, or the policy says so.
+
+        A user of the owner's id comes first, so that owners of one name can have users of their own.
 
         Raises:
             ContainmentError: the configured user does not exist.
         """
         if self.keeps_user or os.geteuid() != 0:
             return None
-        chosen = self.users.get(owner) or self.default_user
+        mapped = next((name for name in (owner_id, owner) if self.users.get(name)), "")
+        chosen = self.users[mapped] if mapped else self.default_user
         for name in (chosen,) if chosen else DEFAULT_USERS:
             try:
                 entry = pwd.getpwnam(name)
@@ -114,7 +117,7 @@ class ContainmentPolicy:
             home = Path(entry.pw_dir)
             return RankUser(name, entry.pw_uid, entry.pw_gid, home if home.is_dir() else Path("/tmp"))
         users = chosen or " or ".join(DEFAULT_USERS)
-        setting = f"--user {owner}={chosen}" if self.users.get(owner) else f"--default-user {chosen}".rstrip()
+        setting = f"--user {mapped}={chosen}" if mapped else f"--default-user {chosen}".rstrip()
         raise ContainmentError(
             f"{setting}: no user {users} exists on this machine. Create the user, or name another one with this option."
         )
@@ -211,7 +214,7 @@ class Containment:
         bwrap = shutil.which("bwrap") or ""
         missing = _probe(cls(policy, resolved, groups, ContainmentLevel(LevelName.NONE), bwrap))
         missing += _find_service_owners(policy, resolved)
-        shared = policy.find_user("")
+        shared = policy.find_user("", "")
         if shared is None:  # another user may not read them in any case
             missing += [
                 f"a lasting cover of {path}: it is a file, and visible once replaced"
@@ -387,7 +390,7 @@ def _find_own_name() -> str:
 
 def _probe(containment: Containment) -> list[str]:
     """Start a container, try to leave it, and return what it does not enforce."""
-    user = containment.policy.find_user("")
+    user = containment.policy.find_user("", "")
     if not containment.bwrap:
         return ["namespaces: bubblewrap (bwrap) is not installed"]
     with tempfile.TemporaryDirectory(prefix="ebbtide-probe-") as created:
@@ -410,7 +413,7 @@ def _find_service_owners(policy: ContainmentPolicy, hidden: Sequence[Path]) -> I
     users = set[RankUser | None]()
     for name in ("", *policy.users):
         with suppress(ContainmentError):  # a user that does not exist owns nothing
-            users.add(policy.find_user(name))
+            users.add(policy.find_user(name, name))
     for user in users:
         if user is not None and user.uid == owner:
             yield f"a separate user: {user.name} owns {SERVICE_FOLDER}, which --hide does not name"

@@ -81,7 +81,7 @@ class RunLauncher:
         folder = self._folders.folder(document.job_id, document.generation, document.node)
         document = replace(document, checkpoint_dir=document.checkpoint_dir or self._checkpoint_dir)
         try:
-            user = self._containment.policy.find_user(document.owner)
+            user = self._containment.policy.find_user(document.owner_id, document.owner)
             shared = self._prepare_directory(document, user, cancelled)
             working_dir = folder.working_path
             if not folder.path.exists():
@@ -130,7 +130,7 @@ class RunLauncher:
             with suppress(ValueError):  # written by another version
                 document = folder.read_document()
                 if document.archive:
-                    user = _to_ids(self._containment.policy.find_user(document.owner))
+                    user = _to_ids(self._containment.policy.find_user(document.owner_id, document.owner))
                     yield self._directories.find(document.archive, document.setup, user)
 
     def _build_site(self, document: RunDocument, working_dir: Path, shared: WorkingDirectory | None) -> RunSite:

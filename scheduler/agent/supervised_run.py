@@ -163,7 +163,7 @@ class SupervisedRun:
             ValueError: the job cannot run on this machine, for example because its user cannot write checkpoints.
             OSError: the folder, a control group or the container cannot be created.
         """
-        user = containment.policy.find_user(document.owner)
+        user = containment.policy.find_user(document.owner_id, document.owner)
         if user is not None:
             user = replace(user, groups=find_device_groups(site.devices))
         checkpoints = open_checkpoint_folder(document.checkpoint_dir, containment, site.default_checkpoint_dir, user)

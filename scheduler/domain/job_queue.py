@@ -219,7 +219,7 @@ class UsageKey:
 
     hour_s: int
     queue: str
-    owner: str
+    owner_id: str
     gpu: str
     is_lent: bool
 
@@ -229,9 +229,10 @@ class UsageEntry:
     """GPU-seconds held in one hour.
 
     `lost_gpu_s` are the GPU-seconds whose work was lost, booked in the hour in which the loss was observed. They can
-    exceed the hour's `gpu_s`.
+    exceed the hour's `gpu_s`. `owner` is the owner's display name, which tells no owners apart.
     """
 
     key: UsageKey
     gpu_s: float
     lost_gpu_s: float = 0.0
+    owner: str = field(default="", compare=False)

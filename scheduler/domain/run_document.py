@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from scheduler.domain.codec import decode, encode
+from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.secret_reference import SecretReference
 
 RUN_DOCUMENT_VERSION = 1
-_NEWER_FIELDS = frozenset({"checkpoint_path", "checkpoint_signal", "framework"})
+_NEWER_FIELDS = frozenset({"checkpoint_path", "checkpoint_signal", "framework", "owner_id"})
 
 
 class LaunchMode(StrEnum):
@@ -58,7 +58,8 @@ class RunDocument:
     """One generation of a job on one node.
 
     Args:
-        owner: principal that submitted the job. The agent maps it to a user of its machine.
+        owner: name of the caller that submitted the job; of an OIDC subject, whose name anybody may have, the id.
+        owner_id: stable id of that caller. The agent maps it, or else `owner`, to a user of its machine.
         node_rank: number of this node among the `nodes` of the generation, in the order of their first ranks.
         ranks: the ranks on this node.
         has_devices: whether the GPUs of the ranks are devices. False: they are slots that share the processors.
@@ -108,6 +109,7 @@ class RunDocument:
     framework: str = ""
     checkpoint_path: str = ""
     checkpoint_signal: str = ""
+    owner_id: str = ""
 
     def to_json(self) -> str:
         return json.dumps(self.to_document())
@@ -124,7 +126,7 @@ class RunDocument:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> RunDocument:
-        """Read a document.
+        """Read a document. Fields that a newer control plane added are ignored.
 
         Raises:
             ValueError: it is malformed, or of another version.
@@ -135,7 +137,7 @@ class RunDocument:
                 f"version: the run document has version {version!r}; this agent reads {RUN_DOCUMENT_VERSION}. "
                 "Use an agent of the control plane's version."
             )
-        return decode(cls, {name: value for name, value in document.items() if name != "version"})
+        return decode_stored(cls, {name: value for name, value in document.items() if name != "version"})
 
 
 @dataclass(frozen=True, slots=True)

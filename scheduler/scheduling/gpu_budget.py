@@ -211,7 +211,7 @@ class GpuBudget:
         """Return each GPU model that the job can use, with its kinds."""
         request = (job.spec.gpu, job.accepts_lent_nodes)
         if request not in self._kinds_by_request:
-            models = [job.spec.gpu] if job.spec.gpu else sorted(self._sizes)
+            models = [gpu for gpu in sorted(self._sizes) if job.spec.gpu in ("", gpu)]
             kinds = (False, True) if job.accepts_lent_nodes else (False,)
             self._kinds_by_request[request] = [(gpu, [(gpu, lent) for lent in kinds]) for gpu in models]
         return self._kinds_by_request[request]

@@ -17,7 +17,8 @@ from scheduler.domain.snapshot import Snapshot
 
 UsageTuple = tuple[int, str, str, str, bool]
 """The fields of a `UsageKey`. Plain tuples are much faster dictionary keys than dataclasses."""
-UsageSums = dict[UsageTuple, tuple[float, float]]
+UsageSums = dict[UsageTuple, tuple[float, float, str]]
+"""GPU-seconds held and lost, and the display name of the owner."""
 
 
 def compute_usage_delta(previous: Snapshot, snapshot: Snapshot) -> tuple[UsageEntry, ...]:
@@ -47,7 +48,8 @@ def sum_usage(entries: Iterable[UsageEntry]) -> tuple[UsageEntry, ...]:
     sums: UsageSums = {}
     for entry in entries:
         key = entry.key
-        _add(sums, (key.hour_s, key.queue, key.owner, key.gpu, key.is_lent), entry.gpu_s, entry.lost_gpu_s)
+        kind = (key.hour_s, key.queue, key.owner_id, key.gpu, key.is_lent)
+        _add(sums, kind, entry.gpu_s, entry.lost_gpu_s, entry.owner)
     return _build_entries(sums)
 
 
@@ -57,7 +59,8 @@ def _add_held(sums: UsageSums, snapshot: Snapshot, job: Job, from_s: float, to_s
     held, hours = _count_held_gpus(snapshot, job), tuple(_split_by_hour(from_s, to_s))
     for (gpu, is_lent), count in held.items():
         for hour_s, elapsed_s in hours:
-            _add(sums, (hour_s, job.spec.queue, job.owner, gpu, is_lent), count * elapsed_s, 0.0)
+            kind = (hour_s, job.spec.queue, job.owner_key, gpu, is_lent)
+            _add(sums, kind, count * elapsed_s, 0.0, job.owner)
 
 
 def _add_lost(sums: UsageSums, snapshot: Snapshot, before: Job, after: Job) -> None:
@@ -68,8 +71,8 @@ def _add_lost(sums: UsageSums, snapshot: Snapshot, before: Job, after: Job) -> N
     held = _count_held_gpus(snapshot, before) or Counter({(before.spec.gpu, False): 1})
     hour_s = _hour_start_s(after.account.settled_at_s)
     for (gpu, is_lent), count in held.items():
-        key = (hour_s, before.spec.queue, before.owner, gpu, is_lent)
-        _add(sums, key, 0.0, lost_gpu_s * count / held.total())
+        kind = (hour_s, before.spec.queue, before.owner_key, gpu, is_lent)
+        _add(sums, kind, 0.0, lost_gpu_s * count / held.total(), before.owner)
 
 
 def _count_held_gpus(snapshot: Snapshot, job: Job) -> Counter[tuple[str, bool]]:
@@ -96,9 +99,9 @@ def _hour_start_s(at_s: float) -> int:
     return int(at_s // HOUR_S) * HOUR_S
 
 
-def _add(sums: UsageSums, kind: UsageTuple, gpu_s: float, lost_gpu_s: float) -> None:
-    known = sums.get(kind, (0.0, 0.0))
-    sums[kind] = (known[0] + gpu_s, known[1] + lost_gpu_s)
+def _add(sums: UsageSums, kind: UsageTuple, gpu_s: float, lost_gpu_s: float, owner: str) -> None:
+    known = sums.get(kind, (0.0, 0.0, ""))
+    sums[kind] = (known[0] + gpu_s, known[1] + lost_gpu_s, owner or known[2])
 
 
 def _build_entries(sums: UsageSums) -> tuple[UsageEntry, ...]:

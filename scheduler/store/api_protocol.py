@@ -158,10 +158,12 @@ class AuditFilter:
     actor: str = ""
     subject: str = ""
     since_s: float | None = None
+    actor_id: str = ""
 
     def matches(self, entry: AuditEntry) -> bool:
         return (
             self.actor in ("", entry.actor)
+            and self.actor_id in ("", entry.actor_id)
             and self.subject in ("", entry.subject)
             and (self.since_s is None or entry.at_s >= self.since_s)
         )
@@ -343,6 +345,9 @@ class AuditLog(Protocol):
 
     def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
         """Return entries in ascending number."""
+
+    def list_newest(self, before: int, limit: int, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
+        """Return entries with a number below `before`, in descending number."""
 
     def verify_chain(self, expected: str = "") -> ChainReport:
         """Check the digests of all entries, and that one of them is `expected`, unless that is empty."""

@@ -8,18 +8,18 @@ moved back by the difference. So durations between such times stay what they wer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import JSON, Column, Connection, Double, Table, bindparam, delete, func, or_, select, update
 
 import scheduler.store.sql_store  # noqa: F401  (defines every table of METADATA)
-from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
+from scheduler.domain.job_queue import HOUR_S
 from scheduler.store.database import METADATA, make_snapshot_engine, open_engine, transaction
 from scheduler.store.machines import MACHINES
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_api_tables import AUDIT_LOG
-from scheduler.store.sql_history import EVENTS, USAGE, add_usage_entries
+from scheduler.store.sql_history import EVENTS, USAGE, add_usage_entries, decode_usage_row
 from scheduler.store.sql_run_log import AGENT_REPORTS
 from scheduler.store.sql_state import LEASE, STATE
 
@@ -157,9 +157,8 @@ def _shift_usage(connection: Connection, shift: _TimeShift) -> int:
     rows = connection.execute(select(USAGE).where(USAGE.c.hour_s > int(shift.after_s))).all()
     hours = round(shift.by_s / HOUR_S) * int(HOUR_S)
     connection.execute(delete(USAGE).where(USAGE.c.hour_s > int(shift.after_s)))
-    entries = (
-        UsageEntry(UsageKey(row.hour_s - hours, row.queue, row.owner, row.gpu, row.is_lent), row.gpu_s, row.lost_gpu_s)
-        for row in rows
+    entries = map(decode_usage_row, rows)
+    add_usage_entries(
+        connection, [replace(each, key=replace(each.key, hour_s=each.key.hour_s - hours)) for each in entries]
     )
-    add_usage_entries(connection, entries)
     return len(rows)

@@ -65,6 +65,11 @@ class MemoryAuditLog:
             after = self._entries[page.after :]
         return tuple(islice((each for each in after if filters.matches(each.entry)), page.limit))
 
+    def list_newest(self, before: int, limit: int, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
+        with self._lock:
+            older = self._entries[: max(0, before - 1)]
+        return tuple(islice((each for each in reversed(older) if filters.matches(each.entry)), limit))
+
     def verify_chain(self, expected: str = "") -> ChainReport:
         del expected  # entries in memory are not chained
         return ChainReport()
@@ -283,7 +288,7 @@ class MemoryStore:
         self._ended_loans: list[Loan] = []
         self._readings: dict[str, list[DemandReading]] = {}
         self._samples: dict[str, dict[int, Sample]] = {}
-        self._usage: dict[UsageKey, tuple[float, float]] = {}
+        self._usage: dict[UsageKey, UsageEntry] = {}
         self.audit_log = MemoryAuditLog()
         self.idempotency_keys = MemoryIdempotencyKeys()
         self.tokens = MemoryTokenStore(self.audit_log, self.idempotency_keys)
@@ -408,9 +413,7 @@ class MemoryStore:
     def load_usage(self, *, from_s: float, to_s: float) -> UsageSnapshot:
         with self._lock:
             entries = [
-                UsageEntry(kind, *sums)
-                for kind, sums in self._usage.items()
-                if from_s < kind.hour_s + HOUR_S and kind.hour_s < to_s
+                entry for key, entry in self._usage.items() if from_s < key.hour_s + HOUR_S and key.hour_s < to_s
             ]
             return UsageSnapshot(tuple(sorted(entries)), self._snapshot)
 
@@ -430,8 +433,9 @@ class MemoryStore:
         self._ended_jobs.extend(commit.ended_jobs)
         self._ended_loans.extend(commit.ended_loans)
         for entry in commit.usage:
-            gpu_s, lost_gpu_s = self._usage.get(entry.key, (0.0, 0.0))
-            self._usage[entry.key] = (gpu_s + entry.gpu_s, lost_gpu_s + entry.lost_gpu_s)
+            known = self._usage.get(entry.key, UsageEntry(entry.key, 0.0))
+            gpu_s, lost_gpu_s = known.gpu_s + entry.gpu_s, known.lost_gpu_s + entry.lost_gpu_s
+            self._usage[entry.key] = replace(entry, gpu_s=gpu_s, lost_gpu_s=lost_gpu_s)
         for placed in commit.samples:
             self._samples.setdefault(placed.job_id, {})[placed.slot] = placed.sample
         for pool, reading in commit.readings:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Engine,
     Index,
     Named,
+    Select,
     String,
     Table,
     TypedColumns,
@@ -65,6 +66,7 @@ class AuditChainColumns(TypedColumns):
 
 AUDIT_LOG = Table("audit_log", METADATA, AuditColumns)
 Index(None, AUDIT_LOG.c.actor, AUDIT_LOG.c.number)
+Index(None, AUDIT_LOG.c.actor_id, AUDIT_LOG.c.number)
 Index(None, AUDIT_LOG.c.subject, AUDIT_LOG.c.number)
 AUDIT_CHAIN = Table("audit_chain", METADATA, AuditChainColumns)
 CHAIN_OPTION = "audit_chain"
@@ -86,15 +88,12 @@ class SqlAuditLog:
             insert_audit_entries(connection, [entry])
 
     def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
-        query = select(AUDIT_LOG).where(AUDIT_LOG.c.number > page.after)
-        if filters.actor:
-            query = query.where(AUDIT_LOG.c.actor == filters.actor)
-        if filters.subject:
-            query = query.where(AUDIT_LOG.c.subject == filters.subject)
-        if filters.since_s is not None:
-            query = query.where(AUDIT_LOG.c.at_s >= filters.since_s)
-        rows = fetch_rows(self._read_engine, query.order_by(AUDIT_LOG.c.number).limit(page.limit))
-        return tuple(StoredAuditEntry(row.number, _decode_audit_row(row)) for row in rows)
+        query = _select_entries(filters).where(AUDIT_LOG.c.number > page.after).order_by(AUDIT_LOG.c.number)
+        return self._fetch_entries(query.limit(page.limit))
+
+    def list_newest(self, before: int, limit: int, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
+        query = _select_entries(filters).where(AUDIT_LOG.c.number < before).order_by(AUDIT_LOG.c.number.desc())
+        return self._fetch_entries(query.limit(limit))
 
     def verify_chain(self, expected: str = "") -> ChainReport:
         with transaction(make_snapshot_engine(self._engine)) as connection:
@@ -104,6 +103,23 @@ class SqlAuditLog:
             )
             entries = (ChainedEntry(row.number, _decode_audit_row(row), row.digest) for row in rows)
             return verify_entries(entries, ChainEnds(ends.get(_HEAD, ""), ends.get(_ANCHOR, "")), expected=expected)
+
+    def _fetch_entries(self, query: Select[*tuple[Any, ...]]) -> tuple[StoredAuditEntry, ...]:
+        rows = fetch_rows(self._read_engine, query)
+        return tuple(StoredAuditEntry(row.number, _decode_audit_row(row)) for row in rows)
+
+
+def _select_entries(filters: AuditFilter) -> Select[*tuple[Any, ...]]:
+    query = select(AUDIT_LOG)
+    if filters.actor:
+        query = query.where(AUDIT_LOG.c.actor == filters.actor)
+    if filters.actor_id:
+        query = query.where(AUDIT_LOG.c.actor_id == filters.actor_id)
+    if filters.subject:
+        query = query.where(AUDIT_LOG.c.subject == filters.subject)
+    if filters.since_s is not None:
+        query = query.where(AUDIT_LOG.c.at_s >= filters.since_s)
+    return query
 
 
 def insert_audit_entries(connection: Connection, entries: Sequence[AuditEntry]) -> None:

@@ -40,6 +40,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES
+from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, build_insert, fetch_rows, transaction
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
@@ -98,6 +99,12 @@ class ReadingColumns(TypedColumns):
 
 
 class UsageColumns(TypedColumns):
+    """`owner` is the owner's id, and `owner_name` the display name.
+
+    Releases before revision 0021 wrote the display name to `owner`. They still do while they share the database, so
+    a row without `owner_name` is read as theirs.
+    """
+
     hour_s: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
     queue: Named[str] = Column(String, primary_key=True)
     owner: Named[str] = Column(String, primary_key=True)
@@ -105,6 +112,7 @@ class UsageColumns(TypedColumns):
     is_lent: Named[bool] = Column(Boolean, primary_key=True)
     gpu_s: Named[float] = Column(Double)
     lost_gpu_s: Named[float] = Column(Double)
+    owner_name: Named[str] = Column(String, server_default="")
 
 
 class JobSampleColumns(TypedColumns):
@@ -399,9 +407,14 @@ def add_usage_entries(connection: Connection, entries: Iterable[UsageEntry]) -> 
     """Add the entries to the stored sums."""
     rows = [
         {
-            **{name: getattr(entry.key, name) for name in _USAGE_KEY_COLUMNS},
+            "hour_s": entry.key.hour_s,
+            "queue": entry.key.queue,
+            "owner": entry.key.owner_id,
+            "gpu": entry.key.gpu,
+            "is_lent": entry.key.is_lent,
             "gpu_s": entry.gpu_s,
             "lost_gpu_s": entry.lost_gpu_s,
+            "owner_name": entry.owner or entry.key.owner_id,
         }
         for entry in entries
     ]
@@ -409,18 +422,20 @@ def add_usage_entries(connection: Connection, entries: Iterable[UsageEntry]) -> 
         return
     statement = build_insert(connection, USAGE)
     sums = {name: USAGE.c[name] + statement.excluded[name] for name in ("gpu_s", "lost_gpu_s")}
-    connection.execute(statement.on_conflict_do_update(index_elements=_USAGE_KEY_COLUMNS, set_=sums), rows)
+    changed = {**sums, "owner_name": statement.excluded.owner_name}
+    connection.execute(statement.on_conflict_do_update(index_elements=_USAGE_KEY_COLUMNS, set_=changed), rows)
 
 
 def fetch_usage_entries(connection: Connection, *, from_s: float, to_s: float) -> tuple[UsageEntry, ...]:
     """Return the usage of all hours that overlap the time span, in order."""
     rows = connection.execute(select(USAGE).where(USAGE.c.hour_s > from_s - HOUR_S, USAGE.c.hour_s < to_s)).all()
-    return tuple(
-        sorted(
-            UsageEntry(UsageKey(row.hour_s, row.queue, row.owner, row.gpu, row.is_lent), row.gpu_s, row.lost_gpu_s)
-            for row in rows
-        )
-    )
+    return tuple(sorted(map(decode_usage_row, rows)))
+
+
+def decode_usage_row(row: AnyRow) -> UsageEntry:
+    owner_id = row.owner if row.owner_name else derive_owner_id(row.owner)
+    key = UsageKey(row.hour_s, row.queue, owner_id, row.gpu, row.is_lent)
+    return UsageEntry(key, row.gpu_s, row.lost_gpu_s, row.owner_name or row.owner)
 
 
 def upsert_samples(connection: Connection, samples: Iterable[SlottedSample]) -> None:

@@ -67,7 +67,7 @@ print(json.dumps([attempt(path) for path in sys.argv[1:]]))
 def test_machine_reaches_the_full_level(machine: TestMachine) -> None:
     level = machine.containment.level
     assert (level.name, level.missing, level.network) == (LevelName.FULL, (), "shared")
-    user = machine.containment.policy.find_user("")
+    user = machine.containment.policy.find_user("", "")
     assert user is not None
     assert (level.shared_user, user.name in str(level)) == (user.name, True)
 

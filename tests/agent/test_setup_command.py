@@ -22,7 +22,7 @@ def run_setup(machine: TestMachine, script: str, cancelled: threading.Event) -> 
     directory = machine.working_dir("shared") / "workdir"
     directory.mkdir(exist_ok=True)
     document = python_job("pass")
-    user = machine.containment.policy.find_user(document.owner)
+    user = machine.containment.policy.find_user(document.owner_id, document.owner)
     assert user is not None
     os.chown(directory, user.uid, user.gid)
     log = directory.with_name("setup.log")

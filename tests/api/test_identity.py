@@ -263,6 +263,21 @@ def test_the_audit_log_is_filtered_by_time_and_paged(guarded: AuthenticatedServi
     assert rest["next"] is None
 
 
+def test_the_audit_log_is_listed_newest_first(guarded: AuthenticatedService, problem: Problem) -> None:
+    since_s = guarded.clock.now_s() + 100.0
+    guarded.clock.move_to(since_s)
+    for verb in ("pause", "resume", "pause"):
+        guarded.request("POST", f"/v1/lending:{verb}", guarded.root)
+    url = f"/v1/audit?since_s={since_s}&order=newest"
+    first = guarded.request("GET", f"{url}&limit=2", guarded.root).json()
+    rest = guarded.request("GET", f"{url}&cursor={first['next']}", guarded.root).json()
+    numbers = [each["number"] for each in (*first["items"], *rest["items"])]
+    assert (numbers, rest["next"]) == (sorted(numbers, reverse=True), None)
+    assert len(numbers) == 3
+    oldest = guarded.request("GET", f"/v1/audit?since_s={since_s}&cursor={first['next']}", guarded.root)
+    assert problem(oldest, 422)["errors"][0]["field"] == "cursor"
+
+
 def test_the_rate_limit_applies_per_caller(problem: Problem) -> None:
     with (guarded := AuthenticatedService(rate_burst=3, rate_per_s=0.001)).http:
         busy, calm = guarded.token("busy", "viewer"), guarded.token("calm", "viewer")

@@ -45,6 +45,20 @@ def test_a_token_of_the_same_name_owns_nothing_of_another(guarded: Authenticated
     assert len(guarded.request("GET", f"/v1/jobs?owner_id={ids[0]}", second).json()["items"]) == 1
 
 
+def test_usage_and_audit_tell_callers_of_one_name_apart(guarded: AuthenticatedService) -> None:
+    tokens = [guarded.token("anna", "submitter:research") for _ in range(2)]
+    ids = [guarded.request("GET", "/v1/whoami", token).json()["owner_id"] for token in tokens]
+    jobs = [guarded.job(token, "research") for token in tokens]
+    guarded.tick()
+    guarded.clock.move_to(guarded.clock.now_s() + 60.0)
+    rows = guarded.request("GET", "/v1/usage?by=owner", guarded.root).json()["items"]
+    assert [(row["owner"], row["owner_id"]) for row in rows] == [("anna", owner_id) for owner_id in sorted(ids)]
+    assert {row["gpu_s"] for row in rows} == {60.0}
+    for owner_id, job in zip(ids, jobs, strict=True):
+        entries = guarded.request("GET", f"/v1/audit?actor_id={owner_id}", guarded.root).json()["items"]
+        assert [(entry["subject"], entry["actor"]) for entry in entries] == [(job, "anna")]
+
+
 def test_limits_and_idempotency_keys_are_per_owner_not_per_name(guarded: AuthenticatedService) -> None:
     guarded.request("PATCH", "/v1/queues/research", guarded.root, {"user_jobs_max": 1})
     document, ids = {**JOB, "name": "x", "queue": "research", "steps": 9}, set()

@@ -119,6 +119,21 @@ def test_only_the_agent_that_may_run_the_job_gets_the_value(guarded: Authenticat
     problem(fetch(guarded, job_id, agent), 409)
 
 
+def test_a_job_whose_secret_cannot_be_decrypted_is_refused(
+    guarded: AuthenticatedService, tmp_path: Path, problem: Problem
+) -> None:
+    put(guarded, guarded.root)
+    (tmp_path / "secrets.key").unlink()
+    refused = problem(submit(guarded, guarded.root), 409)
+    assert "hf-token" in refused["detail"]
+    assert str(tmp_path) not in refused["detail"]
+    other = {**JOB, "queue": "research", "steps": 1000, "secrets": REFERENCE}
+    problem(guarded.request("POST", "/v1/jobs:dry-run", guarded.root, other), 409)
+    assert guarded.request("GET", "/v1/jobs", guarded.root).json()["items"] == []
+    put(guarded, guarded.root)
+    assert submit(guarded, guarded.root).status_code == 201
+
+
 def test_deleted_secret_is_a_reason_to_wait(guarded: AuthenticatedService) -> None:
     put(guarded, guarded.root)
     job_id = submit(guarded, guarded.root, gpus={"min": 1, "max": 1}).json()["id"]

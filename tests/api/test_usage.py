@@ -39,7 +39,7 @@ def test_lent_gpus_are_counted_separately(fleet: ApiService) -> None:
     fleet.clock.move_to(fleet.clock.now_s() + 7200.0)
     report = fleet.get("/v1/usage", by="queue,owner,gpu")
     (row,) = report["items"]
-    assert (row["queue"], row["owner"], row["gpu"]) == ("default", "anybody", "cpu")
+    assert (row["queue"], row["owner"], row["owner_id"], row["gpu"]) == ("default", "anybody", "local", "cpu")
     assert row["own_gpu_s"] == row["lent_gpu_s"] > 2 * 7200.0
     by_hour = fleet.get("/v1/usage", by="hour")
     assert [item["hour"] for item in by_hour["items"]] == [THIS_HOUR_S + at * HOUR_S for at in range(3)]
@@ -98,9 +98,10 @@ def test_csv_is_selected_by_accept_or_format(fleet: ApiService, problem: Problem
 
 @pytest.mark.parametrize("owner", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", '=HYPERLINK("http://evil","x")', "a,b"])
 def test_csv_cells_are_not_formulas(owner: str) -> None:
-    entries = [UsageEntry(UsageKey(0, "q", owner, "cpu", False), 1.0)]
+    entries = [UsageEntry(UsageKey(0, "q", "token:1", "cpu", False), 1.0, owner=owner)]
     rows, sums = usage_rows(entries, ["owner"]), usage_sums(entries)
     text = usage_csv({"from_s": 0, "to_s": 3600, "as_of_s": 1.0, "by": ["owner"], "items": rows, "total": sums})
-    cell = list(csv.reader(io.StringIO(text)))[1][0]
+    head, (cell, owner_id, *_) = csv.reader(io.StringIO(text))
+    assert (head[:2], owner_id) == (["owner", "owner_id"], "token:1")
     assert not cell.startswith(("=", "+", "-", "@", "\t"))
     assert cell.endswith(owner)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
 from scheduler.domain.commands import Command, RecallAll
 from scheduler.domain.events import Event, EventCode
+from scheduler.domain.job_queue import UsageEntry, UsageKey
+from scheduler.scheduling.usage import sum_usage
 from scheduler.store.database import open_engine
 from scheduler.store.protocol import Commit, Page
 from scheduler.store.schema_migration import migrate
@@ -48,6 +50,29 @@ def test_contractions_are_found() -> None:
     narrowed = deepcopy(shape)
     narrowed["pools"]["columns"]["zone"] = {"type": "VARCHAR", "nullable": True, "has_default": False}
     assert not list(find_contractions(shape, narrowed))
+
+
+def test_usage_of_an_older_program_is_counted_for_the_owner_whom_it_named(database_url: str) -> None:
+    engine = open_engine(database_url)
+    older = text(
+        "INSERT INTO usage (hour_s, queue, owner, gpu, is_lent, gpu_s, lost_gpu_s) "
+        "VALUES (3600, 'q', :owner, 'cpu', :is_lent, 1, 0) "
+        "ON CONFLICT (hour_s, queue, owner, gpu, is_lent) DO UPDATE SET gpu_s = usage.gpu_s + excluded.gpu_s"
+    )
+    with engine.begin() as connection:
+        for owner in ("ada", "ada", "anybody", ""):
+            connection.execute(older, {"owner": owner, "is_lent": False})
+    engine.dispose()
+    store = SqlStore(database_url)
+    before = store.load().snapshot
+    key = UsageKey(3600, "q", "name:ada", "cpu", False)
+    newer = (UsageEntry(key, 4.0, owner="ada"), UsageEntry(replace(key, owner_id="token:1"), 8.0, owner="ada"))
+    store.commit(Commit(before, replace(before, generation=1), epoch=0, usage=newer))
+    sums = sum_usage(store.load_usage(from_s=0.0, to_s=9000.0).entries)
+    store.close()
+    assert [(entry.key.owner_id, entry.owner, entry.gpu_s) for entry in sums] == [
+        ("", "", 1.0), ("local", "anybody", 1.0), ("name:ada", "ada", 6.0), ("token:1", "ada", 8.0),
+    ]  # fmt: skip
 
 
 def test_rows_of_a_later_version_are_read(database_url: str) -> None:

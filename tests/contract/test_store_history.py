@@ -110,7 +110,7 @@ def test_readings_are_listed_by_pool_in_order_of_time(store: ApiStore) -> None:
 
 def test_usage_is_summed_by_key_and_loaded_with_its_snapshot(open_store: OpenStore) -> None:
     own, lent = (UsageKey(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
-    later, nameless = replace(own, hour_s=7200), replace(own, owner="", gpu="")
+    later, nameless = replace(own, hour_s=7200), replace(own, owner_id="", gpu="")
     writer, reader = open_store(), open_store()
     added = (UsageEntry(own, 1.5), UsageEntry(lent, 8.0, 0.5)), (UsageEntry(later, 4.0), UsageEntry(own, 2.5, 1.0))
     for usage in (*added, (UsageEntry(nameless, 0.25),), ()):
@@ -122,6 +122,18 @@ def test_usage_is_summed_by_key_and_loaded_with_its_snapshot(open_store: OpenSto
     assert reader.load_usage(from_s=7199.0, to_s=7201.0).entries == (*first, UsageEntry(later, 4.0))
     assert reader.load_usage(from_s=7200.0, to_s=9000.0).entries == (UsageEntry(later, 4.0),)
     assert reader.load_usage(from_s=0.0, to_s=3600.0).entries == ()
+
+
+def test_usage_names_each_owner_as_last_seen(store: ApiStore) -> None:
+    key = UsageKey(3600, "vision", "token:1", "a100-80g", False)
+    for owner in ("ada", "ann"):
+        previous = store.load().snapshot
+        usage = (UsageEntry(key, 1.0, owner=owner), UsageEntry(replace(key, owner_id="token:2"), 1.0, owner="ada"))
+        store.commit(Commit(previous, make_next_snapshot(previous), epoch=0, usage=usage))
+    entries = store.load_usage(from_s=0.0, to_s=math.inf).entries
+    assert [(entry.key.owner_id, entry.gpu_s, entry.owner) for entry in entries] == [
+        ("token:1", 2.0, "ann"), ("token:2", 2.0, "ada"),
+    ]  # fmt: skip
 
 
 def test_failed_commit_adds_no_usage(store: ApiStore) -> None:

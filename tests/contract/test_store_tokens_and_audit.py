@@ -32,14 +32,28 @@ def test_command_is_audited_once(store: ApiStore) -> None:
 
 def test_audit_log_is_paged_and_filtered(store: ApiStore) -> None:
     later = replace(ENTRY, at_s=9.0, before=None, outcome="forbidden")
-    other = replace(ENTRY, actor="bert", subject="job-2", after=None)
+    other = replace(ENTRY, actor="bert", actor_id="token:tok-2", subject="job-2", after=None)
     for entry in (ENTRY, other, later):
         store.audit_log.append(entry)
     assert [each.number for each in store.audit_log.list_entries(Page(), ALL)] == [1, 2, 3]
     assert store.audit_log.list_entries(Page(1, 1), ALL) == (StoredAuditEntry(2, other),)
     assert list_entries(store, AuditFilter(actor="anna")) == [ENTRY, later]
+    assert list_entries(store, AuditFilter(actor_id="token:tok-2")) == [other]
     assert list_entries(store, AuditFilter(subject="job-2")) == [other]
     assert list_entries(store, AuditFilter(since_s=9.0)) == [later]
+
+
+def test_audit_log_is_read_from_its_end(store: ApiStore) -> None:
+    for subject in ("a", "b", "a", "a"):
+        store.audit_log.append(replace(ENTRY, subject=subject))
+
+    def list_numbers(before: int, limit: int, filters: AuditFilter = ALL) -> list[int]:
+        return [each.number for each in store.audit_log.list_newest(before, limit, filters)]
+
+    assert list_numbers(2**63 - 1, 3) == [4, 3, 2]
+    assert list_numbers(2, 3) == [1]
+    assert list_numbers(4, 9, AuditFilter(subject="a")) == [3, 1]
+    assert list_numbers(1, 9) == list_numbers(0, 9) == []
 
 
 def test_token_is_stored_and_its_creation_audited(store: ApiStore) -> None:

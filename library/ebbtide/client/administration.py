@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from ebbtide.client.methods import IteratorMethod, RequestMethod
@@ -93,10 +93,18 @@ class TokenMethods:
 
     @IteratorMethod
     def audit(
-        self, *, actor: str = "", subject: str = "", since_s: float | None = None, limit: int = 1000
+        self,
+        *,
+        actor: str = "",
+        actor_id: str = "",
+        subject: str = "",
+        since_s: float | None = None,
+        order: Literal["oldest", "newest"] = "oldest",
+        limit: int = 1000,
     ) -> Pages[AuditView]:
-        """Yield audit log entries, oldest first. `since_s` is in seconds since 1970 (UTC)."""
-        query = {"actor": actor, "subject": subject, "since_s": "" if since_s is None else repr(since_s)}
+        """Yield audit log entries. `order` says which come first, and `since_s` is in seconds since 1970 (UTC)."""
+        since = "" if since_s is None else repr(since_s)
+        query = {"actor": actor, "actor_id": actor_id, "subject": subject, "since_s": since, "order": order}
         return Pages("/v1/audit", limit=limit, query=query)
 
 

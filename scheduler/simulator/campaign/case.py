@@ -25,6 +25,8 @@ class CaseEventKind(StrEnum):
     STALE_OBSERVATION = "stale-observation"
     LOST_REPORT = "lost-report"
     STALE_REPORT = "stale-report"
+    DUPLICATE_REPORT = "duplicate-report"
+    STALE_RUN = "stale-run"
     DUPLICATE_COMMAND = "duplicate-command"
     OBSERVE_ERROR = "observe-error"
     CONVERGE_ERROR = "converge-error"
@@ -49,6 +51,8 @@ class CaseEventKind(StrEnum):
     FREEZE_RESIZES = "freeze-resizes"
     CHANGE_QUOTA = "change-quota"
     DELETE_QUEUE = "delete-queue"
+    ADD_NODE = "add-node"
+    REMOVE_NODE = "remove-node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,10 @@ class DemandLevel:
 
 @dataclass(frozen=True, slots=True)
 class FaultCase:
-    """All faults end by `faults_end_s`: nodes are back, suspended jobs resumed, drained nodes uncordoned."""
+    """All faults end by `faults_end_s`: nodes are back, suspended jobs resumed, drained nodes uncordoned.
+
+    `spares` are nodes that exist in the world, and that an administrator adds during the case.
+    """
 
     seed: int
     policy: str
@@ -103,6 +110,7 @@ class FaultCase:
     delays: Delays
     faults_end_s: float
     uses_sql: bool = False
+    spares: tuple[Node, ...] = ()
 
 
 def write_case(path: Path, case: FaultCase) -> None:

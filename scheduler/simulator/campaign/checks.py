@@ -152,10 +152,10 @@ def _find_wrong_accounts(store: ApiStore) -> Iterator[tuple[str, str]]:
     recorded: defaultdict[str, float] = defaultdict(float)
     held: defaultdict[str, float] = defaultdict(float)
     for entry in usage.entries:
-        recorded[entry.key.owner] += entry.gpu_s
+        recorded[entry.key.owner_id] += entry.gpu_s
     jobs = {job.id: job for job in store.list_ended_jobs(limit=JOBS_MAX)} | dict(usage.snapshot.jobs)
     for job in jobs.values():
-        held[job.owner] += job.account.gpu_s
+        held[job.owner_key] += job.account.gpu_s
     for owner in held.keys() | recorded.keys():
         if abs(held[owner] - recorded[owner]) > _ROUNDING_GPU_S * (1.0 + held[owner] / 1e6):
             yield "end-usage-differs", f"{owner} used {held[owner]} GPU-s, and {recorded[owner]} were recorded"

@@ -12,13 +12,15 @@ from math import inf
 
 from scheduler.domain.fleet import Forecast
 from scheduler.domain.job import Job
-from scheduler.domain.observation import Observation, Run
+from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.runtime.clock import CATCH_UP_RATE
 from scheduler.simulator.campaign.case import CaseEventKind
 from scheduler.simulator.fault_injection import LossyStore
 from scheduler.store.protocol import Commit, ConflictError, Lease, LoadedState, Store, UnavailableError
+
+_LIVE_PHASES = {RunPhase.STARTING, RunPhase.RUNNING, RunPhase.LEAVING}
 
 
 class ExecutorError(Exception):
@@ -37,11 +39,12 @@ class HostFaults:
     stale_observations: int = 0
     lost_reports_of: str = ""
     reports_lost_until_s: float = -1.0
+    stale_run_of: str = ""
 
     def reset(self) -> None:
         """End all faults."""
         self.store_down_until_s = self.reports_lost_until_s = -1.0
-        self.slow_commit_s, self.stale_observations = 0.0, 0
+        self.slow_commit_s, self.stale_observations, self.stale_run_of = 0.0, 0, ""
         self.armed.clear()
 
     def take(self, kind: CaseEventKind) -> bool:
@@ -172,6 +175,7 @@ class FaultyExecutor:
         self._world, self._clock, self._faults, self._put_into_effect = world, clock, faults, put_into_effect
         self._deadlines = deadlines
         self._last: Observation | None = None
+        self._first_runs: dict[str, Run] = {}
 
     def observe(self) -> Observation:
         faults, last = self._faults, self._last
@@ -185,7 +189,7 @@ class FaultyExecutor:
         if self._world.now_s < faults.reports_lost_until_s and last is not None:
             seen = self._lose_reports(seen, last)
         self._last = seen
-        return seen
+        return self._repeat_first_report(seen)
 
     def converge(self, desired: Snapshot) -> None:
         if self._faults.take(CaseEventKind.CONVERGE_ERROR):
@@ -196,6 +200,20 @@ class FaultyExecutor:
 
     def close(self) -> None:
         """Do nothing: the world goes on without this controller."""
+
+    def _repeat_first_report(self, seen: Observation) -> Observation:
+        """Return the observation with the first known state of the run of which a late report arrives."""
+        live = {run.job_id: run for run in seen.runs if run.phase in _LIVE_PHASES}
+        first = {job_id: self._first_runs.get(job_id, run) for job_id, run in live.items()}
+        self._first_runs = {
+            job_id: run if run.generation == live[job_id].generation else live[job_id] for job_id, run in first.items()
+        }
+        job_id, self._faults.stale_run_of = self._faults.stale_run_of, ""
+        if job_id not in live or self._first_runs[job_id] == live[job_id]:
+            return seen
+        self._faults.counts[CaseEventKind.STALE_RUN] += 1
+        runs = (self._first_runs[job_id] if run is live[job_id] else run for run in seen.runs)
+        return replace(seen, runs=tuple(runs))
 
     def _lose_reports(self, seen: Observation, last: Observation) -> Observation:
         """Return the observation with the last known state of the run whose reports are lost."""

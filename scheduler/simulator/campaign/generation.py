@@ -18,6 +18,7 @@ from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import list_policy_sets
 from scheduler.simulator.campaign.case import CaseEvent, CaseEventKind, CaseJob, DemandLevel, FaultCase
+from scheduler.simulator.campaign.hardware import draw_demands, draw_nodes, draw_spares
 
 QUEUES = ("lab", "team", "batch")
 OWNERS = ("ada", "bob", "cyn")
@@ -45,6 +46,8 @@ def draw_case(seed: int) -> FaultCase:
     end_s = 3600.0 * hours
     count, longest_s = random.randint(4, 8 if uses_sql else 24), 1200.0 if uses_sql else 4 * 3600.0
     policy_random = Random(f"campaign/{seed}/policy")
+    nodes = draw_nodes(Random(f"campaign/{seed}/hardware"), nodes)
+    jobs = _draw_jobs(Random(f"campaign/{seed}/jobs"), owned, end_s, count=count, longest_s=longest_s)
     return FaultCase(
         seed=seed,
         policy="ebbtide" if policy_random.random() < EBBTIDE_SHARE else policy_random.choice(list_policy_sets()),
@@ -52,7 +55,7 @@ def draw_case(seed: int) -> FaultCase:
         pools=pools,
         nodes=nodes,
         queues=tuple(_draw_queues(Random(f"campaign/{seed}/queues"), owned)),
-        jobs=tuple(_draw_jobs(Random(f"campaign/{seed}/jobs"), owned, end_s, count=count, longest_s=longest_s)),
+        jobs=tuple(draw_demands(Random(f"campaign/{seed}/demands"), jobs, nodes)),
         demand=tuple(_draw_demand(Random(f"campaign/{seed}/demand"), nodes, end_s)),
         events=_draw_events(seed, owned, end_s),
         delays=Delays(
@@ -62,6 +65,7 @@ def draw_case(seed: int) -> FaultCase:
         ),
         faults_end_s=end_s,
         uses_sql=uses_sql,
+        spares=tuple(draw_spares(Random(f"campaign/{seed}/spares"), nodes)),
     )
 
 
@@ -142,11 +146,13 @@ _AMOUNTS_S = {
     CaseEventKind.CLOCK_FORWARD: 600.0,
     CaseEventKind.CLOCK_BACK: 600.0,
     CaseEventKind.LOST_REPORT: 120.0,
+    CaseEventKind.DUPLICATE_REPORT: 120.0,
     CaseEventKind.SUSPEND: 900.0,
     CaseEventKind.DRAIN: 1200.0,
     CaseEventKind.RECALL_ALL: 1200.0,
     CaseEventKind.FREEZE_RESIZES: 900.0,
     CaseEventKind.OUT_OF_MEMORY: 0.0,
+    CaseEventKind.REMOVE_NODE: 1200.0,
 }
 """Mean duration or extent of an event by kind. Other kinds need none."""
 

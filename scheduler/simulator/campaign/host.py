@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
@@ -20,6 +19,7 @@ from scheduler.simulator.campaign.faulty_parts import (
     LeaveDeadlines,
     PersistenceForecaster,
 )
+from scheduler.simulator.campaign.stand_in_solver import InlineExecutor, solve_stand_in
 from scheduler.store.protocol import Store, UnavailableError
 
 LEASE_S = 10.0
@@ -27,6 +27,8 @@ POLL_S = 60.0
 """Longest time between two steps of a host. Real ones poll ten times a second; here, each change causes a step."""
 RETRY_S = 5.0
 _HISTORY_S = 86_400.0
+_SHAPES_MAX = 4
+"""Shapes that are solved between two ticks."""
 
 
 class HostDiedError(Exception):
@@ -97,7 +99,7 @@ class Host:
             executor=self._executor,
             clock=self.clock,
             policies=self._policies,
-            curves=CurveBuilder(ThreadPoolExecutor(1), in_flight_max=0),
+            curves=CurveBuilder(InlineExecutor(), in_flight_max=_SHAPES_MAX, solve=solve_stand_in),
             demand=DemandForecaster(self._store, PersistenceForecaster, history_s=_HISTORY_S),
             on_report=self._on_report,
             has_changes=lambda: self._world.next_event_s() <= self._world.now_s,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from scheduler.domain.commands import (
+    AddNode,
     CancelJob,
     ChangeJob,
     ChangeQueue,
@@ -15,6 +16,7 @@ from scheduler.domain.commands import (
     DeleteQueue,
     FreezeResizes,
     RecallAll,
+    RemoveNode,
     ReportProgress,
     ResumeJob,
     ResumeLending,
@@ -22,9 +24,11 @@ from scheduler.domain.commands import (
     SuspendJob,
     UncordonNode,
 )
+from scheduler.domain.fleet import Node
 from scheduler.domain.job_queue import JobQueue
 from scheduler.simulator.campaign.case import CaseEvent, CaseEventKind
 from scheduler.simulator.campaign.generation import QUEUES
+from scheduler.simulator.campaign.hardware import fit_gpus
 from scheduler.simulator.campaign.host import Host
 
 if TYPE_CHECKING:
@@ -79,12 +83,26 @@ class CaseInjector:
                     stale = job.allocation.generation - 1
                     self._run.send(ReportProgress(job.id, stale, 1e12, checkpoint_steps=1e12))
                     return True
+            case CaseEventKind.DUPLICATE_REPORT if running:
+                return self._report_twice(event, _pick(running, event))
             case CaseEventKind.DUPLICATE_COMMAND:
                 command = _pick(self._run.sent, event)
                 if self._run.ask(lambda: self._run.store.send(command)):
                     self._run.checks.record(world.now_s, "command-repeated", f"{command.id} was accepted twice")
                 return True
         return False
+
+    def _report_twice(self, event: CaseEvent, job_id: str) -> bool:
+        """Report the progress that is known now, and again when the job may have moved on."""
+        run = self._run
+        job = run.snapshot.jobs.get(job_id)
+        if job is None or job.is_ended:
+            return False
+        generation, steps, saved = job.allocation.generation, job.progress.steps, job.progress.checkpoint_steps
+        report = ReportProgress(job_id, generation, steps, checkpoint_steps=saved)
+        run.send(report)
+        run.at(run.world.now_s + event.amount, lambda: run.send(report))
+        return True
 
     def _lose_node(self, event: CaseEvent) -> bool:
         run = self._run
@@ -115,6 +133,9 @@ class CaseInjector:
                 if running := sorted(self._run.world.list_running_jobs()):
                     host.faults.lost_reports_of = _pick(running, event)
                     host.faults.reports_lost_until_s = now_s + event.amount
+            case CaseEventKind.STALE_RUN:
+                if running := sorted(self._run.world.list_running_jobs()):
+                    host.faults.stale_run_of = _pick(running, event)
             case CaseEventKind.LEADER_PAUSE:
                 host.pause(event.amount)
                 return True
@@ -138,6 +159,11 @@ class CaseInjector:
             case CaseEventKind.DRAIN:
                 name = _pick(self._run.case.nodes, event).name
                 return self._send_and_undo(event, CordonNode(name, drain=True), UncordonNode(name))
+            case CaseEventKind.ADD_NODE if absent := self._list_absent_nodes():
+                self._run.send(AddNode(_pick(absent, event)))
+                return True
+            case CaseEventKind.REMOVE_NODE if known := sorted(self._run.snapshot.nodes):
+                return self._remove_node(event, _pick(known, event))
             case CaseEventKind.RECALL_ALL:
                 return self._send_and_undo(event, RecallAll(), ResumeLending())
             case CaseEventKind.FREEZE_RESIZES:
@@ -151,13 +177,35 @@ class CaseInjector:
                 return True
         return False
 
+    def _list_absent_nodes(self) -> list[Node]:
+        case, known = self._run.case, self._run.snapshot.nodes
+        return [node for node in (*case.nodes, *case.spares) if node.name not in known]
+
+    def _remove_node(self, event: CaseEvent, name: str) -> bool:
+        """Remove the node at once, which is refused while it is in use, or drain it before. It comes back later."""
+        run = self._run
+        node = next(each for each in (*run.case.nodes, *run.case.spares) if each.name == name)
+        if event.low % 2:
+            run.send(CordonNode(name, drain=True))
+            run.at(run.world.now_s + event.amount / 2.0, lambda: run.send(RemoveNode(name)))
+        else:
+            run.send(RemoveNode(name))
+
+        def restore() -> None:
+            run.send(AddNode(node))
+            run.send(UncordonNode(name))
+
+        run.at(min(run.world.now_s + event.amount, run.case.faults_end_s), restore)
+        return True
+
     def _command_owner(self, event: CaseEvent, job_id: str) -> bool:
         run = self._run
         match event.kind:
             case CaseEventKind.CANCEL:
                 run.send(CancelJob(job_id))
             case CaseEventKind.SCALE:
-                run.send(ScaleJob(job_id, event.low, event.high))
+                low = fit_gpus(run.snapshot.jobs[job_id].spec, run.case.nodes, event.low)
+                run.send(ScaleJob(job_id, low, max(low, event.high)))
             case CaseEventKind.CHANGE:
                 run.send(ChangeJob(job_id, queue=_pick((*QUEUES, "default", "new"), event), priority=event.low % 6))
             case CaseEventKind.CHECKPOINT:

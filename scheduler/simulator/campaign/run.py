@@ -66,7 +66,7 @@ class CaseRun:
         self.counts = Counter[CaseEventKind]()
         self.checks = CaseChecks()
         self.world = SimulatedExecutor(
-            case.nodes, delays=case.delays, true_steps={job.id: job.true_steps for job in case.jobs}
+            (*case.nodes, *case.spares), delays=case.delays, true_steps={job.id: job.true_steps for job in case.jobs}
         )
         policies, deadlines = load_policy_set(case.policy, case.settings), LeaveDeadlines()
         self.hosts = tuple(
@@ -160,9 +160,11 @@ class CaseRun:
         for host in self.hosts:
             host.faults.reset()
             host.available_at_s = host.next_step_s = self.world.now_s
-        for node in self.case.nodes:
+        for node in (*self.case.nodes, *self.case.spares):
             self.world.restore_node(node.name)
             self.send(UncordonNode(node.name))
+        for node in self.case.nodes:
+            self.send(AddNode(node))
         for job in self.case.jobs:
             self.send(ResumeJob(job.id))
         self.send(FreezeResizes(False))

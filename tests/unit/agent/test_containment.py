@@ -106,24 +106,24 @@ def test_link_to_a_folder_of_the_service_is_not_given_to_a_job(machine: Containm
 
 def test_owner_is_mapped_to_a_user_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    names = {"ada": 1001, "nobody": 65534}
+    names = {"ada": 1001, "ann": 1002, "nobody": 65534}
 
     def find(name: str) -> pwd.struct_passwd:
         return pwd.struct_passwd((name, "x", names[name], names[name], "", "/nonexistent", ""))
 
     monkeypatch.setattr(pwd, "getpwnam", find)
-    policy = ContainmentPolicy(users={"ada@example.com": "ada", "eve": "missing"})
-    assert [user and (user.uid, user.home) for user in map(policy.find_user, ("ada@example.com", "bob"))] == [
-        (1001, Path("/tmp")), (65534, Path("/tmp")),
-    ]  # fmt: skip
+    policy = ContainmentPolicy(users={"ada": "ada", "token:tok-2": "ann", "eve": "missing"})
+    owners = (("token:tok-1", "ada"), ("token:tok-2", "ada"), ("oidc:https://idp.example#ada", "oidc:ada"), ("", "bob"))
+    found = [policy.find_user(*owner) or USER for owner in owners]
+    assert [(user.uid, user.home) for user in found] == [(uid, Path("/tmp")) for uid in (1001, 1002, 65534, 65534)]
     with pytest.raises(ContainmentError, match="--user eve=missing: "):
-        policy.find_user("eve")
+        policy.find_user("token:tok-3", "eve")
     with pytest.raises(ContainmentError, match="--default-user gone: "):
-        replace(policy, default_user="gone").find_user("bob")
+        replace(policy, default_user="gone").find_user("token:tok-4", "bob")
     names |= {"ebbtide": 998, "ebbtide-jobs": 999}
-    assert (policy.find_user("bob") or USER).uid == 999
+    assert (policy.find_user("token:tok-4", "bob") or USER).uid == 999
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
-    assert policy.find_user("eve") is None
+    assert policy.find_user("token:tok-3", "eve") is None
 
 
 def test_machine_without_bubblewrap_says_so_and_can_be_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

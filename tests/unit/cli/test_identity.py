@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from cli.connection import get_config_path, load_contexts, resolve_target
 from cli.exit_codes import ExitCode
 from ebbtide.client import Client
+from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.schema_migration import migrate
 from tests.api.authenticated_service import AuthenticatedService
 from tests.unit.cli.conftest import AppTransport, Run
@@ -156,6 +159,29 @@ def test_tokens_are_managed_over_the_api_and_audited(run: Run, guarded: Authenti
     document = json.loads(run("audit", "--subject", made["id"], "-o", "json", EBBTIDE_URL=None).stdout)
     assert [(each["actor"], each["action"]) for each in document] == [("root", "CreateToken"), ("root", "RevokeToken")]
     assert "RevokeToken" in run("audit", EBBTIDE_URL=None).stdout
+    last = json.loads(run("audit", "-n", "2", "-o", "json", EBBTIDE_URL=None).stdout)
+    assert [each["action"] for each in last] == ["CreateToken", "RevokeToken"]
+    by_root = ("audit", "--actor-id", last[0]["actor_id"], "-o", "json")
+    assert len(json.loads(run(*by_root, EBBTIDE_URL=None).stdout)) > len(last)
+    assert json.loads(run("audit", "--actor-id", "token:nobody", "-o", "json", EBBTIDE_URL=None).stdout) == []
+
+
+def test_the_audit_command_reads_no_more_entries_than_it_shows(run: Run, guarded: AuthenticatedService) -> None:
+    log_in(run, guarded.root)
+    entry = AuditEntry(1.0, "root", "", "PauseLending", "fleet", None, None, "")
+    for number in range(30):
+        guarded.store.audit_log.append(replace(entry, request_id=str(number)))
+    read: list[int] = []
+    list_newest = guarded.store.audit_log.list_newest
+
+    def count_read(*request: Any, **filters: Any) -> Any:
+        rows = list_newest(*request, **filters)
+        read.append(len(rows))
+        return rows
+
+    guarded.store.audit_log.list_newest = count_read
+    shown = json.loads(run("audit", "-n", "3", "-o", "json", EBBTIDE_URL=None).stdout)
+    assert ([each["request_id"] for each in shown], read) == (["27", "28", "29"], [4])
 
 
 def test_client_rejects_a_token_that_is_not_a_header_value() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import GpuShape, count
 from scheduler.domain.job import Job
@@ -11,8 +13,9 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
+from scheduler.scheduling.explanation import explain
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.scheduling.policy_sets import load_policy_set
+from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 
@@ -73,6 +76,19 @@ def test_job_for_a_missing_gpu_model_blocks_no_job() -> None:
     result = decided(a_snapshot(fleet, [a_job("picky", 8, gpu=OTHER, steps=1), a_job("easy", 8)]))
     assert started(result) == {"easy"}
     assert result.waiting["picky"].code is ReasonCode.NO_MATCHING_FLAVOR
+
+
+@pytest.mark.parametrize("policy", sorted(list_policy_sets()))
+def test_job_with_a_plan_for_a_gpu_model_that_left_waits(policy: str) -> None:
+    fleet = a_fleet(training=1, inference=0)
+    curve = a_curve({GpuShape.packed(OTHER, 8, 8): 1.0})
+    left = a_job("left", 8, gpu=OTHER, model="llama-2-7b", global_batch=8, state=JobState.QUEUED, steps=10)
+    snapshot = a_snapshot(fleet, [left, a_job("next", 8)], curves={left.spec.curve_key: curve})
+    result = decide(snapshot, load_policy_set(policy, SETTINGS))
+    assert started(result) == (set() if policy == "fifo" else {"next"})
+    reason = result.waiting["left"]
+    assert reason.code in (ReasonCode.NO_MATCHING_FLAVOR, ReasonCode.WAITING_FOR_PLAN)
+    assert explain(snapshot, result.waiting, "left").reason == reason
 
 
 def test_job_reserves_its_own_gpu_model_only() -> None:

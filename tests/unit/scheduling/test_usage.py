@@ -15,7 +15,7 @@ from scheduler.scheduling.usage import compute_unsettled_usage, compute_usage_de
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
 FLEET = a_fleet(training=1, inference=1)
-OWN, LENT = (UsageKey(3600, "vision", "ada", GPU, is_lent) for is_lent in (False, True))
+OWN, LENT = (UsageKey(3600, "vision", "name:ada", GPU, is_lent) for is_lent in (False, True))
 
 
 def adas(job_id: str = "j", **more: Any) -> Job:
@@ -50,6 +50,18 @@ def test_unsettled_usage_is_computed_on_demand() -> None:
     assert compute_unsettled_usage(snapshot, 4010.0) == (UsageEntry(OWN, 20.0), UsageEntry(LENT, 10.0))
     assert compute_unsettled_usage(snapshot, 4010.0, from_s=4006.0) == (UsageEntry(OWN, 8.0), UsageEntry(LENT, 4.0))
     assert compute_unsettled_usage(snapshot, 3990.0) == (), "a clock that was set back takes nothing away"
+
+
+def test_owners_of_one_name_are_counted_apart() -> None:
+    jobs = [replace(adas(job_id), owner_id=owner_id) for job_id, owner_id in (("j", "token:1"), ("k", "token:2"))]
+    snapshot = replace(a_snapshot(FLEET), jobs={job.id: job for job in jobs})
+    usage = compute_unsettled_usage(snapshot, 4010.0)
+    kinds = [(entry.key.owner_id, entry.key.is_lent, entry.gpu_s, entry.owner) for entry in usage]
+    assert kinds == [
+        ("token:1", False, 20.0, "ada"), ("token:1", True, 10.0, "ada"),
+        ("token:2", False, 20.0, "ada"), ("token:2", True, 10.0, "ada"),
+    ]  # fmt: skip
+    assert [entry.owner for entry in sum_usage((*usage, replace(usage[0], owner="ann")))][:2] == ["ann", "ada"]
 
 
 def test_new_job_has_no_usage() -> None:

@@ -232,6 +232,7 @@ class UsageRowView(TypedDict):
     lost_gpu_s: float
     own_gpu_s: float
     owner: NotRequired[str]
+    owner_id: NotRequired[str]
     queue: NotRequired[str]
 
 
