@@ -13,11 +13,13 @@ from api.http.errors import ProblemError, raise_invalid_field
 from api.identity.authorization import RouteRule, requires
 from scheduler.documents.plan_limits import to_plan_limits
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
+from scheduler.domain.framework_limits import combine_framework_limits
 from scheduler.domain.job import Job
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
+from scheduler.plan_export.frameworks import find_framework
 from scheduler.solver.curve import build_solve_request
 from scheduler.solver.inspection import Bound, Inspection, inspect_plan, search_outcome_to_json, simplest_plan_to_json
 from scheduler.solver.plan_rules import PlanError
@@ -237,6 +239,23 @@ class JobPlanView(PlanView):
     ]
 
 
+class ExportedFileView(TypedDict):
+    """A file for a training framework."""
+
+    name: Annotated[str, Field(description="Name of the file, with the suffix that the framework expects.")]
+    text: Annotated[str, Field(description="What to write into it, in the format of its suffix.")]
+
+
+class ExportedPlanView(TypedDict):
+    """A plan in the words of a training framework."""
+
+    args: Annotated[
+        list[str],
+        Field(description="Command-line arguments. `{plan.file}` stands for the path of the file. Empty: none."),
+    ]
+    file: Annotated[ExportedFileView | None, Field(description="File for the framework. Null: it needs none.")]
+
+
 class SolvedPlanView(PlanView):
     """The fastest plan for a request, with details of the search."""
 
@@ -256,6 +275,12 @@ class SolvedPlanView(PlanView):
         Annotated[
             SimplestPlanView,
             Field(description="Simplest plan within `simplicity` of this one. Absent: the request sets no simplicity."),
+        ]
+    ]
+    export: NotRequired[
+        Annotated[
+            ExportedPlanView,
+            Field(description="The plan in the words of `framework`. Absent: the request names no framework."),
         ]
     ]
     search_time_s: Annotated[float, Field(description="Seconds that the solver took.")]
@@ -308,13 +333,21 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
 
     `inspection` shows how each device spends the step, its memory and its bottleneck. `runners_up` has as many plans as
     `alternatives` asks for. With two GPU models, `remark` says if mixing them does not pay, and `whole` is the best
-    plan that uses the whole shape. If no plan is feasible, the problem names the binding constraint.
+    plan that uses the whole shape. With `framework`, the plan is the fastest that the framework can run, and `export`
+    has its arguments and its file. If no plan is feasible, the problem names the binding constraint.
     """
     request = _to_solve_request(document)
     outcome, simplest, search_time_s = _search_plans(request, document, service)
     if isinstance(outcome.result, Infeasibility):
         raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
-    return solved_plan_view(outcome, outcome.result, request, search_time_s, simplest)
+    view = solved_plan_view(outcome, outcome.result, request, search_time_s, simplest)
+    return {**view, "export": _export_plan(outcome.result, document.framework)} if document.framework else view
+
+
+def _export_plan(plan: ParallelPlan, framework: str) -> ExportedPlanView:
+    exported = find_framework(framework).export(plan)
+    file = exported.file
+    return {"args": list(exported.args), "file": None if file is None else {"name": file.name, "text": file.text}}
 
 
 def _search_plans(
@@ -343,7 +376,8 @@ def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
             "memory", memory_bytes, f"at most {largest.memory_bytes} bytes, the memory of a {largest.gpu}"
         )
     try:
-        model, limits = _model_with_frozen_layers(document), to_plan_limits(document.limits)
+        model = _model_with_frozen_layers(document)
+        limits = combine_framework_limits(document.framework, to_plan_limits(document.limits))
         return SolveRequest(model, hardware, shape, document.global_batch, memory_bytes, limits=limits)
     except RequestError as error:
         return raise_invalid_field("document", None, str(error))

@@ -124,6 +124,21 @@ OnResizeOption = Annotated[
         "declares checkpoints or reports its progress.",
     ),
 ]
+CheckpointPathOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-path",
+        metavar="PATTERN",
+        help="File that an unmodified script writes last in each checkpoint, in the checkpoint directory: ckpt.pt, or "
+        "checkpoint-*/trainer_state.json.",
+    ),
+]
+CheckpointSignalOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-signal", metavar="SIGNAL", help="Signal on which the script saves, such as SIGTERM or SIGUSR1."
+    ),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Main memory that the job may use per node, such as 64Gi."),
@@ -151,6 +166,8 @@ QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit 1 unless it succeeded.")]
 
 
+_COMPLETED_FIELDS = {"gpus", "checkpoint"}
+"""Objects of a job document of which options override single fields."""
 _JOB_FILE_SUFFIXES = (".yaml", ".yml")
 
 
@@ -176,6 +193,8 @@ def submit(
     venv: VenvOption = None,
     launch: LaunchOption = None,
     on_resize: OnResizeOption = None,
+    checkpoint_path: CheckpointPathOption = None,
+    checkpoint_signal: CheckpointSignalOption = None,
     memory: MemoryOption = None,
     cpu: CpuOption = None,
     hang_timeout: HangTimeoutOption = None,
@@ -190,7 +209,7 @@ def submit(
     """Submit a job from a file, from options, or both. Options override the file, and come before the command."""
     options = {
         "name": name,
-        "gpus": _build_gpu_range(min_gpus, max_gpus),
+        "gpus": _list_given(min=min_gpus, max=max_gpus),
         "model": model,
         "globalBatch": global_batch,
         "sequenceLength": seq,
@@ -205,18 +224,18 @@ def submit(
         "venv": venv,
         "launch": launch.value if launch else None,
         "onResize": on_resize.value if on_resize else None,
-        "resources": {name: amount for name, amount in (("memory", memory), ("cpu", cpu)) if amount} or None,
+        "checkpoint": _list_given(path=checkpoint_path, signal=checkpoint_signal),
+        "resources": _list_given(memory=memory, cpu=cpu),
         "hangTimeout": hang_timeout,
         "env": _read_environment(env_file, env),
     }
     with _packed_directory(workdir) as packed:
-        options["workdir"] = {"archive": packed.digest} if packed else None
-        document = build_job_document(file, options, is_dry_run=dry_run)
-        _send(document, packed, url, output, dry_run=dry_run, wait=wait, quiet=quiet)
+        _send(file, options, packed, url, output, dry_run=dry_run, wait=wait, quiet=quiet)
 
 
 def _send(
-    document: dict[str, Any],
+    file: str | None,
+    options: dict[str, Any],
     packed: PackedDirectory | None,
     url: str,
     output: OutputFormat,
@@ -225,6 +244,8 @@ def _send(
     wait: bool,
     quiet: bool,
 ) -> None:
+    workdir = {"archive": packed.digest} if packed else None
+    document = build_job_document(file, {**options, "workdir": workdir}, is_dry_run=dry_run)
     with service_client(url) as client:
         if dry_run:
             response = client.dry_run(document)
@@ -268,12 +289,12 @@ def build_job_document(file: str | None, options: dict[str, Any], *, is_dry_run:
         with input_errors_from(file or "job"):
             document = manifest_to_job_document(document)
     given = {field: value for field, value in options.items() if value is not None}
-    gpus = given.pop("gpus", None)
+    for field in _COMPLETED_FIELDS & given.keys():
+        before = document.get(field)
+        given[field] = {**(before if isinstance(before, dict) else {}), **given[field]}
+    if "gpus" in given:
+        given["gpus"].setdefault("max", given["gpus"].get("min"))
     document.update(given)
-    if gpus:
-        before = document.get("gpus")
-        document["gpus"] = {**(before if isinstance(before, dict) else {}), **gpus}
-        document["gpus"].setdefault("max", document["gpus"].get("min"))
     required = {"name": "--name", "gpus": "--min"}
     if not file and (missing := [option for field, option in required.items() if field not in document]):
         raise_input_error(f"job: {' and '.join(missing)} must be given. Or name a job file with -f JOB.yaml.")
@@ -287,8 +308,8 @@ def build_job_document(file: str | None, options: dict[str, Any], *, is_dry_run:
     return document
 
 
-def _build_gpu_range(minimum: int | None, maximum: int | None) -> dict[str, int] | None:
-    options = {"min": minimum, "max": maximum}
+def _list_given(**options: int | str | None) -> dict[str, int | str] | None:
+    """Return the options that are given, None if none is."""
     return {field: value for field, value in options.items() if value is not None} or None
 
 

@@ -277,8 +277,8 @@ class Session:
     def poll_notice(self) -> Notice | None:
         """Return the notice to act on at this step boundary, or None.
 
-        Collective: every rank must call it after each step. Several ranks agree about every 0.2 s, and at every tenth
-        call at the latest.
+        Collective: every rank must call it after each step. Several ranks agree about every 0.5 s, and at every 25th
+        call at the latest. One rank looks for a notice every 0.05 s at most.
         """
         if self.world_size > 1 and not self._agreement_pace.is_due():
             return None

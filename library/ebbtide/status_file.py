@@ -19,7 +19,7 @@ from ebbtide.rank_status import RankPhase, RankStatus, ReplanPhase
 
 logger = logging.getLogger(__name__)
 
-_WRITE_PERIOD_S = 0.5  # the executor reads about once a second
+_WRITE_PERIOD_S = 1.0  # the executor reads about once a second
 
 # RuntimeErrors of torch and the CUDA libraries that have no class of their own.
 _OUT_OF_MEMORY_MESSAGES = (
@@ -72,7 +72,7 @@ class StatusFile:
     def update(self, **changes: Any) -> None:
         """Change fields of the status.
 
-        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most twice a
+        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most once a
         second.
         """
         before, self.status = self.status, replace(self.status, **changes)
@@ -110,9 +110,10 @@ def write_json_atomically(path: Path, document: object, *, durable: bool) -> Non
     Args:
         durable: also survive a power failure (fsync).
     """
+    content = json.dumps(document).encode()  # json.dump() lacks the fast encoder
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(document, file)
+    with part.open("wb") as file:
+        file.write(content)
         file.flush()
         if durable:
             os.fsync(file.fileno())

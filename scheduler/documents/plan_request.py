@@ -20,6 +20,7 @@ from scheduler.documents.document import (
 from scheduler.documents.job import Batch, GpuCount, SequenceLength, require_finite_json
 from scheduler.documents.plan_limits import PlanLimitsDocument
 from scheduler.documents.units import Size
+from scheduler.domain.framework_limits import FRAMEWORK_LIMITS
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 
 GROUPS_MAX = 16
@@ -86,10 +87,20 @@ class PlanRequestDocument(Document):
         default=None, description="What the plan may use. Default: everything that the GPUs' worker supports."
     )
 
+    framework: Text = Field(
+        default="",
+        description=f"Training framework that must be able to run the plan, in whose words it is returned: "
+        f"{', '.join(f'`{name}`' for name in FRAMEWORK_LIMITS)}. Empty: none.",
+    )
+
     @model_validator(mode="after")
     def _check_request(self) -> Self:
         if bool(self.model) == (self.profile is not None):
             raise invalid_field("model", self.model or None, "exactly one of model and profile")
+        if self.framework and self.framework not in FRAMEWORK_LIMITS:
+            raise invalid_field("framework", self.framework, f"one of {', '.join(FRAMEWORK_LIMITS)}")
+        if self.framework and self.shape is not None and len({group.gpu for group in self.shape}) > 1:
+            raise invalid_field("framework", self.framework, "nothing; no framework has plans on several GPU models")
         if self.shape is not None:
             for name in ("gpu", "gpus", "nodes"):
                 if getattr(self, name):

@@ -21,6 +21,8 @@ _BY_ROWS = re.compile(
     r"\.(?:[qkv]_proj|w[qkv]|qkv|query_key_value|gate_proj|up_proj|fc1|w1|w3|dense_h_to_4h)\.weight\b"
 )
 _BY_COLUMNS = re.compile(r"\.(?:o_proj|wo|out_proj|down_proj|fc2|w2|dense_4h_to_h)\.weight\b")
+_GPT2_OUTWARD = re.compile(r"\.(?:[cq]_attn|c_fc)\.weight\b")
+_GPT2_BACK = re.compile(r"\.c_proj\.weight\b")
 _EXPERTS = re.compile(r"\.experts?\b")
 
 
@@ -47,11 +49,15 @@ def describe_tensors(
     found = max(numbers.values(), default=-1) + 1
     if found != layers:
         raise ValueError(f"the plan has {layers} layers, but the names of the checkpoint's tensors have {found}")
+    outward = [shape for name, shape in shapes.items() if _GPT2_OUTWARD.search(name) and len(shape) == 2]
+    # Transformers stores these matrices of GPT-2 as inputs by outputs (Conv1D), and others, such as nanoGPT, as usual.
+    is_transposed = any(rows < columns for rows, columns in outward)
     specs = []
     for name, shape in sorted(shapes.items()):
         if prod(shape):
             layer = numbers.get(name, 0 if _IN_FRONT.search(name) else layers - 1)
-            specs.append(_describe_tensor(name, layer, shape, element_bytes[name]))
+            split = _find_split(name, is_transposed=is_transposed)
+            specs.append(_describe_tensor(name, layer, shape, element_bytes[name], split))
     return tuple(specs)
 
 
@@ -69,14 +75,22 @@ def compute_held_parts(
     )
 
 
-def _describe_tensor(name: str, layer: int, shape: tuple[int, ...], element_bytes: int) -> TensorSpec:
+def _find_split(name: str, *, is_transposed: bool) -> TensorSplit:
+    """Return how tensor parallelism splits the matrix. `is_transposed`: matrices of GPT-2 are inputs by outputs."""
+    if _BY_ROWS.search(name) or (_GPT2_BACK if is_transposed else _GPT2_OUTWARD).search(name):
+        return TensorSplit.ROWS
+    if _BY_COLUMNS.search(name) or (_GPT2_OUTWARD if is_transposed else _GPT2_BACK).search(name):
+        return TensorSplit.COLUMNS
+    return TensorSplit.NONE
+
+
+def _describe_tensor(
+    name: str, layer: int, shape: tuple[int, ...], element_bytes: int, split: TensorSplit
+) -> TensorSpec:
     experts = shape[0] if len(shape) == 3 and _EXPERTS.search(name) else 0
     matrix = shape[1:] if experts else shape
     rows, columns = (matrix[0], prod(matrix[1:])) if matrix else (1, 1)
-    split = TensorSplit.NONE
-    if len(matrix) == 2:
-        split = TensorSplit.ROWS if _BY_ROWS.search(name) else split
-        split = TensorSplit.COLUMNS if _BY_COLUMNS.search(name) else split
+    split = split if len(matrix) == 2 else TensorSplit.NONE
     return TensorSpec(name, layer, (rows, columns), element_bytes, split, experts)
 
 

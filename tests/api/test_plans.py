@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +55,24 @@ def test_limits_restrict_the_plan(service: ApiService, problem: Problem) -> None
     infeasible = problem(service.post("/v1/plans", GPT2 | {"limits": {"microBatchesMin": 32}}), 422)
     assert infeasible["type"] == "urn:ebbtide:problem:infeasible"
     assert infeasible["detail"].startswith("limits: ")
+
+
+def test_a_framework_gets_the_plan_that_it_can_run_in_its_words(service: ApiService, problem: Problem) -> None:
+    limits = {"limits": {"only": ["tensor"]}}
+    plan = service.made("/v1/plans", GPT2 | limits | {"framework": "megatron-lm"})
+    args = plan["export"]["args"]
+    assert args[args.index("--tensor-model-parallel-size") + 1] == "4"
+    assert plan["export"]["file"] is None
+    stored = service.made("/v1/plans", GPT2 | {"framework": "deepspeed"})["export"]["file"]
+    assert json.loads(stored["text"])["train_batch_size"] == 16
+    assert "export" not in service.made("/v1/plans", GPT2 | limits)
+    infeasible = problem(service.post("/v1/plans", GPT2 | limits | {"framework": "llama-factory"}), 422)
+    assert infeasible["type"] == "urn:ebbtide:problem:infeasible"
+    mixed = [{"gpu": gpu, "nodes": 1, "gpusPerNode": 1} for gpu in ("h100-80g", "l40s")]
+    several = {"model": "gpt2", "globalBatch": 16, "shape": mixed, "framework": "megatron-lm"}
+    for request in (GPT2 | {"framework": "megatron"}, several):
+        refused = problem(service.post("/v1/plans", request), 422)
+        assert refused["errors"][0]["field"] == "framework"
 
 
 def test_a_shape_replaces_gpu_and_gpus(service: ApiService) -> None:

@@ -1,5 +1,8 @@
-"""CPU time that `ebbtide.elastic` adds to a step of 20 ms: its report, the look for notices and their agreement.
+"""What taking part in resizes costs a script: added lines, the import, and CPU time of each step of 20 ms.
 
+Added lines are those that the examples mark. The time of the import is that which passes in a new process.
+
+`ebbtide.elastic` adds to a step its report, the look for notices and their agreement.
 The steps only sleep, and the CPU time of sleeping is subtracted: the rest is the session's, including its threads. Each
 rank is a process of its own, and ranks agree over Gloo on the loopback interface. If there is a GPU, one more rank has
 its model there and reports a loss that is a tensor of the GPU.
@@ -15,19 +18,34 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import torch
 
+from tests.e2e.framework_trainings import count_added_lines
+
 STEP_S, STEPS = 0.02, 500
+IMPORTS = 11
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
+    for script in sorted(EXAMPLES.rglob("*.py")):
+        if added := count_added_lines(script):
+            yield f"added lines, {script.relative_to(EXAMPLES)}", "at most 5", str(added)
+    yield "import ebbtide, median", "at most 50 ms", f"{1000 * median(measure_import() for _ in range(IMPORTS)):.0f} ms"
     for world_size in (1, 2, 4):
         share = max(measure_ranks(world_size)) / STEP_S
         yield f"session, {world_size} ranks, CPU time per step of 20 ms", "at most 0.5%", f"{share:.2%}"
     if torch.cuda.is_available():
         share = max(measure_ranks(1, device="cuda")) / STEP_S
         yield "session, a rank on a GPU, CPU time per step of 20 ms", "at most 0.5%", f"{share:.2%}"
+
+
+def measure_import() -> float:
+    """Return the seconds that the import takes in a new process."""
+    script = "import time; started_s = time.perf_counter(); import ebbtide; print(time.perf_counter() - started_s)"
+    return float(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
 
 
 def measure_ranks(world_size: int, *, device: str = "cpu") -> list[float]:

@@ -1,4 +1,7 @@
-"""A small training with Accelerate: `accelerate_probe.py NAN_FROM`, the first step whose loss is not finite."""
+"""A small training with Accelerate: `accelerate_probe.py NAN_FROM [BREAK_AFTER]`.
+
+The arguments are the first step whose loss is not finite, and the step after which the loop breaks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ebbtide.integrations.accelerate import ElasticLoader
 
 
 def main() -> None:
-    nan_from = int(sys.argv[1])
+    nan_from, break_after = (int(word) for word in [*sys.argv[1:], "1000"][:2])
     set_seed(3)
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
@@ -29,6 +32,10 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             print(f"> step {elastic.step + 1} {numbers.flatten().int().tolist()}", flush=True)
+            if elastic.step + 1 == break_after:
+                break
+        if elastic.step == break_after:
+            break
 
 
 if __name__ == "__main__":

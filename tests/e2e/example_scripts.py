@@ -75,10 +75,13 @@ def _mingpt_options(data: Path, steps: int) -> Sequence[str]:
 
 
 def _read_mingpt_losses(lines: Iterable[str]) -> list[float]:
-    """Return the mean over the ranks, whose shares of a batch are equal, of the steps that all ranks have printed."""
+    """Return the mean over the ranks, whose shares of a batch are equal, of the steps that all ranks have printed.
+
+    Ranks under torchrun share one unbuffered output, which can have two texts on a line and then two line ends.
+    """
     by_rank: defaultdict[int, list[float]] = defaultdict(list)
     for line in lines:
-        if match := _MINGPT_LINE.search(line):
+        for match in _MINGPT_LINE.finditer(line):
             by_rank[int(match[1])].append(float(match[3]))
     return [mean(losses) for losses in zip(*by_rank.values(), strict=False)]
 

@@ -38,6 +38,9 @@ class Probe(lightning.LightningModule):
         if not self.trainer.sanity_checking:
             print(f"> validation {self.trainer.current_epoch} {self.global_step} {number}", flush=True)
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        print(f"> stepped {self.trainer.current_epoch} {self.global_step}", flush=True)
+
     def on_train_epoch_end(self) -> None:
         print(f"> end {self.trainer.current_epoch} {self.global_step}", flush=True)
 

@@ -37,6 +37,13 @@ def _read_steps(root: Path, run: int) -> list[int]:
     return [int(step) for step in re.findall(r"^> step (\d+)", (root / f"run-{run}" / "log-0").read_text(), re.M)]
 
 
+def test_the_step_before_a_break_is_counted(ranks: FrameworkRanks, tmp_path: Path) -> None:
+    training = ElasticTraining(ranks, tmp_path, PROBE, [NEVER, "5"])
+    training.run(1)
+    assert (training.step, training.statuses[0][0]["phase"]) == (5, "succeeded")
+    assert _read_steps(tmp_path, 1) == [1, 2, 3, 4, 5]
+
+
 def test_a_flipped_bit_leads_to_the_previous_checkpoint(ranks: FrameworkRanks, tmp_path: Path) -> None:
     training = ElasticTraining(ranks, tmp_path, PROBE, [NEVER])
     for step in (3, 5):

@@ -159,6 +159,12 @@ def data(site: ServiceHarness) -> Path:
     return prepare_data(site.shared)
 
 
+def test_losses_of_ranks_that_share_a_line_are_read() -> None:
+    shared = "[RANK1] epoch 9 | batch 4 | loss 0.700000[RANK0] epoch 9 | batch 4 | loss 0.900000"
+    lines = [shared, "", "[RANK0] epoch 9 | batch 5 | loss 0.500000", "[RANK1] epoch 9 | batch 5 | loss 0.700000"]
+    assert MINGPT.read_losses(lines) == pytest.approx([0.8, 0.6])
+
+
 @pytest.mark.e2e
 def test_loop_with_five_added_lines_survives_a_resize(data: Path, site: ServiceHarness, tmp_path: Path) -> None:
     steps = 30

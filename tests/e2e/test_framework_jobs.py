@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,13 +33,23 @@ def service(tmp_path: Path) -> Iterator[ServiceHarness]:
     harness.close()
 
 
+@pytest.fixture
+def checkpoints() -> Iterator[Path]:
+    """A folder for checkpoints. Unlike pytest's, every user may enter it, as the agent requires of a named folder."""
+    with tempfile.TemporaryDirectory() as created:
+        path = Path(created).resolve()
+        path.chmod(0o1777)
+        yield path
+
+
 class FrameworkJob:
     """A job that runs an example, paused at the steps of a test."""
 
-    def __init__(self, service: ServiceHarness, example: Example) -> None:
+    def __init__(self, service: ServiceHarness, example: Example, checkpoints: Path) -> None:
         self.service = service
         self.hold = service.shared / "hold"
-        self.checkpoints = service.shared / "checkpoints"
+        self.checkpoints = checkpoints
+        self._outputs = dict[Path, str]()
         hold_at(self.hold, 3)
         command = ["python", str(PAUSED), str(self.hold), str(example.script), *example.options]
         document = {"name": "train", "gpus": {"min": 1, "max": 1}, "command": command, "venv": str(FRAMEWORKS)}
@@ -51,14 +63,16 @@ class FrameworkJob:
     def wait_for_success(self) -> None:
         self.service.wait(lambda: self._state() in (JobState.SUCCEEDED, JobState.FAILED))
         assert self._state() is JobState.SUCCEEDED, self.logs()
+        self._note_outputs()
 
     def read_printed_losses(self) -> dict[int, float]:
-        return mean_losses(path.read_text() for path in self._log_paths())
+        return mean_losses(self._outputs.values())
 
     def logs(self) -> str:
         return "\n".join(path.read_text()[-2000:] for path in self._log_paths())
 
     def _has_reached(self, gpus: int, step: int) -> bool:
+        self._note_outputs()
         job = self.service.job(self.id)
         if job is None:  # no tick has read the submission yet
             return False
@@ -71,6 +85,12 @@ class FrameworkJob:
         job = self.service.job(self.id)
         assert job is not None
         return job.state
+
+    def _note_outputs(self) -> None:
+        """Keep the output of all generations: the agent deletes the folders of old ones."""
+        for path in self._log_paths():
+            with contextlib.suppress(FileNotFoundError):
+                self._outputs[path] = path.read_text()
 
     def _log_paths(self) -> Sequence[Path]:
         return sorted(self.service.folders.job_folder(self.id).glob("gen-*@*/rank-*.log"))
@@ -94,10 +114,10 @@ def _add_inference_pool(service: ServiceHarness) -> None:
 
 @pytest.mark.parametrize("example", [TRAINER, LIGHTNING], ids=lambda example: example.name)
 def test_job_of_a_framework_loses_no_step_in_two_resizes_and_a_recall(
-    service: ServiceHarness, tmp_path: Path, example: Example
+    service: ServiceHarness, checkpoints: Path, tmp_path: Path, example: Example
 ) -> None:
     service.open(nodes=1, gpus=2)
-    job = FrameworkJob(service, example)
+    job = FrameworkJob(service, example, checkpoints)
     job.wait_for(1, step=3)
     hold_at(job.hold, 7)
     service.client.scale(job.id, min_gpus=2, max_gpus=2)

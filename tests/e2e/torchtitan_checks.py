@@ -1,4 +1,4 @@
-"""Checks of the integration with torchtitan, in the environment of the frameworks: `torchtitan_checks.py FOLDER`.
+"""Checks of the integration with torchtitan, in the environment of the frameworks: `torchtitan_checks.py FOLDER MODE`.
 
 torchtitan's Trainer needs a GPU. So its configuration is parsed by torchtitan itself, and its components are built and
 driven as the Trainer does it.
@@ -105,12 +105,12 @@ class Step:
         self.step = state["step"]
 
 
-def check_notice(folder: Path) -> None:
-    """A notice after step 3 saves a checkpoint and ends the process, and the next generation continues there."""
+def check_notice(folder: Path, async_mode: str) -> None:
+    """A notice saves a checkpoint and ends the process, and the next generation continues there."""
     run_dir = folder / os.environ["EBBTIDE_GENERATION"]
     trainer = Step()
     model = torch.nn.Linear(2, 2)
-    manager = ElasticCheckpointManager.Config(interval=1000).build(
+    manager = ElasticCheckpointManager.Config(interval=2, async_mode=async_mode).build(
         dataloader=None, model_parts=[model], optimizers=Empty(), lr_schedulers=Empty(),
         states={"train_state": trainer}, sd_adapter=None, base_folder="out",
     )  # fmt: skip
@@ -140,4 +140,4 @@ if __name__ == "__main__":
         check_samples()
     else:
         torch.distributed.init_process_group("gloo")
-        check_notice(Path(sys.argv[1]))
+        check_notice(Path(sys.argv[1]), sys.argv[2])

@@ -103,6 +103,7 @@ class ElasticLoader:
         if accelerator.is_main_process:
             self._checkpoints.clean_up()
         self._loss: torch.Tensor | None = None
+        self._has_trained = False  # the last batch has completed a step
         self._watch_loss()
         self._run.session.mark_resumed(self.step)
 
@@ -121,10 +122,14 @@ class ElasticLoader:
         steps_per_epoch = len(self._batches) // self._accumulate
         try:
             for number, batch in enumerate(self._loader, start=1):
+                self._has_trained = False
                 yield send_to_device(batch, self._accelerator.device, non_blocking=True)
                 if self._completes_step(number):
                     epoch_step = first_step + number // self._accumulate
                     self._end_step(*divmod(epoch * steps_per_epoch + epoch_step, steps_per_epoch))
+        except GeneratorExit:  # the loop has ended with `break`
+            self._count_last_step()
+            raise
         finally:
             self._run.finish()
 
@@ -140,6 +145,12 @@ class ElasticLoader:
                 "number. Put its body into `with accelerator.accumulate(model):`."
             )
         return is_boundary
+
+    def _count_last_step(self) -> None:
+        """Count the step after which the loop has ended, unless an error has ended it."""
+        if self._has_trained and not self._run.session.status.phase.is_terminal:
+            self.step += 1
+            self._run.session.report(step=self.step, loss=self._run.read_loss(self._loss))
 
     def _end_step(self, epoch: int, epoch_step: int) -> None:
         self.step += 1
@@ -160,12 +171,13 @@ class ElasticLoader:
             self._run.leave()
 
     def _watch_loss(self) -> None:
-        """Keep the loss of each forward pass, which the loop gives to the accelerator."""
+        """Keep the loss of each forward pass, which the loop gives to the accelerator, and note the last of a step."""
         accelerator, backward = self._accelerator, self._accelerator.backward
 
         def keep_loss_and_go_backward(loss: torch.Tensor, **keywords: Any) -> None:
             self._loss = loss.detach()
             backward(loss, **keywords)
+            self._has_trained = accelerator.sync_gradients
 
         accelerator.backward = keep_loss_and_go_backward
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECORD_NAME = "ebbtide.json"
+RECORD_NAME = "ebbtide.json"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def remove_incomplete_checkpoints(folder: Path, pattern: str) -> None:
     if not list_complete_checkpoints(folder, pattern):
         return
     for path in folder.glob(pattern):
-        if not path.name.endswith(f".{_RECORD_NAME}") and read_record(path) is None:
+        if not path.name.endswith(f".{RECORD_NAME}") and read_record(path) is None:
             logger.warning("Removing the incomplete checkpoint %s.", path)
             remove_checkpoint(path)
 
@@ -187,7 +187,7 @@ def _major(version: str) -> str:
 
 
 def _find_record(path: Path) -> Path:
-    return path / _RECORD_NAME if path.is_dir() else path.with_name(f"{path.name}.{_RECORD_NAME}")
+    return path / RECORD_NAME if path.is_dir() else path.with_name(f"{path.name}.{RECORD_NAME}")
 
 
 def _list_files(path: Path) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _list_files(path: Path) -> Iterator[str]:
         yield path.name
         return
     for each in sorted(path.rglob("*")):
-        if each.is_file() and each.name != _RECORD_NAME:
+        if each.is_file() and each.name != RECORD_NAME:
             yield str(each.relative_to(path.parent))
 
 

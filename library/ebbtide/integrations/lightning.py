@@ -135,9 +135,13 @@ class ElasticCallback(pl.Callback):
         notice = self._run.end_step(self._step, loss=self._run.read_loss(_find_loss(trainer)))
         if notice is None:
             return
-        self._save(trainer)
         is_last = 0 <= trainer.max_steps <= self._step  # Lightning would not come back to the end of the epoch
-        if notice.requires_exit and not is_last:
+        leaves = notice.requires_exit and not is_last
+        if leaves:
+            # Lightning calls it after the callbacks. What it changes belongs into the checkpoint.
+            pl_module.on_train_batch_end(outputs, batch, batch_idx)
+        self._save(trainer)
+        if leaves:
             self._run.session.leave()
             raise SIGTERMException  # Lightning's own way to end in time: loggers write what they have
 

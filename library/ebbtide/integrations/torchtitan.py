@@ -7,6 +7,7 @@ def elastic_llama() -> Trainer.Config:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -22,15 +23,21 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.distributed.cudagraph import cudagraph_teardown
 
+from ebbtide.checkpoints.errors import DamagedCheckpointError
 from ebbtide.global_batches import divide_global_batch
+from ebbtide.integrations.checksum_records import find_damage, find_undamaged, record_checksums
 from ebbtide.integrations.framework_session import FrameworkSession
+
+_WRITTEN_LAST = (".metadata", "model.safetensors.index.json")
+"""Files of which torchtitan writes one last, by the format of the checkpoint."""
 
 
 class ElasticCheckpointManager(CheckpointManager):
     """torchtitan's checkpoint manager, which also acts on notices.
 
     torchtitan calls it after every step. On a notice it saves a checkpoint of torchtitan, and the process ends if it
-    has to. A checkpoint of torch DCP is complete once its `.metadata` exists, which is written last.
+    has to. A checkpoint of torch DCP is complete once its `.metadata` exists, which is written last. Once it is
+    complete, its checksums are recorded. A damaged checkpoint is renamed, and the previous one is loaded.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -42,10 +49,16 @@ class ElasticCheckpointManager(CheckpointManager):
     def __init__(self, config: Config, *, base_folder: str = "", **components: Any) -> None:
         self._run = FrameworkSession()
         self._is_requested = False
+        self._unrecorded: int | None = None  # the step that is being saved
         folder = (self._run.session.checkpoint_dir or Path()) / base_folder
         super().__init__(config, base_folder=str(folder), **components)
 
     def _load(self, step: int = -1) -> bool:
+        if step != -1 and (damaged := find_damage(self._find_folder(step))):
+            raise DamagedCheckpointError(
+                f"The checkpoint of step {step}, which `checkpoint.load_step` names, is damaged: {', '.join(damaged)}. "
+                "Set `checkpoint.load_step` to -1 to load the newest one that is undamaged."
+            )
         is_loaded: bool = super()._load(step)
         self._run.session.mark_resumed(self.states["train_state"].step)
         return is_loaded
@@ -55,12 +68,16 @@ class ElasticCheckpointManager(CheckpointManager):
         self._is_requested = notice is not None
         if not self._should_save(curr_step, last_step):
             return False
-        self._run.begin_saving(curr_step)
+        self.maybe_wait_for_saving()
+        if notice is not None or last_step or self.async_mode == "disabled":
+            self._run.begin_saving(curr_step)
         is_saved: bool = super()._save(curr_step, last_step)
+        self._unrecorded = curr_step
         if notice is not None:
             self.maybe_wait_for_staging()
             self.maybe_wait_for_saving()
-        self._run.end_saving(curr_step)
+        if self.save_future is None:
+            self._record()
         if last_step:
             self._run.finish()
         elif notice is not None and notice.requires_exit:
@@ -71,6 +88,32 @@ class ElasticCheckpointManager(CheckpointManager):
 
     def _should_save(self, curr_step: int, last_step: bool = False) -> bool:
         return self._is_requested or bool(super()._should_save(curr_step, last_step))
+
+    def _wait_for_saving(self) -> None:
+        super()._wait_for_saving()
+        self._record()
+
+    def _find_load_step(self, folder: str = "") -> int:
+        if folder:
+            return int(super()._find_load_step(folder))
+        found = find_undamaged(self._list_complete())
+        return -1 if found is None else int(found.name.rpartition("-")[2])
+
+    def _list_complete(self) -> list[Path]:
+        """Return the complete checkpoints, as torchtitan defines them, that of the most steps first."""
+        folders = [path for path in Path(self.folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+        complete = [path for path in folders if any((path / name).is_file() for name in _WRITTEN_LAST)]
+        return sorted(complete, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+
+    def _find_folder(self, step: int) -> Path:
+        return Path(self._create_checkpoint_id(step))
+
+    def _record(self) -> None:
+        """Record the checksums of the checkpoint that has just been completed, and report it."""
+        step, self._unrecorded = self._unrecorded, None
+        if step is not None:
+            record_checksums(self._find_folder(step))
+            self._run.end_saving(step)
 
 
 class GlobalOrderDataLoader(BaseDataLoader):

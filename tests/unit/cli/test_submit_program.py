@@ -125,3 +125,15 @@ def test_invalid_lines_of_an_environment_file_are_refused(
     message = refused(run, *SUBMIT, "--env-file", "env", "--", "true")
     assert f"env: line {number}" in message if number else "RANK" in message
     assert "missing" in refused(run, *SUBMIT, "--env-file", "missing", "--", "true")
+
+
+def test_options_name_what_an_unmodified_script_saves(run: Run, service: InProcessService, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    document = {"name": "mine", "gpus": {"min": 1, "max": 1}, "command": ["true"], "launch": "node"}
+    file.write_text(json.dumps(document | {"checkpoint": {"keep": 5, "path": "old.pt"}}))
+    options = ("--checkpoint-path", "ckpt.pt", "--checkpoint-signal", "SIGUSR1")
+    result = run("submit", "-f", str(file), *options, "-o", "json")
+    assert result.exit_code == 0, result.output
+    checkpoint = json.loads(result.stdout)["spec"]["checkpoint"]
+    assert (checkpoint["keep"], checkpoint["path"], checkpoint["signal"]) == (5, "ckpt.pt", "SIGUSR1")
+    assert "checkpoint" in refused(run, *SUBMIT, "--checkpoint-signal", "SIGNOPE", "--", "true")

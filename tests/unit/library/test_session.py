@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ebbtide.environment import RankEnvironment
-from ebbtide.notice import NoticeAction
+from ebbtide.notice import FILE_PERIOD_S, NoticeAction
 from ebbtide.rank_status import RankPhase, ReplanPhase
 from ebbtide.session import Session
 from scheduler.domain.parallel_plan import plan_from_json, plan_to_json
@@ -101,6 +101,7 @@ def test_status_follows_a_training_that_leaves_on_request(tmp_path: Path) -> Non
         assert session.poll_notice() is None
         session.report(step=21, loss=2.5, samples_per_s=10.0)
         (tmp_path / "notice.json").write_text(json.dumps({"action": "leave", "step": None, "seconds_left": 9.0}))
+        time.sleep(FILE_PERIOD_S)
         notice = session.poll_notice()
         assert notice is not None
         assert (notice.action, notice.seconds_left) == (NoticeAction.LEAVE, 9.0)

@@ -152,6 +152,20 @@ class SnapshotView(TypedDict):
     switches: dict[str, bool]
 
 
+class ExportedFileView(TypedDict):
+    """A file for a training framework."""
+
+    name: str
+    text: str
+
+
+class ExportedPlanView(TypedDict):
+    """A plan in the words of a training framework."""
+
+    args: list[str]
+    file: ExportedFileView | None
+
+
 class DeviceView(TypedDict):
     """How one device of the pipeline spends a step. The parts and `idle_s` add up to the step time."""
 
@@ -218,6 +232,7 @@ class SolvedPlanView(TypedDict):
 
     candidates: int
     estimated: bool
+    export: NotRequired[ExportedPlanView]
     inspection: InspectionView
     iteration_time_s: float
     micro_batch_size: int
