@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.solver.profiles.catalog import ProfileError, list_model_names, load_model
-from scheduler.trainer.model import SIZES, build_gpt
+from scheduler.trainer.model import SIZES, build_meta_gpt
 
 PUBLISHED_PARAMETERS = {
     "gpt2": 124_439_808,
@@ -56,7 +56,7 @@ def test_parameters_match_the_published_ones(name: str, parameters: int) -> None
 @pytest.mark.parametrize("name", SIZES)
 def test_trainer_models_have_the_parameters_of_their_profiles(name: str) -> None:
     torch = pytest.importorskip("torch")
-    built = sum(weight.numel() for weight in build_gpt(SIZES[name], seed=0, dtype=torch.float32).parameters())
+    built = sum(weight.numel() for weight in build_meta_gpt(SIZES[name], dtype=torch.float32).parameters())
     model = load_model(name)
     assert model.parameters == built
     assert model.sequence_length == SIZES[name].sequence
@@ -66,7 +66,7 @@ def test_trainer_models_have_the_parameters_of_their_profiles(name: str) -> None
 def test_a_frozen_layer_is_a_frozen_block_of_the_trainer(name: str) -> None:
     """Both count the embedding with the first layer, and never the head."""
     torch = pytest.importorskip("torch")
-    parameters = dict(build_gpt(SIZES[name], seed=0, dtype=torch.float32).named_parameters())
+    parameters = dict(build_meta_gpt(SIZES[name], dtype=torch.float32).named_parameters())
     for blocks in range(SIZES[name].layers + 1):
         fronts = ("embedding.", *(f"blocks.{block}." for block in range(blocks))) if blocks else ()
         built = sum(weight.numel() for key, weight in parameters.items() if key.startswith(fronts))
