@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from scheduler.domain.commands import AddNode, Command, CreatePool, SubmitJob
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job_spec import JobSpec
 from scheduler.executors.simulated_executor import SimulatedExecutor
@@ -36,8 +36,8 @@ def take_turn(url: str, name: str) -> dict[str, str]:
     world = SimulatedExecutor([NODE], now_s=now_s)
     host = start_host(store, world, checks)
     big = SubmitJob(f"{name}-big", JobSpec(f"{name}-big", 64, 64, steps=1))
-    bodies = (CreatePool(Pool("training", PoolKind.TRAINING)), AddNode(NODE), big)
-    for number, body in enumerate((*bodies, SubmitJob(name, JobSpec(name, 1, 1, steps=60)))):
+    bodies: list[CommandBody] = [CreatePool(Pool("training", PoolKind.TRAINING)), AddNode(NODE), big]
+    for number, body in enumerate([*bodies, SubmitJob(name, JobSpec(name, 1, 1, steps=60))]):
         store.send(Command(f"{name}-{number}", now_s, body))
     for _ in range(STEPS_MAX):
         host.step()

@@ -54,7 +54,7 @@ class Site:
 
     def state(self, name: str) -> JobState | None:
         job = self.job(name)
-        return job and job.state
+        return None if job is None else job.state
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         for _ in range(STEPS_MAX):
