@@ -190,7 +190,7 @@ def target_client(target: Target) -> Iterator[Client]:
         message = format_problem(problem) + _REMEDIES.get(problem.status, "")
         raise ServiceError(message, choose_exit_code(problem.status), problem) from problem
     except UnreachableError as error:
-        message = f"{error} (start a service with `ebbtide serve`, or set --url)"
+        message = str(error) if error.advice else f"{error} (start a service with `ebbtide serve`, or set --url)"
         raise ServiceError(message, ExitCode.UNAVAILABLE) from error
 
 

@@ -244,7 +244,7 @@ def _build_job_row(job: Job, start_s: float, now_s: float) -> JobRow | None:
         global_batch=spec.global_batch if spec.model else 0,
         priority=spec.priority,
         queue=spec.queue,
-        user=job.owner,
+        user=job.owner_key,
         deadline_s=None if spec.deadline_s is None else submit_time_s + spec.deadline_s,
         gpu=spec.gpu,
         iterations=(spec.steps or round(job.progress.steps)) if spec.model and (spec.steps or job.is_ended) else 0,

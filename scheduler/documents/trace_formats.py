@@ -14,8 +14,9 @@ class JobRow:
 
     `model` names a model profile or a measured model. `application` is the model's name in a published trace; it has a
     curve only if a measured profile contains it. `duration_s` is 0 in a trace that records iterations only. `line` is
-    the row's line in `path`. `deadline_s` is a time of the trace. `user` is the job's owner. `gpu` is the required GPU
-    model, and `ran_on` the one that the job ran on in the trace (empty: not recorded).
+    the row's line in `path`. `deadline_s` is a time of the trace. `user` is the job's owner, in
+    exports its id. `gpu` is the required GPU model, and `ran_on` the one that the job ran on in the trace (empty: not
+    recorded).
     """
 
     line: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from cli.connection import service_client
+from cli.exit_codes import ServiceError
 from ebbtide.client import Client, RetryPolicy, UnreachableError
 from tests.http_server import LoopbackServer, QuietHandler
 from tests.loopback import find_free_port
@@ -72,11 +75,33 @@ def explain(url: str) -> str:
 
 def test_http_against_a_tls_server_says_https(tls: ssl.SSLContext) -> None:
     with LoopbackServer(RedirectHandler, tls) as server:
-        assert f"use https://{server.address}" in explain(f"http://{server.address}")
+        said = explain(f"http://{server.address}")
+        assert f"use https://{server.address}" in said
+        assert "SSL" not in said
 
 
 def test_https_against_a_plain_server_says_http(plain: LoopbackServer) -> None:
-    assert f"use http://{plain.address}" in explain(f"https://{plain.address}")
+    said = explain(f"https://{plain.address}")
+    assert f"use http://{plain.address}" in said
+    assert "SSL" not in said
+
+
+def test_the_command_line_suggests_another_service_only_if_none_answers(
+    plain: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbtide.client.Client", partial(Client, retries=RetryPolicy(attempts=1)))
+    for url, suggests in ((f"https://{plain.address}", False), (f"http://127.0.0.1:{find_free_port()}", True)):
+        with pytest.raises(ServiceError) as raised, service_client(url) as client:
+            client.whoami()
+        assert ("`ebbtide serve`" in str(raised.value)) == suggests
+
+
+def test_an_unknown_certificate_is_named_without_the_words_of_the_library(tls: ssl.SSLContext) -> None:
+    with LoopbackServer(RedirectHandler, tls) as server:
+        said = explain(f"https://{server.address}")
+    assert "certificate" in said
+    assert "SSL" not in said
+    assert "_ssl.c" not in said
 
 
 def test_a_redirect_names_its_target(plain: LoopbackServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ RECONNECTS_MAX = 10
 """Consecutive connections without an event after which a stream fails: with their delays, most of a minute."""
 STREAM_READ_TIMEOUT_S = 45.0
 """Three heartbeats of a stream."""
+_TLS_LIBRARY_WORDS = re.compile(r"\[SSL(: \w+)?\] | \(_ssl\.c:\d+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,9 @@ class Server:
         return {"base_url": self.url.rstrip("/"), "headers": headers}
 
     def unreachable(self, reason: object, advice: str = "") -> UnreachableError:
-        return UnreachableError(f"{self.url.rstrip('/')} does not answer{f': {reason}' if reason else ''}{advice}")
+        """Return the error. Advice replaces the reason, which may be the words of a TLS library."""
+        cause = "" if advice else _TLS_LIBRARY_WORDS.sub("", str(reason))
+        return UnreachableError(f"{self.url.rstrip('/')} does not answer{f': {cause}' if cause else ''}", advice)
 
 
 def is_plain_http_refusal(response: httpx.Response) -> bool:

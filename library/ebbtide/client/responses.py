@@ -34,7 +34,14 @@ class ProblemError(Exception):
 
 
 class UnreachableError(Exception):
-    """No usable response: connection refused or broken, timeout, or a server that is not an Ebbtide service."""
+    """No usable response: connection refused or broken, timeout, or a server that is not an Ebbtide service.
+
+    `advice` is the end of the message: what is wrong with the URL, if that is known.
+    """
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message + advice)
+        self.advice = advice
 
 
 class _TaggedObject(JsonObject):

@@ -16,7 +16,8 @@ from scheduler.solver.curve import CurvePoint
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.solver.request import Infeasibility
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 _NODE_COST = 0.05
 """Share of the step time that each further node costs."""
 

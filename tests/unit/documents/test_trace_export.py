@@ -47,6 +47,16 @@ def test_ended_job_has_its_average_gpus_and_its_range() -> None:
     )
 
 
+def test_owners_of_one_name_stay_apart() -> None:
+    jobs = [
+        replace(an_ended_job(job_id, gpu_s=10.0, ran_s=10.0), owner="ada", owner_id=owner_id)
+        for job_id, owner_id in (("a", "token:1"), ("b", "token:2"), ("c", ""))
+    ]
+    rows = export_trace(jobs, {}, START_S + 1000.0).jobs
+    assert [row.user for row in rows] == ["token:1", "token:2", "name:ada"]
+    assert "token:1" in format_jobs_csv(rows)
+
+
 def test_lost_work_and_waiting_between_runs_do_not_count() -> None:
     job = an_ended_job("a", gpu_s=400.0, ran_s=200.0)
     account = replace(job.account, lost_gpu_s=40.0, waited_s=110.0)
