@@ -51,7 +51,6 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     effects = ActionPool(available_requests=cluster.count_available_requests)
-    secret = load_token_secret(settings.token_secret_path)
     mirrors = ClusterCache(cluster)
     executor = KubernetesExecutor(
         JobObjectActions(
@@ -59,7 +58,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
             mirrors,
             _build_job_defaults(settings),
             epoch=lambda: controller.epoch,
-            agent_token=partial(issue_agent_token, secret),
+            agent_token=partial(issue_agent_token, load_token_secret(settings.token_secret_path)),
         ),
         NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
         view=mirrors.get_view,

@@ -29,6 +29,7 @@ from scheduler.domain.job_state import (
 )
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
+from scheduler.domain.pod_requirements import NOTHING_ADDED, PodRequirements, add_requirements
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest
 
 SPEED_MEASUREMENT_S_MIN = 60.0
@@ -182,6 +183,12 @@ class Job:
         """Time before which the job does not start, because of its memory, its pods or a deleted secret, else 0."""
         secrets_s = float("inf") if self.missing_secrets else 0.0
         return max(self.memory.retry_at_s or 0.0, self.placement.retry_at_s or 0.0, secrets_s)
+
+    @property
+    def pod_requirements(self) -> PodRequirements:
+        """Requirements of the job's pods, with what the API server adds to them."""
+        own, review = self.spec.pod_requirements, self.placement.review
+        return own if review is None or review.added == NOTHING_ADDED else add_requirements(own, review.added)
 
     @property
     def awaits_review(self) -> bool:

@@ -160,7 +160,7 @@ class NodeFit:
             return frozenset()  # donors may give up GPUs of several nodes
         claimable: dict[str, bool] = {}
         for donor in donors:
-            requirements = donor.spec.pod_requirements
+            requirements = donor.pod_requirements
             for name in donor.allocation.target:
                 node = self._index.nodes.get(name)
                 if node is None or node.capacity is None:
@@ -268,7 +268,7 @@ class NodeFit:
         known, awaits_review = self._candidates.get(job.id), job.awaits_review
         if known is not None and _is_alike(known[0], job) and known[1].awaits_review is awaits_review:
             return known[1], known[2]
-        requirements, placement = job.spec.pod_requirements, job.placement
+        requirements, placement = job.pod_requirements, job.placement
         avoided = placement.find_avoided(self._now_s) if placement.avoided else ()
         volumes = placement.volumes if requirements.claims else NO_VOLUMES
         candidate = Candidate(requirements, volumes, avoided, awaits_review)
@@ -345,7 +345,7 @@ class NodeFit:
         free = dict(self._unused_resources(node))
         for job_id, gpus in Counter(index.holders.get(node.name, {}).values()).items():
             if job_id != without and (holder := index.jobs.get(job_id)) is not None:
-                for name, amount in holder.spec.pod_requirements.compute_requests(gpus).items():
+                for name, amount in holder.pod_requirements.compute_requests(gpus).items():
                     free[name] = find_amount(free, name) - amount
         if not without:
             self._free[node.name] = (room, free)

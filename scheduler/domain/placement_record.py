@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler.domain.node_selection import NodeTerms
+from scheduler.domain.pod_requirements import NOTHING_ADDED, AddedRequirements
 
 FREE_REFUSALS = 2
 """Refused starts in a row that cost no retry."""
@@ -54,9 +55,13 @@ class VolumeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReview:
-    """Answer of the API server to a trial of a job's pod. `error` is why it would reject the pod."""
+    """Answer of the API server to a trial of a job's pod.
+
+    `error` is why it would reject the pod. `added` is what it adds to the pod's requirements.
+    """
 
     error: str = ""
+    added: AddedRequirements = NOTHING_ADDED
 
 
 @dataclass(frozen=True, slots=True)

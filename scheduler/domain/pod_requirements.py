@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from scheduler.domain.node_selection import (
     parse_terms,
     parse_tolerations,
 )
-from scheduler.domain.quantities import Resources, freeze_resources, parse_resources
+from scheduler.domain.quantities import Resources, freeze_resources, parse_resources, sum_resources
 
 GPU_RESOURCE = "nvidia.com/gpu"
 PODS = "pods"
@@ -88,6 +88,51 @@ class PodRequirements:
 
 
 PLAIN_POD = PodRequirements()
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRequirements:
+    """What the API server adds to the pods of a job when it admits them.
+
+    A LimitRange adds default requests, a RuntimeClass overhead, a node selector and tolerations, a webhook whole
+    containers. `steady` and `peak` are added to those of the pods.
+    """
+
+    steady: Resources = ()
+    peak: Resources = ()
+    selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+
+NOTHING_ADDED = AddedRequirements()
+
+
+def find_added_requirements(sent: Mapping[str, Any], admitted: Mapping[str, Any]) -> AddedRequirements:
+    """Return what the admitted pod requires more than the one that was sent. Both are specs of pods."""
+    before, after = (_compute_requests(spec, is_per_gpu=False) for spec in (sent, admitted))
+    ports = _subtract(compute_port_requests(admitted), compute_port_requests(sent))
+    own_labels, own_tolerations = sent.get("nodeSelector") or {}, set(parse_tolerations(sent.get("tolerations")))
+    selector = {key: value for key, value in (admitted.get("nodeSelector") or {}).items() if key not in own_labels}
+    return AddedRequirements(
+        steady=freeze_resources(_subtract(after[0], before[0]) | ports),
+        peak=freeze_resources(_subtract(after[2], before[2])),
+        selector=tuple(sorted(selector.items())),
+        tolerations=tuple(
+            each for each in parse_tolerations(admitted.get("tolerations")) if each not in own_tolerations
+        ),
+    )
+
+
+@lru_cache(maxsize=4096)
+def add_requirements(own: PodRequirements, added: AddedRequirements) -> PodRequirements:
+    """Return the requirements of the pods as the API server admits them."""
+    return replace(
+        own,
+        steady=freeze_resources(sum_resources((own.steady, added.steady))),
+        peak=freeze_resources(sum_resources((own.peak, added.peak))),
+        selector=tuple(sorted({*own.selector, *added.selector})),
+        tolerations=(*own.tolerations, *added.tolerations),
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -161,6 +206,11 @@ def _parse_container(container: Mapping[str, Any]) -> dict[str, int]:
     """Return the requests of a container. A resource with a limit only is requested up to the limit."""
     resources = container.get("resources") or {}
     return parse_resources({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _subtract(total: Mapping[str, int], part: Mapping[str, int]) -> dict[str, int]:
+    """Return the amounts by which resources other than GPUs exceed those of `part`."""
+    return {name: max(0, amount - part.get(name, 0)) for name, amount in total.items() if name != GPU_RESOURCE}
 
 
 def _list_claims(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -177,9 +177,10 @@ class KubernetesClient:
             return found
         return created
 
-    def create_dry(self, kind: ResourceKind, item: Object) -> None:
-        """Have the API server check and admit the object as if it were created. Nothing is stored. Not retried."""
-        self._sender.send(api_requests.build_create(kind, item, is_dry=True), retry_timeout_s=0.0)
+    def create_dry(self, kind: ResourceKind, item: Object) -> Object:
+        """Return the object as the API server would create it. Nothing is stored. Not retried."""
+        admitted: Object = self._sender.send(api_requests.build_create(kind, item, is_dry=True), retry_timeout_s=0.0)
+        return admitted
 
     def post_subresource(
         self, kind: ResourceKind, name: str, namespace: str = "", *, subresource: str, body: Object

@@ -66,7 +66,7 @@ def find_shortages(desired: Snapshot, view: ClusterView) -> Mapping[str, PodRefu
     for job in desired.jobs.values():
         for node, indices in job.allocation.target.items():
             if node in needed:
-                expected = tuple(job.spec.pod_requirements.compute_requests(len(indices)).items())
+                expected = tuple(job.pod_requirements.compute_requests(len(indices)).items())
                 needed[node].append(own.get((job.id, node), expected))
     shortages = ((node, _find_shortage(view.nodes.get(node), sum_resources(parts))) for node, parts in needed.items())
     return {node: shortage for node, shortage in shortages if shortage is not None}

@@ -16,9 +16,7 @@ from scheduler.domain.node_selection import Toleration as Toleration
 from scheduler.domain.quantities import Resources, freeze_resources, parse_resources
 from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, GPU_RESOURCE, LOAN_LABEL, LOANED_TAINT_KEY, parse_count
 
-_CONDITION_TAINT_KEYS = frozenset(
-    f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable", "unschedulable")
-)
+CONDITION_TAINT_KEYS = frozenset(f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable", "unschedulable"))
 """Taints that repeat the node's conditions and cordon."""
 
 
@@ -43,7 +41,7 @@ def find_untolerated_taints(
         taint
         for taint in find_repelling_taints(taints)
         if taint.key != LOANED_TAINT_KEY
-        and taint.key not in _CONDITION_TAINT_KEYS
+        and taint.key not in CONDITION_TAINT_KEYS
         and not any(toleration.tolerates(taint) for toleration in tolerated)
     )
     return tuple(sorted(remaining, key=str))

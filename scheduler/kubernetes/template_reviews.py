@@ -1,7 +1,7 @@
-"""Trial creation of the pods of templates: whether the API server would accept them.
+"""Trial creation of the pods of templates: whether the API server would accept them, and what it adds to them.
 
 Its checks, admission webhooks, quota and pod security are more than any copy of its rules. A job whose pods it would
-reject gets no GPUs, instead of taking them and failing.
+reject gets no GPUs, instead of taking them and failing. Requests and node selectors that it adds count where pods fit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from hashlib import sha256
 
 from scheduler.domain.job import Job
 from scheduler.domain.placement_record import TemplateReview
+from scheduler.domain.pod_requirements import AddedRequirements, find_added_requirements
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.agent_injection import AGENT_CONTAINER
 from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_error import ApiError
-from scheduler.kubernetes.api_objects import POD, Object
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, POD, Object
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
+from scheduler.kubernetes.node_view import CONDITION_TAINT_KEYS
 from scheduler.kubernetes.pod_changes import PodToCreate
 
 logger = logging.getLogger(__name__)
@@ -117,7 +119,8 @@ class TemplateReviews:
     def _review(self, pod: Object) -> TemplateReview | None:
         """Return the answer of the API server, or None if it gave none."""
         try:
-            self._cluster.create_dry(POD, pod)
+            admitted = self._cluster.create_dry(POD, pod)
+            return TemplateReview(added=_find_added(pod, admitted))
         except ApiError as error:
             if error.lacks_dry_run:
                 logger.warning("templates are not tried: %s", error)
@@ -127,6 +130,13 @@ class TemplateReviews:
                 logger.warning("the trial of a template failed: %s", error)
                 return None
         return TemplateReview()
+
+
+def _find_added(pod: Object, admitted: Object) -> AddedRequirements:
+    """Return what admission adds, except the tolerations that it adds to every pod with GPUs."""
+    added = find_added_requirements(pod["spec"], admitted.get("spec") or pod["spec"])
+    usual = {*CONDITION_TAINT_KEYS, GPU_RESOURCE}
+    return replace(added, tolerations=tuple(each for each in added.tolerations if each.key not in usual))
 
 
 def describe_rejection(error: ApiError, pod: Object) -> str:

@@ -135,6 +135,27 @@ def test_missing_secret_of_a_volume_is_named_at_once_and_then_refused(operated: 
     eventually(lambda: operated.job("job")["status"]["gpus"] == "0/8", what="it holds no GPUs")
 
 
+def test_node_selector_and_overhead_of_a_runtime_class_count(operated: Operated) -> None:
+    """Only the second node has the label. Without the overhead of 8 cores, the pod would fit twice."""
+    scheduling = {"nodeSelector": {"example.com/sandbox": operated.namespace}}
+    body = {"metadata": {"name": operated.namespace}, "handler": "runc", "scheduling": scheduling}
+    operated.cluster.create(RUNTIME_CLASS_KIND, {**body, "overhead": {"podFixed": {"cpu": "8"}}})
+    operated.add_nodes(2)
+    node = f"{operated.namespace}-t1"
+    operated.cluster.patch(NODE, node, change={"metadata": {"labels": {"example.com/sandbox": operated.namespace}}})
+    operated.start_operator()
+    for name in ("first", "second"):
+        spec = build_spec(2, cpu="30")
+        spec["template"]["spec"]["runtimeClassName"] = operated.namespace
+        operated.apply_job(name, spec)
+    operated.until_phase("first", "Running")
+    eventually(lambda: operated.job("second").get("status", {}).get("reason"), what="the second one waits")
+    assert {pod["spec"]["nodeName"] for pod in pods_of(operated, "first")} == {node}
+    assert not pods_of(operated, "second")
+    assert not operated.kubelet.rejections
+    operated.cluster.delete(RUNTIME_CLASS_KIND, operated.namespace)
+
+
 class SiteWorld(Site):
     """A world of random jobs and pods on the API server."""
 

@@ -151,7 +151,8 @@ def test_examples_are_accepted(applied: Applied) -> None:
 def await_condition(applied: Applied, case: Case, name: str, before: int) -> dict[str, Any]:
     """Return the condition with the case's reason. Fail if it is absent after two complete ticks.
 
-    A tick may run while the manifest is applied, and one more begins before the statuses of the last are written.
+    A tick may run while the manifest is applied, and one more begins before the statuses of the last are written. They
+    are written in the background: on a busy machine, the first one may take longer than some ticks.
     """
     limit_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < limit_s:
@@ -159,6 +160,6 @@ def await_condition(applied: Applied, case: Case, name: str, before: int) -> dic
         conditions = applied.find_conditions(case, name)
         if found := [each for each in conditions if each["reason"] == case.reason]:
             return found[0]
-        assert ticks <= TICKS_MAX + 2, f"{ticks} ticks later: {conditions}"
+        assert ticks <= TICKS_MAX + 2 or not conditions, f"{ticks} ticks later: {conditions}"
         time.sleep(PAUSE_S)
     raise AssertionError(f"only {ticks} ticks in {PATIENCE_S:.0f} s")

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from scheduler.domain.node_selection import NodeRequirement, Taint, matches_terms, parse_terms, parse_tolerations
-from scheduler.domain.pod_requirements import PLAIN_POD, PodRequirements, compute_pod_requests, parse_requirements
+from scheduler.domain.pod_requirements import (
+    NOTHING_ADDED,
+    PLAIN_POD,
+    PodRequirements,
+    add_requirements,
+    compute_pod_requests,
+    find_added_requirements,
+    parse_requirements,
+)
 
 LABELS = {"zone": "a", "generation": "4", "disk": "ssd"}
 
@@ -107,3 +115,21 @@ def test_toleration_without_an_operator_compares_the_value() -> None:
 def test_requests_of_a_foreign_pod_include_its_gpus() -> None:
     spec = {"containers": [container("limits", **{"nvidia.com/gpu": "2", "cpu": "1"})]}
     assert dict(compute_pod_requests(spec)) == {"cpu": 1000, "nvidia.com/gpu": 2, "pods": 1}
+
+
+def test_additions_of_admission_count() -> None:
+    """A LimitRange sets a default, a RuntimeClass adds overhead and a selector, and a webhook adds a sidecar."""
+    sent = {"containers": [container(cpu="4")], "tolerations": [{"key": "team", "operator": "Exists"}]}
+    proxy = {**container(cpu="500m"), "restartPolicy": "Always", "ports": [{"containerPort": 1, "hostPort": 9000}]}
+    admitted = {
+        "containers": [container(cpu="4", memory="8")],
+        "initContainers": [proxy],
+        "overhead": {"cpu": "250m"},
+        "nodeSelector": {"sandbox": "yes"},
+        "tolerations": [*sent["tolerations"], {"key": "sandbox", "operator": "Exists"}],
+    }
+    added = find_added_requirements(sent, admitted)
+    assert add_requirements(parse_requirements(json.dumps({"spec": sent})), added) == parse_requirements(
+        json.dumps({"spec": admitted})
+    )
+    assert find_added_requirements(admitted, admitted) == NOTHING_ADDED

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.domain.job import Job
+from scheduler.domain.pod_requirements import AddedRequirements
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_error import parse_status_error
@@ -68,6 +69,20 @@ def test_jobs_of_one_template_share_one_request(tmp_path: Path) -> None:
         assert trials.run(*jobs) == 0
         assert trials.run(*jobs, templated("other", image="b")) == 1
         assert server.heard == ["POST /api/v1/namespaces/jobs/pods"] * 2
+
+
+def test_what_admission_adds_is_part_of_the_answer(tmp_path: Path) -> None:
+    """Tolerations that every pod with GPUs gets are no addition."""
+    usual = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
+    admitted = {
+        "spec": {"containers": [], "overhead": {"cpu": "1"}, "nodeSelector": {"a": "b"}, "tolerations": [usual]}
+    }
+    job = templated("job")
+    with ScriptedServer(Answer(201, admitted)).running() as server:
+        trials = Trials(tmp_path, server.url)
+        trials.run(job)
+        added = trials.reviews.list_reviews()["job"].added
+    assert added == AddedRequirements(steady=(("cpu", 1000),), selector=(("a", "b"),))
 
 
 def test_rejection_names_the_field_and_is_tried_again(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from scheduler.domain.placement_record import (
     TemplateReview,
     VolumeFacts,
 )
-from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY, NodeCapacity
+from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY, AddedRequirements, NodeCapacity
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Invariant, TickResult
@@ -156,6 +156,16 @@ def test_job_with_claims_waits_until_they_were_read_and_follows_their_volumes() 
         result = decided(a_snapshot(nodes, [known]))
         assert targets(result.decisions) == expected
         assert expected or result.waiting["mounts"].code is ReasonCode.VOLUME_NOT_READY
+
+
+def test_additions_of_the_api_server_limit_the_nodes() -> None:
+    added = AddedRequirements(steady=(("cpu", 2000),), selector=(("sandbox", "yes"),))
+    sandboxed = a_host("t1", labels=(("sandbox", "yes"),))
+    for cores, expected in ((62, {"job": {"t1": 2}}), (63, {})):
+        job = requesting("job", 2, cpu=str(cores))
+        job = replace(job, placement=PlacementRecord(review=TemplateReview(added=added)))
+        snapshot = a_snapshot(fleet(a_host("t0"), sandboxed), [job])
+        assert targets(decided(snapshot).decisions) == expected
 
 
 def mounting_once(job_id: str, min_gpus: int, max_gpus: int, **fields: Any) -> Job:
