@@ -43,8 +43,9 @@ def find_undamaged(paths: Iterable[Path]) -> Path | None:
         DamagedCheckpointError: there are checkpoints, but all of them are damaged.
         OSError: a file cannot be read.
     """
-    damaged = list[Path]()
-    for path in compute_on_rank_0(partial(list, paths)):
+    damaged: list[Path] = []
+    found: list[Path] = compute_on_rank_0(lambda: list(paths))
+    for path in found:
         if not (names := find_damage(path)):
             _rename_damaged(damaged)
             return path
