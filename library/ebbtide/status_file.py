@@ -72,11 +72,11 @@ class StatusFile:
     def update(self, **changes: Any) -> None:
         """Change fields of the status.
 
-        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most once a
-        second.
+        Changes of phase or checkpoint step, the end of a phase of a replan, such as the first step, and updates in a
+        terminal phase are written at once, others at most once a second.
         """
         before, self.status = self.status, replace(self.status, **changes)
-        is_change = (before.phase, before.checkpoint_step) != (self.status.phase, self.status.checkpoint_step)
+        is_change = _list_milestones(before) != _list_milestones(self.status)
         if is_change or self.status.phase.is_terminal or time.monotonic() - self._written_at_s >= _WRITE_PERIOD_S:
             self._write()
 
@@ -102,6 +102,10 @@ class StatusFile:
             self._last_write_succeeded = False
         else:
             self._last_write_succeeded = True
+
+
+def _list_milestones(status: RankStatus) -> tuple[object, ...]:
+    return status.phase, status.checkpoint_step, status.phases_s.keys()
 
 
 def write_json_atomically(path: Path, document: object, *, durable: bool) -> None:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
 from scheduler.domain.run_document import LaunchMode
+from tests.e2e.framework_trainings import FRAMEWORKS
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 PACED = Path(__file__).with_name("paced_script.py")
@@ -25,11 +26,21 @@ _TORCHRUN = (
 )
 
 
+_ACCELERATE = (
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--machine_rank", "0"),
+    *("--num_processes", "{nproc_per_node}", "--main_process_ip", "{master_addr}"),
+    *("--main_process_port", "{master_port}", "--mixed_precision", "no", "--dynamo_backend", "no"),
+)
+"""`accelerate launch` on one machine. With `--multi_gpu` it starts several processes, also where there is no GPU."""
+
+
 @dataclass(frozen=True)
 class Example:
     """An example script.
 
     Attributes:
+        launcher: what starts the script once per node, None for the default of `launch`.
+        venv: environment of the job, None for that of the tests.
         options: arguments for `steps` steps.
         read_losses: the losses that all ranks of a generation have printed, in the order of steps.
     """
@@ -40,11 +51,15 @@ class Example:
     options: Callable[[Path, int], Sequence[str]]
     read_losses: Callable[[Iterable[str]], list[float]]
     checkpoint: CheckpointSpec = DEFAULT_CHECKPOINT
+    launcher: Sequence[str] | None = None
+    venv: Path | None = None
 
     def command(self, data: Path, steps: int, *, pause_s: float) -> tuple[str, ...]:
-        launcher = _TORCHRUN if self.launch is LaunchMode.NODE else ()
+        default = _TORCHRUN if self.launch is LaunchMode.NODE else ()
+        launcher = default if self.launcher is None else self.launcher
+        python = sys.executable if self.venv is None else "python"
         paced = (str(PACED), str(pause_s), str(self.script))
-        return (sys.executable, *launcher, *paced, *self.options(data, steps))
+        return (python, *launcher, *paced, *self.options(data, steps))
 
     def run_alone(self, data: Path, steps: int, folder: Path) -> list[float]:
         """Return the losses of one process without interruption and without Ebbtide."""
@@ -107,6 +122,9 @@ UNMODIFIED = Example(
     _read_unmodified_losses,
     CheckpointSpec(path="ckpt.pt", signal="SIGTERM"),
 )
+
+
+ACCELERATED = replace(UNMODIFIED, name="unmodified under accelerate", launcher=_ACCELERATE, venv=FRAMEWORKS)
 
 
 def prepare_data(folder: Path) -> Path:

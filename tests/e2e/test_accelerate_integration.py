@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.framework_trainings import (
-    REPOSITORY,
-    ElasticTraining,
-    FrameworkRanks,
-    has_frameworks,
-    launch_frameworks,
-)
+from tests.e2e.framework_probes import LONG_WITH_FRAMEWORKS, flip_bit, make_ranks_fixture
+from tests.e2e.framework_trainings import REPOSITORY, ElasticTraining, FrameworkRanks
 
 PROBE = REPOSITORY / "tests" / "e2e" / "accelerate_probe.py"
 NEVER = "1000"
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.full,
-    pytest.mark.skipif(not has_frameworks(), reason="no training frameworks: run `make frameworks`"),
-]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[FrameworkRanks]:
-    with launch_frameworks("accelerate") as launched:
-        yield launched
+pytestmark = LONG_WITH_FRAMEWORKS
+ranks = make_ranks_fixture("accelerate")
 
 
 def _read_steps(root: Path, run: int) -> list[int]:
@@ -50,9 +33,7 @@ def test_a_flipped_bit_leads_to_the_previous_checkpoint(ranks: FrameworkRanks, t
         training.run(1, until=step)
     assert training.statuses[-1][0]["loss"] > 0
     weights = tmp_path / "checkpoints" / "elastic-checkpoints" / "step-5" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
+    flip_bit(weights)
     training.run(1)
     assert _read_steps(tmp_path, 3) == list(range(4, 13))
 

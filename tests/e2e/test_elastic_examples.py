@@ -24,7 +24,16 @@ from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.program import Program
 from tests.builders import a_node
-from tests.e2e.example_scripts import MINGPT, NANOGPT, STEPS_PER_EPOCH, UNMODIFIED, Example, prepare_data
+from tests.e2e.example_scripts import (
+    ACCELERATED,
+    MINGPT,
+    NANOGPT,
+    STEPS_PER_EPOCH,
+    UNMODIFIED,
+    Example,
+    prepare_data,
+)
+from tests.e2e.framework_trainings import has_frameworks
 from tests.e2e.service_harness import ServiceHarness, run_service
 
 JOB = "train"
@@ -44,19 +53,20 @@ class Training:
     losses: dict[int, list[float]] = field(default_factory=dict)
     worlds: dict[int, int] = field(default_factory=dict)
 
-    def open(self, steps: int, data: Path) -> None:
+    def open(self, steps: int, data: Path, *, gpus: int = 1, node_gpus: int = 2) -> None:
         self._send(CreatePool(Pool("training", PoolKind.TRAINING)))
         lending = LendingPolicy(quantile=0.5, headroom=0.0, return_deadline_s=120.0)
         self._send(CreatePool(Pool("inference", PoolKind.INFERENCE, lending)))
-        self._send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
+        self._send(AddNode(a_node("t0", gpus=node_gpus, gpu="cpu")))
         self._send(AddNode(a_node("i0", gpus=2, gpu="cpu", pool="inference")))
         command = self.example.command(data, steps, pause_s=PAUSE_S)
-        program = Program(launch=self.example.launch)
+        venv = "" if self.example.venv is None else str(self.example.venv)
+        program = Program(launch=self.example.launch, venv=venv)
         checkpoint = self.example.checkpoint
         spec = JobSpec(
             JOB,
-            1,
-            1,
+            gpus,
+            gpus,
             steps=steps,
             command=command,
             program=program,
@@ -198,3 +208,18 @@ def test_resizes_and_a_recall_change_no_loss(
     assert len(losses) == len(expected) == steps
     assert losses == pytest.approx(expected, abs=1e-4)
     assert losses[-1] <= 0.7 * losses[0]
+
+
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.skipif(not has_frameworks(), reason="no training frameworks: run `make frameworks`")
+def test_unmodified_script_under_accelerate_launch_is_resized(data: Path, site: ServiceHarness, tmp_path: Path) -> None:
+    steps = 60
+    training = Training(site, ACCELERATED)
+    training.open(steps, data, gpus=2, node_gpus=4)
+    training.resize(4, steps=7)
+    training.resize(2, steps=7)
+    losses = training.finish()
+    assert training.list_worlds() == [2, 4, 2]
+    assert training.lost_gpu_s() == pytest.approx(0.0, abs=1.0)
+    assert losses == pytest.approx(UNMODIFIED.run_alone(data, steps, tmp_path), abs=1e-4)

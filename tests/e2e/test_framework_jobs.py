@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.job_state import JobState
-from tests.e2e.framework_trainings import FRAMEWORKS, REPOSITORY, has_frameworks, mean_losses, read_history
+from tests.e2e.framework_probes import LONG_WITH_FRAMEWORKS
+from tests.e2e.framework_trainings import FRAMEWORKS, REPOSITORY, mean_losses, read_history
 from tests.e2e.paused_trainer import hold_at
 from tests.e2e.service_harness import ServiceHarness
 from tests.e2e.test_framework_resizes import LIGHTNING, TRAINER, Example
@@ -19,11 +20,7 @@ from tests.e2e.test_framework_resizes import LIGHTNING, TRAINER, Example
 LENDING = {"quantile": 0.95, "headroom": 0.0, "return_deadline_s": 120.0, "cold_start_s": 3.0}
 PAUSED = REPOSITORY / "tests" / "e2e" / "paused_example.py"
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.full,
-    pytest.mark.skipif(not has_frameworks(), reason="no training frameworks: run `make frameworks`"),
-]
+pytestmark = LONG_WITH_FRAMEWORKS
 
 
 @pytest.fixture

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.framework_trainings import (
-    REPOSITORY,
-    ElasticTraining,
-    FrameworkRanks,
-    has_frameworks,
-    launch_frameworks,
-)
+from tests.e2e.framework_probes import LONG_WITH_FRAMEWORKS, make_ranks_fixture, read_printed
+from tests.e2e.framework_trainings import REPOSITORY, ElasticTraining, FrameworkRanks
 
 PROBE = REPOSITORY / "tests" / "e2e" / "lightning_probe.py"
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.full,
-    pytest.mark.skipif(not has_frameworks(), reason="no training frameworks: run `make frameworks`"),
-]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[FrameworkRanks]:
-    with launch_frameworks("lightning.pytorch") as launched:
-        yield launched
+pytestmark = LONG_WITH_FRAMEWORKS
+ranks = make_ranks_fixture("lightning.pytorch")
 
 
 def _train(ranks: FrameworkRanks, root: Path, leave_after: list[int], options: dict[str, Any]) -> list[str]:
@@ -42,7 +26,7 @@ def _train(ranks: FrameworkRanks, root: Path, leave_after: list[int], options: d
             break
     *left, last = [statuses[0]["phase"] for statuses in training.statuses]
     assert (set(left) - {"left"}, last) == (set(), "succeeded")
-    return re.findall(r"^> (.*)$", "\n".join(path.read_text() for path in sorted(root.glob("run-*/log-0"))), re.M)
+    return read_printed(root)
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.framework_trainings import PYTHON, REPOSITORY, count_added_lines, has_frameworks
+from tests.e2e.framework_probes import LONG_WITH_FRAMEWORKS, flip_bit
+from tests.e2e.framework_trainings import PYTHON, REPOSITORY, count_added_lines
 from tests.loopback import find_free_port
 
 CHECKS = REPOSITORY / "tests" / "e2e" / "torchtitan_checks.py"
 EXAMPLE = REPOSITORY / "examples" / "torchtitan" / "elastic_llama.py"
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.full,
-    pytest.mark.skipif(not has_frameworks(), reason="no training frameworks: run `make frameworks`"),
-]
+pytestmark = LONG_WITH_FRAMEWORKS
 
 
 def _run(*words: str, **variables: str) -> None:
@@ -59,9 +56,7 @@ def test_a_flipped_bit_leads_to_the_previous_checkpoint(tmp_path: Path, pattern:
         _train(tmp_path, generation, until=step)
     checkpoints = tmp_path / "checkpoints" / "out" / "checkpoint"
     (file,) = (checkpoints / "step-5").glob(pattern)
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip_bit(file)
     assert _train(tmp_path, 3)["step"] == 6
     assert json.loads((tmp_path / "first-3").read_text()) == [4, [4.0, 4.0, 4.0, 4.0]]
     assert (checkpoints / "damaged-5").is_dir()

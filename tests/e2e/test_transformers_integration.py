@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.framework_trainings import (
-    REPOSITORY,
-    ElasticTraining,
-    FrameworkRanks,
-    has_frameworks,
-    launch_frameworks,
-)
+from tests.e2e.framework_probes import LONG_WITH_FRAMEWORKS, flip_bit, make_ranks_fixture, read_printed
+from tests.e2e.framework_trainings import REPOSITORY, ElasticTraining, FrameworkRanks
 
 PROBE = REPOSITORY / "tests" / "e2e" / "transformers_probe.py"
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.full,
-    pytest.mark.skipif(not has_frameworks(), reason="no training frameworks: run `make frameworks`"),
-]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[FrameworkRanks]:
-    with launch_frameworks("transformers.trainer") as launched:
-        yield launched
+pytestmark = LONG_WITH_FRAMEWORKS
+ranks = make_ranks_fixture("transformers.trainer")
 
 
 def _start(ranks: FrameworkRanks, root: Path, options: dict[str, Any]) -> ElasticTraining:
     return ElasticTraining(ranks, root, PROBE, [json.dumps(options)])
-
-
-def _read_lines(root: Path) -> list[str]:
-    return re.findall(r"^> (.*)$", "\n".join(path.read_text() for path in sorted(root.glob("run-*/log-0"))), re.M)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +34,9 @@ def test_an_evaluation_that_is_due_at_the_exit_is_made_up_for(
 ) -> None:
     training = _start(ranks, tmp_path, options)
     training.run(1, until=leave_after)
-    assert f"evaluation {leave_after}" not in _read_lines(tmp_path)
+    assert f"evaluation {leave_after}" not in read_printed(tmp_path)
     training.run(1)
-    lines = _read_lines(tmp_path)
+    lines = read_printed(tmp_path)
     assert [line for line in lines if line.startswith("step")] == [f"step {step}" for step in range(1, 13)]
     assert [line for line in lines if line.startswith("eval")] == [f"evaluation {step}" for step in evaluations]
 
@@ -65,7 +45,7 @@ def test_a_stream_of_samples_is_refused(ranks: FrameworkRanks, tmp_path: Path) -
     training = _start(ranks, tmp_path, {"stream": True, "max_steps": 8})
     with pytest.raises(AssertionError, match="train_dataset"):
         training.run(1)
-    assert _read_lines(tmp_path) == []
+    assert read_printed(tmp_path) == []
 
 
 def test_a_flipped_bit_leads_to_the_previous_checkpoint(ranks: FrameworkRanks, tmp_path: Path) -> None:
@@ -73,11 +53,9 @@ def test_a_flipped_bit_leads_to_the_previous_checkpoint(ranks: FrameworkRanks, t
     for step in (3, 5):
         training.run(1, until=step)
     weights = tmp_path / "checkpoints" / "out" / "checkpoint-5" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
+    flip_bit(weights)
     training.run(1)
-    assert _read_lines(tmp_path)[5] == "step 4"
+    assert read_printed(tmp_path)[5] == "step 4"
     assert training.step == 12
 
 
@@ -92,5 +70,5 @@ def test_a_loss_that_is_not_finite_twice_leads_to_the_previous_checkpoint(
         # As if the training had been stopped before its last checkpoint.
         (tmp_path / "checkpoints" / "out" / "checkpoint-12" / "ebbtide.json").unlink()
     training.run(1)
-    steps = [line for line in _read_lines(tmp_path) if line.startswith("step")]
+    steps = [line for line in read_printed(tmp_path) if line.startswith("step")]
     assert [steps[5], steps[12], steps[19]] == ["step 6", "step 6", "step 4"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ebbtide.checkpoints.coordination import compute_on_rank_0
 from ebbtide.checkpoints.errors import DamagedCheckpointError
-from ebbtide.integrations.complete_checkpoints import RECORD_NAME, measure_files
+from ebbtide.integrations.complete_checkpoints import RECORD_NAME, measure_files, rename_checkpoint
 from ebbtide.integrations.file_checksums import compute_checksums, find_damaged_files
 from ebbtide.integrations.framework_session import wait_for_all_ranks
 from ebbtide.status_file import write_json_atomically
@@ -43,8 +43,9 @@ def find_undamaged(paths: Iterable[Path]) -> Path | None:
         DamagedCheckpointError: there are checkpoints, but all of them are damaged.
         OSError: a file cannot be read.
     """
-    damaged = list[Path]()
-    for path in compute_on_rank_0(partial(list, paths)):
+    damaged: list[Path] = []
+    found: list[Path] = compute_on_rank_0(lambda: list(paths))
+    for path in found:
         if not (names := find_damage(path)):
             _rename_damaged(damaged)
             return path
@@ -89,6 +90,6 @@ def _find_resized(root: Path, sizes: Mapping[str, int]) -> list[str]:
 def _rename_damaged(paths: Iterable[Path]) -> None:
     def rename() -> None:
         for path in paths:
-            path.rename(path.with_name(f"damaged-{path.name.partition('-')[2]}"))
+            rename_checkpoint(path, path.with_name(f"damaged-{path.name.partition('-')[2]}"))
 
     compute_on_rank_0(rename)

@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 import ebbtide
+from ebbtide import notice as notices
 from ebbtide.elastic_run import ElasticRun
 from ebbtide.global_batches import BatchSource
 from ebbtide.random_state import seeded_random
@@ -197,6 +198,7 @@ def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Ten
 
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 12])
 def test_interrupted_training_continues_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
+    monkeypatch.setattr(notices, "FILE_PERIOD_S", 0.0)
     expected = _train(tmp_path / "whole")
     assert len(expected) == 2 * 6 + 2
     run_dirs = [tmp_path / "run-1", tmp_path / "run-2"]

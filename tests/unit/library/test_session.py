@@ -113,6 +113,15 @@ def test_status_follows_a_training_that_leaves_on_request(tmp_path: Path) -> Non
     assert (_status(tmp_path)["step"], _status(tmp_path)["loss"]) == (21, 2.5)
 
 
+def test_the_first_step_is_written_at_once(tmp_path: Path) -> None:
+    with Session(RankEnvironment(run_dir=tmp_path)) as session:
+        session.mark_resumed(4)
+        session.report(step=5)
+        status = _status(tmp_path)  # without it, a rank that hangs now would count as one that still starts
+        session.succeed()
+    assert (status["step"], "first_step" in status["phases_s"]) == (5, True)
+
+
 def test_sigterm_is_a_notice_to_leave(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.mark_resumed(0)
