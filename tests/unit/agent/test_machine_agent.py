@@ -6,8 +6,8 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -116,9 +116,14 @@ def test_generation_that_has_ended_here_is_not_prepared_again(tmp_path: Path) ->
     class OrderHandler(ReportHandler):
         orders: ClassVar[list[Any]] = [
             {
-                **{"job_id": document.job_id, "node": document.node, "generation": generation, "begin": None},
-                **{"document": replace(document, generation=generation).to_document()},
-                **{"notice": None, "kill": "", "is_recorded": False},
+                "job_id": document.job_id,
+                "node": document.node,
+                "generation": generation,
+                "begin": None,
+                "document": replace(document, generation=generation).to_document(),
+                "notice": None,
+                "kill": "",
+                "is_recorded": False,
             }
             for generation in (1, 2)
         ]
