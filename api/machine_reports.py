@@ -92,6 +92,9 @@ class RunReportDocument(Document):
         "has not.",
     )
     prepared: StepNumber = Field(default=0, description="Newer run that can begin at once. 0: none.")
+    setting_up: StepNumber = Field(
+        default=0, description="Newer run whose setup command the machine runs, or fetches the archive for. 0: none."
+    )
     master_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
         default=0, description="Port reserved for the store of the prepared run. 0: the node does not hold rank 0."
     )
@@ -454,6 +457,7 @@ def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, addres
         exceeded_memory=run.exceeded_memory,
         since_s=now_s,
         prepared=run.prepared,
+        setting_up=run.setting_up,
         master_port=run.master_port,
         address=address,
     )
