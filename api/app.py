@@ -138,6 +138,7 @@ def create_app(
         policies,
         lease,
         token_secret,
+        run_log,
         agent_state,
         DecisionWatch(agent_state, clock),
         StateReader(store),

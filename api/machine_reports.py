@@ -92,6 +92,9 @@ class RunReportDocument(Document):
         "has not.",
     )
     prepared: StepNumber = Field(default=0, description="Newer run that can begin at once. 0: none.")
+    setting_up: StepNumber = Field(
+        default=0, description="Newer run whose setup command the machine runs, or fetches the archive for. 0: none."
+    )
     master_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
         default=0, description="Port reserved for the store of the prepared run. 0: the node does not hold rank 0."
     )
@@ -319,7 +322,7 @@ class OrderBuilder:
             "begin": None,
             "notice": None,
             "kill": "",
-            "is_recorded": _is_recorded(job, begun, report),
+            "is_recorded": self._is_recorded(job, begun, report),
         }
         if job is None or job.is_ended:
             order["kill"] = "its job is gone" if report.has_living_ranks else ""
@@ -345,6 +348,18 @@ class OrderBuilder:
             order["document"] = document.to_document()
         return order
 
+    def _is_recorded(self, job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:
+        """Return whether the end of the reported run is recorded, or no longer matters."""
+        if report.generation == 0 or report.has_living_ranks:
+            return False
+        if job is None or not _awaits_reports(job):
+            return True
+        run = _find_run(begun, report.generation)
+        if run is None:
+            # Another process of the API may have handed it out after this one has read the list.
+            run = _find_run(self.service.run_log.list_begun_runs_of(job.id), report.generation)
+        return run is None or run.end is not None
+
     def _select_notice(self, job: Job, report: AgentReport) -> NoticeView | None:
         leaving = select_notice(job, report.generation, self.now_s, self.service.agent_state)
         return leaving or checkpoint_notice(job, report)
@@ -358,12 +373,8 @@ def _has_ended(begun: Iterable[BegunRun], order: RunOrderView) -> bool:
     return any(run.generation == order["generation"] and (run.end is not None or run.is_restored) for run in begun)
 
 
-def _is_recorded(job: Job | None, begun: Iterable[BegunRun], report: AgentReport) -> bool:
-    """Return whether the end of the reported run is recorded, or no longer matters."""
-    if report.generation == 0 or report.has_living_ranks:
-        return False
-    run = next((run for run in begun if run.generation == report.generation), None)
-    return job is None or not _awaits_reports(job) or run is None or run.end is not None
+def _find_run(begun: Iterable[BegunRun], generation: int) -> BegunRun | None:
+    return next((run for run in begun if run.generation == generation), None)
 
 
 def _awaits_reports(job: Job) -> bool:
@@ -446,6 +457,7 @@ def _to_agent_report(run: RunReportDocument, agent: str, now_s: float, *, addres
         exceeded_memory=run.exceeded_memory,
         since_s=now_s,
         prepared=run.prepared,
+        setting_up=run.setting_up,
         master_port=run.master_port,
         address=address,
     )

@@ -38,7 +38,7 @@ from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.settings import Settings
 from scheduler.store.api_protocol import ApiStore, ServiceStore
 from scheduler.store.archives import ArchiveStore
-from scheduler.store.protocol import Lease
+from scheduler.store.protocol import Lease, RunLog
 
 V = TypeVar("V")
 PAGE_LIMIT_MAX = 1000
@@ -93,7 +93,7 @@ class Service:
 
     `lease` returns the current leader's lease without competing for it. `authenticator` is None while authentication is
     off, and `oidc_sign_in` if the console offers tokens only. `searches` limits how many plans are solved
-    concurrently, because a large search occupies a core for many seconds.
+    concurrently, because a large search occupies a core for many seconds. `agent_state` caches reads of `run_log`.
     """
 
     store: ApiStore
@@ -102,6 +102,7 @@ class Service:
     policies: PolicySet
     lease: Callable[[], Lease | None]
     token_secret: bytes
+    run_log: RunLog
     agent_state: AgentStateCache
     decision_watch: DecisionWatch
     state_reader: StateReader

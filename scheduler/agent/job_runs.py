@@ -274,6 +274,8 @@ class JobRuns:
         report = none if self.active is None else self.active.report()
         report |= {"job_id": self.job_id, "node": self.node}
         state = self._prepared_state
+        if self._preparing is not None and self._preparing.setting_up:
+            report |= {"setting_up": self._preparing.setting_up}
         if self.prepared is not None and state is not None and (state.is_prepared or state.has_ended):
             report |= {"prepared": self.prepared.document.generation, "master_port": state.port}
         return report

@@ -31,6 +31,7 @@ from scheduler.agent.control_plane_identity import ControlPlaneIdentity, RankOut
 from scheduler.agent.departure import Departure
 from scheduler.agent.job_runs import ActiveRun, JobRuns
 from scheduler.agent.preparation import Preparation, Prepare
+from scheduler.agent.run_folder import AgentFolders
 from scheduler.agent.run_retention import RunRetention
 from scheduler.agent.supervised_run import SupervisedRun
 from scheduler.domain.run_document import RunDocument
@@ -87,6 +88,7 @@ class MachineAgent:
         departure: Departure | None = None,
     ) -> None:
         self._state = state
+        self._folders = AgentFolders(state.root)
         self._departure = departure
         self._leaving = ""
         self._leave_within_s = leave_within_s
@@ -247,7 +249,7 @@ class MachineAgent:
         key = (str(order["job_id"]), str(order["node"]))
         runs = self._jobs.get(key)
         if runs is None:
-            if order["document"] is None or self._is_stopping:
+            if order["document"] is None or self._is_stopping or self._has_run(key, order["generation"]):
                 return
             runs = self._jobs[key] = JobRuns(*key)
         elif _find_report(reply, key) != runs.generations:
@@ -255,6 +257,12 @@ class MachineAgent:
         runs.apply_order(order, self._start_preparation)
         if runs.is_empty:
             del self._jobs[key]
+
+    def _has_run(self, key: _RunsKey, generation: int) -> bool:
+        """Return whether a generation has begun and ended here. The order is older than that end then."""
+        job_id, node = key
+        folder = self._folders.folder(job_id, generation, node)
+        return folder.has_begun and folder.is_settled
 
     def _start_preparation(self, document: RunDocument) -> Preparation:
         return Preparation(self._threads, self._prepare, replace(document, url=self._identity.url))

@@ -84,6 +84,8 @@ class RunLauncher:
             user = self._containment.policy.find_user(document.owner_id, document.owner)
             shared = self._prepare_directory(document, user, cancelled)
             working_dir = folder.working_path
+            if folder.is_settled and not (folder.has_begun or folder.has_record("failure.json")):
+                delete_folder(folder.path)  # it was prepared and discarded, and is wanted after all
             if not folder.path.exists():
                 delete_folder(working_dir)  # left by an agent that ended before the run was prepared
             if shared is not None:

@@ -15,11 +15,11 @@ from scheduler.agent.containment import ContainerFolders, Containment, RankUser
 from scheduler.agent.control_groups import ControlGroup
 from scheduler.agent.rank_environment import select_inherited
 from scheduler.agent.working_directory import WorkingDirectoryError
+from scheduler.domain.program import SETUP_TIMEOUT_S
 from scheduler.domain.run_document import RunDocument
 
 logger = logging.getLogger(__name__)
 
-SETUP_TIMEOUT_S = 3600.0
 _POLL_S = 0.05
 _END_TIMEOUT_S = 10.0
 

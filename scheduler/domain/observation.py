@@ -217,6 +217,7 @@ class AgentReport:
     node holds rank 0. `address` is where ranks on other nodes reach the node. `checkpoint_at_s` is when a file of
     `checkpoint.path` was last complete, and `saved` whether one was after the ranks were asked to leave.
     `exceeded_memory` is the memory limit in bytes for which the kernel has killed a process of the run; None for none.
+    `setting_up` is a newer generation whose setup command runs, 0 for none.
     """
 
     job_id: str
@@ -237,6 +238,7 @@ class AgentReport:
     saved: bool = False
     permanent_fault: PermanentFault | None = None
     exceeded_memory: int | None = None
+    setting_up: int = 0
 
     @property
     def has_living_ranks(self) -> bool:

@@ -15,6 +15,8 @@ UNPACKED_RATIO_MAX = 4
 """Largest size of the files in an archive, in multiples of the limit of the packed archive."""
 ARCHIVE_ENTRIES_MAX = 100_000
 """Most files, folders and links in one archive."""
+SETUP_TIMEOUT_S = 3600.0
+"""Time after which the agent ends a setup command."""
 DIGEST_FORM = "sha256: followed by 64 hexadecimal digits"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)

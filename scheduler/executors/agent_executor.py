@@ -12,15 +12,15 @@ never run at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.domain.job import Job
 from scheduler.domain.machine import Machine, has_devices_for, host_declared_nodes
-from scheduler.domain.observation import BegunRun, Observation
+from scheduler.domain.observation import BegunRun, Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import place_inference
-from scheduler.executors.reported_runs import AgentKey
+from scheduler.executors.reported_runs import AgentKey, describe_setups
 from scheduler.executors.run_ledger import STARTABLE_STATES, RunLedger
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class AgentExecutor:
         }
         known = tuple(run for job_runs in runs.values() for run in job_runs)
         occupied = {node for run in known for node in run.gpus}
+        known += tuple(self._list_setups({(run.job_id, run.generation) for run in known}))
         facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable - occupied)
         return Observation(now_s, self._converged_generation, known, facts)
 
@@ -107,6 +108,19 @@ class AgentExecutor:
 
     def close(self) -> None:
         """Do nothing: agents keep their ranks, so that training continues without a leader."""
+
+    def _list_setups(self, begun: Collection[tuple[str, int]]) -> Iterator[Run]:
+        """Yield generations that have not begun, because machines run the setup command of their jobs."""
+        jobs = [
+            job
+            for job in map(self._desired.jobs.__getitem__, sorted(self._desired.index.unsettled))
+            if job.spec.program.setup and job.state in STARTABLE_STATES
+            if (job.id, job.allocation.generation) not in begun
+        ]
+        reports = self._ledger.list_reports() if jobs else ()
+        for job in jobs:
+            if reason := describe_setups(job, reports):
+                yield Run(job.id, job.allocation.generation, RunPhase.STARTING, reason=reason)
 
     def _list_hosts(self) -> tuple[Machine, ...]:
         return host_declared_nodes(self._machines.list_machines(), self._desired.nodes)

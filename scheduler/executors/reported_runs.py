@@ -35,6 +35,7 @@ from scheduler.domain.observation import (
     RunPhase,
     Straggler,
 )
+from scheduler.domain.program import SETUP_TIMEOUT_S
 from scheduler.domain.quantities import format_resource
 from scheduler.domain.run_document import MasterAddress
 from scheduler.executors import run_outcome
@@ -164,6 +165,16 @@ def find_prepared_master(job: Job, seats: RankPlacement, reports: Iterable[Agent
         return None
     first = prepared[seats[0][0]]
     return MasterAddress(first.address, first.master_port) if first.address else None
+
+
+def describe_setups(job: Job, reports: Iterable[AgentReport]) -> str:
+    """Return which nodes run the setup command of the job's target generation, empty if none does."""
+    generation = job.allocation.generation
+    nodes = sorted(report.node for report in reports if report.job_id == job.id and report.setting_up == generation)
+    if not nodes:
+        return ""
+    others = f" and {len(nodes) - 1} more nodes run" if len(nodes) > 1 else " runs"
+    return f"node {nodes[0]}{others} its setup command, for at most {SETUP_TIMEOUT_S:.0f} s"
 
 
 def build_begun_run(

@@ -74,7 +74,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
     return Explanation(
         job_id=job_id,
         state=job.state,
-        summary=_summarize(job, reason)
+        summary=_summarize(job, reason, snapshot.now_s)
         + _describe_progress(job)
         + _describe_resize_mode(job)
         + _describe_scaling_limit(snapshot, job)
@@ -117,15 +117,23 @@ def _position(reason: Reason | None) -> int | None:
     return None if position is None else int(position)
 
 
-def _summarize(job: Job, reason: Reason | None) -> str:
+def _summarize(job: Job, reason: Reason | None, now_s: float) -> str:
     if job.is_placed:
         plan = job.allocation.plan
         plan_text = f" as {plan.summarize()}" if plan else ""
         held = gpu_sets.format_gpu_count(job.allocation.target_gpus)
-        return f"{job.state} on {held}, {gpu_sets.format_gpus(job.allocation.target)}{plan_text}"
+        where = f"{held}, {gpu_sets.format_gpus(job.allocation.target)}"
+        return f"{job.state} on {where}{plan_text}{_describe_setup(job, now_s)}"
     if reason is not None:
         return f"{job.state}: {reason.detail}"
     return f"{job.state}: {job.message}" if job.message else str(job.state)
+
+
+def _describe_setup(job: Job, now_s: float) -> str:
+    """Say how long a job with a setup command has been starting, and where the command runs."""
+    if job.state not in (JobState.STARTING, JobState.RESIZING) or not job.spec.program.setup:
+        return ""
+    return f" for {now_s - job.state_since_s:.0f} s: {job.message}" if job.message else ""
 
 
 def _describe_progress(job: Job) -> str:

@@ -12,6 +12,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
+from scheduler.domain.program import SETUP_TIMEOUT_S
 from scheduler.domain.scaling_curve import LINEAR_CURVE
 from scheduler.domain.snapshot import UNSOLVED_CURVE, Snapshot
 from scheduler.scheduling.commands import apply_command
@@ -76,7 +77,7 @@ def _advance_job(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
             snapshot.transition_job(job, JobState.PLANNING, job.message)
         case JobState.PREEMPTED if not job.allocation.releasing:
             snapshot.transition_job(job, JobState.QUEUED, job.message)
-        case JobState.STARTING | JobState.RESIZING if snapshot.now_s - _startable_since_s(job) > START_TIMEOUT_S:
+        case JobState.STARTING | JobState.RESIZING if snapshot.now_s - _startable_since_s(job) > _start_limit_s(job):
             _abandon_start(snapshot, job, outage_s)
 
 
@@ -99,10 +100,15 @@ def _startable_since_s(job: Job) -> float:
     return job.state_since_s if leave_by_s is None else max(job.state_since_s, leave_by_s)
 
 
+def _start_limit_s(job: Job) -> float:
+    """Return the time in which the job must start. Its setup command, which agents end, adds its own limit."""
+    return START_TIMEOUT_S + SETUP_TIMEOUT_S * bool(job.spec.program.setup)
+
+
 def _abandon_start(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
     """Give up a start. It counts as a retry unless no controller was running to start the workers."""
     is_job_fault = outage_s <= START_TIMEOUT_S
-    message = f"its workers were {job.state} for more than {START_TIMEOUT_S:.0f} s"
+    message = f"its workers were {job.state} for more than {_start_limit_s(job):.0f} s"
     if not is_job_fault:
         message = f"{message}, and no controller ran for {outage_s:.0f} s"
     requeue(snapshot, job, message, counts_as_retry=is_job_fault)

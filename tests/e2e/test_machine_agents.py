@@ -277,6 +277,8 @@ def test_cancel_ends_a_setup_command(shared_site: MachineSite, tmp_path: Path) -
     options = ("--workdir", str(tmp_path / "project"), "--setup", "sleep 4326.5", "--min", "1", "-q", "--", "true")
     job_id = site.run_command("submit", "--name", "preparing", *options)
     site.wait(lambda: bool(find_processes("4326.5")))
+    site.wait(lambda: "setup command" in site.client.explanation(job_id)["summary"])
+    assert site.state(job_id) == "starting"
     site.client.cancel(job_id)
     site.wait(lambda: not find_processes("4326.5"))
     site.wait_for_success(site.submit("next", ["true"], gpus=4))

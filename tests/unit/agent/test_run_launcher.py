@@ -109,3 +109,19 @@ def test_unexpected_error_fails_its_job_alone(launcher: RunLauncher, monkeypatch
 
     monkeypatch.setattr(supervised_run, "open_checkpoint_folder", fail)
     assert "a fault of the agent" in prepare(launcher, python_job("pass")).poll().failure
+
+
+def test_generation_that_was_discarded_before_it_began_can_be_prepared_again(launcher: RunLauncher) -> None:
+    """The order to discard it may have followed from an older state of the job."""
+    first = prepare(launcher, python_job("pass"))
+    first.kill()
+    first.settle()
+    second = prepare(launcher, python_job("pass"))
+    assert second.poll().failure == ""
+    second.kill()
+
+
+def test_generation_that_could_not_be_prepared_is_not_prepared_again(launcher: RunLauncher) -> None:
+    document = with_archive(setup=("sh", "-c", "exit 3"))
+    prepare(launcher, document).settle()
+    assert prepare(launcher, replace(document, setup=())).poll().has_ended

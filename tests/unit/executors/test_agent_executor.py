@@ -8,7 +8,8 @@ import pytest
 
 from scheduler.domain.job_state import JobState
 from scheduler.domain.machine import GpuDevice, Machine, MachineInventory
-from scheduler.domain.observation import AgentReport, RankReport
+from scheduler.domain.observation import AgentReport, RankReport, RunPhase
+from scheduler.domain.program import Program
 from scheduler.executors.agent_executor import CONTACT_MARGIN_S, UNREACHABLE_S, AgentExecutor, agent_id
 from scheduler.executors.reported_runs import build_begun_run
 from scheduler.executors.run_ledger import RunLedger
@@ -52,6 +53,24 @@ def test_node_whose_ranks_may_run_without_contact_is_not_down(silent_s: float, d
     executor.converge(a_snapshot(a_fleet(training=2, inference=0), [job]))
     observed = executor.observe()
     assert {name for name, facts in observed.nodes.items() if not facts.up} == down
+
+
+def test_setup_command_of_a_generation_that_has_not_begun_is_told() -> None:
+    log, agents = MemoryRunLog(), {("a", "t0"): agent_id(MACHINES[0])}
+    job = a_job("a", state=JobState.STARTING, on={"t0": (0,)})
+    job = replace(job, spec=replace(job.spec, program=Program(archive=f"sha256:{0:064}", setup=("make",))))
+    generation = job.allocation.generation
+    executor = AgentExecutor(
+        RunLedger(log, epoch=lambda: 1), Directory(), now=lambda: SEEN_S, disconnect_s=DISCONNECT_S
+    )
+    executor.converge(a_snapshot(a_fleet(training=2, inference=0), [job]))
+    assert executor.observe().runs == ()
+    log.record_reports(AgentReport("a", "t0", agents["a", "t0"], SEEN_S, setting_up=generation))
+    [run] = executor.observe().runs
+    assert (run.generation, run.phase, run.gpus) == (generation, RunPhase.STARTING, {})
+    assert "t0" in run.reason
+    log.record_reports(AgentReport("a", "t0", agents["a", "t0"], SEEN_S, prepared=generation))
+    assert executor.observe().runs == ()
 
 
 def test_declared_node_is_down_where_the_machine_of_the_service_lacks_its_devices() -> None:

@@ -12,6 +12,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Intent
 from scheduler.domain.job_account import RunFailure
 from scheduler.domain.job_state import JobState
+from scheduler.domain.program import Program
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.explanation import Explanation, explain, explain_ended
@@ -100,6 +101,15 @@ def test_released_gpus_come_free_at_the_leave_deadline() -> None:
     waiting = {"big": Reason(ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS, "so", {"needed_gpus": 8.0, "position": 1.0})}
     found = explain(a_snapshot(FLEET, [leaving, a_job("big", 8)]), waiting, "big")
     assert (found.expected_start_s, dict(found.holders)) == (60.0, {"leaving": 8})
+
+
+def test_starting_job_tells_where_its_setup_command_runs_and_for_how_long() -> None:
+    job = a_job("j", 2, state=JobState.STARTING, on={"t0": (0, 1)})
+    program = Program(archive=f"sha256:{0:064}", setup=("make",))
+    job = replace(job, spec=replace(job.spec, program=program), message="node t0 runs its setup command")
+    summary = explained(replace(a_snapshot(FLEET, [job]), now_s=job.state_since_s + 1234.0), "j").summary
+    assert "1234 s" in summary
+    assert "node t0" in summary
 
 
 def test_running_job_shows_gpus_and_plan() -> None:

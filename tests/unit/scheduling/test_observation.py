@@ -15,6 +15,7 @@ from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_account import OnResize, PermanentFault, RunFailure
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.program import SETUP_TIMEOUT_S, Program
 from scheduler.scheduling.snapshot_update import START_TIMEOUT_S, SnapshotUpdate, update_snapshot
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
@@ -299,6 +300,16 @@ def test_start_timeout_requeues_the_job(state: JobState) -> None:
     assert observe(job, now_s=START_TIMEOUT_S).snapshot.jobs["j"].state is state
     requeued = observe(job, now_s=START_TIMEOUT_S + 1.0).snapshot.jobs["j"]
     assert (requeued.state, requeued.account.failures) == (JobState.QUEUED, 1)
+
+
+def test_setup_command_adds_its_own_limit_to_that_of_a_start() -> None:
+    job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
+    job = replace(job, spec=replace(job.spec, program=Program(archive=f"sha256:{0:064}", setup=("make",))))
+    limit_s = START_TIMEOUT_S + SETUP_TIMEOUT_S
+    assert observe(job, now_s=limit_s).snapshot.jobs["j"].state is JobState.STARTING
+    requeued = observe(job, now_s=limit_s + 1.0).snapshot.jobs["j"]
+    assert (requeued.state, requeued.account.failures) == (JobState.QUEUED, 1)
+    assert f"{limit_s:.0f} s" in requeued.message
 
 
 def test_start_during_an_outage_costs_no_retry() -> None:
