@@ -90,7 +90,11 @@ class FrameworkJob:
                 self._outputs[path] = path.read_text()
 
     def _log_paths(self) -> Sequence[Path]:
-        return sorted(self.service.folders.job_folder(self.id).glob("gen-*@*/rank-*.log"))
+        paths = list[Path]()
+        for folder in sorted(self.service.folders.job_folder(self.id).glob("gen-*@*")):
+            with contextlib.suppress(FileNotFoundError):  # the agent has just deleted it
+                paths += sorted(folder.glob("rank-*.log"))
+        return paths
 
 
 def _train_alone(example: Example, folder: Path) -> Mapping[int, float]:
