@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_READ_S, REREAD_S = 3.0, 10.0
 """Time before the first read of a job's Events, since most pods are ready sooner, and between two reads."""
+READS_MAX = 5
+"""Jobs whose Events are read per tick, so that many waiting jobs do not overload the API server."""
 _REASONS = ("FailedAttachVolume", "FailedCreatePodSandBox", "FailedMapVolume", "FailedMount")
 _SUMMARY = "Unable to attach or mount volumes"
 """Start of kubelet's message after two minutes. It names volumes, and no reason."""
@@ -48,7 +50,10 @@ class SetupErrors:
             return dict(self._errors)
 
     def plan_reads(self, view: ClusterView) -> Iterator[ApiAction]:
-        """Yield an action for each job whose pods have waited long enough for their volumes or their network."""
+        """Yield an action for each job whose pods have waited long enough for their volumes or their network.
+
+        At most READS_MAX, those first that are due for the longest time.
+        """
         now_s, waiting = self._monotonic_s(), group_by_job(pod for pod in view.pods if _awaits_setup(pod))
         with self._lock:
             uids = {pod.uid for pods in waiting.values() for pod in pods}
@@ -56,10 +61,10 @@ class SetupErrors:
             self._read_at_s = {uid: at_s for uid, at_s in self._read_at_s.items() if uid in uids}
             self._due_s = {job_id: self._due_s.get(job_id, now_s + FIRST_READ_S) for job_id in waiting}
             read_at_s, due_s = dict(self._read_at_s), dict(self._due_s)
-        for job_id, pods in sorted(waiting.items()):
-            if now_s >= due_s[job_id]:
-                pod = min(pods, key=lambda pod: (read_at_s.get(pod.uid, float("-inf")), pod.name))
-                yield ApiAction(f"read the events of pod {pod.namespace}/{pod.name}", partial(self._read, pod))
+        due = sorted((at_s, job_id) for job_id, at_s in due_s.items() if now_s >= at_s)
+        for _, job_id in due[:READS_MAX]:
+            pod = min(waiting[job_id], key=lambda pod: (read_at_s.get(pod.uid, float("-inf")), pod.name))
+            yield ApiAction(f"read the events of pod {pod.namespace}/{pod.name}", partial(self._read, pod))
 
     def _read(self, pod: PodView) -> None:
         error = ""

@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.kubernetes.client import connect
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.pod_view import PodView
-from scheduler.kubernetes.setup_errors import FIRST_READ_S, REREAD_S, SetupErrors, find_setup_error
+from scheduler.kubernetes.setup_errors import FIRST_READ_S, READS_MAX, REREAD_S, SetupErrors, find_setup_error
 from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
 from tests.unit.kubernetes.test_flow_control import QUICK, kubeconfig
 
@@ -54,3 +54,22 @@ def test_one_pod_of_a_job_is_read_at_a_time_and_forgotten_once_it_is_ready(tmp_p
         assert errors.list_errors()["uid-1"] == f"FailedMount: {LOST}"
         assert not list(errors.plan_reads(ClusterView(pods=(a_waiting_pod(1, is_prepared=True),))))
         assert not errors.list_errors()
+
+
+def test_many_waiting_jobs_are_read_in_turn(tmp_path: Path) -> None:
+    now_s = [0.0]
+    nothing = Answer(200, {"items": [], "metadata": {"resourceVersion": "1"}})
+    with ScriptedServer(*[nothing] * (2 * READS_MAX)).running() as server:
+        errors = SetupErrors(connect(kubeconfig(tmp_path, server.url), limits=QUICK), lambda: now_s[0])
+        numbers = range(10, 10 + 3 * READS_MAX)
+        view = ClusterView(pods=tuple(a_waiting_pod(number, job_id=f"job-{number}") for number in numbers))
+        assert not list(errors.plan_reads(view))
+        texts = []
+        for at_s in (FIRST_READ_S, FIRST_READ_S + 1.0):
+            now_s[0] = at_s
+            reads = list(errors.plan_reads(view))
+            assert len(reads) == READS_MAX
+            for read in reads:
+                read.run()
+                texts.append(read.description)
+        assert len(set(texts)) == 2 * READS_MAX
