@@ -239,7 +239,9 @@ def start_loss_s(snapshot: Snapshot, job: Job, gpu: str) -> float:
 
 def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
     min_gpus = spec.min_gpus
-    if not curve.infeasible or gpu is None or packed(gpu, min_gpus, sizes[gpu]) not in curve.infeasible:
+    if gpu is None or gpu not in sizes:  # the last node of the model has left
+        return min_gpus
+    if not curve.infeasible or packed(gpu, min_gpus, sizes[gpu]) not in curve.infeasible:
         return min_gpus
     return min(
         (gpus for gpus in curve.packed_plans(gpu, sizes[gpu]) if min_gpus <= gpus <= spec.max_gpus), default=min_gpus

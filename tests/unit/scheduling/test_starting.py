@@ -78,10 +78,12 @@ def test_job_for_a_missing_gpu_model_blocks_no_job() -> None:
     assert result.waiting["picky"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
+@pytest.mark.parametrize("is_feasible", [True, False])
 @pytest.mark.parametrize("policy", sorted(list_policy_sets()))
-def test_job_with_a_plan_for_a_gpu_model_that_left_waits(policy: str) -> None:
+def test_job_with_a_plan_for_a_gpu_model_that_left_waits(policy: str, is_feasible: bool) -> None:
     fleet = a_fleet(training=1, inference=0)
-    curve = a_curve({GpuShape.packed(OTHER, 8, 8): 1.0})
+    shape = GpuShape.packed(OTHER, 8, 8)
+    curve = a_curve({shape: 1.0}) if is_feasible else replace(a_curve({}), infeasible={shape: "memory"})
     left = a_job("left", 8, gpu=OTHER, model="llama-2-7b", global_batch=8, state=JobState.QUEUED, steps=10)
     snapshot = a_snapshot(fleet, [left, a_job("next", 8)], curves={left.spec.curve_key: curve})
     result = decide(snapshot, load_policy_set(policy, SETTINGS))
