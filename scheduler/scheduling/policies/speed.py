@@ -239,7 +239,7 @@ def start_loss_s(snapshot: Snapshot, job: Job, gpu: str) -> float:
 
 def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
     min_gpus = spec.min_gpus
-    if gpu is None or gpu not in sizes:  # the last node of the model has left
+    if gpu is None or gpu not in sizes:  # no usable node has it any more
         return min_gpus
     if not curve.infeasible or packed(gpu, min_gpus, sizes[gpu]) not in curve.infeasible:
         return min_gpus

@@ -15,6 +15,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.explanation import explain
 from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import min_feasible_gpus
 from scheduler.scheduling.policy_sets import list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
@@ -78,12 +79,17 @@ def test_job_for_a_missing_gpu_model_blocks_no_job() -> None:
     assert result.waiting["picky"].code is ReasonCode.NO_MATCHING_FLAVOR
 
 
-@pytest.mark.parametrize("is_feasible", [True, False])
+def test_fewest_gpus_of_a_model_that_no_usable_node_has_are_the_minimum() -> None:
+    curve = replace(a_curve({}), infeasible={GpuShape.packed(GPU, 8, 8): "memory"})
+    job = a_job("left", 8, model="llama-2-7b", global_batch=8, state=JobState.QUEUED, steps=10)
+    snapshot = a_snapshot(a_fleet(training=1, inference=0), [job], curves={job.spec.curve_key: curve})
+    assert min_feasible_gpus(snapshot, job, {}) == 8
+
+
 @pytest.mark.parametrize("policy", sorted(list_policy_sets()))
-def test_job_with_a_plan_for_a_gpu_model_that_left_waits(policy: str, is_feasible: bool) -> None:
+def test_job_with_a_plan_for_a_gpu_model_that_left_waits(policy: str) -> None:
     fleet = a_fleet(training=1, inference=0)
-    shape = GpuShape.packed(OTHER, 8, 8)
-    curve = a_curve({shape: 1.0}) if is_feasible else replace(a_curve({}), infeasible={shape: "memory"})
+    curve = a_curve({GpuShape.packed(OTHER, 8, 8): 1.0})
     left = a_job("left", 8, gpu=OTHER, model="llama-2-7b", global_batch=8, state=JobState.QUEUED, steps=10)
     snapshot = a_snapshot(fleet, [left, a_job("next", 8)], curves={left.spec.curve_key: curve})
     result = decide(snapshot, load_policy_set(policy, SETTINGS))
