@@ -45,7 +45,7 @@ class DecisionWatch:
         return self._agent_state.newest_snapshot
 
     async def _find_change(self, seen_generation: int) -> None:
-        """Return when a snapshot of another generation has been read, or nobody waits any more."""
+        """Wait for a snapshot of another generation. End early if no request waits any more."""
         while self._agent_state.newest_snapshot.generation == seen_generation:
             await asyncio.sleep(WATCH_PERIOD_S)
             if not self._waiting:

@@ -1,6 +1,6 @@
 """Usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and CSV.
 
-Owners are grouped by their id. Their display name stands beside it, because several owners may have one name.
+Rows are grouped by owner id and also have the display name, which several owners may share.
 """
 
 from __future__ import annotations

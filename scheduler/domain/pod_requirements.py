@@ -92,7 +92,7 @@ PLAIN_POD = PodRequirements()
 
 @dataclass(frozen=True, slots=True)
 class AddedRequirements:
-    """What the API server adds to the pods of a job when it admits them.
+    """Requirements that admission by the API server adds to the pods of a job.
 
     A LimitRange adds default requests, a RuntimeClass overhead, a node selector and tolerations, a webhook whole
     containers. `steady` and `peak` are added to those of the pods.

@@ -42,7 +42,7 @@ START_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StartObstacles:
-    """What may keep pods from starting, for all jobs of one observation.
+    """Obstacles to the start of pods, for all jobs of one observation.
 
     `overcommitted` are nodes without GPUs for all decided pods. An unbound pod there can never be bound. `shortages`
     are nodes without another resource for them, with the reason. `setup_errors` say why volumes or network of a pod

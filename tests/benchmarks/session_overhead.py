@@ -1,4 +1,4 @@
-"""What taking part in resizes costs a script: added lines, the import, and CPU time of each step of 20 ms.
+"""Cost of the session to a script: added lines, time of the import, and CPU time per step of 20 ms.
 
 Added lines are those that the examples mark. The time of the import is that which passes in a new process.
 

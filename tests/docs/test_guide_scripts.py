@@ -103,7 +103,7 @@ _BODY = """
     X, Y = get_batch('train')
     iter_num += 1
 """
-"""What nanoGPT's loop does in each iteration, in short."""
+"""Short form of one iteration of nanoGPT's loop."""
 
 
 def test_the_changes_of_the_flat_script_make_a_loop_that_continues(

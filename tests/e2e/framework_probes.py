@@ -1,4 +1,4 @@
-"""What the tests of integrations share: their conditions, loaded frameworks, printed lines and damage to files."""
+"""Helpers for the tests of integrations: skip conditions, loading of frameworks, printed lines, damage to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums beside checkpoints of a framework that decides by itself which of them are complete.
+"""Checksum records for checkpoints whose completeness the framework defines.
 
 A checkpoint is a folder. Its record, a file in it, has the size and the checksums of every other file.
 """
@@ -54,7 +54,7 @@ def find_undamaged(paths: Iterable[Path]) -> Path | None:
     if damaged:
         raise DamagedCheckpointError(
             f"All checkpoints in {damaged[0].parent} are damaged; see the log. Restore their files, or use another "
-            "directory to start anew."
+            "directory to start from step 0."
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Record usage by the id of the owner, beside the display name, and find audit entries by the id of their actor.
+"""Record usage by owner id and display name, and index audit entries by actor id.
 
 The column `owner` keeps its place in the primary key, so that an older release adds to the same table meanwhile. It
 holds the id in rows with an `owner_name`, and the display name in others.
