@@ -1,6 +1,6 @@
 """The reference trainer, paused where a test wants it:
 
-`python -m tests.e2e.paused_trainer HOLD OPTION...`
+`python paused_trainer.py HOLD OPTION...`
 
 While the file HOLD exists and there is no notice, no step beyond the number in it runs. Tests can act meanwhile
 without guessing how long a training takes.
@@ -19,6 +19,7 @@ from unittest.mock import patch
 from scheduler.trainer import train
 from scheduler.trainer.trainer import Trainer
 
+PAUSED_TRAINER = str(Path(__file__))
 _POLL_PERIOD_S = 0.02
 
 

@@ -15,11 +15,12 @@ from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.store.protocol import Page
+from tests.e2e.paused_trainer import PAUSED_TRAINER, hold_at
 from tests.e2e.training_harness import TrainingHarness, lines, losses
 
 STEPS = 40
-STEP_DELAY_S = 0.35
-"""Gives the controller time to resize the training."""
+STEP_DELAY_S = 0.1
+"""Ranks agree on a notice within half a second: about five steps."""
 GLOBAL_BATCH = 12
 
 
@@ -32,20 +33,26 @@ def harness(tmp_path: Path) -> Iterator[TrainingHarness]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "widths_at_step", [{6: 3}, pytest.param({6: 3, 16: 1}, marks=pytest.mark.full)], ids=["grown", "grown and shrunk"]
+    "widths_at_step", [{6: 3}, pytest.param({6: 3, 20: 1}, marks=pytest.mark.full)], ids=["grown", "grown and shrunk"]
 )
 def test_resized_training_has_the_losses_of_an_uninterrupted_one(
     tmp_path: Path, harness: TrainingHarness, widths_at_step: dict[int, int]
 ) -> None:
-    ledger, reference = harness.ledger, tmp_path / "reference"
-    harness.open(_spec(ledger))
-    for step, width in widths_at_step.items():
+    ledger, reference, hold = harness.ledger, tmp_path / "reference", tmp_path / "hold"
+    holds = [*widths_at_step, STEPS - 1]
+    hold_at(hold, holds[0])
+    harness.open(_spec(ledger, hold))
+    for (step, width), next_hold in zip(widths_at_step.items(), holds[1:], strict=True):
         harness.wait(partial(_has_reached, ledger, step))
         harness.resize(width)
+        harness.wait(partial(harness.is_noticed, harness.generation()))
+        hold_at(hold, next_hold)
         harness.wait(partial(_runs_on, harness, width))
+    hold.unlink()
     harness.wait(lambda: harness.job().state is JobState.SUCCEEDED)
     harness.end()
-    subprocess.run([sys.executable, *_trainer(reference)], check=True, timeout=120, capture_output=True)
+    trainer = [sys.executable, "-m", "scheduler.trainer.train", *_options(reference)]
+    subprocess.run(trainer, check=True, timeout=120, capture_output=True)
     _check_learning(losses(ledger), losses(reference))
     _check_events(harness, resizes=len(widths_at_step))
 
@@ -74,7 +81,8 @@ def _check_events(harness: TrainingHarness, *, resizes: int) -> None:
     assert all(len(samples) == GLOBAL_BATCH for samples in seen.values()), "no step ran twice"
 
 
-def _spec(ledger: Path) -> JobSpec:
+def _spec(ledger: Path, hold: Path) -> JobSpec:
+    pause = ("--step-delay-s", str(STEP_DELAY_S))
     return JobSpec(
         name="train",
         min_gpus=2,
@@ -82,13 +90,13 @@ def _spec(ledger: Path) -> JobSpec:
         model="tiny-gpt",
         global_batch=GLOBAL_BATCH,
         steps=STEPS,
-        command=("python", *_trainer(ledger), "--step-delay-s", str(STEP_DELAY_S)),
+        command=(sys.executable, PAUSED_TRAINER, str(hold), *_options(ledger), *pause),
     )
 
 
-def _trainer(ledger: Path) -> list[str]:
+def _options(ledger: Path) -> list[str]:
     size = ["--model", "tiny-gpt", "--steps", str(STEPS), "--global-batch", str(GLOBAL_BATCH)]
-    return ["-m", "scheduler.trainer.train", *size, "--ledger", str(ledger)]
+    return [*size, "--ledger", str(ledger)]
 
 
 def _runs_on(harness: TrainingHarness, width: int) -> bool:

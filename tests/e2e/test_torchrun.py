@@ -11,7 +11,7 @@ import pytest
 from scheduler.domain.commands import ResumeJob, SuspendJob
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
-from tests.e2e.paused_trainer import hold_at
+from tests.e2e.paused_trainer import PAUSED_TRAINER, hold_at
 from tests.e2e.training_harness import TrainingHarness
 
 STEPS = 30
@@ -31,7 +31,7 @@ def test_script_under_torchrun_trains_saves_and_leaves_on_request(harness: Train
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
     hold = harness.site.shared / "hold"
     hold_at(hold, 10)
-    trainer = ("-m", "tests.e2e.paused_trainer", str(hold), "--model", "nano-gpt", "--global-batch", "12")
+    trainer = (PAUSED_TRAINER, str(hold), "--model", "nano-gpt", "--global-batch", "12")
     command = (*torchrun, *trainer, "--steps", str(STEPS), "--ledger", str(harness.ledger))
     harness.open(
         JobSpec(name="train", min_gpus=1, max_gpus=1, model="nano-gpt", global_batch=12, steps=STEPS, command=command)

@@ -230,8 +230,8 @@ def test_secrets_without_their_master_key_are_reported(run: Run, installation: I
     store.close()
     made = json.loads(run("backup", str(file), "-o", "json", **installation.variables).stdout)
     assert (made["master_keys"], made["master_key_file"]) == ([vault.read_keys().current], str(key_file))
-    wide = {**installation.variables, "COLUMNS": "500"}
-    assert str(key_file) in run("backup", str(tmp_path / "b2"), **wide).stdout
+    table = run("backup", str(tmp_path / "b2"), **installation.variables).stdout
+    assert str(key_file) in "".join(table.split()), "a long path is folded at the width of the table"
     assert not find_failed(check_master_keys(installation.settings))
     key_file.unlink()
     installation.database.unlink()
