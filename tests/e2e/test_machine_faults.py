@@ -244,7 +244,7 @@ def _run_fault(site: FaultSite, name: str, random: Random, figures: Figures, *, 
     if fault.spares_ranks:
         figures.restarted += len(before - after)
         assert after == before, name
-        for job_id in starting:
+        for job_id in starting:  # the shortest end between two looks
             assert len([rank for rank in monitor.seen if rank.job_id == job_id]) <= 1, (name, job_id)
 
 
