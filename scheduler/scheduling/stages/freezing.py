@@ -26,7 +26,7 @@ def replan_frozen_jobs(cycle: SchedulingCycle, assignment: Iterable[StageReport]
     has_demands = any(report.demands for report in assignment)
     recheck_at_s = inf
     for job in cycle.index.sort_by_submission(cycle.index.needs_frozen_replan):
-        if not job.freezing.is_curve_current or not is_resizable(cycle, job):
+        if not job.freezing.is_curve_current or not is_resizable(cycle, job) or job.id in cycle.index.out_of_range:
             continue
         ready_at_s = replan_ready_at_s(job, cycle.settings)
         if cycle.now_s < ready_at_s:

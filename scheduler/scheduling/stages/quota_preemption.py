@@ -33,7 +33,7 @@ class StartLimits:
     """Limits of queues and users while jobs start.
 
     `planned` counts the GPUs that jobs will hold once running jobs have given up theirs and pending jobs have got
-    theirs. Jobs start before running jobs give up GPUs, so a start must also be within the limits by what jobs hold now.
+    theirs. Jobs start before running jobs give up GPUs, so what jobs hold now must also leave room for a start.
     """
 
     def __init__(self, held: QuotaState) -> None:

@@ -167,7 +167,7 @@ class _StartingStage:
             self._offer_min_feasible(short[0])
 
     def _start_or_hold(self, job: Job, offer: GpuOffer) -> None:
-        """Start the job on free GPUs. If running jobs must give up GPUs first for a limit, keep the free GPUs for it."""
+        """Start the job on free GPUs, or keep them for it until running jobs have given up GPUs under its limit."""
         self._budget.allocate(job, *offer)
         if reason := self._limits.check(job, offer[1]):
             self._quota.allocate(job, offer[1])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scheduler.domain import gpu_sets
 import pytest
 
+from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job
