@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from scheduler.domain.decisions import PreemptJob
+from scheduler.domain.fleet import DemandReading, LendingPolicy
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import NO_ALLOCATION, JobState
@@ -18,7 +21,7 @@ from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, list_policy_sets, load_policy_set
 from scheduler.scheduling.scheduler import decide
-from tests.builders import a_fleet, a_job, a_snapshot
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 from tests.properties.test_scheduling_invariants import SEEDS, violations
 from tests.properties.worlds import a_world
 
@@ -72,6 +75,52 @@ def calm_world(seed: int, *, of_users: bool = False) -> Snapshot:
     return a_snapshot(fleet, jobs, queues=queues_of(random, 4 * nodes, of_users=of_users), now_s=NOW_S)
 
 
+def tight_world(seed: int) -> Snapshot:
+    """Return a world with idle lent nodes, of which some jobs cannot use any, and limits that jobs almost reach.
+
+    The owners of some jobs have lowered the maximum below what the jobs hold.
+    """
+    random = Random(seed)
+    lending = LendingPolicy(headroom=0.0)
+    pools, nodes = a_fleet(
+        training=random.randint(1, 3), inference=random.randint(1, 2), gpus_per_node=4, lending=lending
+    )
+    free = [(name, index) for name in sorted(nodes) for index in range(4)]
+    if random.random() < 0.5:
+        random.shuffle(free)  # otherwise the owned nodes are full before a lent one is used
+    jobs = [_tight_job(random, f"j{at:02d}", free) for at in range(random.randint(2, 10))]
+    held = Counter[str]()
+    for job in jobs:
+        held["own" if job.spec.queue == "own" else "default"] += job.allocation.target_gpus
+    guaranteed, limit = random.choice((0, 4, 8)), held["own"] + random.randint(0, 3)
+    own = JobQueue("own", guaranteed, random.choice((None, max(guaranteed, limit))))
+    default = JobQueue("default", 0, max(1, held["default"] + random.randint(0, 3)))
+    return a_snapshot(
+        (pools, nodes),
+        jobs,
+        [a_loan(name) for name, node in nodes.items() if node.pool == "inference"],
+        queues={"own": own, "default": default},
+        demand={"inference": DemandReading(NOW_S, 0.0, 0.0)},
+        now_s=NOW_S,
+        full_pass_at_s=random.choice((NOW_S, -inf)),
+    )
+
+
+def _tight_job(random: Random, job_id: str, free: list[tuple[str, int]]) -> Job:
+    least, on = random.choice((1, 2, 2, 4)), dict[str, tuple[int, ...]]()
+    most = least * random.choice((1, 2, 4))
+    count = random.randint(least, most)
+    if random.random() < 0.5 and count <= len(free):
+        for node, index in (free.pop() for _ in range(count)):
+            on[node] = (*on.get(node, ()), index)
+    job = queued_or_running(random, job_id, least, most, on)
+    is_barred = not any(node.startswith("i") for node in on) and random.random() < 0.5
+    spec = replace(job.spec, queue=random.choice(("own", "default", "x")), fungible=not is_barred)
+    if on and random.random() < 0.2:
+        spec = replace(spec, max_gpus=least)
+    return replace(job, spec=spec, owner=random.choice(USERS))
+
+
 def queued_or_running(random: Random, job_id: str, least: int, most: int, on: dict[str, tuple[int, ...]]) -> Job:
     state = JobState.RUNNING if on else JobState.QUEUED
     queue, steps = random.choice(NAMES), random.choice((0, 10**9))
@@ -115,6 +164,14 @@ def test_no_tick_exceeds_a_limit_of_a_queue_or_user(policy: str, seed: int) -> N
                 assert queue.user_limit_gpus is not None
                 assert used_by(after, name, user) <= max(queue.user_limit_gpus, used_by(snapshot, name, user))
         snapshot, _ = advance(snapshot, policies)
+
+
+@pytest.mark.parametrize("policy", ["ebbtide", "fifo", "opportunistic", "afs"])
+@settings(WORLDS, max_examples=150)
+@given(seed=SEEDS)
+def test_decisions_near_limits_are_legal(policy: str, seed: int) -> None:
+    snapshot = tight_world(seed)
+    assert violations(snapshot, decide(snapshot, load_policy_set(policy, AT_ONCE)).decisions) == []
 
 
 @WORLDS

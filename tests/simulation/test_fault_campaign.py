@@ -14,6 +14,7 @@ import pytest
 from scheduler.domain.job_state import Allocation
 from scheduler.runtime import reconciler
 from scheduler.scheduling import desired_state
+from scheduler.simulator.campaign import checks
 from scheduler.simulator.campaign.case import CaseEventKind, read_case, write_case
 from scheduler.simulator.campaign.generation import draw_case
 from scheduler.simulator.campaign.run import CaseResult, run_case
@@ -116,6 +117,11 @@ def test_campaign_finds_broken_code(
 ) -> None:
     break_code(monkeypatch)
     assert [violation.code for violation in run_case(draw_case(seed)).violations] == [code]
+
+
+def test_campaign_finds_jobs_that_are_preempted_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PREEMPTIONS_MAX", 0)
+    assert [violation.code for violation in run_case(draw_case(3)).violations] == ["end-preempted-too-often"]
 
 
 def test_failing_case_shrinks_to_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:

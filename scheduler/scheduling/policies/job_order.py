@@ -19,7 +19,13 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.allotment import Allotment, RankedJob, allot_in_order, wants_gpus
 from scheduler.scheduling.policies.expected_length import deadline_slack_s, expected_remaining_s
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.scheduling.policies.speed import efficient_gpus, node_sizes, remaining_s, step_time_s
+from scheduler.scheduling.policies.speed import (
+    efficient_gpus,
+    node_sizes,
+    remaining_on_fastest_model_s,
+    remaining_s,
+    step_time_s,
+)
 
 LAS_LIMITS_GPU_S = (3250.0, 7200.0)
 """Attained service at which a job moves to the second and to the third queue; Muri's simulator
@@ -174,10 +180,14 @@ def least_attained_service(snapshot: Snapshot, capacity: int, settings: PolicySe
 
 
 def _allot_by_remaining(snapshot: Snapshot, capacity: int, rank: Callable[[Job, float], RankedJob]) -> Allotment:
+    """Allot by remaining run time, which must not depend on the GPU model that a job holds.
+
+    A job that starts on slow GPUs would otherwise rank as longer, and be preempted for the next pending job. Once it is
+    pending it ranks as shorter again, and would start on the same GPUs, without end.
+    """
     sizes, jobs = node_sizes(snapshot), filter(wants_gpus, snapshot.jobs.values())
-    return allot_in_order(
-        snapshot, capacity, [rank(job, remaining_s(snapshot, job, job.spec.min_gpus, sizes)) for job in jobs]
-    )
+    ranked = [rank(job, remaining_on_fastest_model_s(snapshot, job, job.spec.min_gpus, sizes)) for job in jobs]
+    return allot_in_order(snapshot, capacity, ranked)
 
 
 def _compute_attained_service(job: Job, now_s: float, promote_ratio: float) -> tuple[float, float]:

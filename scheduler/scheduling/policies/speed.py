@@ -168,6 +168,18 @@ def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int
     return job.spec.duration_estimate_s or float(job.spec.steps)
 
 
+def remaining_on_fastest_model_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float:
+    """Return the remaining run time on `gpus` GPUs of the fastest model that the job can use, wherever it runs now.
+
+    `remaining_s` refers to the model that a job holds, so a job that starts on slow GPUs would become longer by that.
+    """
+    steps = job.remaining_steps(snapshot.now_s)
+    models = [job.spec.gpu] if job.spec.gpu else sizes
+    times_s = [step_time_s(snapshot, job, gpus, sizes, gpu) for gpu in models if gpu in sizes]
+    known_s = [step_s for step_s in times_s if step_s is not None]
+    return steps * min(known_s) if steps is not None and known_s else remaining_s(snapshot, job, gpus, sizes)
+
+
 def fastest_remaining_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> float:
     """Return the least remaining run time on any number of GPUs of one model that the job could have if it were alone.
 

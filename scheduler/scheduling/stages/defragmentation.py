@@ -105,7 +105,7 @@ def _find_targets(
     found: list[tuple[Job, Target]] = []
     for job in sorted(jobs, key=lambda job: -job.allocation.target_gpus):
         kept = gpu_sets.without_nodes(job.allocation.target, nodes)
-        current_gpus = job.allocation.target_gpus
+        current_gpus = min(job.allocation.target_gpus, job.spec.max_gpus)
         base = cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None)
         target = move_target(cycle, job, kept, free_gpus.values(), max_gpus=current_gpus, min_gpus=base)
         target = target or reduce_target(cycle, job, kept, current_gpus)

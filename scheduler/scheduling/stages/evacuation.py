@@ -60,9 +60,10 @@ def _evacuate_job(cycle: SchedulingCycle, job: Job, leaving: set[str]) -> bool:
 def _find_move_target(cycle: SchedulingCycle, job: Job, kept: Gpus) -> Target | None:
     """Replace the lost GPUs by free ones: all of them, so that the job need not grow again later.
 
-    While other jobs wait for GPUs, the job gets only enough for its minimum.
+    The job gets no more than its maximum, which its owner may have lowered below what it holds. While other jobs wait
+    for GPUs, it gets only enough for its minimum.
     """
-    max_gpus = job.allocation.target_gpus
+    max_gpus = min(job.allocation.target_gpus, job.spec.max_gpus)
     if cycle.index.waiting:
         max_gpus = min(max_gpus, job.spec.min_gpus)
     return move_target(cycle, job, kept, cycle.snapshot.free_gpus, max_gpus=max_gpus, min_gpus=job.spec.min_gpus)

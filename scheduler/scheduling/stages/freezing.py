@@ -26,7 +26,7 @@ def replan_frozen_jobs(cycle: SchedulingCycle, assignment: Iterable[StageReport]
     has_demands = any(report.demands for report in assignment)
     recheck_at_s = inf
     for job in cycle.index.sort_by_submission(cycle.index.needs_frozen_replan):
-        if not job.freezing.is_curve_current or not is_resizable(cycle, job):
+        if not job.freezing.is_curve_current or not is_resizable(cycle, job) or job.id in cycle.index.out_of_range:
             continue
         ready_at_s = replan_ready_at_s(job, cycle.settings)
         if cycle.now_s < ready_at_s:
@@ -58,10 +58,12 @@ def _replan(cycle: SchedulingCycle, job: Job, *, has_demands: bool) -> None:
 def _choose_target(cycle: SchedulingCycle, job: Job, plan: ParallelPlan, work: float) -> Target | None:
     """Return other GPUs with their plan, or None if the job should keep its own under `plan`.
 
-    The job gives up GPUs only to a job that can use them, or if it is as fast without them.
+    The job gives up GPUs only to a job that can use them, or if it is as fast without them. It grows within the limits
+    of its queue as other jobs use them now, because those that are dealt fewer GPUs have not given them up.
     """
     wanted = _deal_gpus(cycle)
-    count, held = wanted.get(job.id, job.allocation.target_gpus), job.allocation.target_gpus
+    held = job.allocation.target_gpus
+    count = min(wanted.get(job.id, held), held + cycle.snapshot.quota.headroom(job))
     if count > held:
         target = extend_target(cycle, job, count, held + 1)
     elif count < held:

@@ -62,12 +62,16 @@ def _held_nodes(cycle: SchedulingCycle, job: Job, gpu: str) -> list[str]:
 
 
 def _change_nodes(cycle: SchedulingCycle, job: Job, gpu: str, count: int) -> None:
-    """Resize the job to `count` nodes of a model and keep its other GPUs. Owned free nodes are taken first."""
+    """Resize the job to `count` nodes of a model and keep its other GPUs. Owned free nodes are taken first.
+
+    It gets fewer nodes if jobs before it have used up a limit that they share.
+    """
     nodes = _held_nodes(cycle, job, gpu)
+    count = min(count, len(nodes) + cycle.snapshot.quota.headroom(job) // cycle.node_sizes[gpu])
     rooms = cycle.usable_gpus(job, _list_free_nodes(cycle, gpu))
     usable = sorted((room for room in rooms if len(room.indices) == cycle.node_sizes[gpu]), key=_owned_first)
     added = {room.node: room.indices for room in usable[: max(0, count - len(nodes))]}
-    if len(nodes) + len(added) < count:
+    if count == len(nodes) or len(nodes) + len(added) < count:
         return
     kept = gpu_sets.without_nodes(job.allocation.target, nodes[count:])
     gpus = gpu_sets.union(kept, added)

@@ -29,6 +29,30 @@ class QuotaWait:
     recheck_at_s: float = inf
 
 
+class StartLimits:
+    """Limits of queues and users while jobs start.
+
+    `planned` counts the GPUs that jobs will hold once running jobs have given up theirs and pending jobs have got
+    theirs. Jobs start before running jobs give up GPUs, so what jobs hold now must also leave room for a start.
+    """
+
+    def __init__(self, held: QuotaState) -> None:
+        self.planned, self._held = held.copy(), held.copy()
+
+    def check(self, job: Job, gpus: int) -> Reason | None:
+        """Return why the job may not start on `gpus` now, or None if the limits permit it."""
+        return self.planned.check_limits(job, gpus) or self._held.check_limits(job, gpus)
+
+    def headroom(self, job: Job) -> int:
+        """Return how many more GPUs a job that starts now may get."""
+        return min(self.planned.headroom(job), self._held.headroom(job))
+
+    def allocate(self, job: Job, gpus: int) -> None:
+        """Count `gpus` more of a job that starts now."""
+        self.planned.allocate(job, gpus)
+        self._held.allocate(job, gpus)
+
+
 def hold_for_limit(budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> QuotaWait | None:
     """Hold a job that would exceed a limit of its queue. Flexible GPUs of the queue are given up if that helps.
 
@@ -102,16 +126,16 @@ def _reclaim_reason(cycle: SchedulingCycle, found: QuotaReclaim, job: Job, gpus:
 
 
 def cap_widths(
-    cycle: SchedulingCycle, quota: QuotaState, min_widths: Mapping[str, int], widths: Mapping[str, int]
+    cycle: SchedulingCycle, limits: StartLimits, min_widths: Mapping[str, int], widths: Mapping[str, int]
 ) -> Mapping[str, int]:
     """Cap the widths of jobs that start to the limits of their queues. `min_widths` are allocated already."""
-    if not quota:
+    if not limits.planned:
         return widths
     allowed: dict[str, int] = {}
     for job_id, width in widths.items():
         job = cycle.snapshot.jobs[job_id]
-        more = min(width - min_widths[job_id], quota.headroom(job))
-        quota.allocate(job, more)
+        more = min(width - min_widths[job_id], limits.headroom(job))
+        limits.allocate(job, more)
         allowed[job_id] = min_widths[job_id] + more
     return allowed
 

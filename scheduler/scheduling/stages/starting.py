@@ -20,6 +20,7 @@ from scheduler.scheduling.stages.defragmentation import count_whole_nodes, defra
 from scheduler.scheduling.stages.quota_preemption import (
     QuotaWait,
     Reductions,
+    StartLimits,
     cap_widths,
     hold_for_limit,
     reclaim_guarantee,
@@ -102,7 +103,8 @@ class _StartingStage:
         self._recheck_at_s = inf
 
     def _begin_pass(self) -> None:
-        self._quota = self._cycle.snapshot.quota.copy()
+        self._limits = StartLimits(self._cycle.snapshot.quota)
+        self._quota = self._limits.planned
         self._budget = GpuBudget(self._cycle, self._moves)
         self._starters: dict[str, GpuOffer] = {}
         self._demands: dict[str, GpuDemand] = {}
@@ -147,9 +149,7 @@ class _StartingStage:
             elif reason := self._find_node_misfit(job, position):
                 self._waiting[job_id] = reason
             elif offer := budget.offer(job):
-                self._starters[job_id] = offer
-                budget.allocate(job, *offer)
-                quota.allocate(job, offer[1])
+                self._start_or_hold(job, offer)
             elif pending := budget.pending_offer(job):
                 quota.allocate(job, pending[1])
                 self._demands[job_id] = budget.allocate_pending(job, *pending)
@@ -166,6 +166,16 @@ class _StartingStage:
         if len(short) == 1:
             self._offer_min_feasible(short[0])
 
+    def _start_or_hold(self, job: Job, offer: GpuOffer) -> None:
+        """Start the job on free GPUs, or keep them for it until running jobs have given up GPUs under its limit."""
+        self._budget.allocate(job, *offer)
+        if reason := self._limits.check(job, offer[1]):
+            self._quota.allocate(job, offer[1])
+            self._waiting[job.id] = reason
+        else:
+            self._limits.allocate(job, offer[1])
+            self._starters[job.id] = offer
+
     def _find_node_misfit(self, job: Job, position: int) -> Reason | None:
         """Return why the job's pods can run on too few nodes. It then delays no other job, even in strict order."""
         budget = self._budget
@@ -178,9 +188,9 @@ class _StartingStage:
     def _offer_min_feasible(self, job: Job) -> None:
         """Start the only job that waits on the fewest GPUs that are feasible: a slow start is better than none."""
         offer = self._budget.min_feasible_offer(job)
-        if offer and not self._quota.check_limits(job, offer[1]):
+        if offer and not self._limits.check(job, offer[1]):
             self._starters[job.id] = offer
-            self._quota.allocate(job, offer[1])
+            self._limits.allocate(job, offer[1])
             self._short_of_gpus = False
 
     def _record_quota_wait(self, job_id: str, wait: QuotaWait) -> None:
@@ -237,7 +247,7 @@ class _StartingStage:
         for gpu in sorted({gpu for gpu, _ in self._starters.values()}):
             min_gpus_by_job = {job_id: count for job_id, (model, count) in self._starters.items() if model == gpu}
             wanted = self._compute_widths(min_gpus_by_job, self._budget.unallocated_gpus(gpu))
-            widths |= cap_widths(cycle, self._quota, min_gpus_by_job, wanted)
+            widths |= cap_widths(cycle, self._limits, min_gpus_by_job, wanted)
         for job_id, (_, count) in self._starters.items():
             reason = start_job(cycle, cycle.snapshot.jobs[job_id], widths.get(job_id, count), count)
             self._record_start(job_id, reason)
@@ -269,10 +279,10 @@ class _StartingStage:
             job, reason = cycle.snapshot.jobs[job_id], self._waiting.get(job_id)
             if reason is None or reason.code is not ReasonCode.NO_MATCHING_FLAVOR or not self._is_queued(job_id):
                 continue
-            if limit := self._quota.check_limits(job, job.spec.min_gpus):
+            if limit := self._limits.check(job, job.spec.min_gpus):
                 self._waiting[job_id] = limit
             elif target := find_mixed_target(cycle, job, job.spec.min_gpus):
-                self._quota.allocate(job, gpu_sets.count(target[0]))
+                self._limits.allocate(job, gpu_sets.count(target[0]))
                 _start_on(cycle, job, target)
                 self._waiting.pop(job_id, None)
 

@@ -18,6 +18,8 @@ from scheduler.store.api_protocol import ApiStore
 
 INDEX_CHECK_PERIOD = 8
 JOBS_MAX = 1_000_000
+PREEMPTIONS_MAX = 100
+"""Preemptions of one job, above which jobs preempt each other without end. No seed needs a tenth of it."""
 _ROUNDING_GPU_S = 1e-3
 
 
@@ -89,6 +91,8 @@ class CaseChecks:
         for job in ended.values():
             if job.state is JobState.FAILED and job.id not in fallible:
                 self.record(now_s, "end-job-failed", f"{job.id} failed: {job.message}")
+            if job.account.preemptions > PREEMPTIONS_MAX:
+                self.record(now_s, "end-preempted-too-often", f"{job.id} was preempted {job.account.preemptions} times")
         late = [loan.node for loan in snapshot.loans.values() if loan.return_by_s is not None]
         if late:
             self.record(now_s, "end-recall-left", f"recalled nodes that were not returned: {late}")

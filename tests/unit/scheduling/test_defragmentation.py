@@ -67,6 +67,12 @@ def test_small_job_moves_off_a_node_needed_whole() -> None:
     assert result.waiting["whole"].code is ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS
 
 
+def test_moved_job_gets_no_more_than_its_lowered_maximum() -> None:
+    two, four = small("two", {"t0": (0, 1)}), small("four", {"t1": (0, 1, 2, 3)})
+    lowered = replace(two, spec=replace(two.spec, min_gpus=1, max_gpus=1))
+    assert resized(decided(seen(lowered, four, whole()))) == {"two": {"t1": (4,)}}
+
+
 def test_moved_jobs_do_not_share_free_gpus() -> None:
     jobs = (
         *(small("one", {"t0": (0, 1)}), small("two", {"t0": (2, 3)})),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.decisions import PreemptJob, ReasonCode, ResizeJob
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
@@ -58,6 +61,17 @@ def test_job_moves_once_gpus_are_free() -> None:
     left = replace(shrunk, allocation=replace(shrunk.allocation, releasing={}))
     result = decided(replace(after, now_s=20.0, jobs={**after.jobs, "wide": left}))
     assert resized(result) == {"rigid": {"t0": tuple(i for i in EIGHT if i not in shrunk.allocation.target["t0"])}}
+
+
+@pytest.mark.parametrize("on_resize", [OnResize.CHECKPOINT, OnResize.NEVER])
+@pytest.mark.parametrize("policy", ["fifo", "ebbtide"])
+def test_job_moves_within_its_lowered_maximum(policy: str, on_resize: OnResize) -> None:
+    """More would be illegal, and the job would stay on the node in every tick until its deadline."""
+    held = a_job("held", 1, 4, state=JobState.RUNNING, on={"i0": FOUR}, steps=10**7)
+    held = replace(held, spec=replace(held.spec, max_gpus=2, on_resize=on_resize))
+    loan = a_loan("i0", LoanState.RECALLED, return_by_s=RETURN_BY_S)
+    result = decided(a_snapshot(a_fleet(training=1, inference=1), [held], [loan], full_pass_at_s=0.0), policy)
+    assert resized(result) == {"held": {"t0": (0, 1)}}
 
 
 def test_job_is_preempted_while_it_can_still_save() -> None:

@@ -97,6 +97,22 @@ def test_growth_needs_a_gain_and_room_in_the_quota() -> None:
     assert replanned(limited).gpus == T0
 
 
+def test_growth_counts_no_gpus_that_another_job_of_the_queue_could_give_up() -> None:
+    """The policy deals `other` half its GPUs, but this stage takes none from it."""
+    train = a_trainer("train", HALF, 1.0, steps=2_000, frozen=True)
+    other = a_trainer("other", T0, 1.0, steps=100_000)
+    snapshot = with_curves([(train, {4: 0.8, 8: 0.4, 12: 0.2}), (other, {4: 1.0, 8: 1.0})])
+    for limit, gpus in ((12, 4), (16, 8)):
+        assert count(replanned(replace(snapshot, queues={"default": JobQueue("default", 0, limit)})).gpus) == gpus
+
+
+def test_job_outside_its_range_is_not_replanned_there() -> None:
+    """Its owner lowered its maximum, and no plan within the range is solved yet."""
+    train = a_trainer("train", T0, 1.0, steps=100_000, frozen=True)
+    lowered = replace(train, spec=replace(train.spec, max_gpus=6))
+    assert decide(with_curves([(lowered, {8: 0.7})]), load_policy_set("ebbtide")).decisions == ()
+
+
 @pytest.mark.parametrize("policies", ["fifo", "las"])
 def test_policy_sets_without_a_scaling_policy_keep_the_gpus(policies: str) -> None:
     train = a_trainer("train", T0, 1.0, steps=100_000, frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
 from scheduler.domain.gpu_sets import Gpus, GpuShape
@@ -157,3 +159,19 @@ def test_job_on_two_models_grows_on_its_own_to_a_faster_part() -> None:
     target = extend_target(cycle, own, max_gpus=24, min_gpus=9)
     assert target is not None
     assert gpu_sets.count(target[0]) == 16
+
+
+@pytest.mark.parametrize(("limit", "grown"), [(23, 0), (24, 1), (31, 1), (32, 2)])
+def test_growth_over_models_stays_within_the_limit_that_jobs_share(limit: int, grown: int) -> None:
+    """Each of two jobs gains from a node of the other model, and the limit permits none, one or both."""
+    own, both = data_parallel(8, 10.0), GpuShape.from_node_counts([(GPU, 8), (OTHER, 8)])
+    curve = ScalingCurve({GpuShape.packed(GPU, 8, 8): own, both: plan_over(8, 8, 5.0)})
+    jobs = [running(f"j{batch}", 16, batch, {node: WHOLE}) for batch, node in ((8, "t0"), (16, "t1"))]
+    pools, nodes = a_fleet(training=2, inference=0)
+    snapshot = a_snapshot(
+        (pools, {**nodes, **{name: a_node(name, gpu=OTHER) for name in ("h0", "h1")}}),
+        [replace(job, allocation=replace(job.allocation, plan=own)) for job in jobs],
+        curves={job.spec.curve_key: curve for job in jobs},
+        queues={"default": JobQueue("default", 0, limit)},
+    )
+    assert len(resized(snapshot)) == grown

@@ -6,18 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
+from scheduler.domain.decisions import PreemptJob, ReasonCode, ResizeJob, StartJob
+from scheduler.domain.fleet import DemandReading, LendingPolicy
 from scheduler.domain.gpu_sets import count
 from scheduler.domain.job import Job
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.tick_report import TickResult
+from scheduler.scheduling.desired_state import apply_decisions
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide
-from tests.builders import a_fleet, a_job, a_snapshot
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot
+from tests.properties.test_scheduling_invariants import violations
 from tests.unit.scheduling.policies.test_quota import runs, waits
 
 FLEET = a_fleet(training=2, inference=0)
+AT_ONCE = load_policy_set("ebbtide", PolicySettings(run_time_min_s=0.0))
 
 
 def decided(*jobs: Job, now_s: float = 1000.0, **queues: JobQueue) -> TickResult:
@@ -73,6 +78,35 @@ def test_job_above_its_lowered_maximum_keeps_no_more_than_that() -> None:
     (resize,) = decided(lowered, other, own, lab=JobQueue("lab", 14)).decisions
     assert isinstance(resize, ResizeJob)
     assert count(resize.gpus) == 5
+
+
+def test_start_counts_gpus_that_are_given_up_only_in_the_next_tick() -> None:
+    """Seed 967: GPUs of `default` are reclaimed on `t0`, where its next job is not, and are held until they are."""
+    borrower, claimant = runs("borrower", "lab", "t0", 8), waits("claimant", "team", 8, fungible=False)
+    queues = {"team": JobQueue("team", 8), "default": JobQueue("default", 0, 10)}
+    jobs = [borrower, claimant, waits("small", "default", 2), waits("next", "default", 4, 6)]
+    fleet = a_fleet(training=1, inference=1, lending=LendingPolicy(headroom=0.0))
+    idle = {"inference": DemandReading(0.0, 0.0, 0.0)}
+    snapshot = a_snapshot(fleet, jobs, [a_loan("i0")], queues=queues, demand=idle)
+    first = decide(snapshot, AT_ONCE)
+    assert violations(snapshot, first.decisions) == []
+    assert started(first) == {"small": 2}
+    assert [d.job_id for d in first.decisions if isinstance(d, PreemptJob)] == ["borrower"]
+    assert first.waiting["next"].code is ReasonCode.WAITING_FOR_QUOTA
+    second = decide(apply_decisions(snapshot, first.decisions), AT_ONCE)
+    assert started(second) == {"next": 6}
+
+
+def test_start_counts_the_surplus_of_a_lowered_maximum_only_in_the_next_tick() -> None:
+    """The running job gives up 3 GPUs for 1, because its owner lowered its maximum below what it holds."""
+    lowered = replace(runs("lowered", "lab", "t0", 4), spec=a_job("lowered", 1, 1, queue="lab").spec)
+    snapshot = a_snapshot(
+        FLEET, [lowered, waits("a", "lab", 1), waits("b", "lab", 1, 2)], queues={"lab": JobQueue("lab", 0, 4)}
+    )
+    result = decide(snapshot, AT_ONCE)
+    assert violations(snapshot, result.decisions) == []
+    assert started(result) == {}
+    assert started(decide(apply_decisions(snapshot, result.decisions), AT_ONCE)) == {"a": 1, "b": 2}
 
 
 def test_starting_widths_stay_within_the_queue_limit() -> None:

@@ -18,7 +18,7 @@ from scheduler.scheduling.policies.job_order import (
     shortest_remaining_time,
 )
 from scheduler.scheduling.policies.settings import PolicySettings
-from tests.builders import a_fleet, a_job, a_node, a_snapshot
+from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot
 
 FLEET = a_fleet(training=1, inference=0)
 SETTINGS = PolicySettings()
@@ -125,6 +125,20 @@ def test_remaining_service_of_unknown_length_equals_attained_service() -> None:
     served_job = served(a_job("served", 8, steps=0), 800.0)
     assert list(allotted(shortest_remaining_time, served_job, a_job("known", 8, steps=8 * 90)).gpus) == ["known"]
     assert list(allotted(shortest_remaining_time, served_job, a_job("known", 8, steps=8 * 110)).gpus) == ["served"]
+
+
+@pytest.mark.parametrize("allot", [shortest_remaining_time, shortest_remaining_service])
+def test_job_keeps_its_place_when_it_starts_on_slow_gpus(allot: Allot) -> None:
+    pools, nodes = a_fleet(training=2, inference=0)
+    fleet, slow = (pools, {**nodes, "v0": a_node("v0", gpu="v100-32g", gpus=1)}), {GPU: 1.0, "v100-32g": 0.1}
+    busy = a_job("busy", 16, state=JobState.RUNNING, on={"t0": tuple(range(8)), "t1": tuple(range(8))}, steps=16)
+    first, second = (a_job(name, steps=steps, speeds=slow) for name, steps in (("first", 100), ("second", 110)))
+    waiting = a_snapshot(fleet, [busy, first, second])
+    plan = waiting.curve(first).plan_for(waiting.shape_of({"v0": (0,)}))
+    started = a_job("first", state=JobState.RUNNING, on={"v0": (0,)}, steps=100, speeds=slow)
+    started = replace(started, allocation=replace(started.allocation, plan=plan))
+    for snapshot in (waiting, a_snapshot(fleet, [busy, started, second])):
+        assert list(allot(snapshot, 17, SETTINGS).gpus) == ["busy", "first"]
 
 
 def test_running_job_on_two_gpu_models_keeps_both() -> None:
