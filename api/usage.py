@@ -21,7 +21,7 @@ from api.http.dependencies import PrincipalDep, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
-from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
+from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey, list_usage_columns
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.usage import compute_unsettled_usage, sum_usage
 
@@ -101,7 +101,7 @@ def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRo
         if "owner" in kind:
             kind |= {"owner_id": kind["owner"], "owner": max(group, key=attrgetter("key.hour_s")).owner}
         rows.append(cast(UsageRowView, {**kind, **usage_sums(group)}))
-    return sorted(rows, key=itemgetter(*_list_columns(by)))
+    return sorted(rows, key=itemgetter(*list_usage_columns(by)))
 
 
 def usage_sums(entries: Iterable[UsageEntry]) -> UsageSumsView:
@@ -117,7 +117,7 @@ def usage_csv(report: UsageReportView) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     sums = tuple(UsageSumsView.__annotations__)
-    columns = _list_columns(report["by"])
+    columns = list_usage_columns(report["by"])
     writer.writerow([*columns, *sums])
     for item in report["items"]:
         values: dict[str, object] = {**item}
@@ -127,11 +127,6 @@ def usage_csv(report: UsageReportView) -> str:
         ]
         writer.writerow([*cells, *(f"{values[name]:.3f}" for name in sums)])
     return text.getvalue()
-
-
-def _list_columns(by: Sequence[str]) -> list[str]:
-    """Return the fields of a row that tell it from others: the dimensions, and the id behind the name of an owner."""
-    return [column for name in by for column in ((name, "owner_id") if name == "owner" else (name,))]
 
 
 def _dimension_value(kind: UsageKey, name: str) -> int | str:

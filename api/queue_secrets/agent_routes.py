@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -21,12 +22,14 @@ from api.http.dependencies import (
 )
 from api.http.errors import ProblemError, problem_responses, raise_conflict
 from api.identity.authorization import Caller, RouteRule, requires
-from api.queue_secrets.routes import unusable_key_problem
+from api.queue_secrets.missing_secrets import report_missing_secret
+from api.queue_secrets.routes import describe_undecryptable
 from api.queue_secrets.vault import SecretKeyError
 from scheduler.domain.job import Job
 from scheduler.domain.machine import MACHINE_CREDENTIAL_PREFIX
 
 router = create_router("secrets")
+logger = logging.getLogger(__name__)
 
 
 class SecretValuesView(TypedDict):
@@ -77,13 +80,20 @@ def _authorize(service: Service, request: Request, job_id: str, node: str, gener
 
 
 def _open_secrets(service: Service, job: Job) -> Mapping[str, str]:
-    values = dict[str, str]()
+    """Return the values. If some cannot be given out, their jobs wait until they can, and this start costs no retry."""
+    values, problems, queue = dict[str, str](), dict[str, str](), job.spec.queue
     for name in job.spec.program.secret_names:
-        sealed = service.store.secrets.find(job.spec.queue, name)
+        sealed = service.store.secrets.find(queue, name)
         if sealed is None:
-            raise_conflict(f"secret {name} of queue {job.spec.queue} was deleted. Set it again")
+            problems[name] = f"secret {name} of queue {queue} was deleted. Set it again"
+            continue
         try:
             values[name] = base64.b64encode(service.vault.open(sealed)).decode()
         except SecretKeyError as error:
-            raise unusable_key_problem(error) from error
+            logger.error("job %s cannot start: %s", job.id, error)
+            problems[name] = describe_undecryptable(name, queue)
+    for name in problems:
+        report_missing_secret(service, queue, name)
+    if problems:
+        raise_conflict(". ".join(problems.values()))
     return values

@@ -16,11 +16,11 @@ from api.http.paging import PageOf
 from api.identity.audit import new_audit_entry
 from api.identity.authorization import QUEUE_ADMIN, SUBMITTER, requires
 from api.identity.principals import Principal, Role
+from api.queue_secrets.missing_secrets import is_affected
 from api.queue_secrets.vault import SecretKeyError
 from api.state import load_request_context
 from scheduler.documents.document import Label
 from scheduler.domain.commands import DeleteSecret, SetSecret
-from scheduler.domain.job import Job
 from scheduler.domain.job_queue import is_existing_queue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.secret_reference import SECRET_BYTES_MAX, SECRET_BYTES_MIN
@@ -120,10 +120,15 @@ def require_secrets(spec: JobSpec, service: Service, *, queue: str) -> None:
             service.vault.open(known[name])
         except SecretKeyError as error:
             logger.error("refused a job: %s", error)  # names the key file, which submitters need not know
-            raise_conflict(
-                f"secret {name} of queue {queue} cannot be decrypted, so the job could not start. Set the secret "
-                "again, or ask an admin to restore its master key"
-            )
+            raise_conflict(describe_undecryptable(name, queue))
+
+
+def describe_undecryptable(name: str, queue: str) -> str:
+    """Return what a user reads, who need not know the key file."""
+    return (
+        f"secret {name} of queue {queue} cannot be decrypted, so no job that needs it can start. Set the secret again, "
+        "or ask an admin to restore its master key"
+    )
 
 
 def unusable_key_problem(error: SecretKeyError) -> ProblemError:
@@ -168,11 +173,5 @@ def _require_queue(service: Service, principal: Principal, queue: str, role: Rol
 def _tell_jobs(service: Service, principal: Principal, change: SetSecret | DeleteSecret) -> None:
     """Let the scheduler know, if a job depends on it. The entry of the secret is the entry of this command too."""
     context = load_request_context(service.state_reader, service.store, service.clock.now_s(), principal)
-    if any(_is_affected(job, change) for job in context.snapshot.jobs.values()):
+    if any(is_affected(job, change) for job in context.snapshot.jobs.values()):
         context.send(change, is_audited=False)
-
-
-def _is_affected(job: Job, change: SetSecret | DeleteSecret) -> bool:
-    if job.is_ended or job.spec.queue != change.queue or change.name not in job.spec.program.secret_names:
-        return False
-    return (change.name in job.missing_secrets) is isinstance(change, SetSecret)

@@ -60,6 +60,8 @@ def usage(
 def render_usage(report: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
+    from scheduler.domain.job_queue import list_usage_columns
+
     by, total = report["by"], report["total"]
     until_s = min(report["to_s"], report["as_of_s"])
     total_hours, lost_hours = _format_gpu_hours(total["gpu_s"]), _format_gpu_hours(total["lost_gpu_s"])
@@ -67,8 +69,7 @@ def render_usage(report: Mapping[str, Any]) -> RenderableType:
     lent_share = format_percent(_ratio_to_total(total, "lent_gpu_s"))
     summary = f"{period}: {total_hours} GPU-hours, {lent_share} on lent GPUs, {lost_hours} of lost work."
     numbers = ["GPU-hours", "own", "lent", "lost work"]
-    # Owners of one name are told apart by their ids.
-    columns = [column for name in by for column in ((name, "owner_id") if name == "owner" else (name,))]
+    columns = list_usage_columns(by)
     table = render_table(
         (
             [

@@ -45,6 +45,7 @@ from scheduler.telemetry.traces import TickTracer
 from scheduler.token_secret import load_token_secret
 
 if TYPE_CHECKING:
+    from api.queue_secrets.missing_secrets import MissingSecretWatch
     from api.webhooks.deliverer import Backoff, DeliveryTimings, WebhookDeliverer
 
 
@@ -198,6 +199,7 @@ def run_api(
 ) -> None:
     """Serve HTTP and run the background work of the API until SIGTERM or SIGINT."""
     from api.app import create_app, serve
+    from api.queue_secrets.missing_secrets import MissingSecretWatch
 
     configure_logging(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
@@ -215,6 +217,7 @@ def run_api(
         with _background_work(
             (build_deliverer or build_webhook_deliverer)(settings, store, clock),
             build_task_runner(settings, store, clock),
+            MissingSecretWatch(app.state.service),
             stop,
         ):
             serve(app, settings)
@@ -259,9 +262,15 @@ def build_task_runner(settings: Settings, store: SqlStore, clock: Clock) -> Simu
 
 
 @contextmanager
-def _background_work(deliverer: WebhookDeliverer, runner: SimulationRunner, stop: threading.Event) -> Iterator[None]:
-    """Deliver webhooks and run simulations during the block. Sets `stop` and joins the threads at its end."""
-    work = {"courier": lambda: asyncio.run(deliverer.run(stop)), "simulations": lambda: runner.run(stop)}
+def _background_work(
+    deliverer: WebhookDeliverer, runner: SimulationRunner, secret_watch: MissingSecretWatch, stop: threading.Event
+) -> Iterator[None]:
+    """Deliver webhooks, run simulations and watch secrets during the block. At its end, set `stop` and join."""
+    work = {
+        "courier": lambda: asyncio.run(deliverer.run(stop)),
+        "simulations": lambda: runner.run(stop),
+        "secrets": lambda: secret_watch.run(stop),
+    }
     threads = [threading.Thread(target=each, name=name) for name, each in work.items()]
     for thread in threads:
         thread.start()

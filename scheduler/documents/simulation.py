@@ -13,7 +13,15 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from scheduler.documents.document import Document, InvalidDocumentError, InvalidField, invalid_field, parse_document
+from scheduler.documents.document import (
+    LABEL_FORM,
+    Document,
+    InvalidDocumentError,
+    InvalidField,
+    invalid_field,
+    parse_document,
+    require_form,
+)
 from scheduler.documents.fleet import LendingDocument, to_lending_policy
 from scheduler.documents.queue import QuotaDocument
 from scheduler.documents.units import Duration, PositiveDuration
@@ -24,7 +32,8 @@ from scheduler.domain.simulation_task import SimulationFiles
 DEFAULT_MODEL = "default"
 
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$")]
+_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$"
+Name = Annotated[str, Field(json_schema_extra={"pattern": _NAME_PATTERN}), require_form(_NAME_PATTERN, LABEL_FORM)]
 
 
 class ClusterError(ValueError):

@@ -124,7 +124,7 @@ class SetSecret:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSecret:
-    """Let no job of the queue that needs this secret start until it is set again."""
+    """Let no job of the queue that needs this secret start until it is set again, or can be decrypted again."""
 
     queue: str
     name: str

@@ -236,3 +236,8 @@ class UsageEntry:
     gpu_s: float
     lost_gpu_s: float = 0.0
     owner: str = field(default="", compare=False)
+
+
+def list_usage_columns(by: Iterable[str]) -> list[str]:
+    """Return the fields that tell the rows of a usage report apart: its dimensions, and the id of an owner's name."""
+    return [column for name in by for column in ((name, "owner_id") if name == "owner" else (name,))]

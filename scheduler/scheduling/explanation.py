@@ -284,7 +284,7 @@ def _describe_unblocking(job: Job, reason: Reason | None, needed: int, missing: 
         case ReasonCode.WAITING_FOR_PLAN:
             return "the solver returning a plan for its shape"
         case ReasonCode.SECRET_MISSING:
-            return f"setting the secrets again: {', '.join(job.missing_secrets)}"
+            return f"setting the secrets again, or restoring their master key: {', '.join(job.missing_secrets)}"
         case ReasonCode.BACKING_OFF:
             return "the end of its backoff"
         case ReasonCode.SUSPENDED:

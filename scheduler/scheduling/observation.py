@@ -201,6 +201,9 @@ def _mirror_current_run(snapshot: MutableSnapshot, job: Job, run: Run, *, is_rep
         case RunPhase.FAILED | RunPhase.LOST if run.refusal is not None:
             job = job if is_replacing else roll_back(snapshot, job, run)
             return requeue_refused(snapshot, job, run.refusal, keeps_deadline=is_replacing)
+        case RunPhase.FAILED if job.missing_secrets and job.state is not JobState.RUNNING:
+            job = job if is_replacing else roll_back(snapshot, job, run)  # the agent did not get its secrets
+            return requeue(snapshot, job, run.reason, counts_as_retry=False, keeps_deadline=is_replacing)
         case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:
             return replan_after_out_of_memory(snapshot, roll_back(snapshot, job, run), run)
         case RunPhase.FAILED:

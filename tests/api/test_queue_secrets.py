@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from api.queue_secrets.missing_secrets import MissingSecretWatch
+from scheduler.domain.commands import Command, DeleteSecret
 from scheduler.domain.worker_token import issue_agent_token
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import JOB, SECRET, Problem
@@ -132,6 +134,41 @@ def test_a_job_whose_secret_cannot_be_decrypted_is_refused(
     assert guarded.request("GET", "/v1/jobs", guarded.root).json()["items"] == []
     put(guarded, guarded.root)
     assert submit(guarded, guarded.root).status_code == 201
+
+
+def test_a_started_job_whose_master_key_is_lost_waits_until_it_is_back(
+    guarded: AuthenticatedService, tmp_path: Path, problem: Problem
+) -> None:
+    put(guarded, guarded.root)
+    job_id, watch = submit(guarded, guarded.root).json()["id"], MissingSecretWatch(guarded.app.state.service)
+    guarded.tick()
+    key_file, agent = tmp_path / "secrets.key", issue_agent_token(SECRET, job_id)
+    keys = key_file.read_bytes()
+    key_file.unlink()
+    refused = problem(fetch(guarded, job_id, agent), 409)
+    assert "hf-token" in refused["detail"]
+    assert str(tmp_path) not in refused["detail"]
+    problem(fetch(guarded, job_id, agent), 409)
+    assert guarded.store.count_pending_commands() == 1
+    for content, missing in ((None, ("hf-token",)), (keys, ())):
+        if content is not None:
+            key_file.write_bytes(content)
+        watch.check()
+        guarded.tick()
+        assert guarded.store.load().snapshot.jobs[job_id].missing_secrets == missing
+    assert fetch(guarded, job_id, agent).status_code == 200
+
+
+def test_a_lost_command_is_made_up_for(guarded: AuthenticatedService) -> None:
+    """The service stored the value and ended before it could let the jobs start."""
+    put(guarded, guarded.root)
+    job_id = submit(guarded, guarded.root).json()["id"]
+    guarded.store.send(Command("lost", guarded.clock.now_s(), DeleteSecret("research", "hf-token")))
+    guarded.tick()
+    assert guarded.store.load().snapshot.jobs[job_id].missing_secrets == ("hf-token",)
+    MissingSecretWatch(guarded.app.state.service).check()
+    guarded.tick()
+    assert guarded.store.load().snapshot.jobs[job_id].missing_secrets == ()
 
 
 def test_deleted_secret_is_a_reason_to_wait(guarded: AuthenticatedService) -> None:

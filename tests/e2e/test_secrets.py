@@ -111,3 +111,21 @@ def test_a_job_waits_for_a_deleted_secret(site: MachineSite) -> None:
     set_secret(site, "hf-token", VALUES[0])
     (site.shared / "late.go").touch()
     site.wait_for_success(waiting)
+
+
+@pytest.mark.full
+def test_a_job_whose_master_key_is_lost_waits_without_a_retry(site: MachineSite) -> None:
+    """The agent asks for the secrets for some seconds. A lost retry would end the job, which has none."""
+    set_secret(site, "hf-token", VALUES[0])
+    set_secret(site, "deploy-key", VALUES[1])
+    blocker = site.submit("blocker", ["sleep", "60"], gpus=2)
+    site.wait(lambda: site.state(blocker) == "running")
+    waiting = submit(site, "late", code=0)
+    [key_file] = site.folder.rglob("secrets.key")
+    key_file.unlink()
+    site.client.cancel(blocker)
+    site.wait(lambda: "'missing_secrets': 2.0" in str(site.client.explanation(waiting)))
+    set_secret(site, "hf-token", VALUES[0])
+    set_secret(site, "deploy-key", VALUES[1])
+    (site.shared / "late.go").touch()
+    site.wait_for_success(waiting)

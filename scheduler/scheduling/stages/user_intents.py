@@ -44,7 +44,10 @@ def _planning_reason(cycle: SchedulingCycle, job: Job) -> Reason:
     placement = job.placement
     if job.missing_secrets:
         names = ", ".join(job.missing_secrets)
-        detail = f"needs secrets that were deleted from queue {job.spec.queue}: {names}. Set them again"
+        detail = (
+            f"needs secrets that were deleted from queue {job.spec.queue}, or cannot be decrypted: {names}. Set them "
+            "again, or ask an admin to restore their master key"
+        )
         return Reason(ReasonCode.SECRET_MISSING, detail, {"missing_secrets": float(len(job.missing_secrets))})
     if placement.retry_at_s is not None and cycle.now_s < placement.retry_at_s:
         detail = f"{placement.last}; retrying in {placement.retry_at_s - cycle.now_s:.0f} s"

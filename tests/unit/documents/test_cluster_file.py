@@ -62,6 +62,10 @@ def test_reconfiguration_time_can_be_set_by_model(tmp_path: Path) -> None:
         ("[]", "document: got"),
         ("pools: []", "pools: got"),
         (f"pools: [{INFERENCE}]", "pools: got"),
+        (
+            "pools: [{name: Bad_Name, kind: training, nodes: 1, gpu: t4}]",
+            r"pools\.0\.name: got \"Bad_Name\"; allowed: 1 to",
+        ),
         (f"pools: [{TRAINING}, {TRAINING}]", r"pools\.1\.name: got \"training\".*no other pool"),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 0')}]", r"pools\.0\.nodes: got 0"),
         (

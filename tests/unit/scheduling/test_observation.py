@@ -66,6 +66,17 @@ def test_failed_workers_cost_a_retry() -> None:
     assert (last.state, last.account.failures) == (JobState.FAILED, 4)
 
 
+def test_start_without_its_secrets_costs_no_retry() -> None:
+    """An agent that does not get the secrets reports the same failure each time, at once."""
+    job = replace(a_job("j", 4, state=JobState.STARTING, on=FOUR), missing_secrets=("token",))
+    job = replace(job, failure=RunFailure(90.0, "no secrets", "", 0.0), spec=replace(job.spec, retries=0))
+    failed = run(RunPhase.FAILED, reason="no secrets", ran_s=0.0)
+    waiting = observe(job, failed).snapshot.jobs["j"]
+    assert (waiting.state, waiting.account.failures, waiting.message) == (JobState.PLANNING, 0, "no secrets")
+    began = replace(job, state=JobState.RUNNING)
+    assert observe(began, failed).snapshot.jobs["j"].state is JobState.FAILED
+
+
 @pytest.mark.parametrize("phase", [RunPhase.LOST, RunPhase.LEFT])
 def test_lost_workers_cost_no_retry(phase: RunPhase) -> None:
     job = observe(running(), run(phase, checkpoint_steps=10.0)).snapshot.jobs["j"]
