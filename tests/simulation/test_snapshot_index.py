@@ -14,7 +14,7 @@ from scheduler.simulator.engine import Simulation, TickRecord
 from scheduler.simulator.fault_injection import SeededFaultInjector
 from tests.simulation.test_faults import RATES, world
 
-SEEDS = (11, 12)
+SEEDS = (11, pytest.param(12, marks=pytest.mark.full))
 TICKS_BETWEEN = 7
 
 

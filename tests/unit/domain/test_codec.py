@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -140,6 +141,7 @@ _PLAIN: dict[Any, SearchStrategy[Any]] = {
 }
 
 
+@cache  # Hypothesis validates each strategy once
 def _values(hint: Any) -> SearchStrategy[Any]:
     """Values of a type, including infinite floats. `_CONSTRAINED` lists the types that reject some values."""
     if (known := _CONSTRAINED.get(hint, _PLAIN.get(hint))) is not None:
