@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.exit_codes import RefusedError
+from cli.exit_codes import InputError, RefusedError
 from cli.output import (
     OutputFormat,
     OutputOption,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cli.planning.profile_run import ProfileResult
+    from cli.planning.validation_chart import ValidationChart
     from scheduler.profiling.validation import Validation
 
 DEVICE_KINDS = ("cpu", "cuda", "rocm", "npu")
@@ -107,25 +108,12 @@ def profile(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Measure the devices of this machine, and write their profile. Goes on where an interrupted run stopped."""
-    from cli.inputs import raise_input_error
-    from cli.planning.profile_run import (
-        ProfileOptions,
-        detect_device_kind,
-        format_validation_csv,
-        run_profile,
-        write_galvatron,
-        write_profile,
-        write_text,
-    )
+    from cli.planning.profile_run import ProfileOptions, detect_device_kind, run_profile, write_galvatron, write_profile
     from cli.planning.validation_chart import ValidationChart
-    from scheduler.profiling.task_lists import SCALES
 
-    if device and device not in DEVICE_KINDS:
-        raise_input_error(f"--device: {device!r} is unknown. Use one of {', '.join(DEVICE_KINDS)}.")
-    if scale and scale not in SCALES:
-        raise_input_error(f"--scale: {scale!r} is unknown. Use one of {', '.join(SCALES)}.")
+    _check_choices(device, scale)
     if (table or plot) and not validate:
-        raise_input_error("--table and --plot show a validation. Add --validate.")
+        raise InputError("--table and --plot show a validation. Add --validate.")
     chart = ValidationChart(plot) if plot else None
     kind = device or detect_device_kind()
     if not allow_busy:
@@ -142,14 +130,29 @@ def profile(
     )
     result = run_profile(options, measurements or out.with_suffix(".jsonl"))
     write_profile(result, out)
-    if result.validation is not None:
-        if table is not None:
-            write_text("--table", table, format_validation_csv(result.validation))
-        if chart is not None:
-            chart.draw(result.validation, f"{result.device.name}: {result.device.ranks} devices")
+    _write_validation(result, table, chart)
     print_document(_to_document(result), output, lambda: _render(result))
     if galvatron is not None:
         write_galvatron(result, galvatron)
+
+
+def _check_choices(device: str, scale: str) -> None:
+    from scheduler.profiling.task_lists import SCALES
+
+    for option, value, known in (("--device", device, DEVICE_KINDS), ("--scale", scale, tuple(SCALES))):
+        if value and value not in known:
+            raise InputError(f"{option}: {value!r} is unknown. Use one of {', '.join(known)}.")
+
+
+def _write_validation(result: ProfileResult, table: Path | None, chart: ValidationChart | None) -> None:
+    from cli.planning.profile_run import format_validation_csv, write_text
+
+    if result.validation is None:
+        return
+    if table is not None:
+        write_text("--table", table, format_validation_csv(result.validation))
+    if chart is not None:
+        chart.draw(result.validation, f"{result.device.name}: {result.device.ranks} devices")
 
 
 def _reject_busy_devices(kind: str, ranks: int, utilisation_max: float) -> None:

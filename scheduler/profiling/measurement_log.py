@@ -63,7 +63,7 @@ class MeasurementLog:
                     self.device = DeviceFacts(**line["device"])
                 else:
                     self.measurements.append(measurement_from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MeasurementLogError(
                 f"{self.path} is no file of measurements ({error}). Remove it, or name another one."
             ) from None

@@ -46,7 +46,7 @@ class RankProcesses:
         self._folder = TemporaryDirectory(prefix="ebbtide-profile-")
         root = Path(self._folder.name)
         self._errors = [(root / f"rank-{rank}.err").open("w+", encoding="utf-8") for rank in range(self._options.ranks)]
-        argv = [sys.executable, "-m", _MODULE, "--store", str(root / "store"), "--device", self._options.device]
+        argv = [sys.executable, "-P", "-m", _MODULE, "--store", str(root / "store"), "--device", self._options.device]
         self._processes = [
             subprocess.Popen(
                 argv,

@@ -1,8 +1,6 @@
 """`ebbtide profile` on one GPU: the measurements that CPUs cannot test, at sizes that take seconds.
 
-The full profile and its validation with a model of a billion parameters take about three minutes:
-
-    ebbtide profile --device cuda --rounds 1 --validate --time-limit 180 --out gpu.json --table steps.csv --plot steps.png
+`python -m tests.cuda.profile_gpu OUT` profiles a GPU at full size, and validates the profile.
 """
 
 from __future__ import annotations

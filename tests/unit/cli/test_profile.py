@@ -43,7 +43,7 @@ def test_profile_of_two_ranks_is_written_validated_and_not_measured_again(run: R
     assert out.with_suffix(".jsonl").read_text() == log
 
 
-def test_measurements_of_another_number_of_ranks_are_refused(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_measurements_is_refused(run: Run, tmp_path: Path) -> None:
     log = tmp_path / "mine.jsonl"
     log.write_text('{"task": 3}\n')
     result = run("profile", "--out", str(tmp_path / "mine.json"), *OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from baselines.galvatron.profile_reader import read_case
 from scheduler.profiling.galvatron_files import build_galvatron_files
 from scheduler.profiling.layer_figures import compute_activation_bytes, compute_layer_figures
 from scheduler.profiling.task_lists import ACCELERATOR, list_collective_tasks, list_probe_tasks
-from scheduler.profiling.tasks import GptShape, StepTask
+from scheduler.profiling.tasks import GptShape, StepTask, Task
 from scheduler.solver.profiles.catalog import load_gpu
 from tests.unit.profiling.simulated_device import describe, measure
 
@@ -56,7 +57,8 @@ def test_a_model_whose_layer_was_not_measured_is_refused() -> None:
 
 
 def test_validation_steps_are_no_layers() -> None:
-    steps = {task: values for task, values in FIGURES.items() if isinstance(task, StepTask)}
-    renamed = {replace(task, purpose="validation"): values for task, values in steps.items()}
+    renamed: dict[Task, Mapping[str, float]] = {
+        replace(task, purpose="validation"): values for task, values in FIGURES.items() if isinstance(task, StepTask)
+    }
     assert compute_layer_figures(renamed) == []
     assert compute_activation_bytes(renamed) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("ranks", 2), ("name", "Other"), ("software", "torch 1"), ("precision", "bf16")]
 )
-def test_measurements_of_another_device_are_refused(tmp_path: Path, name: str, value: object) -> None:
+def test_measurements_of_another_device_are_refused(tmp_path: Path, name: str, value: Any) -> None:
     file = tmp_path / "log.jsonl"
     MeasurementLog(file).begin(DEVICE)
     with pytest.raises(MeasurementLogError, match=name):

@@ -1,0 +1,47 @@
+"""`python -m tests.cuda.profile_gpu OUT [SECONDS]`: profile one GPU, and validate that on a GPT of 1e9 weights.
+
+The steps run in bf16 by autocast, with and without recompute, at 1,024 to 4,096 tokens, in micro-batches of 4,096 to
+16,384 tokens. OUT gets the profile, all single measurements, the table and the chart of the validation, Galvatron's
+files, and what was printed. It begins no measurement after SECONDS (default 180). The exit status is that of
+`ebbtide profile`, or 1 if the median error of time or memory is above 10%.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ERROR_MAX = 0.10
+
+
+def main(out: Path, limit_s: str = "180") -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "cli", "profile", "--device", "cuda", "--rounds", "1", "--allow-busy"]
+    argv += ["--validate", "--time-limit", limit_s, "--out", str(out / "gpu.json"), "-o", "json"]
+    argv += ["--table", str(out / "validation.csv"), "--galvatron", str(out / "galvatron")]
+    if find_spec("matplotlib") is not None:
+        argv += ["--plot", str(out / "validation.png")]
+    ended = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    (out / "profile-run.json").write_text(ended.stdout)
+    if ended.returncode:
+        return ended.returncode
+    document = json.loads(ended.stdout)
+    validation = document["validation"]
+    print(json.dumps({"device": document["device"], "skipped": document["skipped"], "failed": document["failed"]}))
+    for name, figure in document["figures"].items():
+        print(f"{name:32} {figure['value']!s:24.24} {figure['source'].partition(';')[0]}")
+    for step in validation["steps"]:
+        print(
+            f"seq {step['sequence']:5} micro-batch {step['micro_batch']:3} x {step['micro_batches']} "
+            f"{step['recompute']:5} {step['measured_s']:.4f} s {step['time_error']:+.1%} "
+            f"(spread {step['spread']:.1%}), {step['measured_bytes'] / 1e9:.2f} GB {step['memory_error']:+.1%}"
+        )
+    print(json.dumps({name: validation[name] for name in ("time", "memory", "terms")}, indent=1))
+    return int(max(validation["time"]["median"], validation["memory"]["median"]) > ERROR_MAX)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:3]))
