@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,7 +101,8 @@ class RankProcesses:
         for _ in pending:
             yield measurement_from_json(self._read())
         for process in self._processes:
-            process.wait(_EXIT_TIMEOUT_S)
+            with suppress(subprocess.TimeoutExpired):  # leaving the context ends it
+                process.wait(_EXIT_TIMEOUT_S)
 
     def _read(self) -> dict[str, Any]:
         """Return the next line of rank 0. If any rank fails, the others would wait for it, so that ends all."""
