@@ -26,7 +26,7 @@ def main(out: Path, limit_s: str = "180") -> int:
         argv += ["--plot", str(out / "validation.png")]
     ended = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
     (out / "profile-run.json").write_text(ended.stdout)
-    if ended.returncode:
+    if not ended.stdout:
         return ended.returncode
     document = json.loads(ended.stdout)
     validation = document["validation"]
@@ -40,7 +40,7 @@ def main(out: Path, limit_s: str = "180") -> int:
             f"(spread {step['spread']:.1%}), {step['measured_bytes'] / 1e9:.2f} GB {step['memory_error']:+.1%}"
         )
     print(json.dumps({name: validation[name] for name in ("time", "memory", "terms")}, indent=1))
-    return int(max(validation["time"]["median"], validation["memory"]["median"]) > ERROR_MAX)
+    return ended.returncode or int(max(validation["time"]["median"], validation["memory"]["median"]) > ERROR_MAX)
 
 
 if __name__ == "__main__":
