@@ -49,6 +49,12 @@ _FITTED_BETWEEN_RANKS = ("overlap_coefficient", "intra_bandwidth_bytes_per_s", "
 _LAUNCH_S_MIN, _OVERHEAD_S = 1e-6, 1e-3
 _OVERLAP_MAX = 3.0
 _RATIO_MAX = 0.5
+_LARGE_STEP_SHARE = 0.5
+"""Steps that plan a smaller share of the largest one's bytes do not determine the allocator's reserve.
+
+The allocator reserves whole segments, which are much of a small model's memory and little of a real one's.
+"""
+
 _SMALLEST_SHARE = 0.2
 """Products that take a smaller share of the largest one's operations do not determine the efficiency."""
 
@@ -232,8 +238,11 @@ def _fit_memory(
     if not points:
         return hardware
     if device.kind != "cpu":
-        ratio = median(peak / planned for planned, peak in points) - 1
-        sources["reserve_ratio"] = f"measured: median over {len(points)} steps of reserved over planned bytes"
+        largest = max(planned for planned, _ in points)
+        ratios = [peak / planned for planned, peak in points if planned >= _LARGE_STEP_SHARE * largest]
+        ratio = median(ratios) - 1
+        count = f"{len(ratios)} of {len(points)} steps, the largest"
+        sources["reserve_ratio"] = f"measured: median over {count}, of reserved over planned bytes"
         return replace(hardware, reserve_ratio=min(max(ratio, 0.0), _RATIO_MAX))
     ratio = min(max(_median_slope(points) - 1, 0.0), _RATIO_MAX)
     own = median(peak - planned * (1 + ratio) for planned, peak in points)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.optim.adamw import adamw
 
 from scheduler.profiling.ranks.device import Device
 from scheduler.profiling.tasks import (
@@ -17,6 +16,7 @@ from scheduler.profiling.tasks import (
     OptimizerTask,
 )
 from scheduler.trainer.model import Block, GptSize
+from scheduler.trainer.sharded_optimizers import ShardedAdamW
 
 _FLOAT_BYTES = 4
 
@@ -103,18 +103,12 @@ def measure_optimizer(task: OptimizerTask, device: Device) -> dict[str, float]:
     return _time_adam(task.parameters, device.torch_name, device)
 
 
-@torch.no_grad()
 def _time_adam(count: int, place: str, device: Device) -> dict[str, float]:
-    weight, gradient, mean, square = (torch.zeros(count, device=place) for _ in range(4))
-    step = torch.tensor(0.0)
-
-    def update() -> None:
-        adamw(
-            [weight], [gradient], [mean], [square], [], [step],
-            amsgrad=False, beta1=0.9, beta2=0.95, lr=1e-4, weight_decay=0.01, eps=1e-8, maximize=False,
-        )  # fmt: skip
-
-    return device.time_calls(update, batches=3)
+    """Time the step of the reference trainer's optimizer over one parameter."""
+    weight = torch.nn.Parameter(torch.zeros(count, device=place))
+    weight.grad = torch.zeros_like(weight)
+    optimizer = ShardedAdamW([weight], lr=1e-4, weight_decay=0.01)
+    return device.time_calls(optimizer.step, batches=3)
 
 
 def _join_passes(forward: dict[str, float], backward: dict[str, float]) -> dict[str, float]:
