@@ -1,16 +1,18 @@
 """`python -m tests.cuda.profile_gpu OUT [SECONDS]`: profile one GPU, and validate that on a GPT of 1e9 weights.
 
 The steps run in bf16 by autocast, with and without recompute, at 1,024 to 4,096 tokens, in micro-batches of 4,096 to
-16,384 tokens. OUT gets the profile, all single measurements, the table and the chart of the validation, Galvatron's
-files, and what was printed. It begins no measurement after SECONDS (default 180). The exit status is that of
+16,384 tokens. OUT gets the profile, all single measurements, the table and the chart of the validation, an archive of
+Galvatron's files, and what was printed. It begins no measurement after SECONDS (default 180). The exit status is that of
 `ebbtide profile`, or 1 if the median error of time or memory is above 10%.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,10 +23,15 @@ def main(out: Path, limit_s: str = "180") -> int:
     out.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "cli", "profile", "--device", "cuda", "--rounds", "1", "--allow-busy"]
     argv += ["--validate", "--time-limit", limit_s, "--out", str(out / "gpu.json"), "-o", "json"]
-    argv += ["--table", str(out / "validation.csv"), "--galvatron", str(out / "galvatron")]
+    argv += ["--table", str(out / "validation.csv")]
     if find_spec("matplotlib") is not None:
         argv += ["--plot", str(out / "validation.png")]
-    ended = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        galvatron = Path(folder) / "galvatron"
+        argv += ["--galvatron", str(galvatron)]
+        ended = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+        if galvatron.is_dir():
+            shutil.make_archive(str(out / "galvatron"), "zip", galvatron)
     (out / "profile-run.json").write_text(ended.stdout)
     if not ended.stdout:
         return ended.returncode
