@@ -146,13 +146,14 @@ def _check_choices(device: str, scale: str) -> None:
 
 def _write_validation(result: ProfileResult, table: Path | None, chart: ValidationChart | None) -> None:
     from cli.planning.profile_run import format_validation_csv, write_text
+    from cli.planning.validation_chart import format_chart_title
 
     if result.validation is None:
         return
     if table is not None:
         write_text("--table", table, format_validation_csv(result.validation))
     if chart is not None:
-        chart.draw(result.validation, f"{result.device.name}: {result.device.ranks} devices")
+        chart.draw(result.validation, format_chart_title(result.validation, result.device))
 
 
 def _reject_busy_devices(kind: str, ranks: int, utilisation_max: float) -> None:

@@ -2,8 +2,8 @@
 
 The steps run in bf16 by autocast, with and without recompute, at 1,024 to 4,096 tokens, in micro-batches of 4,096 to
 16,384 tokens. OUT gets the profile, all single measurements, the table and the chart of the validation, an archive of
-Galvatron's files, and what was printed. It begins no measurement after SECONDS (default 180). The exit status is that of
-`ebbtide profile`, or 1 if the median error of time or memory is above 10%.
+Galvatron's files, and what was printed. It begins no measurement after SECONDS (default 180). The exit status is that
+of `ebbtide profile`, or 1 if the median error of time or memory is above 10%.
 """
 
 from __future__ import annotations
