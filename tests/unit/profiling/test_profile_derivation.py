@@ -54,6 +54,18 @@ def test_without_probes_the_figures_of_kernels_stand() -> None:
     assert (derived.fit, derived.probes) == (None, ())
 
 
+def test_segments_that_fill_little_of_small_models_do_not_raise_the_reserve_of_large_ones() -> None:
+    segments = 512 << 20
+    figures = {
+        task: values | ({"peak_bytes": values["allocated_bytes"] + segments} if "peak_bytes" in values else {})
+        for task, values in measure([*KERNELS, *PROBES], HIDDEN).items()
+    }
+    derived = derive_profile(describe(HIDDEN), figures, BASE, "mine")
+    planned = sorted(values["allocated_bytes"] for values in figures.values() if "allocated_bytes" in values)
+    assert derived.hardware.reserve_ratio < segments / (planned[-1] / 2)
+    assert derived.hardware.reserve_ratio < segments / planned[len(planned) // 2] / 2
+
+
 def test_a_device_without_a_product_has_no_profile() -> None:
     with pytest.raises(ValueError, match="product"):
         derive_profile(describe(HIDDEN), measure(PROBES, HIDDEN), BASE, "mine")
