@@ -76,18 +76,20 @@ ACCELERATOR = Scale(
     accumulated=(2, 4),
 )
 PROCESSOR = Scale(
-    gemms=((1024, 1536, 512), (1024, 512, 2048), (256, 1024, 256), (512, 512, 512), (2048, 1024, 1024)),
-    attentions=((4, 8, 128, 64), (2, 8, 256, 64), (8, 4, 128, 64)),
+    gemms=((512, 768, 256), (512, 256, 1024), (256, 1024, 256), (512, 512, 512), (1024, 512, 512)),
+    attentions=((4, 8, 128, 32), (2, 8, 256, 32), (8, 4, 128, 32)),
     bandwidth_bytes=(64 * _MEBI, 16 * _MEBI),
     optimizer_parameters=4 * _MEBI,
     messages=(4 << 10, 64 << 10, _MEBI, 8 * _MEBI),
-    probes=((512, 8, 256, 128, 2), (512, 8, 256, 128, 4), (256, 4, 256, 128, 4), (512, 8, 256, 256, 2)),
+    probes=((256, 8, 256, 128, 2), (256, 8, 256, 128, 4), (128, 4, 256, 128, 4), (256, 8, 256, 256, 2)),
     probe_layers=(1, 2),
-    model=GptShape(layers=4, hidden=512, heads=8, vocabulary=256, sequence=128),
+    model=GptShape(layers=4, hidden=256, heads=8, vocabulary=256, sequence=128),
     sequences=(128,),
-    micro_batch_tokens=(512,),
+    micro_batch_tokens=(256,),
     accumulated=(2, 4),
 )
+"""Sizes at which four ranks on two cores take minutes."""
+
 TINY = Scale(
     gemms=((64, 96, 32), (64, 32, 128)),
     attentions=((2, 2, 32, 16),),
