@@ -57,7 +57,7 @@ def test_without_probes_the_figures_of_kernels_stand() -> None:
 def test_segments_that_fill_little_of_small_models_do_not_raise_the_reserve_of_large_ones() -> None:
     segments = 512 << 20
     figures = {
-        task: values | ({"peak_bytes": values["allocated_bytes"] + segments} if "peak_bytes" in values else {})
+        task: {**values, "peak_bytes": values["allocated_bytes"] + segments} if "peak_bytes" in values else values
         for task, values in measure([*KERNELS, *PROBES], HIDDEN).items()
     }
     derived = derive_profile(describe(HIDDEN), figures, BASE, "mine")
