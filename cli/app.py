@@ -105,6 +105,12 @@ SUBCOMMANDS = (
     ),
     Subcommand("plan", "cli.commands.plan:plan", LOCAL_PANEL, "Find the fastest parallel plan of a model."),
     Subcommand("fit", "cli.commands.fit:fit", LOCAL_PANEL, "Calibrate a GPU profile from measured runs."),
+    Subcommand(
+        "profile", "cli.commands.profile:profile", LOCAL_PANEL, "Measure this machine's devices and write a profile."
+    ),
+    Subcommand(
+        "predict", "cli.commands.predict:predict", LOCAL_PANEL, "Compare predicted time and memory with measured runs."
+    ),
     Subcommand("simulate", "cli.commands.simulate:simulate", LOCAL_PANEL, "Compare scheduling policies on a trace."),
     Subcommand("replay", "cli.commands.replay:replay", LOCAL_PANEL, "Run one scheduling cycle on a saved snapshot."),
     Subcommand("demo", "cli.commands.about:demo", LOCAL_PANEL, "Run a three-minute demo with real training processes."),

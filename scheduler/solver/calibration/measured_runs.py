@@ -19,7 +19,7 @@ The CSV has a header and one run per row. An empty cell counts as an absent colu
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
@@ -115,22 +115,36 @@ def parse_measured_runs(csv_text: str, hardware: HardwareProfile) -> tuple[Measu
         MeasuredRunError: a column is missing or unknown, a value is invalid, or a row's plan does not fit its model or
             GPUs.
     """
+    runs = []
+    for row, outcome in parse_rows(csv_text, hardware):
+        if isinstance(outcome, MeasuredRunError):
+            raise MeasuredRunError(f"row {row}: {outcome}")
+        runs.append(outcome)
+    return tuple(runs)
+
+
+def parse_rows(csv_text: str, hardware: HardwareProfile) -> Iterator[tuple[int, MeasuredRun | MeasuredRunError]]:
+    """Yield the line number of each row with its run, or with the error that makes it unusable.
+
+    Raises:
+        MeasuredRunError: a required column is missing, or there are no rows.
+    """
     reader = csv.DictReader(csv_text.splitlines())
     for column in ("micro_batch", "global_batch", "iteration_time_s"):
         if column not in (reader.fieldnames or ()):
             raise MeasuredRunError(f"column {column!r} is missing")
-    runs = []
+    has_rows = False
     for cells in reader:
-        if None in cells:
-            raise MeasuredRunError(f"row {reader.line_num}: has more cells than the header")
-        given = {column: cell.strip() for column, cell in cells.items() if cell and cell.strip()}
+        has_rows = True
         try:
-            runs.append(_parse_run(given, hardware))
+            if None in cells:
+                raise ValueError("has more cells than the header")
+            given = {column: cell.strip() for column, cell in cells.items() if cell and cell.strip()}
+            yield reader.line_num, _parse_run(given, hardware)
         except ValueError as error:
-            raise MeasuredRunError(f"row {reader.line_num}: {error}") from None
-    if not runs:
+            yield reader.line_num, MeasuredRunError(str(error))
+    if not has_rows:
         raise MeasuredRunError("there are no runs; at least one row is needed below the header")
-    return tuple(runs)
 
 
 def _parse_run(cells: Mapping[str, str], hardware: HardwareProfile) -> MeasuredRun:
