@@ -68,6 +68,6 @@ def _check_listing(site: MachineSite, job_id: str) -> None:
     """Check that a job which never reported has neither steps, nor a throughput, nor an end."""
     progress = dict(site.client.job(job_id)["progress"])
     assert {name: progress[name] for name in UNREPORTED} == dict.fromkeys(UNREPORTED)
-    (row,) = (line for line in site.run_command("ps").splitlines() if line.startswith(job_id))
+    (row,) = (line for line in site.run_command("ps", "--all").splitlines() if line.startswith(job_id))
     assert "not reported" in row
     assert "%" not in row
