@@ -106,7 +106,10 @@ SUBCOMMANDS = (
     Subcommand("plan", "cli.commands.plan:plan", LOCAL_PANEL, "Find the fastest parallel plan of a model."),
     Subcommand("fit", "cli.commands.fit:fit", LOCAL_PANEL, "Calibrate a GPU profile from measured runs."),
     Subcommand(
-        "profile", "cli.commands.profile:profile", LOCAL_PANEL, "Measure this machine's devices and write a profile."
+        "profile",
+        "cli.commands.profile:profile",
+        LOCAL_PANEL,
+        "Measure the devices of this machine, and write their profile.",
     ),
     Subcommand(
         "predict", "cli.commands.predict:predict", LOCAL_PANEL, "Compare predicted time and memory with measured runs."

@@ -36,7 +36,7 @@ _HEADERS = ["row", "model", "plan", "batch", "measured", "predicted", "error", "
 
 
 def predict(*, runs: RunsArgument, gpu: GpuOption, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Print predicted time and memory beside the measured ones of each run. Names the rows that have no prediction."""
+    """Compare predicted time and memory with measured runs. Names the rows that have no prediction."""
     from scheduler.solver.calibration.measured_runs import MeasuredRunError, parse_rows
 
     hardware, csv_text = load_hardware("--gpu", gpu), read_text(runs)
