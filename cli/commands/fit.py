@@ -12,6 +12,7 @@ import typer
 from cli.exit_codes import CommandError
 from cli.inputs import input_errors_from, load_hardware, raise_input_error, read_text
 from cli.output import OutputFormat, OutputOption, format_percent, print_document, render_facts, render_table, stack
+from cli.planning.error_table import render_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,8 +101,8 @@ def _render_calibration(calibration: Calibration, source: str) -> RenderableType
     constants = render_table(
         _format_constant_rows(calibration), headers=_CONSTANT_HEADERS, right_aligned=_CONSTANT_HEADERS[2:]
     )
-    heads = ["|predicted / measured - 1|", "runs", "mean", "median", "95%", "worst"]
-    errors = render_table(_format_error_rows(calibration), headers=heads, right_aligned=heads[1:])
+    found = {meaning: getattr(calibration, name) for name, meaning in _ERROR_LABELS.items()}
+    errors = render_errors({meaning: each for meaning, each in found.items() if each is not None})
     return stack(render_facts({"source": source}), Text(), constants, Text(), errors)
 
 
@@ -111,11 +112,3 @@ def _format_constant_rows(calibration: Calibration) -> Iterator[list[str]]:
     for each in calibration.fit.constants:
         figures = [f"{each.before:.4g}", f"{each.after:.4g}", format_percent(each.sd), format_percent(each.told)]
         yield [each.name, get_unit(each.name), *figures]
-
-
-def _format_error_rows(calibration: Calibration) -> Iterator[list[str]]:
-    for name, meaning in _ERROR_LABELS.items():
-        errors = getattr(calibration, name)
-        if errors is not None and errors.runs:
-            figures = (errors.mean, errors.median, errors.p95, errors.worst)
-            yield [meaning, str(errors.runs), *(f"{100 * figure:.2f}%" for figure in figures)]

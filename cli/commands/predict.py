@@ -1,4 +1,4 @@
-"""`ebbtide predict`: predicted time and memory beside measured ones."""
+"""`ebbtide predict`: compares predicted time and memory with measured runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from cli.output import (
     render_table,
     stack,
 )
+from cli.planning.error_table import render_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scheduler.domain.parallel_plan import ParallelPlan
+    from scheduler.solver.calibration.constant_fit import ErrorSummary
     from scheduler.solver.calibration.measured_runs import MeasuredRun
     from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
@@ -48,13 +49,15 @@ def predict(*, runs: RunsArgument, gpu: GpuOption, output: OutputOption = Output
     unusable = [
         {"row": row, "reason": str(outcome)} for row, outcome in outcomes if isinstance(outcome, MeasuredRunError)
     ]
+    errors = {"time": _summarize(predicted, "time_error"), "memory": _summarize(predicted, "memory_error")}
+    fit = sum(run["fits"] for run in predicted)
     document = {
         "gpu": hardware.gpu,
         "runs": predicted,
         "unusable": unusable,
-        "summary": _summarize(predicted),
+        "summary": {**{name: asdict(each) for name, each in errors.items()}, "fit": fit, "of": len(predicted)},
     }
-    print_document(document, output, lambda: _render(document))
+    print_document(document, output, lambda: _render(document, errors))
 
 
 def _predict_run(row: int, run: MeasuredRun, hardware: HardwareProfile) -> Mapping[str, Any]:
@@ -66,7 +69,7 @@ def _predict_run(row: int, run: MeasuredRun, hardware: HardwareProfile) -> Mappi
     return {
         "row": row,
         "model": run.model.name,
-        "plan": _format_plan(run.plan),
+        "plan": run.plan.summarize(),
         "gpus": run.plan.world_size,
         "micro_batches": run.plan.micro_batches,
         "global_batch": run.plan.global_batch,
@@ -81,29 +84,15 @@ def _predict_run(row: int, run: MeasuredRun, hardware: HardwareProfile) -> Mappi
     }
 
 
-def _format_plan(plan: ParallelPlan) -> str:
-    strategy = plan.stages[0].strategies[0]
-    degrees = {"tp": strategy.tp, "pp": plan.pipeline_devices, "dp": strategy.dp, "ulysses": strategy.ulysses}
-    degrees |= {"ring": strategy.ring, "ep": strategy.ep, "zero": strategy.zero + 1}
-    words = [f"{name}={degree - (name == 'zero')}" for name, degree in degrees.items() if degree > 1]
-    if strategy.recompute.value != "none":
-        words.append(f"recompute={strategy.recompute.value}")
-    return " ".join(words) or "one GPU"
-
-
-def _summarize(predicted: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _summarize(predicted: list[Mapping[str, Any]], name: str) -> ErrorSummary:
     import numpy as np
 
     from scheduler.solver.calibration.constant_fit import ErrorSummary
 
-    def summarize(name: str) -> Mapping[str, Any]:
-        return asdict(ErrorSummary.from_ratios(np.array([run[name] for run in predicted if run[name] is not None])))
-
-    fit = sum(run["fits"] for run in predicted)
-    return {"time": summarize("time_error"), "memory": summarize("memory_error"), "fit": fit, "of": len(predicted)}
+    return ErrorSummary.from_ratios(np.array([run[name] for run in predicted if run[name] is not None]))
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any], errors: Mapping[str, ErrorSummary]) -> RenderableType:
     from rich.text import Text
 
     summary = document["summary"]
@@ -113,7 +102,7 @@ def _render(document: Mapping[str, Any]) -> RenderableType:
         Text(),
         render_table(_format_rows(document["runs"]), headers=_HEADERS, right_aligned=_HEADERS[3:]),
         Text(),
-        _render_errors(summary),
+        render_errors(errors),
     ]
     if document["unusable"]:
         rows = ([str(each["row"]), each["reason"]] for each in document["unusable"])
@@ -137,13 +126,3 @@ def _format_rows(predicted: list[Mapping[str, Any]]) -> Iterator[list[str]]:
             "" if measured is None else f"{run['memory_error']:+.1%}",
             "yes" if run["fits"] else "no",
         ]
-
-
-def _render_errors(summary: Mapping[str, Any]) -> RenderableType:
-    heads = ["|predicted / measured - 1|", "runs", "mean", "median", "95%", "worst"]
-    rows = (
-        [name, str(errors["runs"]), *(f"{errors[each]:.2%}" for each in ("mean", "median", "p95", "worst"))]
-        for name in ("time", "memory")
-        if (errors := summary[name])["runs"]
-    )
-    return render_table(rows, headers=heads, right_aligned=heads[1:])

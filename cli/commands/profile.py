@@ -22,6 +22,7 @@ from cli.output import (
     render_table,
     stack,
 )
+from cli.planning.error_table import render_errors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -243,13 +244,7 @@ def _render_validation(validation: Validation) -> Iterator[RenderableType]:
     ]
     yield render_table(rows, headers=heads, right_aligned=heads[1:])
     yield Text()
-    heads = ["|predicted / measured - 1|", "steps", "mean", "median", "95%", "worst"]
-    errors = {"step time": validation.time, "memory": validation.memory}
-    rows = [
-        [name, str(each.runs), *(f"{figure:.2%}" for figure in (each.mean, each.median, each.p95, each.worst))]
-        for name, each in errors.items()
-    ]
-    yield render_table(rows, headers=heads, right_aligned=heads[1:])
+    yield render_errors({"step time": validation.time, "memory": validation.memory}, counted="steps")
     yield Text()
     heads = ["term, worst first", "share", "factor that suits", "effect on the step"]
     rows = [

@@ -31,8 +31,8 @@ from scheduler.profiling.task_lists import (
 
 if TYPE_CHECKING:
     from scheduler.profiling.profile_derivation import DerivedProfile
-    from scheduler.profiling.tasks import Task
-    from scheduler.profiling.validation import Validation
+    from scheduler.profiling.tasks import GptShape, Task
+    from scheduler.profiling.validation import ComparedStep, Validation
     from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 _MEASURING_SHARE = 0.5
@@ -43,10 +43,10 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """What to measure.
+    """Options of a run of `ebbtide profile`.
 
     Attributes:
-        device: kind of the devices; empty means the kind that this machine's drivers report.
+        device: kind of the devices: `cpu`, `cuda`, `rocm` or `npu`.
         ranks: devices, each with one process.
         base: profile, by name or file, with what cannot be measured here; empty means that of the product, or of the
             most similar one.
@@ -244,7 +244,7 @@ def write_galvatron(result: ProfileResult, folder: Path) -> None:
         write_text("--galvatron", folder / name, json.dumps(content, indent=4) + "\n")
 
 
-def _get_galvatron_model(scale: Scale) -> Any:
+def _get_galvatron_model(scale: Scale) -> GptShape:
     return replace(scale.model, sequence=scale.sequences[0])
 
 
@@ -260,7 +260,7 @@ def format_validation_csv(validation: Validation) -> str:
     return text.getvalue()
 
 
-def flatten_step(step: Any) -> dict[str, Any]:
+def flatten_step(step: ComparedStep) -> dict[str, Any]:
     """Return a compared step as one flat row."""
     plan, shape = step.task.plan, step.task.shape
     strategy = plan.stages[0].strategies[0]

@@ -35,7 +35,7 @@ class DeviceFacts:
     context_bytes: int = 0
 
     def differs_from(self, other: DeviceFacts) -> str:
-        """Return the name of the first fact that differs, or an empty string. The context is measured anew."""
+        """Return the name of the first fact that differs, or an empty string. Contexts vary and are not compared."""
         own, others = asdict(self), asdict(other)
         return next((name for name in own if name != "context_bytes" and own[name] != others[name]), "")
 
@@ -52,13 +52,16 @@ class MeasurementLog:
         self.path = path
         self.device: DeviceFacts | None = None
         self.measurements: list[Measurement] = []
+        self._cut_off_at: int | None = None
         if path.exists():
             self._read(path.read_text(encoding="utf-8"))
 
     def _read(self, text: str) -> None:
-        whole_lines = text[: text.rfind("\n") + 1].splitlines()
+        complete = text[: text.rfind("\n") + 1]
+        if complete != text:
+            self._cut_off_at = len(complete.encode())
         try:
-            for line in map(json.loads, whole_lines):
+            for line in map(json.loads, complete.splitlines()):
                 if "device" in line:
                     self.device = DeviceFacts(**line["device"])
                 else:
@@ -81,7 +84,7 @@ class MeasurementLog:
             was, now = getattr(self.device, differing), getattr(device, differing)
             raise MeasurementLogError(
                 f"{self.path} holds measurements with {differing} {was!r}, but this device has {now!r}. "
-                "Remove the file to measure anew, or name another one."
+                "Remove the file to measure again, or name another one."
             )
 
     def add(self, measurement: Measurement) -> None:
@@ -96,10 +99,10 @@ class MeasurementLog:
 
     def _append(self, line: Mapping[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        with self.path.open("w" if text and not text.endswith("\n") else "a", encoding="utf-8") as file:
-            if text and not text.endswith("\n"):
-                file.write(text[: text.rfind("\n") + 1])  # The last line was cut off.
+        with self.path.open("a", encoding="utf-8") as file:
+            if self._cut_off_at is not None:
+                file.truncate(self._cut_off_at)
+                self._cut_off_at = None
             file.write(json.dumps(line) + "\n")
 
 

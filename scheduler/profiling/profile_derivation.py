@@ -185,7 +185,7 @@ def _derive_communication(figures: Figures, direct: _Figures) -> None:
         direct.set("intra_latency_s", latency_s, "measured: the smallest message")
     if overlaps := [each for _, values in measured if (each := _compute_overlap(values)) is not None]:
         coefficient = min(max(median(overlaps), 1.0), _OVERLAP_MAX)
-        direct.set("overlap_coefficient", coefficient, f"measured: {len(overlaps)} collectives beside products")
+        direct.set("overlap_coefficient", coefficient, f"measured: {len(overlaps)} collectives during products")
 
 
 def _build_table(

@@ -30,10 +30,10 @@ class RanksFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """How many ranks to start, and on which kind of device; an empty kind lets the ranks detect it."""
+    """How many ranks to start, and on which kind of device: `cpu`, `cuda`, `rocm` or `npu`."""
 
     ranks: int
-    device: str = ""
+    device: str
 
 
 class RankProcesses:

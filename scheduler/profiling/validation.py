@@ -1,4 +1,4 @@
-"""Predicted against measured steps, and the term of the prediction that is off most."""
+"""Comparison of predicted and measured steps, and of the terms of the prediction by their error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TermError:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All compared steps, with the errors of time and memory, and the terms, the one that is off most first."""
+    """All compared steps, with the errors of time and memory, and the terms by falling error."""
 
     steps: tuple[ComparedStep, ...]
     time: ErrorSummary

@@ -1,4 +1,4 @@
-"""Times of collectives, alone and beside computation."""
+"""Times of collectives, alone and during computation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.profiling.tasks import CollectiveTask
 _REPETITIONS = 7
 _FLOAT_BYTES = 4
 _PRODUCT_SIZE = 512
-"""Rows and columns of the products that run beside a collective."""
+"""Rows and columns of the products that run during a collective."""
 
 Start = Callable[[], "dist.Work | None"]
 

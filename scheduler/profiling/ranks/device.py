@@ -108,7 +108,7 @@ class Device:
             ctypes.CDLL(None).malloc_trim(0)
 
     def reset_peak(self) -> None:
-        """Start to measure peaks anew, where the operating system can."""
+        """Reset the peak of memory, where the operating system can."""
         if self._accelerator is not None:
             self._accelerator.reset_peak_memory_stats()
             return
@@ -174,13 +174,3 @@ def _read_peak_resident_bytes() -> int:
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) * _KILO
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else _KILO)
-
-
-def detect_kind() -> str:
-    """Return the kind of the devices that torch finds; `cpu` if it finds none."""
-    if torch.cuda.is_available():
-        return "rocm" if torch.version.hip else "cuda"
-    with suppress(ImportError):
-        if importlib.import_module("torch_npu").npu.is_available():
-            return "npu"
-    return "cpu"

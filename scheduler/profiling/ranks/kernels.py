@@ -77,7 +77,7 @@ def measure_launch(task: LaunchTask, device: Device) -> dict[str, float]:
         return outputs
 
     forward = device.time_calls(run_forward)
-    both = device.time_calls(lambda: run_forward().sum().backward())  # type: ignore[no-untyped-call]  # torch's
+    both = device.time_calls(lambda: run_forward().sum().backward())  # type: ignore[no-untyped-call]  # untyped in torch
     backward_s = max(both["time_s"] - forward["time_s"], 0.0)
     return _join_passes(forward, {"time_s": backward_s, "spread": both["spread"]})
 

@@ -22,7 +22,7 @@ from ebbtide.status_file import is_out_of_memory
 from scheduler.profiling.measurement_log import DeviceFacts
 from scheduler.profiling.ranks import kernels
 from scheduler.profiling.ranks.collectives import measure_collective
-from scheduler.profiling.ranks.device import Device, detect_kind, join_ranks
+from scheduler.profiling.ranks.device import Device, join_ranks
 from scheduler.profiling.ranks.training_steps import measure_step
 from scheduler.profiling.tasks import Measurement, Task, measurement_to_json, task_from_json
 
@@ -42,7 +42,7 @@ def main() -> int:
     arguments = _parse_arguments()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     channel = _take_standard_output()
-    device = Device(arguments.device or detect_kind(), int(os.environ["LOCAL_RANK"]))
+    device = Device(arguments.device, int(os.environ["LOCAL_RANK"]))
     join_ranks(device, store=arguments.store, rank=rank, world_size=world_size)
     facts = _describe_device(device)
     received: list[Any] = [None]
@@ -104,7 +104,7 @@ def _write_line(channel: TextIO, document: dict[str, Any]) -> None:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.profiling.ranks.measure")
     parser.add_argument("--store", type=Path, required=True, help="file in which the ranks find each other")
-    parser.add_argument("--device", default="", choices=["", "cpu", "cuda", "rocm", "npu"])
+    parser.add_argument("--device", required=True, choices=["cpu", "cuda", "rocm", "npu"])
     return parser.parse_args()
 
 
