@@ -29,6 +29,7 @@ from scheduler.solver.costs.layer_chain import Layer, LayerTable, build_layer_ta
 from scheduler.solver.costs.strategy_space import ParallelDegrees, StrategyCandidates
 from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.training_software import KERNEL_SPEEDS, REFERENCE_HEAD_WIDTH, SOFTMAX_SHARES
 
 _FUSED_BACKWARD_FACTOR = 2.5
 """The backward pass of a fused attention core has five products; the forward pass has two (arXiv 2307.08691, section
@@ -329,10 +330,23 @@ def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, degrees: Pa
 
 def _compute_attention_s(table: LayerTable, scores: Floats, hardware: HardwareProfile) -> Floats:
     """Return [T, 1]: the time of one sample's attention core, fused or with scores that pass through memory."""
-    fused = hardware.attention_efficiency or hardware.efficiency
+    fused = np.minimum(
+        (hardware.attention_efficiency or hardware.efficiency) * _compute_kernel_speed(table, hardware), 1
+    )
     efficiency = np.where(table.selective_bytes > 0, hardware.efficiency, fused)
     products_s = table.attention_flops / (hardware.peak_flops_per_s * efficiency)
     return products_s + scores / hardware.memory_bandwidth_bytes_per_s
+
+
+def _compute_kernel_speed(table: LayerTable, hardware: HardwareProfile) -> Floats:
+    """Return [T, 1]: the speed of each layer's fused attention kernel, in multiples of the profile's.
+
+    Narrow heads have more exponentials per product.
+    """
+    generation = np.minimum(table.attention_kernel, hardware.attention_generation).astype(np.int64)
+    share = np.array(SOFTMAX_SHARES)[generation]
+    narrow = np.where(table.head_width > 0, REFERENCE_HEAD_WIDTH / np.maximum(table.head_width, 1), 1.0)
+    return np.asarray(np.array(KERNEL_SPEEDS)[generation] / (1 - share + share * narrow))
 
 
 def _get_measured_s(kind: Layer, degrees: ParallelDegrees) -> Floats:

@@ -52,6 +52,7 @@ from scheduler.solver.profiles.profile_document import (
     require_object,
     unwrap_value,
 )
+from scheduler.solver.profiles.training_software import TrainingSoftware, parse_software
 from scheduler.solver.profiles.transformer import build_transformer_profile
 
 __all__ = [
@@ -254,6 +255,7 @@ _GPU_FIELD_UNITS = {
 _GPU_OPTIONAL_UNITS = {
     "reserve_ratio": "ratio",
     "attention_efficiency": "ratio",
+    "attention_generation": "generation",
     "unaligned_slowdown": "ratio",
     "launch_s": "s",
     "iteration_overhead_s": "s",
@@ -343,6 +345,7 @@ _LAYER_COUNTS = {
 _LAYER_OPTIONS = {
     "heads": "heads",
     "attention_heads": "heads",
+    "head_width": "values",
     "tensor_messages": "messages",
     "traffic_bytes_per_sample": "bytes",
     "selective_bytes_per_sample": "bytes",
@@ -354,7 +357,7 @@ _LAYER_OPTIONS = {
 _FLOPS = ("flops_per_sample", "attention_flops_per_sample")
 _LAYER_FLAGS = ("frozen", "cached")
 _CACHE_FLAG = "cache_frozen_layers"
-_OPTIMIZER = "optimizer"
+_OPTIMIZER, _SOFTWARE = "optimizer", "software"
 
 
 def parse_model(json_text: str, sequence_length: int = 0) -> ModelProfile:
@@ -379,7 +382,9 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     if sequence_length < 0:
         raise ProfileError(f"sequence_length is {sequence_length}; it must be 0 (the profile's own) or above")
     if "architecture" in document:
-        require_fields(document, "model profile", {"name", "architecture"}, {"source", _CACHE_FLAG, _OPTIMIZER})
+        require_fields(
+            document, "model profile", {"name", "architecture"}, {"source", _CACHE_FLAG, _OPTIMIZER, _SOFTWARE}
+        )
         name = str(document["name"])
         owner = f"architecture of {name!r}"
         given = require_object(document["architecture"], owner)
@@ -387,7 +392,8 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     else:
         model = _parse_layer_model(document, sequence_length)
     cached = read_flag(document, _CACHE_FLAG, "model profile")
-    model = replace(model, cache_frozen_layers=cached, optimizer=_parse_optimizer(document))
+    software = _parse_software(document.get(_SOFTWARE, {}))
+    model = replace(model, cache_frozen_layers=cached, optimizer=_parse_optimizer(document), software=software)
     return model.with_frozen_layers(0)
 
 
@@ -398,9 +404,19 @@ def _parse_optimizer(document: Mapping[str, Any]) -> TrainingOptimizer:
     return TrainingOptimizer(value)
 
 
+def _parse_software(item: Any) -> TrainingSoftware:
+    owner = f"model profile: {_SOFTWARE}"
+    given = require_object(item, owner)
+    require_fields(given, owner, (), {"attention", "loss"})
+    try:
+        return parse_software({field: unwrap_value(value) for field, value in given.items()})
+    except ValueError as error:
+        raise ProfileError(f"{owner}: {error}") from None
+
+
 def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> ModelProfile:
     owner = "model profile"
-    optional = {"embedding", "head", "tied_embedding", "source", _CACHE_FLAG, _OPTIMIZER}
+    optional = {"embedding", "head", "tied_embedding", "source", _CACHE_FLAG, _OPTIMIZER, _SOFTWARE}
     require_fields(document, owner, {"name", "sequence_length", "layers"}, optional)
     own_length = read_count(document, "sequence_length", "tokens", owner)
     if sequence_length not in (0, own_length):

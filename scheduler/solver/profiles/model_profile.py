@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import takewhile
 
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
+from scheduler.solver.profiles.training_software import DEFAULT_SOFTWARE, TrainingSoftware
 
 REFERENCE_VALUE_BYTES = 2
 """Activation sizes of a profile assume two bytes per value (bf16). The solver scales them to other precisions."""
@@ -56,7 +57,7 @@ class LayerProfile:
             large. Full recompute keeps nothing else.
         tokens_per_sample: rows that a sample contributes to each matrix product.
         heads: a multiple of the tensor-parallel degree. `attention_heads` is a multiple of tensor times Ulysses degree;
-            0 means the same as `heads`.
+            0 means the same as `heads`. `head_width` is the number of values of one attention head; 0 if unknown.
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
         experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
         frozen: the weights are not trained (PipeTransformer, ICML'21). If the first layer is frozen, so is the
@@ -80,6 +81,7 @@ class LayerProfile:
     selective_bytes_per_sample: int = 0
     tokens_per_sample: int = 1
     attention_heads: int = 0
+    head_width: int = 0
     expert_parameters: int = 0
     experts: int = 0
     experts_per_token: int = 0
@@ -115,6 +117,11 @@ class LayerProfile:
             raise ProfileError(f"{has} {_join_degrees(degrees)}; it must include degree 1")
 
     @property
+    def has_fused_attention(self) -> bool:
+        """Whether there is an attention core that keeps no scores in memory."""
+        return self.attention_flops_per_sample > 0 and not self.selective_bytes_per_sample
+
+    @property
     def measured_degrees(self) -> tuple[int, ...]:
         """The tensor-parallel degrees with a measured forward time, ascending."""
         return tuple(sorted(degree for degree, _ in self.forward_s_per_sample))
@@ -140,6 +147,7 @@ _NON_NEGATIVE_FIELDS = (
     "traffic_bytes_per_sample",
     "selective_bytes_per_sample",
     "attention_heads",
+    "head_width",
     "expert_parameters",
     "experts",
     "experts_per_token",
@@ -187,7 +195,8 @@ class ModelProfile:
     With `cache_frozen_layers`, the trainer keeps the outputs of the last frozen layer, so that all frozen layers are
     computed once per sample only. Costs are those of all later passes over the data.
 
-    `optimizer` determines the memory and the traffic of the optimizer's state.
+    `optimizer` determines the memory and the traffic of the optimizer's state, `software` the kernels of attention and
+    loss.
     """
 
     name: str
@@ -198,6 +207,7 @@ class ModelProfile:
     tied_embedding: bool = False
     cache_frozen_layers: bool = False
     optimizer: TrainingOptimizer = TrainingOptimizer.ADAMW
+    software: TrainingSoftware = DEFAULT_SOFTWARE
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -193,6 +193,7 @@ def _build_layer_run(architecture: Architecture, layers: int, tokens: int, block
         tokens_per_sample=tokens,
         heads=architecture.num_kv_heads,
         attention_heads=architecture.heads,
+        head_width=architecture.query_width // architecture.heads,
         expert_parameters=layer.expert_parameters,
         experts=architecture.experts,
         experts_per_token=architecture.experts_per_token,
