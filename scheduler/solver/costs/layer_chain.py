@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from scheduler.solver.instance import Floats, Ints
-from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profiles.training_software import LossKernel
+from scheduler.solver.profiles.training_software import LossKernel, TensorMessages
 
 _EMBEDDING_TRAFFIC = 30
 """Traffic as a multiple of the boundary, for both passes: look-up, positions, dropout, and the gradient's scatter
@@ -61,7 +61,8 @@ class Layer:
         attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, the
             part of `parameters` that changes because it belongs to the head.
         head_width: values of an attention head, 0 if unknown. `attention_kernel`: generation of the fused kernel, 0 for
-            that of the GPU profile.
+            that of the GPU profile. `overlaps_tensor`: messages of a sharded sequence overlap with products.
+        expert_imbalance: as in ModelProfile.
         computed: the forward pass runs; otherwise a cache has the output. `cached_bytes` are read from the cache, or
             written to it, in each forward pass.
         measured_s: measured forward time of one sample by tensor-parallel degree, if any.
@@ -92,7 +93,7 @@ class Layer:
     attention_heads: int
     tensor_messages: int
     experts: int
-    experts_per_token: int
+    experts_per_token: float
     trained: bool
     backward: bool
     attached_trained: bool
@@ -104,6 +105,8 @@ class Layer:
     expert_moment_bytes: float = 8.0
     head_width: int = 0
     attention_kernel: int = 0
+    overlaps_tensor: bool = False
+    expert_imbalance: float = 0.0
 
 
 class LayerChain(tuple[Layer, ...]):
@@ -145,7 +148,7 @@ def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, 
     backward = False
     for run in model.layers:
         backward = backward or not run.frozen
-        layer = _build_layer(run, scale, model.software.attention.generation, backward=backward)
+        layer = _build_layer(run, scale, model, backward=backward)
         moment_bytes = model.optimizer.matrix_moment_bytes
         layer = replace(layer, dense_moment_bytes=moment_bytes, expert_moment_bytes=moment_bytes)
         layers.extend([layer] * run.layers)
@@ -162,7 +165,7 @@ def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, 
     return LayerChain(layers)
 
 
-def _build_layer(run: LayerProfile, scale: float, attention_kernel: int, *, backward: bool) -> Layer:
+def _build_layer(run: LayerProfile, scale: float, model: ModelProfile, *, backward: bool) -> Layer:
     return Layer(
         flops=run.flops_per_sample,
         attention_flops=run.attention_flops_per_sample,
@@ -186,7 +189,9 @@ def _build_layer(run: LayerProfile, scale: float, attention_kernel: int, *, back
         heads=run.heads,
         attention_heads=run.attention_heads or run.heads,
         head_width=run.head_width,
-        attention_kernel=attention_kernel,
+        attention_kernel=model.software.attention.generation,
+        overlaps_tensor=model.software.tensor_messages is TensorMessages.OVERLAPPED,
+        expert_imbalance=model.expert_imbalance,
         tensor_messages=run.tensor_messages,
         experts=run.experts,
         experts_per_token=run.experts_per_token,
@@ -254,7 +259,7 @@ class LayerTable:
     Attributes:
         expert_flops: part of `flops`, in the experts that a sample's tokens visit.
         key_value_share: size of keys and values relative to queries (grouped queries have fewer key-value heads).
-        tied_inside, trained, backward, attached_trained, computed: 1 or 0.
+        tied_inside, trained, backward, attached_trained, computed, overlaps_tensor: 1 or 0.
     """
 
     flops: Floats
@@ -282,6 +287,8 @@ class LayerTable:
     key_value_share: Floats
     head_width: Floats
     attention_kernel: Floats
+    overlaps_tensor: Floats
+    expert_imbalance: Floats
     trained: Floats
     backward: Floats
     attached_trained: Floats
@@ -290,6 +297,10 @@ class LayerTable:
     cached_bytes: Floats
     dense_moment_bytes: Floats
     expert_moment_bytes: Floats
+
+    def get_expert_imbalance(self, hardware: HardwareProfile) -> Floats:
+        """Return [T, 1]: the imbalance that the model reports, else that of the GPU profile."""
+        return np.where(self.expert_imbalance > 0, self.expert_imbalance, hardware.expert_imbalance)
 
 
 @lru_cache(maxsize=64)
@@ -322,6 +333,8 @@ def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.heads / kind.attention_heads,
             kind.head_width,
             kind.attention_kernel,
+            kind.overlaps_tensor,
+            kind.expert_imbalance,
             kind.trained,
             kind.backward,
             kind.attached_trained,

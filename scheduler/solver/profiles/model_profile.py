@@ -59,7 +59,7 @@ class LayerProfile:
         heads: a multiple of the tensor-parallel degree. `attention_heads` is a multiple of tensor times Ulysses degree;
             0 means the same as `heads`. `head_width` is the number of values of one attention head; 0 if unknown.
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
-        experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
+        experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer. The latter is a mean.
         frozen: the weights are not trained (PipeTransformer, ICML'21). If the first layer is frozen, so is the
             embedding.
         cached: the trainer reads the layer's output from a cache instead of computing it (PipeTransformer's AutoCache,
@@ -84,7 +84,7 @@ class LayerProfile:
     head_width: int = 0
     expert_parameters: int = 0
     experts: int = 0
-    experts_per_token: int = 0
+    experts_per_token: float = 0
     frozen: bool = False
     cached: bool = False
     forward_s_per_sample: tuple[tuple[int, float], ...] = ()
@@ -196,7 +196,8 @@ class ModelProfile:
     computed once per sample only. Costs are those of all later passes over the data.
 
     `optimizer` determines the memory and the traffic of the optimizer's state, `software` the kernels of attention and
-    loss.
+    loss. `expert_imbalance` is the load of the fullest expert-parallel rank over the mean, 0 for that of the GPU
+    profile.
     """
 
     name: str
@@ -208,11 +209,15 @@ class ModelProfile:
     cache_frozen_layers: bool = False
     optimizer: TrainingOptimizer = TrainingOptimizer.ADAMW
     software: TrainingSoftware = DEFAULT_SOFTWARE
+    expert_imbalance: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ProfileError(f"model {self.name!r}: layers is empty; it must have at least one run of layers")
         require_positive(f"model {self.name!r}", sequence_length=self.sequence_length)
+        if self.expert_imbalance and not self.expert_imbalance >= 1:
+            allowed = "it must be at least 1, or 0 for that of the GPU profile"
+            raise ProfileError(f"model {self.name!r}: expert_imbalance is {self.expert_imbalance}; {allowed}")
         if self.layer_count > LAYERS_MAX:
             raise ProfileError(f"model {self.name!r}: layers is {self.layer_count}; it must be at most {LAYERS_MAX}")
         for index, run in enumerate(self.layers):

@@ -59,15 +59,28 @@ class LossKernel(StrEnum):
     FUSED = "fused"
 
 
+class TensorMessages(StrEnum):
+    """How the messages of tensor parallelism with a sharded sequence run.
+
+    OVERLAPPED cuts each message and its product into a piece per rank, so that a piece travels while the one before it
+    is multiplied (async tensor parallelism of PyTorch, `--tp-comm-overlap` of Megatron-LM). EXPOSED waits for them.
+    """
+
+    EXPOSED = "exposed"
+    OVERLAPPED = "overlapped"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSoftware:
     """The kernels of the training program. The defaults are what plain PyTorch does today."""
 
     attention: AttentionKernel = AttentionKernel.NEWEST
     loss: LossKernel = LossKernel.STORED
+    tensor_messages: TensorMessages = TensorMessages.EXPOSED
 
 
 DEFAULT_SOFTWARE = TrainingSoftware()
+SOFTWARE_FIELDS = tuple(TrainingSoftware.__dataclass_fields__)
 
 
 def parse_software(words: Mapping[str, str]) -> TrainingSoftware:
@@ -79,6 +92,7 @@ def parse_software(words: Mapping[str, str]) -> TrainingSoftware:
     return TrainingSoftware(
         attention=_parse_word(words, "attention", DEFAULT_SOFTWARE.attention),
         loss=_parse_word(words, "loss", DEFAULT_SOFTWARE.loss),
+        tensor_messages=_parse_word(words, "tensor_messages", DEFAULT_SOFTWARE.tensor_messages),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from scheduler.domain.parallel_plan import Recompute, ScheduleName
 from scheduler.solver.calibration.measured_runs import MeasuredRunError, parse_measured_runs
 from scheduler.solver.profiles.catalog import load_gpu, load_model
-from scheduler.solver.profiles.training_software import AttentionKernel, LossKernel, TrainingSoftware
+from scheduler.solver.profiles.training_software import AttentionKernel, LossKernel, TensorMessages, TrainingSoftware
 
 A100 = load_gpu("a100-80g")
 HEAD = "model,tensor,data,pipeline,micro_batch,global_batch,iteration_time_s"
@@ -47,6 +47,7 @@ def test_row_can_describe_an_architecture_and_a_full_plan() -> None:
         "zero": "1",
         "attention": "flash-2",
         "loss": "stored",
+        "tensor_messages": "overlapped",
         "iteration_time_s": "1.5e0",
         "peak_bytes": "30e9",
         "notes": "an example",
@@ -58,7 +59,7 @@ def test_row_can_describe_an_architecture_and_a_full_plan() -> None:
     assert run.plan.schedule.name is ScheduleName.INTERLEAVED
     assert (strategy.layers, strategy.zero, strategy.shard_group) == (2, 1, 2)
     assert (strategy.recompute, strategy.sequence_sharding) == (Recompute.SELECTIVE, True)
-    assert run.model.software == TrainingSoftware(AttentionKernel.FLASH_2, LossKernel.STORED)
+    assert run.model.software == TrainingSoftware(AttentionKernel.FLASH_2, LossKernel.STORED, TensorMessages.OVERLAPPED)
     assert run.peak_bytes == 30_000_000_000
 
 
@@ -66,6 +67,9 @@ def test_row_can_describe_an_architecture_and_a_full_plan() -> None:
     ("column", "cell", "message"),
     [
         ("attention", "flash-9", "attention is 'flash-9'; allowed are profile, flash-1, flash-2, flash-3, newest"),
+        ("expert_imbalance", "0.5", "model 'gpt2': expert_imbalance is 0.5; it must be at least 1"),
+        ("expert_imbalance", "much", "expert_imbalance is 'much'; it must be a finite number above 0"),
+        ("tensor_messages", "none", "tensor_messages is 'none'; allowed are exposed, overlapped"),
         ("loss", "fast", "loss is 'fast'; allowed are stored, fused"),
         ("model", "gpt9", "model is 'gpt9'; allowed are"),
         ("tensor", "3", "tp is 3; it must divide"),

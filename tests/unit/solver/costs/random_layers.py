@@ -55,6 +55,8 @@ def random_layer(rng: random.Random) -> Layer:
         measured_s=rng.choice([(), (), tuple((degree, rng.uniform(1e-5, 1e-2)) for degree in (1, 2, 3, 4, 6))]),
         head_width=(0, 64, 128)[heads % 5 % 3],
         attention_kernel=parameters % 5,
+        overlaps_tensor=parameters % 2 > 0,
+        expert_imbalance=(0.0, 1.7)[activations % 2],
     )
     if layer.backward or parameters % 3:
         return layer

@@ -16,7 +16,7 @@ from scheduler.solver.profiles.architecture import Architecture, Family
 from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import ModelProfile
-from scheduler.solver.profiles.training_software import AttentionKernel, LossKernel, TrainingSoftware
+from scheduler.solver.profiles.training_software import AttentionKernel, LossKernel, TensorMessages, TrainingSoftware
 from scheduler.solver.profiles.transformer import build_transformer_profile
 
 A100, H100 = load_gpu("a100-80g"), load_gpu("h100-80g")
@@ -99,3 +99,66 @@ def test_a_fused_loss_is_faster_and_touches_no_other_layer() -> None:
         for loss in LossKernel
     ]
     assert chains[0][:-1] == chains[1][:-1]
+
+
+def _tensor_s(strategy: LayerStrategy, messages: TensorMessages, hardware: HardwareProfile = H100) -> float:
+    model = replace(load_model("llama-2-7b"), software=TrainingSoftware(tensor_messages=messages))
+    layer = build_layer_chain(model, Precision.BF16, stages=1)[1]
+    setting = StageSetting.for_stage(hardware, node_gpus=8, gpus=8, global_batch=8)
+    chosen = StrategyCandidates.from_strategies([strategy], micro_batches=1, batch=8)
+    return float(compute_layer_times((layer,), chosen, setting).tensor_s[0, 0])
+
+
+SHARDED = LayerStrategy(layers=1, tp=8, sequence_sharding=True)
+
+
+@pytest.mark.parametrize("coefficient", [1.0, 1.3, 2.5])
+def test_overlapped_tensor_messages_leave_the_first_piece_and_the_slowdown(coefficient: float) -> None:
+    gpu = replace(H100, overlap_coefficient=coefficient)
+    exposed, hidden = (_tensor_s(SHARDED, messages, gpu) for messages in TensorMessages)
+    rest = min(coefficient - 1, 1.0)  # Software that is slower together sends first.
+    assert hidden == pytest.approx(exposed * (1 / 8 + 7 / 8 * rest))
+
+
+def test_messages_longer_than_the_products_hide_only_as_much_as_there_are_products() -> None:
+    gpu = replace(H100, overlap_coefficient=1.0, intra_bandwidth_bytes_per_s=1e9)
+    exposed, hidden = (_tensor_s(SHARDED, messages, gpu) for messages in TensorMessages)
+    assert 0.9 * exposed < hidden < exposed
+
+
+@pytest.mark.parametrize("strategy", [replace(SHARDED, sequence_sharding=False), LayerStrategy(layers=1, dp=8)])
+def test_only_messages_of_a_sharded_sequence_overlap(strategy: LayerStrategy) -> None:
+    exposed, hidden = (_tensor_s(strategy, messages) for messages in TensorMessages)
+    assert hidden == exposed
+
+
+def _mixture_s(imbalance: float, per_token: float, strategy: LayerStrategy) -> tuple[float, float]:
+    """Return compute and dispatch times of one layer of a mixture of experts."""
+    architecture = Architecture(
+        *(Family.DECODER, 2, 4096, 32, 14_336, 4096), vocabulary=32_000, experts=8, experts_per_token=per_token
+    )
+    model = replace(build_transformer_profile("mixture", architecture), expert_imbalance=imbalance)
+    layer = build_layer_chain(model, Precision.BF16, stages=1)[0]
+    setting = StageSetting.for_stage(H100, node_gpus=8, gpus=8, global_batch=8)
+    times = compute_layer_times(
+        (layer,), StrategyCandidates.from_strategies([strategy], micro_batches=1, batch=8), setting
+    )
+    return float(times.compute_s[0, 0]), float(times.expert_s[0, 0])
+
+
+EXPERTS = LayerStrategy(layers=1, dp=8, ep=8)
+
+
+def test_the_fullest_rank_sets_the_pace_of_experts() -> None:
+    known, even, uneven = (_mixture_s(imbalance, 2, EXPERTS) for imbalance in (H100.expert_imbalance, 1.0, 1.7))
+    assert _mixture_s(0.0, 2, EXPERTS) == known
+    assert even[0] < known[0] < uneven[0]
+    assert even[1] < known[1] < uneven[1]
+    alone = replace(EXPERTS, ep=1)
+    assert _mixture_s(1.7, 2, alone) == _mixture_s(1.0, 2, alone)  # All experts are on every rank.
+
+
+def test_experts_per_token_may_be_a_fraction() -> None:
+    fewer, between, more = (_mixture_s(1.0, per_token, EXPERTS) for per_token in (2, 2.5, 3))
+    assert between[0] == pytest.approx((fewer[0] + more[0]) / 2)
+    assert fewer[1] < between[1] < more[1]
