@@ -8,6 +8,9 @@ Values that a file lacks come from the public code of its authors, once for all 
   padded vocabulary explains, and heads split in two are not. Its simulator assumes recompute throughout. On one node
   that would mean 200 TFLOP/s at a width of 2,048, where SC21 reports 137 at 2,304 with recompute and large batches. So
   recompute is assumed only for runs on several nodes, which do not fit without it.
+* torchtitan: PyTorch's attention of December 2024, which is FlashAttention-2, on H100 with 96 GB and 500 W.
+* llm-foundry: FSDP in nodes of 8 with the Triton attention kernel of 2023 and a fused loss (its `train` scripts). No
+  column of `ebbtide fit` expresses activations on the host, so rows with them are refused.
 * Rubick: the digits of a plan are pipeline, tensor and data degree, with one micro-batch.
 """
 
@@ -15,22 +18,23 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.calibration.measured_runs import MeasuredRun, build_even_plan
+from scheduler.solver.calibration.measured_runs import MeasuredRun, build_even_plan, parse_measured_runs
 from scheduler.solver.profiles.architecture import Architecture, Family
 from scheduler.solver.profiles.catalog import load_gpu
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.training_software import AttentionKernel, TrainingSoftware
 from scheduler.solver.profiles.transformer import build_transformer_profile
 
 FOLDER = Path(__file__).parent.parent / "data" / "measured"
 GIB = 2**30
-A100, H100, A800 = "a100-80g", "h100-80g", "a800-80g"
+A100, A100_40G, H100, H100_96G, A800 = "a100-80g", "a100-40g", "h100-80g", "h100-96g", "a800-80g"
 GPUS_PER_NODE = 8
 MEGATRON: dict[str, Any] = {"biases": True, "dropout": True, "tied_embedding": True, "stored_scores": True}
 LLAMA_3_8B: dict[str, Any] = {"kv_heads": 8, "ffn": 14_336, "gated_mlp": True}
@@ -98,7 +102,9 @@ def _published(row: dict[str, str], source: str) -> MeasuredRun:
         zero=3 if titan else 0,
         shard_group=dp if titan else 1,
     )
-    gpu = H100 if titan else A100
+    gpu = H100_96G if titan else A100
+    if titan:
+        model = replace(model, software=TrainingSoftware(attention=AttentionKernel.FLASH_2))
     return MeasuredRun(
         model,
         GpuShape.packed(gpu, tp * dp * pp, GPUS_PER_NODE),
@@ -150,6 +156,47 @@ def _vtrain(row: dict[str, str], which: str) -> MeasuredRun:
     return MeasuredRun(
         build_transformer_profile("vTrain", architecture), shape, plan, float(row["iteration time (ms)"]) / 1e3
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundryRuns:
+    """The runs of llm-foundry on one GPU model, with their rows, and the rows that cannot be expressed."""
+
+    runs: tuple[MeasuredRun, ...]
+    rows: tuple[Mapping[str, str], ...]
+    refused: tuple[Mapping[str, str], ...]
+
+
+_FOUNDRY_ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+_FOUNDRY_RECOMPUTE = {"True": "full", "False": "none"}
+_FOUNDRY_COLUMNS = ("layers", "hidden", "heads", "gpus", "micro_batch", "global_batch")
+
+
+def llm_foundry(gpu: str) -> FoundryRuns:
+    """Return the runs of llm_foundry_runs.csv on `gpu`, read through the columns of `ebbtide fit`."""
+    rows = [row for row in _rows("llm_foundry_runs.csv") if row["gpu"] == gpu]
+    refused = [row for row in rows if row["activation_cpu_offload"] == "True"]
+    kept = [row for row in rows if row not in refused]
+    cells = [_to_fit_columns(row) for row in kept]
+    text = "\n".join([",".join(cells[0]), *(",".join(each.values()) for each in cells)])
+    return FoundryRuns(parse_measured_runs(text, load_gpu(gpu)), tuple(kept), tuple(refused))
+
+
+def _to_fit_columns(row: Mapping[str, str]) -> dict[str, str]:
+    tokens = int(row["global_batch"]) * int(row["seq"])
+    return {
+        **{column: row[column] for column in _FOUNDRY_COLUMNS},
+        "family": "decoder",
+        "sequence_length": row["seq"],
+        "vocabulary": row["vocab"],
+        "tied_embedding": "true",
+        "attention": "flash-1",
+        "loss": "fused",
+        "data": row["gpus"],
+        "zero": str(_FOUNDRY_ZERO[row["sharding"]]),
+        "recompute": _FOUNDRY_RECOMPUTE[row["activation_checkpointing"]],
+        "iteration_time_s": str(tokens / float(row["tokens_per_s"])),
+    }
 
 
 _DENSE: dict[str, Any] = {"biases": True, "dropout": True, "stored_scores": True}

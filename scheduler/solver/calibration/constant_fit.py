@@ -10,7 +10,7 @@ deterministic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -21,6 +21,7 @@ from scheduler.solver.calibration.run_prediction import RunTimePredictor
 from scheduler.solver.evaluate import evaluate
 from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.training_software import AttentionKernel
 
 PREDICTION_NOISE = 0.05
 """Standard deviation of the logarithm of a good prediction: the errors of model and measurement together."""
@@ -56,8 +57,20 @@ class ConstantFit:
     constants: tuple[FittedConstant, ...]
 
 
-def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names: tuple[str, ...] = ()) -> ConstantFit:
+def fit_constants(
+    runs: Sequence[MeasuredRun],
+    hardware: HardwareProfile,
+    names: tuple[str, ...] = (),
+    *,
+    weights: Sequence[float] = (),
+) -> ConstantFit:
     """Return `hardware` with the constants `names` (or the default ones) fitted to `runs`.
+
+    By default, attention gets an efficiency of its own if a run has a fused attention core. If the kernel of such a run
+    is not stated, the fitted efficiency is that of the software in use, so no kernel is faster.
+
+    Args:
+        weights: how often each run counts; once by default.
 
     Raises:
         ProfileError: a name is unknown, or its value is 0, which has no logarithm.
@@ -65,11 +78,14 @@ def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names:
     """
     if not runs:
         raise ValueError("there are no runs to fit to; at least 1 is needed")
+    if not names:
+        hardware = _prepare_attention(runs, hardware)
     problem = _PosteriorProblem(
         ConstantSpace.from_profile(hardware, names),
         RunTimePredictor.from_runs(runs, hardware),
         np.log([run.iteration_time_s for run in runs]),
         hardware,
+        np.array(weights or [1.0] * len(runs)),
     )
     point = _minimize(problem)
     sd = np.sqrt(np.diag(np.linalg.inv(problem.compute_curvature(point)[0])))
@@ -84,6 +100,19 @@ def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names:
     )
 
 
+def _prepare_attention(runs: Sequence[MeasuredRun], hardware: HardwareProfile) -> HardwareProfile:
+    """Return `hardware` with an efficiency of attention to fit, and the kernels that it stands for."""
+    fused = [run for run in runs if any(layer.has_fused_attention for layer in run.model.layers)]
+    if not fused:
+        return hardware
+    is_stated = all(run.model.software.attention is not AttentionKernel.PROFILE for run in fused)
+    return replace(
+        hardware,
+        attention_efficiency=hardware.attention_efficiency or hardware.efficiency,
+        attention_generation=hardware.attention_generation if is_stated else 1,
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _PosteriorProblem:
     """Negative logarithm of the posterior density, at a point [C] of the logarithms of the constants."""
@@ -92,6 +121,7 @@ class _PosteriorProblem:
     times: RunTimePredictor
     measured_log_s: Floats
     hardware: HardwareProfile
+    weights: Floats
 
     def compute_errors(self, point: Floats) -> Floats:
         """Return [R]: the error of the logarithm of each run's time."""
@@ -100,7 +130,7 @@ class _PosteriorProblem:
     def compute_cost(self, point: Floats) -> float:
         losses = _HUBER_WIDTH**2 * (np.hypot(1, self.compute_errors(point) / _HUBER_WIDTH) - 1)
         away = (point - self.space.center) / self.space.prior_sd
-        return float(losses.sum() / PREDICTION_NOISE**2 + (away**2).sum() / 2)
+        return float((self.weights * losses).sum() / PREDICTION_NOISE**2 + (away**2).sum() / 2)
 
     def compute_curvature(self, point: Floats) -> tuple[Floats, Floats]:
         """Return [C, C] and the gradient [C], with the loss as a square at each run's current weight.
@@ -109,7 +139,7 @@ class _PosteriorProblem:
         kinks.
         """
         errors = self.compute_errors(point)
-        weights = 1 / np.hypot(1, errors / _HUBER_WIDTH) / PREDICTION_NOISE**2
+        weights = self.weights / np.hypot(1, errors / _HUBER_WIDTH) / PREDICTION_NOISE**2
         slopes = np.empty((len(errors), len(point)))
         for at in range(len(point)):
             above, below = point.copy(), point.copy()

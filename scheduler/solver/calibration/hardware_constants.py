@@ -20,7 +20,12 @@ _UNITS = {
     "_s_per_parameter": "s/parameter",
     "_s": "s",
 }
-_SPECIAL_UNITS = {"precision": "number format", "dimensions": "names", "expert_priority": "true or false"}
+_SPECIAL_UNITS = {
+    "attention_generation": "generation",
+    "precision": "number format",
+    "dimensions": "names",
+    "expert_priority": "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ CONSTANTS = {
     constant.name: constant
     for constant in (
         FittableConstant("efficiency", 0.3, upper=1.0),
+        FittableConstant("attention_efficiency", 0.5, upper=1.0),
         FittableConstant("memory_bandwidth_bytes_per_s", 0.3),
         FittableConstant("launch_s", 0.7),
         FittableConstant("intra_bandwidth_bytes_per_s", 0.3),
@@ -50,14 +56,13 @@ CONSTANTS = {
         FittableConstant("inter_latency_s", 0.5),
         FittableConstant("iteration_overhead_s", 1.0),
         FittableConstant("unaligned_slowdown", 0.5, lower=1.0),
-        FittableConstant("attention_efficiency", 0.3, upper=1.0),
         FittableConstant("overlap_coefficient", 0.2, lower=1.0),
         FittableConstant("gradient_overlap", 1.0, upper=1.0),
         FittableConstant("host_bandwidth_bytes_per_s", 0.5),
         FittableConstant("host_optimizer_s_per_parameter", 0.5),
     )
 }
-DEFAULT_CONSTANTS = tuple(CONSTANTS)[:9]
+DEFAULT_CONSTANTS = tuple(CONSTANTS)[:10]
 """The constants that every training run depends on; they are fitted unless the caller names others."""
 
 

@@ -9,6 +9,10 @@ The CSV has a header and one run per row. An empty cell counts as an absent colu
     zero                    0 (default) to 3, over all replicas
     recompute               none (default), selective or full
     sequence_sharding, offload                          true or false (default)
+    attention               kernel of the fused attention core: profile (default), flash-1, flash-2, flash-3 or newest
+    loss                    fused (default: what tuned software does) or stored
+    expert_imbalance        load of the fullest expert-parallel rank over the mean; by default that of the GPU profile
+    tensor_messages         exposed (default), or overlapped with the products (async tensor parallelism)
     micro_batch             samples of a replica in one micro-batch; `global_batch`: samples of an optimizer step
     nodes                   nodes that share the GPUs evenly; by default, full nodes of `gpus_per_node` (8)
     gpus                    if given, must match the degrees
@@ -32,6 +36,7 @@ from scheduler.solver.profiles.architecture import parse_architecture
 from scheduler.solver.profiles.catalog import load_model
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import ModelProfile
+from scheduler.solver.profiles.training_software import SOFTWARE_FIELDS, AttentionKernel, LossKernel, parse_software
 from scheduler.solver.profiles.transformer import build_transformer_profile
 from scheduler.solver.request import SolveRequest
 
@@ -44,9 +49,12 @@ _RUN_COLUMNS = {
     "recompute",
     "sequence_sharding",
     "offload",
+    *SOFTWARE_FIELDS,
+    "expert_imbalance",
     "iteration_time_s",
     "peak_bytes",
 }
+_UNSTATED_SOFTWARE = {"attention": AttentionKernel.PROFILE.value, "loss": LossKernel.FUSED.value}
 _IGNORED_COLUMNS = {"name", "source", "notes"}
 _BOOLEANS = {"false": False, "true": True}
 GPUS_PER_NODE = 8
@@ -172,7 +180,7 @@ def _parse_run(cells: Mapping[str, str], hardware: HardwareProfile) -> MeasuredR
             micro_batches=batch // replica_batch,
             samples_per_replica=counts["micro_batch"],
         ),
-        iteration_time_s=_parse_seconds(cells),
+        iteration_time_s=_parse_number(cells, "iteration_time_s"),
         peak_bytes=_parse_int(cells, "peak_bytes", minimum=1) if "peak_bytes" in cells else 0,
     )
     check_plan(run.plan, run.build_request(hardware))
@@ -181,15 +189,18 @@ def _parse_run(cells: Mapping[str, str], hardware: HardwareProfile) -> MeasuredR
 
 def _parse_model(cells: Mapping[str, str]) -> ModelProfile:
     sizes = {column: cell for column, cell in cells.items() if column not in _RUN_COLUMNS | _IGNORED_COLUMNS}
+    software = parse_software({**_UNSTATED_SOFTWARE, **{key: cells[key] for key in SOFTWARE_FIELDS if key in cells}})
+    imbalance = _parse_number(cells, "expert_imbalance") if "expert_imbalance" in cells else 0.0
     if "model" in cells:
         length = _parse_int(cells, "sequence_length", minimum=1) if "sequence_length" in cells else 0
         for column in sorted(sizes.keys() - {"sequence_length"}):
             raise ValueError(f"{column} is {cells[column]!r}; it must be empty beside model ({cells['model']!r})")
-        return load_model(cells["model"], length)
+        return replace(load_model(cells["model"], length), software=software, expert_imbalance=imbalance)
     given = {column: _parse_cell(cell) for column, cell in sizes.items()}
     if isinstance(given.get("hidden"), float):
         given.setdefault("ffn", 4 * given["hidden"])
-    return build_transformer_profile("measured", parse_architecture(given, "architecture", 0))
+    model = build_transformer_profile("measured", parse_architecture(given, "architecture", 0))
+    return replace(model, software=software, expert_imbalance=imbalance)
 
 
 def _parse_cell(cell: str) -> Any:
@@ -240,14 +251,14 @@ def _parse_int(cells: Mapping[str, str], column: str, *, minimum: int = 0) -> in
     return int(value)
 
 
-def _parse_seconds(cells: Mapping[str, str]) -> float:
-    text = cells.get("iteration_time_s", "")
+def _parse_number(cells: Mapping[str, str], column: str) -> float:
+    text = cells.get(column, "")
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not (isfinite(value) and value > 0):
-        raise ValueError(f"iteration_time_s is {text!r}; it must be a finite number above 0")
+        raise ValueError(f"{column} is {text!r}; it must be a finite number above 0")
     return value
 
 

@@ -110,7 +110,7 @@ def _compute_dispatch_s(
     if not (degrees.ep > 1).any():
         return np.zeros(rows_bytes.shape)
     share_bytes = rows_bytes * table.experts_per_token * np.where(table.experts > 0, 1.0, 0.0) / degrees.tp
-    moved = share_bytes * setting.hardware.expert_imbalance
+    moved = share_bytes * table.get_expert_imbalance(setting.hardware)
     return 2 * all_to_all_s(moved, ProcessGroups.for_ranks(degrees.ep, degrees.tp, setting))
 
 

@@ -8,8 +8,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from scheduler.solver.instance import Floats, Ints
-from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.training_software import LossKernel, TensorMessages
 
 _EMBEDDING_TRAFFIC = 30
 """Traffic as a multiple of the boundary, for both passes: look-up, positions, dropout, and the gradient's scatter
@@ -27,6 +28,14 @@ token are left out."""
 
 _LOGIT_COPIES = 2
 """The logits and their gradient, which has the same size."""
+
+_FUSED_LOGIT_SHARE = 2 / 6
+"""Of a logit's 6 bytes in bf16 and fp32, a fused loss keeps the 2 in bf16, and overwrites them with the gradient."""
+
+_FUSED_LOSS_TRAFFIC = 12 / 6
+"""Traffic of a fused loss as a multiple of the logits (6 bytes each). The head's product writes a logit of 2 bytes, the
+loss reads it, reads it again and overwrites it with the gradient, and two products of the backward pass read that. The
+logits are by far the largest operand of these products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,9 @@ class Layer:
             trained.
         attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, the
             part of `parameters` that changes because it belongs to the head.
+        head_width: values of an attention head, 0 if unknown. `attention_kernel`: generation of the fused kernel, 0 for
+            that of the GPU profile. `overlaps_tensor`: messages of a sharded sequence overlap with products.
+        expert_imbalance: as in ModelProfile.
         computed: the forward pass runs; otherwise a cache has the output. `cached_bytes` are read from the cache, or
             written to it, in each forward pass.
         measured_s: measured forward time of one sample by tensor-parallel degree, if any.
@@ -81,7 +93,7 @@ class Layer:
     attention_heads: int
     tensor_messages: int
     experts: int
-    experts_per_token: int
+    experts_per_token: float
     trained: bool
     backward: bool
     attached_trained: bool
@@ -91,6 +103,10 @@ class Layer:
     measured_s: tuple[tuple[int, float], ...]
     dense_moment_bytes: float = 8.0
     expert_moment_bytes: float = 8.0
+    head_width: int = 0
+    attention_kernel: int = 0
+    overlaps_tensor: bool = False
+    expert_imbalance: float = 0.0
 
 
 class LayerChain(tuple[Layer, ...]):
@@ -132,7 +148,7 @@ def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, 
     backward = False
     for run in model.layers:
         backward = backward or not run.frozen
-        layer = _build_layer(run, scale, backward=backward)
+        layer = _build_layer(run, scale, model, backward=backward)
         moment_bytes = model.optimizer.matrix_moment_bytes
         layer = replace(layer, dense_moment_bytes=moment_bytes, expert_moment_bytes=moment_bytes)
         layers.extend([layer] * run.layers)
@@ -144,12 +160,12 @@ def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, 
     layers[0] = _add_end_moments(layers[0], model.embedding.parameters, model.optimizer.end_moment_bytes)
     tied = replace(layers[-1], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
     shared = model.shares_embedding and not copied
-    layers[-1] = _attach_head(tied, model.head, scale, shared=shared)
+    layers[-1] = _attach_head(tied, model.head, scale, model.software.loss, shared=shared)
     layers[-1] = _add_end_moments(layers[-1], 0 if shared else model.head.parameters, model.optimizer.end_moment_bytes)
     return LayerChain(layers)
 
 
-def _build_layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
+def _build_layer(run: LayerProfile, scale: float, model: ModelProfile, *, backward: bool) -> Layer:
     return Layer(
         flops=run.flops_per_sample,
         attention_flops=run.attention_flops_per_sample,
@@ -172,6 +188,10 @@ def _build_layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
         tokens=run.tokens_per_sample,
         heads=run.heads,
         attention_heads=run.attention_heads or run.heads,
+        head_width=run.head_width,
+        attention_kernel=model.software.attention.generation,
+        overlaps_tensor=model.software.tensor_messages is TensorMessages.OVERLAPPED,
+        expert_imbalance=model.expert_imbalance,
         tensor_messages=run.tensor_messages,
         experts=run.experts,
         experts_per_token=run.experts_per_token,
@@ -201,16 +221,19 @@ def _attach_embedding(layer: Layer, embedding: Attachment, scale: float) -> Laye
     )
 
 
-def _attach_head(layer: Layer, head: Attachment, scale: float, *, shared: bool) -> Layer:
-    kept_bytes = round(head.activation_bytes_per_sample * scale)
+def _attach_head(layer: Layer, head: Attachment, scale: float, loss: LossKernel, *, shared: bool) -> Layer:
+    logits_bytes = round(head.activation_bytes_per_sample * scale)
+    is_fused = loss is LossKernel.FUSED
+    kept_bytes = round(_FUSED_LOGIT_SHARE * logits_bytes) if is_fused else _LOGIT_COPIES * logits_bytes
+    traffic_bytes = round((_FUSED_LOSS_TRAFFIC if is_fused else _LOSS_TRAFFIC) * logits_bytes)
     parameters = 0 if shared else head.parameters
     return replace(
         layer,
         attached_flops=layer.attached_flops + head.flops_per_sample,
         parameters=layer.parameters + parameters,
         unit_parameters=max(layer.unit_parameters, parameters),
-        attached_bytes=layer.attached_bytes + _LOGIT_COPIES * kept_bytes,
-        attached_traffic_bytes=layer.attached_traffic_bytes + round(_LOSS_TRAFFIC * kept_bytes),
+        attached_bytes=layer.attached_bytes + kept_bytes,
+        attached_traffic_bytes=layer.attached_traffic_bytes + traffic_bytes,
         attached_messages=layer.attached_messages + bool(head.flops_per_sample and layer.backward),
         attached_trained=True,
         trained_head_parameters=0 if layer.trained else parameters,
@@ -236,7 +259,7 @@ class LayerTable:
     Attributes:
         expert_flops: part of `flops`, in the experts that a sample's tokens visit.
         key_value_share: size of keys and values relative to queries (grouped queries have fewer key-value heads).
-        tied_inside, trained, backward, attached_trained, computed: 1 or 0.
+        tied_inside, trained, backward, attached_trained, computed, overlaps_tensor: 1 or 0.
     """
 
     flops: Floats
@@ -262,6 +285,10 @@ class LayerTable:
     experts: Floats
     experts_per_token: Floats
     key_value_share: Floats
+    head_width: Floats
+    attention_kernel: Floats
+    overlaps_tensor: Floats
+    expert_imbalance: Floats
     trained: Floats
     backward: Floats
     attached_trained: Floats
@@ -270,6 +297,10 @@ class LayerTable:
     cached_bytes: Floats
     dense_moment_bytes: Floats
     expert_moment_bytes: Floats
+
+    def get_expert_imbalance(self, hardware: HardwareProfile) -> Floats:
+        """Return [T, 1]: the imbalance that the model reports, else that of the GPU profile."""
+        return np.where(self.expert_imbalance > 0, self.expert_imbalance, hardware.expert_imbalance)
 
 
 @lru_cache(maxsize=64)
@@ -300,6 +331,10 @@ def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.experts,
             kind.experts_per_token,
             kind.heads / kind.attention_heads,
+            kind.head_width,
+            kind.attention_kernel,
+            kind.overlaps_tensor,
+            kind.expert_imbalance,
             kind.trained,
             kind.backward,
             kind.attached_trained,

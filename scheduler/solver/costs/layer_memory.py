@@ -144,7 +144,7 @@ def _compute_message_buffers(table: LayerTable, candidates: StrategyCandidates, 
     attends = np.where(table.attention_flops > 0, 1.0, 0.0)
     ulysses = np.where(degrees.ulysses > 1, 2 + 2 * table.key_value_share, 0.0) * attends
     ring = np.where(degrees.ring > 1, 4 * table.key_value_share, 0.0) * attends
-    experts = np.where(degrees.ep > 1, 2 * hardware.expert_imbalance * table.experts_per_token, 0.0)
+    experts = np.where(degrees.ep > 1, 2 * table.get_expert_imbalance(hardware) * table.experts_per_token, 0.0)
     shares: Floats = (ulysses + ring + experts) / degrees.tp + (degrees.tp > 1)
     return rows_bytes * shares
 

@@ -29,6 +29,7 @@ from scheduler.solver.costs.layer_chain import Layer, LayerTable, build_layer_ta
 from scheduler.solver.costs.strategy_space import ParallelDegrees, StrategyCandidates
 from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.training_software import KERNEL_SPEEDS, REFERENCE_HEAD_WIDTH, SOFTMAX_SHARES
 
 _FUSED_BACKWARD_FACTOR = 2.5
 """The backward pass of a fused attention core has five products; the forward pass has two (arXiv 2307.08691, section
@@ -94,10 +95,20 @@ def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates
         )
     attached_s = compute.attached_s[:, index]
     back = table.backward
-    tensor_s = _compute_repeated_s(sent.tensor_s, table, candidates) + sent.attached_s[:, index]
+    if table.overlaps_tensor.any():
+        passes_s = (ring_forward_s, ring_backward_s)
+        early_tensor_s, tensor_s = _hide_tensor_messages(
+            table, candidates, compute, setting.hardware, passes_s=passes_s, sent_s=sent.tensor_s
+        )
+    else:
+        early_tensor_s, tensor_s = None, _compute_repeated_s(sent.tensor_s, table, candidates)
+    tensor_s = tensor_s + sent.attached_s[:, index]
     ulysses_s = _compute_repeated_s(sent.ulysses_s, table, candidates)
     beside_s = attached_s + tensor_s + ulysses_s
-    early_s = beside_s * np.where(np.maximum(back, table.attached_trained) > 0, 1 / 3, 1.0)
+    early_share = np.where(np.maximum(back, table.attached_trained) > 0, 1 / 3, 1.0)
+    early_s = beside_s * early_share
+    if early_tensor_s is not None:
+        early_s = (beside_s - tensor_s) * early_share + early_tensor_s
     data = _compute_state_traffic(
         table, candidates, compute_reduction_times(table, candidates, setting), setting.hardware
     )
@@ -138,6 +149,38 @@ def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes
         forward_s=compute.forward_s + table.computed * sent.ring_s,
         backward_s=compute.backward_s + table.backward * sent.ring_back_s,
     )
+
+
+def _hide_tensor_messages(
+    table: LayerTable,
+    candidates: StrategyCandidates,
+    compute: PassTimes,
+    hardware: HardwareProfile,
+    *,
+    passes_s: tuple[Floats, Floats],
+    sent_s: Floats,
+) -> tuple[Floats, Floats]:
+    """Return [T, N] twice: the part of tensor-parallel messages that products do not hide, in the forward pass and in
+    both.
+
+    Of the pieces of a message, one per rank, the first is alone. The others overlap with whatever a pass does beside
+    attention. Software overlaps only if that is faster.
+    """
+    index, tp = candidates.degree_index, candidates.degrees.tp[candidates.degree_index]
+    attention_s, again = compute.attention_s[:, index], 1.0 * (candidates.recompute == 2)
+    beside_s = (
+        passes_s[0] - attention_s,
+        passes_s[1] - compute.attention_back_s[:, index] - again * table.backward * attention_s,
+    )
+    is_cut = (table.overlaps_tensor > 0) & (candidates.degrees.sharded[index] > 0)
+    exposed_s = []
+    for products_s, repeats in zip(beside_s, (table.computed, table.backward * (1 + again)), strict=True):
+        message_s = repeats * sent_s[:, index]
+        pieces_s = message_s * (1 - 1 / tp)
+        together_s = compute_overlapped_s(products_s, pieces_s, hardware.overlap_coefficient)
+        cut_s = np.minimum(together_s - products_s, pieces_s) + message_s / tp
+        exposed_s.append(np.where(is_cut, cut_s, message_s))
+    return exposed_s[0], exposed_s[0] + exposed_s[1]
 
 
 def _compute_repeated_s(pass_s: Floats, table: LayerTable, candidates: StrategyCandidates) -> Floats:
@@ -253,13 +296,15 @@ def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -
 class PassTimes:
     """Seconds of computing [T, B], of one micro-batch on one GPU.
 
-    `forward_s` includes `attention_s`; `attached_s`, the work of embedding and head in both passes, is additional.
+    `forward_s` includes `attention_s`, and `backward_s` includes `attention_back_s`. `attached_s`, the work of
+    embedding and head in both passes, is additional.
     `selective_s` is the part that selective recompute repeats. `cache_s` is the time to read or write cached outputs.
     """
 
     forward_s: Floats
     backward_s: Floats
     attention_s: Floats
+    attention_back_s: Floats
     selective_s: Floats
     attached_s: Floats
     cache_s: Floats
@@ -276,7 +321,7 @@ def compute_pass_times(
     rate = hardware.peak_flops_per_s * hardware.efficiency
     samples = degrees.samples / degrees.context
     samples_per_rank = samples / degrees.tp
-    flops = table.flops + np.where(degrees.ep > 1, hardware.expert_imbalance - 1, 0.0) * table.expert_flops
+    flops = table.flops + np.where(degrees.ep > 1, table.get_expert_imbalance(hardware) - 1, 0.0) * table.expert_flops
     products_s = (
         flops * samples_per_rank / rate
         + _compute_operand_bytes(table, degrees, hardware) / hardware.memory_bandwidth_bytes_per_s
@@ -294,17 +339,16 @@ def compute_pass_times(
             operators_s[row] = RECOMPUTED_PRODUCT_SHARE * (forward_s[row] - attention_s[row])
     stored = table.selective_bytes > 0
     both = table.backward + table.trained
-    backward_s = both * (forward_s - attention_s)
-    backward_s = (
-        backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD_FACTOR, _FUSED_BACKWARD_FACTOR) * attention_s
-    )
+    back_factor = table.backward * np.where(stored, _PLAIN_BACKWARD_FACTOR, _FUSED_BACKWARD_FACTOR)
+    attention_back_s = back_factor * attention_s
+    backward_s = both * (forward_s - attention_s) + attention_back_s
     selective_s = np.where(stored, attention_s, operators_s)
     # Devices without a host link compute in the memory of the host.
     host_bandwidth = hardware.host_bandwidth_bytes_per_s or hardware.memory_bandwidth_bytes_per_s
     cache_s = table.cached_bytes * samples / host_bandwidth
     forward_s, attention_s = table.computed * forward_s, table.computed * attention_s
     attached_s = _compute_attached_s(table, degrees, hardware)
-    return PassTimes(forward_s, backward_s, attention_s, selective_s, attached_s, cache_s)
+    return PassTimes(forward_s, backward_s, attention_s, attention_back_s, selective_s, attached_s, cache_s)
 
 
 def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
@@ -329,10 +373,23 @@ def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, degrees: Pa
 
 def _compute_attention_s(table: LayerTable, scores: Floats, hardware: HardwareProfile) -> Floats:
     """Return [T, 1]: the time of one sample's attention core, fused or with scores that pass through memory."""
-    fused = hardware.attention_efficiency or hardware.efficiency
+    fused = np.minimum(
+        (hardware.attention_efficiency or hardware.efficiency) * _compute_kernel_speed(table, hardware), 1
+    )
     efficiency = np.where(table.selective_bytes > 0, hardware.efficiency, fused)
     products_s = table.attention_flops / (hardware.peak_flops_per_s * efficiency)
     return products_s + scores / hardware.memory_bandwidth_bytes_per_s
+
+
+def _compute_kernel_speed(table: LayerTable, hardware: HardwareProfile) -> Floats:
+    """Return [T, 1]: the speed of each layer's fused attention kernel, in multiples of the profile's.
+
+    Narrow heads have more exponentials per product.
+    """
+    generation = np.minimum(table.attention_kernel, hardware.attention_generation).astype(np.int64)
+    share = np.array(SOFTMAX_SHARES)[generation]
+    narrow = np.where(table.head_width > 0, REFERENCE_HEAD_WIDTH / np.maximum(table.head_width, 1), 1.0)
+    return np.asarray(np.array(KERNEL_SPEEDS)[generation] / (1 - share + share * narrow))
 
 
 def _get_measured_s(kind: Layer, degrees: ParallelDegrees) -> Floats:

@@ -12,6 +12,7 @@ from scheduler.solver.profiles.profile_document import (
     ProfileError,
     read_count,
     read_flag,
+    read_number,
     require_fields,
     require_non_negative,
     require_positive,
@@ -44,7 +45,8 @@ class Architecture:
         relative_buckets: rows of a stack's relative position table (T5).
         classes: of a classification head; without it, the head predicts tokens.
         image_size, patch_size: pixels along one side of a square; `channels` is the number of values per pixel.
-        experts, experts_per_token: of a mixture of experts in each feed-forward block.
+        experts, experts_per_token: of a mixture of experts in each feed-forward block; the latter is a mean, so it may
+            be a fraction.
         frozen_layers: number of layers, from the first one on, that are not trained.
         biases: each matrix product has a bias, and norms shift (LayerNorm); `qkv_biases`: only query, key and value
             have one.
@@ -71,7 +73,7 @@ class Architecture:
     patch_size: int = 0
     channels: int = 0
     experts: int = 0
-    experts_per_token: int = 0
+    experts_per_token: float = 0
     frozen_layers: int = 0
     gated_mlp: bool = False
     biases: bool = False
@@ -133,7 +135,6 @@ _UNITS = {
     "head_dim": "values",
     "ffn": "values",
     "experts": "experts",
-    "experts_per_token": "experts",
     "vocabulary": "tokens",
     "sequence_length": "tokens",
     "target_length": "tokens",
@@ -177,6 +178,8 @@ def parse_architecture(given: Mapping[str, Any], owner: str, sequence_length: in
     counts: dict[str, Any] = {
         field: read_count(given, field, unit, owner) for field, unit in _UNITS.items() if field in given
     }
+    if "experts_per_token" in given:
+        counts["experts_per_token"] = read_number(given, "experts_per_token", "experts", owner)
     require_non_negative(owner, frozen_layers=counts.get("frozen_layers", 0))
     require_positive(owner, **{field: value for field, value in counts.items() if field != "frozen_layers"})
     flags: dict[str, Any] = {field: read_flag(given, field, owner) for field in sorted(_FLAGS | {"tied_embedding"})}

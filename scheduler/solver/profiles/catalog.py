@@ -52,6 +52,7 @@ from scheduler.solver.profiles.profile_document import (
     require_object,
     unwrap_value,
 )
+from scheduler.solver.profiles.training_software import SOFTWARE_FIELDS, TrainingSoftware, parse_software
 from scheduler.solver.profiles.transformer import build_transformer_profile
 
 __all__ = [
@@ -254,6 +255,7 @@ _GPU_FIELD_UNITS = {
 _GPU_OPTIONAL_UNITS = {
     "reserve_ratio": "ratio",
     "attention_efficiency": "ratio",
+    "attention_generation": "generation",
     "unaligned_slowdown": "ratio",
     "launch_s": "s",
     "iteration_overhead_s": "s",
@@ -343,18 +345,20 @@ _LAYER_COUNTS = {
 _LAYER_OPTIONS = {
     "heads": "heads",
     "attention_heads": "heads",
+    "head_width": "values",
     "tensor_messages": "messages",
     "traffic_bytes_per_sample": "bytes",
     "selective_bytes_per_sample": "bytes",
     "tokens_per_sample": "tokens",
     "expert_parameters": "parameters",
     "experts": "experts",
-    "experts_per_token": "experts",
 }
 _FLOPS = ("flops_per_sample", "attention_flops_per_sample")
 _LAYER_FLAGS = ("frozen", "cached")
+_PER_TOKEN = "experts_per_token"
 _CACHE_FLAG = "cache_frozen_layers"
-_OPTIMIZER = "optimizer"
+_OPTIMIZER, _SOFTWARE, _IMBALANCE = "optimizer", "software", "expert_imbalance"
+_TOP_LEVEL = {_CACHE_FLAG, _OPTIMIZER, _SOFTWARE, _IMBALANCE}
 
 
 def parse_model(json_text: str, sequence_length: int = 0) -> ModelProfile:
@@ -379,7 +383,7 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     if sequence_length < 0:
         raise ProfileError(f"sequence_length is {sequence_length}; it must be 0 (the profile's own) or above")
     if "architecture" in document:
-        require_fields(document, "model profile", {"name", "architecture"}, {"source", _CACHE_FLAG, _OPTIMIZER})
+        require_fields(document, "model profile", {"name", "architecture"}, {"source", *_TOP_LEVEL})
         name = str(document["name"])
         owner = f"architecture of {name!r}"
         given = require_object(document["architecture"], owner)
@@ -387,7 +391,15 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     else:
         model = _parse_layer_model(document, sequence_length)
     cached = read_flag(document, _CACHE_FLAG, "model profile")
-    model = replace(model, cache_frozen_layers=cached, optimizer=_parse_optimizer(document))
+    software = _parse_software(document.get(_SOFTWARE, {}))
+    imbalance = read_number(document, _IMBALANCE, "ratio", "model profile") if _IMBALANCE in document else 0.0
+    model = replace(
+        model,
+        cache_frozen_layers=cached,
+        optimizer=_parse_optimizer(document),
+        software=software,
+        expert_imbalance=imbalance,
+    )
     return model.with_frozen_layers(0)
 
 
@@ -398,9 +410,19 @@ def _parse_optimizer(document: Mapping[str, Any]) -> TrainingOptimizer:
     return TrainingOptimizer(value)
 
 
+def _parse_software(item: Any) -> TrainingSoftware:
+    owner = f"model profile: {_SOFTWARE}"
+    given = require_object(item, owner)
+    require_fields(given, owner, (), SOFTWARE_FIELDS)
+    try:
+        return parse_software({field: unwrap_value(value) for field, value in given.items()})
+    except ValueError as error:
+        raise ProfileError(f"{owner}: {error}") from None
+
+
 def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> ModelProfile:
     owner = "model profile"
-    optional = {"embedding", "head", "tied_embedding", "source", _CACHE_FLAG, _OPTIMIZER}
+    optional = {"embedding", "head", "tied_embedding", "source", *_TOP_LEVEL}
     require_fields(document, owner, {"name", "sequence_length", "layers"}, optional)
     own_length = read_count(document, "sequence_length", "tokens", owner)
     if sequence_length not in (0, own_length):
@@ -422,13 +444,15 @@ def _parse_layer_model(document: Mapping[str, Any], sequence_length: int) -> Mod
 
 def _parse_layer_run(item: Any, owner: str) -> LayerProfile:
     given = require_object(item, owner)
-    optional = {*_LAYER_OPTIONS, *_FLOPS, *_LAYER_FLAGS, "forward_s_per_sample"}
+    optional = {*_LAYER_OPTIONS, _PER_TOKEN, *_FLOPS, *_LAYER_FLAGS, "forward_s_per_sample"}
     require_fields(given, owner, {_FLOPS[0], *_LAYER_COUNTS}, optional)
     units = _LAYER_COUNTS | _LAYER_OPTIONS
     values: dict[str, Any] = {
         field: read_count(given, field, unit, owner) for field, unit in units.items() if field in given
     }
     values |= {field: read_number(given, field, "flop", owner) for field in _FLOPS if field in given}
+    if _PER_TOKEN in given:
+        values[_PER_TOKEN] = read_number(given, _PER_TOKEN, "experts", owner)
     values |= {field: read_flag(given, field, owner) for field in _LAYER_FLAGS}
     measured = _parse_measured_s(given.get("forward_s_per_sample", {}), f"{owner}: forward_s_per_sample")
     try:

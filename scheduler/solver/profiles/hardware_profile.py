@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import ceil, floor
 
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
+from scheduler.solver.profiles.training_software import KERNEL_SPEEDS
 
 
 class Dimension(StrEnum):
@@ -104,7 +105,8 @@ class HardwareProfile:
             itself needs: they cover context, communication library and allocator fragmentation.
         peak_flops_per_s: by datasheet, at `precision`. `efficiency` is the share of it that a matrix product achieves
             apart from moving its operands, so small and thin products are slower than large ones.
-        attention_efficiency: the same for a fused attention core; 0 means the same as `efficiency`.
+        attention_efficiency: the same for a fused attention core; 0 means the same as `efficiency`. Other kernels are
+            relative to it, up to `attention_generation`, the newest one for this GPU (`AttentionKernel`).
         unaligned_slowdown: at least 1; how much longer the head's product takes if each tensor-parallel rank has a
             number of vocabulary columns that is no multiple of 8. A vocabulary that does not divide evenly is padded
             instead.
@@ -143,6 +145,7 @@ class HardwareProfile:
     dimensions: frozenset[Dimension]
     reserve_ratio: float = 0.0
     attention_efficiency: float = 0.0
+    attention_generation: int = 1
     unaligned_slowdown: float = 1.0
     launch_s: float = 0.0
     iteration_overhead_s: float = 0.0
@@ -167,6 +170,9 @@ class HardwareProfile:
         for name in _AT_LEAST_1:
             if not getattr(self, name) >= 1:
                 raise ProfileError(f"{owner}: {name} is {getattr(self, name)}; it must be at least 1")
+        if self.attention_generation not in range(1, len(KERNEL_SPEEDS)):
+            allowed = f"it must be a whole number from 1 to {len(KERNEL_SPEEDS) - 1}"
+            raise ProfileError(f"{owner}: attention_generation is {self.attention_generation}; {allowed}")
         timed = [(table.collective.value, table.ranks) for table in self.collectives]
         for name, ranks in timed:
             if timed.count((name, ranks)) > 1:

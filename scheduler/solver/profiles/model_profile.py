@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import takewhile
 
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
+from scheduler.solver.profiles.training_software import DEFAULT_SOFTWARE, TrainingSoftware
 
 REFERENCE_VALUE_BYTES = 2
 """Activation sizes of a profile assume two bytes per value (bf16). The solver scales them to other precisions."""
@@ -56,9 +57,9 @@ class LayerProfile:
             large. Full recompute keeps nothing else.
         tokens_per_sample: rows that a sample contributes to each matrix product.
         heads: a multiple of the tensor-parallel degree. `attention_heads` is a multiple of tensor times Ulysses degree;
-            0 means the same as `heads`.
+            0 means the same as `heads`. `head_width` is the number of values of one attention head; 0 if unknown.
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
-        experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
+        experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer. The latter is a mean.
         frozen: the weights are not trained (PipeTransformer, ICML'21). If the first layer is frozen, so is the
             embedding.
         cached: the trainer reads the layer's output from a cache instead of computing it (PipeTransformer's AutoCache,
@@ -80,9 +81,10 @@ class LayerProfile:
     selective_bytes_per_sample: int = 0
     tokens_per_sample: int = 1
     attention_heads: int = 0
+    head_width: int = 0
     expert_parameters: int = 0
     experts: int = 0
-    experts_per_token: int = 0
+    experts_per_token: float = 0
     frozen: bool = False
     cached: bool = False
     forward_s_per_sample: tuple[tuple[int, float], ...] = ()
@@ -115,6 +117,11 @@ class LayerProfile:
             raise ProfileError(f"{has} {_join_degrees(degrees)}; it must include degree 1")
 
     @property
+    def has_fused_attention(self) -> bool:
+        """Whether there is an attention core that keeps no scores in memory."""
+        return self.attention_flops_per_sample > 0 and not self.selective_bytes_per_sample
+
+    @property
     def measured_degrees(self) -> tuple[int, ...]:
         """The tensor-parallel degrees with a measured forward time, ascending."""
         return tuple(sorted(degree for degree, _ in self.forward_s_per_sample))
@@ -140,6 +147,7 @@ _NON_NEGATIVE_FIELDS = (
     "traffic_bytes_per_sample",
     "selective_bytes_per_sample",
     "attention_heads",
+    "head_width",
     "expert_parameters",
     "experts",
     "experts_per_token",
@@ -187,7 +195,9 @@ class ModelProfile:
     With `cache_frozen_layers`, the trainer keeps the outputs of the last frozen layer, so that all frozen layers are
     computed once per sample only. Costs are those of all later passes over the data.
 
-    `optimizer` determines the memory and the traffic of the optimizer's state.
+    `optimizer` determines the memory and the traffic of the optimizer's state, `software` the kernels of attention and
+    loss. `expert_imbalance` is the load of the fullest expert-parallel rank over the mean, 0 for that of the GPU
+    profile.
     """
 
     name: str
@@ -198,11 +208,16 @@ class ModelProfile:
     tied_embedding: bool = False
     cache_frozen_layers: bool = False
     optimizer: TrainingOptimizer = TrainingOptimizer.ADAMW
+    software: TrainingSoftware = DEFAULT_SOFTWARE
+    expert_imbalance: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ProfileError(f"model {self.name!r}: layers is empty; it must have at least one run of layers")
         require_positive(f"model {self.name!r}", sequence_length=self.sequence_length)
+        if self.expert_imbalance and not self.expert_imbalance >= 1:
+            allowed = "it must be at least 1, or 0 for that of the GPU profile"
+            raise ProfileError(f"model {self.name!r}: expert_imbalance is {self.expert_imbalance}; {allowed}")
         if self.layer_count > LAYERS_MAX:
             raise ProfileError(f"model {self.name!r}: layers is {self.layer_count}; it must be at most {LAYERS_MAX}")
         for index, run in enumerate(self.layers):

@@ -95,10 +95,10 @@ def build_feed_forward_block(architecture: Architecture, tokens: int) -> Block:
     biases = (matrices - 1) * architecture.ffn + h if architecture.biases else 0
     expert = matrices * h * architecture.ffn + biases
     router = h * architecture.experts
-    inner = tokens * copies * architecture.ffn
+    inner = round(tokens * copies * architecture.ffn)
     # GeLU reads and writes once. SiLU and product take between 3 (one fused kernel) and 5 (two kernels).
     traffic = VALUE_BYTES * inner * (4 if architecture.gated_mlp else 2)
-    copied = tokens * copies * h if architecture.experts else 0
+    copied = round(tokens * copies * h) if architecture.experts else 0
     return Block(
         parameters=expert * (architecture.experts or 1) + router + architecture.norm_parameters,
         flops=2.0 * tokens * (copies * matrices * h * architecture.ffn + router),
@@ -193,6 +193,7 @@ def _build_layer_run(architecture: Architecture, layers: int, tokens: int, block
         tokens_per_sample=tokens,
         heads=architecture.num_kv_heads,
         attention_heads=architecture.heads,
+        head_width=architecture.query_width // architecture.heads,
         expert_parameters=layer.expert_parameters,
         experts=architecture.experts,
         experts_per_token=architecture.experts_per_token,

@@ -63,7 +63,7 @@ def test_plan_table_shows_throughput_memory_and_stages(run: Run) -> None:
 
 def test_plan_table_shows_bottlenecks_and_runners_up(run: Run) -> None:
     table = run(*LLAMA, "--gpus", "8", "--alternatives", "2").stdout
-    assert re.search(r"0 +█+▓* +100\.0% +█+░* +[\d.]+ GB +compute \d+%", table)
+    assert re.search(r"0 +█+▓*▒* +100\.0% +█+░* +[\d.]+ GB +compute \d+%", table)
     assert "██ compute" in table
     assert len(re.findall(r"\+[\d.]+% +[\d.]+ GB", table)) == 2
     assert "optimal: no plan is faster" in table

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from scheduler.solver.calibration.constant_fit import compute_memory_errors, compute_time_errors
+from scheduler.solver.calibration.constant_fit import ErrorSummary, compute_memory_errors, compute_time_errors
 from scheduler.solver.calibration.run_prediction import RunTimePredictor
 from scheduler.solver.evaluate import evaluate
 from scheduler.solver.profiles.catalog import load_gpu
 from tests.benchmarks.accuracy import VTRAIN_GUESS, sample_fits
-from tests.benchmarks.measured_runs import A100, H100, published, vtrain
+from tests.benchmarks.folds import FOLDS, compute_fitting_share, read_fold_runs
+from tests.benchmarks.measured_runs import A100, A100_40G, H100, H100_96G, llm_foundry, published, vtrain
 
 SEEDS = range(3)
 
@@ -36,8 +38,8 @@ def test_megatron_a100_memory_within_5_percent() -> None:
 def test_torchtitan_h100_time_and_memory_within_10_percent() -> None:
     runs = [run for _, run in published("torchtitan")]
     assert len(runs) == 4
-    assert np.abs(compute_time_errors(runs, load_gpu(H100))).mean() <= 0.1
-    assert np.abs(compute_memory_errors(runs, load_gpu(H100))).mean() <= 0.1
+    assert np.abs(compute_time_errors(runs, load_gpu(H100_96G))).mean() <= 0.1
+    assert np.abs(compute_memory_errors(runs, load_gpu(H100_96G))).mean() <= 0.1
 
 
 @pytest.mark.parametrize(("which", "runs", "most"), [("single", 720, 0.08), ("multi", 65, 0.08)])
@@ -47,6 +49,36 @@ def test_fit_to_20_vtrain_runs_predicts_the_others(which: str, runs: int, most: 
     means = [errors.mean() for errors in sample_fits(vtrain(which), blind, 20, SEEDS)]
     assert len(vtrain(which)) == runs
     assert np.mean(means) <= most
+
+
+@pytest.mark.parametrize("gpu", [H100, A100, A100_40G])
+def test_runs_that_the_fit_has_not_seen_are_predicted(gpu: str) -> None:
+    """Of three folds, each is judged by a fit to the other two."""
+    found = read_fold_runs(gpu)
+    assert Counter(found.folds).keys() == set(FOLDS)
+    for fold in FOLDS:
+        errors = ErrorSummary.from_ratios(found.compute_held_out_errors(fold))
+        assert errors.mean <= 0.08
+        assert errors.p95 <= 0.2
+        assert errors.worst <= 0.35
+
+
+@pytest.mark.parametrize("gpu", [H100, A100, A100_40G])
+def test_shipped_constants_are_those_of_all_runs(gpu: str) -> None:
+    shipped = load_gpu(gpu)
+    for constant in read_fold_runs(gpu).fit().constants:
+        assert getattr(shipped, constant.name) == pytest.approx(constant.after, rel=0.01), constant.name
+
+
+def test_every_run_of_llm_foundry_is_expressed_and_fits_in_memory() -> None:
+    found = {gpu: llm_foundry(gpu) for gpu in (H100, A100, A100_40G)}
+    assert {gpu: (len(each.runs), len(each.refused)) for gpu, each in found.items()} == {
+        H100: (34, 0),
+        A100: (45, 0),
+        A100_40G: (46, 0),
+    }
+    shares = [compute_fitting_share(each.runs, load_gpu(gpu)) for gpu, each in found.items()]
+    assert min(shares) >= 0.95
 
 
 def test_batched_predictions_match_evaluate_on_measured_runs() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.domain.parallel_plan import Recompute, ScheduleName
 from scheduler.solver.calibration.measured_runs import MeasuredRunError, parse_measured_runs
 from scheduler.solver.profiles.catalog import load_gpu, load_model
+from scheduler.solver.profiles.training_software import AttentionKernel, LossKernel, TensorMessages, TrainingSoftware
 
 A100 = load_gpu("a100-80g")
 HEAD = "model,tensor,data,pipeline,micro_batch,global_batch,iteration_time_s"
@@ -15,7 +18,9 @@ ROW = "gpt2,2,4,1,2,64,0.25"
 
 def test_row_can_name_a_shipped_model() -> None:
     (run,) = parse_measured_runs(f"{HEAD}\n{ROW}\n", A100)
-    assert run.model == load_model("gpt2")
+    assert run.model == replace(
+        load_model("gpt2"), software=TrainingSoftware(AttentionKernel.PROFILE, LossKernel.FUSED)
+    )
     assert str(run.shape) == "1x8 a100-80g"
     assert (run.plan.micro_batches, run.plan.micro_batch_size, run.plan.world_size) == (8, 8, 8)
     assert (run.iteration_time_s, run.peak_bytes) == (0.25, 0)
@@ -40,6 +45,9 @@ def test_row_can_describe_an_architecture_and_a_full_plan() -> None:
         "recompute": "selective",
         "sequence_sharding": "true",
         "zero": "1",
+        "attention": "flash-2",
+        "loss": "stored",
+        "tensor_messages": "overlapped",
         "iteration_time_s": "1.5e0",
         "peak_bytes": "30e9",
         "notes": "an example",
@@ -51,12 +59,18 @@ def test_row_can_describe_an_architecture_and_a_full_plan() -> None:
     assert run.plan.schedule.name is ScheduleName.INTERLEAVED
     assert (strategy.layers, strategy.zero, strategy.shard_group) == (2, 1, 2)
     assert (strategy.recompute, strategy.sequence_sharding) == (Recompute.SELECTIVE, True)
+    assert run.model.software == TrainingSoftware(AttentionKernel.FLASH_2, LossKernel.STORED, TensorMessages.OVERLAPPED)
     assert run.peak_bytes == 30_000_000_000
 
 
 @pytest.mark.parametrize(
     ("column", "cell", "message"),
     [
+        ("attention", "flash-9", "attention is 'flash-9'; allowed are profile, flash-1, flash-2, flash-3, newest"),
+        ("expert_imbalance", "0.5", "model 'gpt2': expert_imbalance is 0.5; it must be at least 1"),
+        ("expert_imbalance", "much", "expert_imbalance is 'much'; it must be a finite number above 0"),
+        ("tensor_messages", "none", "tensor_messages is 'none'; allowed are exposed, overlapped"),
+        ("loss", "fast", "loss is 'fast'; allowed are stored, fused"),
         ("model", "gpt9", "model is 'gpt9'; allowed are"),
         ("tensor", "3", "tp is 3; it must divide"),
         ("tensor", "two", "tensor is 'two'; it must be a whole number of at least 1"),

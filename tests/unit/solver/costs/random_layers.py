@@ -53,6 +53,10 @@ def random_layer(rng: random.Random) -> Layer:
         computed=True,
         cached_bytes=0,
         measured_s=rng.choice([(), (), tuple((degree, rng.uniform(1e-5, 1e-2)) for degree in (1, 2, 3, 4, 6))]),
+        head_width=(0, 64, 128)[heads % 5 % 3],
+        attention_kernel=parameters % 5,
+        overlaps_tensor=parameters % 2 > 0,
+        expert_imbalance=(0.0, 1.7)[activations % 2],
     )
     if layer.backward or parameters % 3:
         return layer
@@ -78,6 +82,7 @@ def random_hardware(rng: random.Random, gpu: str = "drawn") -> HardwareProfile:
         overlap_coefficient=rng.uniform(1.0, 2.5),
         dimensions=chosen | {Dimension.DATA},
         attention_efficiency=rng.choice([0.0, 0.5]),
+        attention_generation=1 + int(intra) % 3,
         launch_s=rng.choice([0.0, 1e-3]),
         intra_hop_s=rng.choice([0.0, 10 ** rng.uniform(-7, -4)]),
         inter_hop_s=rng.choice([0.0, 10 ** rng.uniform(-7, -4)]),

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.solver.profiles.catalog import Dimension, Precision, ProfileError, list_gpu_names, load_gpu, parse_gpu
 
-NAMES = {"t4", "v100-32g", "a100-40g", "a100-80g", "a800-80g", "h100-80g", "h200", "l40s", "l4", "cpu"}
+NAMES = {"t4", "v100-32g", "a100-40g", "a100-80g", "a800-80g", "h100-80g", "h100-96g", "h200", "l40s", "l4", "cpu"}
 TABLE = {"collective": "all_reduce", "ranks": 8, "points": [[1e6, 1e-4], [1e8, 1e-3]]}
 
 
@@ -39,6 +39,7 @@ def test_no_gpu_reaches_more_than_its_datasheet_says() -> None:
         "a100-80g": (2039e9, 300e9),
         "a800-80g": (2039e9, 200e9),
         "h100-80g": (3350e9, 450e9),
+        "h100-96g": (2400e9, 450e9),
         "h200": (4800e9, 450e9),
         "l40s": (864e9, 32e9),
         "l4": (300e9, 32e9),

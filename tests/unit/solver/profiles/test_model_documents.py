@@ -100,6 +100,7 @@ def test_layer_accepts_every_profile_figure() -> None:
         "selective_bytes_per_sample": 300,
         "tokens_per_sample": 64,
         "attention_heads": 16,
+        "head_width": 128,
         "tensor_messages": 3,
         "expert_parameters": 800,
         "experts": 4,
