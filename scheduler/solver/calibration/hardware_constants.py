@@ -20,7 +20,12 @@ _UNITS = {
     "_s_per_parameter": "s/parameter",
     "_s": "s",
 }
-_SPECIAL_UNITS = {"precision": "number format", "dimensions": "names", "expert_priority": "true or false"}
+_SPECIAL_UNITS = {
+    "precision": "number format",
+    "precisions": "number formats",
+    "dimensions": "names",
+    "expert_priority": "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)

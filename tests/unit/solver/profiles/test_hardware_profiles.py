@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler.solver.profiles.catalog import Dimension, Precision, ProfileError, list_gpu_names, load_gpu, parse_gpu
+from tools.gpu_presets import TARGET, build_presets, write_presets
 
-NAMES = {"t4", "v100-32g", "a100-40g", "a100-80g", "a800-80g", "h100-80g", "h200", "l40s", "l4", "cpu"}
+DATASHEETS = {
+    "t4": (320e9, 16e9),
+    "v100-16g": (900e9, 150e9),
+    "v100-32g": (900e9, 150e9),
+    "a10g": (600e9, 32e9),
+    "a100-40g": (1555e9, 300e9),
+    "a100-40g-pcie": (1555e9, 32e9),
+    "a100-80g": (2039e9, 300e9),
+    "a100-80g-pcie": (1935e9, 32e9),
+    "a800-80g": (2039e9, 200e9),
+    "h100-80g": (3350e9, 450e9),
+    "h100-80g-pcie": (2039e9, 64e9),
+    "h100-94g-nvl": (3938e9, 64e9),
+    "h800-80g": (3350e9, 200e9),
+    "h20-96g": (4000e9, 450e9),
+    "h200": (4800e9, 450e9),
+    "b200": (8000e9, 900e9),
+    "gb200": (8000e9, 900e9),
+    "l40s": (864e9, 32e9),
+    "l4": (300e9, 32e9),
+    "rtx-4090": (1008e9, 32e9),
+    "mi250x": (1638e9, 100e9),
+    "mi300x": (5325e9, 448e9),
+    "mi325x": (6000e9, 448e9),
+    "ascend-910b": (1600e9, 196e9),
+    "gaudi3": (3670e9, 525e9),
+}
+"""Bandwidth of the memory, and one way between the GPUs of a node, in bytes per second."""
+NAMES = {"cpu", *DATASHEETS}
 TABLE = {"collective": "all_reduce", "ranks": 8, "points": [[1e6, 1e-4], [1e8, 1e-3]]}
 
 
@@ -32,22 +64,41 @@ def test_every_shipped_figure_has_a_unit_and_a_source(name: str) -> None:
 
 
 def test_no_gpu_reaches_more_than_its_datasheet_says() -> None:
-    bandwidths = {
-        "t4": (320e9, 16e9),
-        "v100-32g": (900e9, 150e9),
-        "a100-40g": (1555e9, 300e9),
-        "a100-80g": (2039e9, 300e9),
-        "a800-80g": (2039e9, 200e9),
-        "h100-80g": (3350e9, 450e9),
-        "h200": (4800e9, 450e9),
-        "l40s": (864e9, 32e9),
-        "l4": (300e9, 32e9),
-    }
-    for name, (memory, link) in bandwidths.items():
+    for name, (memory, link) in DATASHEETS.items():
         gpu = load_gpu(name)
         assert memory / 2 < gpu.memory_bandwidth_bytes_per_s <= memory, name
         assert link / 2 < gpu.intra_bandwidth_bytes_per_s <= link, name
         assert gpu.inter_bandwidth_bytes_per_s < gpu.intra_bandwidth_bytes_per_s, name
+
+
+def test_gpus_without_bf16_train_in_fp16() -> None:
+    assert {name for name in NAMES if load_gpu(name).precision is Precision.FP16} == {"t4", "v100-16g", "v100-32g"}
+
+
+def test_derived_figures_are_those_of_the_measured_gpus() -> None:
+    """EBBTIDE_GOLDEN=write rewrites them, as `python -m tools.gpu_presets` does."""
+    if os.environ.get("EBBTIDE_GOLDEN") == "write":
+        write_presets()
+    assert {name: (TARGET / name).read_text(encoding="utf-8") for name in build_presets()} == build_presets()
+
+
+def test_the_documentation_lists_the_shipped_gpus() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "how-to" / "plan-a-model.md").read_text(encoding="utf-8")
+    listed = re.findall(
+        r"^\| `([a-z0-9.-]+)` \| ([\d.]+) \| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE
+    )
+    profiles = {name: load_gpu(name) for name in DATASHEETS}
+    assert listed == [
+        (
+            name,
+            f"{profiles[name].memory_bytes / 1e9:g}",
+            profiles[name].precision.value,
+            f"{profiles[name].peak_flops_per_s / 1e12:g}",
+            f"{memory / 1e9:g}",
+            f"{link / 1e9:g}",
+        )
+        for name, (memory, link) in DATASHEETS.items()
+    ]
 
 
 def test_cpu_supports_everything_but_offload_in_fp32() -> None:
@@ -57,7 +108,7 @@ def test_cpu_supports_everything_but_offload_in_fp32() -> None:
 
 
 def test_unknown_gpu_is_rejected_with_the_known_names() -> None:
-    with pytest.raises(ProfileError, match=r"gpu is 'b9000'; allowed are a100-40g, a100-80g, a800-80g, cpu, h100-80g"):
+    with pytest.raises(ProfileError, match=r"gpu is 'b9000'; allowed are a100-40g, a100-40g-pcie, a100-80g, "):
         load_gpu("b9000")
 
 
@@ -81,7 +132,12 @@ def test_invalid_gpu_figure_is_rejected_by_name(field: str, value: object) -> No
         ({"gpus_per_nic": 0.5}, "gpus_per_nic is 0.5; it must be at least 1"),
         ({"launch_s": -1}, "launch_s is -1; it must be a finite number, 0 or above"),
         ({"host_bandwidth_bytes_per_s": 0}, "host_bandwidth_bytes_per_s is 0; it must be a finite number above 0"),
-        ({"precision": "fp8"}, "precision is 'fp8'; allowed are bf16, fp32"),
+        ({"precision": "fp8"}, "precision is 'fp8'; allowed are bf16, fp16, fp32"),
+        (
+            {"precisions": ["fp16", "fp32"]},
+            "precision is 'bf16', which the GPU does not support; allowed are fp16, fp32",
+        ),
+        ({"precisions": "bf16"}, "precisions is 'bf16'; allowed is a list of bf16, fp16, fp32"),
         ({"dimensions": ["data", "magic"]}, "dimensions is"),
         ({"dimensions": ["fsdp"]}, "dimensions must contain 'data'"),
         ({"expert_priority": 1}, "expert_priority is 1; it must be true or false"),
