@@ -40,6 +40,7 @@ from scheduler.solver.profiles.hardware_profile import (
     Dimension,
     HardwareProfile,
     Precision,
+    require_plausible,
 )
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile, TrainingOptimizer
 from scheduler.solver.profiles.profile_document import (
@@ -47,6 +48,7 @@ from scheduler.solver.profiles.profile_document import (
     parse_object,
     read_count,
     read_flag,
+    read_name,
     read_number,
     require_fields,
     require_object,
@@ -282,10 +284,12 @@ def parse_gpu(json_text: str) -> HardwareProfile:
     required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
     require_fields(document, owner, required, {*_GPU_OTHER_OPTIONS, *_GPU_OPTIONAL_UNITS})
     values: dict[str, Any] = {
-        field: read_number(document, field, unit, owner) for field, unit in GPU_UNITS.items() if field in document
+        field: (read_count if unit == "bytes" else read_number)(document, field, unit, owner)
+        for field, unit in GPU_UNITS.items()
+        if field in document
     }
-    return HardwareProfile(
-        gpu=str(unwrap_value(document["gpu"])),
+    profile = HardwareProfile(
+        gpu=read_name(document, "gpu", owner),
         precision=_parse_precision(document),
         precisions=_parse_precisions(document),
         dimensions=_parse_dimensions(document),
@@ -294,6 +298,8 @@ def parse_gpu(json_text: str) -> HardwareProfile:
         collectives=_parse_collectives(unwrap_value(document.get("collectives", []))),
         **values,
     )
+    require_plausible(profile)
+    return profile
 
 
 def _parse_precision(document: Mapping[str, Any]) -> Precision:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import ceil, floor
+from types import MappingProxyType
 
-from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
+from scheduler.solver.profiles.profile_document import (
+    ProfileError,
+    require_non_negative,
+    require_positive,
+    require_range,
+)
 
 
 class Dimension(StrEnum):
@@ -247,3 +254,39 @@ _NON_NEGATIVE_FIELDS = (
 )
 _AT_MOST_1 = ("efficiency", "attention_efficiency", "gradient_overlap")
 _AT_LEAST_1 = ("overlap_coefficient", "expert_imbalance", "unaligned_slowdown", "gpus_per_nic")
+_BANDWIDTHS, _TIMES = (1e3, 1e14), (0.0, 60.0)
+_PLAUSIBLE: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+    {
+        "memory_bytes": (1e8, 1e13, "bytes"),
+        "peak_flops_per_s": (1e6, 1e18, "flop/s"),
+        "memory_bandwidth_bytes_per_s": (1e6, 1e15, "bytes/s"),
+        "intra_bandwidth_bytes_per_s": (*_BANDWIDTHS, "bytes/s"),
+        "inter_bandwidth_bytes_per_s": (*_BANDWIDTHS, "bytes/s"),
+        "host_bandwidth_bytes_per_s": (0.0, _BANDWIDTHS[1], "bytes/s"),
+        "intra_latency_s": (*_TIMES, "s"),
+        "inter_latency_s": (*_TIMES, "s"),
+        "intra_hop_s": (*_TIMES, "s"),
+        "inter_hop_s": (*_TIMES, "s"),
+        "launch_s": (*_TIMES, "s"),
+        "iteration_overhead_s": (*_TIMES, "s"),
+        "host_optimizer_s_per_parameter": (0.0, 1e-3, "s/parameter"),
+        "reserve_ratio": (0.0, 1.0, "(a share)"),
+    }
+)
+"""Limits that no device is near to. Figures outside them are mostly in another unit, such as GB/s or milliseconds."""
+
+
+def require_plausible(hardware: HardwareProfile) -> None:
+    """Check the figures of a profile that somebody wrote.
+
+    Raises:
+        ProfileError: a figure is out of the range of any device, or the reserve leaves no memory.
+    """
+    owner = f"GPU {hardware.gpu!r}"
+    for name, (lower, upper, unit) in _PLAUSIBLE.items():
+        require_range(owner, name, getattr(hardware, name), (lower, upper), unit)
+    if hardware.reserve_bytes >= hardware.memory_bytes:
+        raise ProfileError(
+            f"{owner}: reserve_bytes is {hardware.reserve_bytes}; it must be less than memory_bytes, "
+            f"which is {hardware.memory_bytes}"
+        )

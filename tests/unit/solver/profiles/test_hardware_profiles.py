@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.solver.profiles.catalog import Dimension, Precision, ProfileError, list_gpu_names, load_gpu, parse_gpu
 from tools.gpu_presets import TARGET, build_presets, write_presets
@@ -43,6 +45,8 @@ DATASHEETS = {
 }
 """Bandwidth of the memory, and one way between the GPUs of a node, in bytes per second."""
 NAMES = {"cpu", *DATASHEETS}
+OPTIONS = ("collectives", "estimated", "precisions", "gpus_per_nic")
+ENTRY_KEYS = ("value", "unit", "source", "collective", "ranks", "points")
 TABLE = {"collective": "all_reduce", "ranks": 8, "points": [[1e6, 1e-4], [1e8, 1e-3]]}
 
 
@@ -126,6 +130,20 @@ def test_invalid_gpu_figure_is_rejected_by_name(field: str, value: object) -> No
     [
         ({"peak_flops_per_s": {"value": 312, "unit": "Tflop/s"}}, "peak_flops_per_s is in 'Tflop/s'; it must be in"),
         ({"efficiency": 1.5}, "efficiency is 1.5; it must be at most 1"),
+        ({"gpu": ""}, "gpu is ''; it must be text that is not empty"),
+        ({"gpu": None}, "gpu is None; it must be text that is not empty"),
+        ({"memory_bytes": 80}, "memory_bytes is 80; it must be from 1e\\+08 to 1e\\+13 bytes"),
+        ({"memory_bytes": 8.5e10 + 0.5}, "memory_bytes is 85000000000.5; it must be a whole number"),
+        ({"reserve_bytes": 80_000_000_000}, "reserve_bytes is 80000000000; it must be less than memory_bytes"),
+        ({"peak_flops_per_s": 312}, "peak_flops_per_s is 312; it must be from 1e\\+06 to 1e\\+18 flop/s"),
+        (
+            {"intra_bandwidth_bytes_per_s": 300},
+            "intra_bandwidth_bytes_per_s is 300; it must be from 1000 to 1e\\+14 bytes/s",
+        ),
+        ({"inter_latency_s": 99.4}, "inter_latency_s is 99.4; it must be from 0 to 60 s"),
+        ({"inter_latency_s": -1e-4}, "inter_latency_s is -0.0001; it must be a finite number above 0"),
+        ({"efficiency": {"value": 0.5, "units": "ratio"}}, "efficiency: field 'units' is unknown"),
+        ({"efficiency": {"unit": "ratio"}}, "efficiency: field 'value' is missing"),
         ({"gradient_overlap": 1.5}, "gradient_overlap is 1.5; it must be at most 1"),
         ({"overlap_coefficient": 0.9}, "overlap_coefficient is 0.9; it must be at least 1"),
         ({"unaligned_slowdown": 0.9}, "unaligned_slowdown is 0.9; it must be at least 1"),
@@ -155,6 +173,36 @@ def test_invalid_gpu_figure_is_rejected_by_name(field: str, value: object) -> No
 def test_inconsistent_gpu_profile_is_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         parse_gpu(json.dumps(_document("a100-80g") | change))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"gpu": ' + "9" * 5000 + "}", "[" * 100_000])
+def test_text_that_is_no_json_object_is_rejected(text: str) -> None:
+    with pytest.raises(ProfileError, match="GPU profile"):
+        parse_gpu(text)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ENTRY_KEYS), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(field=st.sampled_from([*sorted(_document("a100-80g")), *OPTIONS, "colour"]), value=JSON)
+def test_any_figure_is_accepted_or_rejected_with_the_name_of_its_field(field: str, value: object) -> None:
+    """An accepted profile is one of a possible device, so that no cost overflows or divides by zero."""
+    gpu, refusal = None, ""
+    try:
+        gpu = parse_gpu(json.dumps(_document("a100-80g") | {field: value}))
+    except ProfileError as error:
+        refusal = str(error)
+    if gpu is None:
+        assert field in refusal
+        return
+    assert gpu.plannable_bytes(gpu.memory_bytes) > 0
+    assert 0 < gpu.efficiency <= 1
+    assert min(gpu.memory_bandwidth_bytes_per_s, gpu.network_bandwidth_bytes_per_s(8)) > 0
+    assert min(gpu.intra_latency_s, gpu.inter_latency_s, gpu.launch_s, gpu.iteration_overhead_s) >= 0
 
 
 def test_measured_tables_are_parsed() -> None:
