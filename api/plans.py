@@ -269,7 +269,11 @@ class SolvedPlanView(PlanView):
         Field(description="Best plan that uses all GPUs, if this one leaves some out. Null: it does not."),
     ]
     remark: Annotated[
-        str, Field(description="Why some GPUs are left out, or mixing GPU models does not pay. Empty: nothing to add.")
+        str,
+        Field(
+            description="Why some GPUs are left out, mixing GPU models does not pay, or the job must train in fp16. "
+            "Empty: nothing to add."
+        ),
     ]
     simplest: NotRequired[
         Annotated[

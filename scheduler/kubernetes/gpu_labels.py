@@ -25,10 +25,6 @@ _PROFILE_BY_PRODUCT: Mapping[str, str] = MappingProxyType(
     {
         "Tesla-V100-SXM3-32GB": "v100-32g",
         "Tesla-V100-PCIE-32GB": "v100-32g",
-        "NVIDIA-A100-PCIE-40GB": "a100-40g",
-        "NVIDIA-A100-80GB-PCIe": "a100-80g",
-        "NVIDIA-A800-80GB-PCIe": "a800-80g",
-        "NVIDIA-H100-PCIe": "h100-80g",
         "NVIDIA-H200-NVL": "h200",
     }
 )
@@ -39,7 +35,6 @@ _CHIP_BY_PRODUCT: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         "NVIDIA-B300-SXM6-AC": (262, "10.3"),
         "NVIDIA-GB300": (262, "10.3"),
-        "NVIDIA-H20": (95, "9.0"),
         "NVIDIA-L20": (44, "8.9"),
         "NVIDIA-A16": (15, "8.6"),
         "NVIDIA-RTX-A5000": (23, "8.6"),

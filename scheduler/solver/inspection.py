@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.solver.evaluate import Evaluation, evaluate
+from scheduler.solver.profiles.hardware_profile import Precision
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import SearchOutcome
 from scheduler.solver.search.simple_plan import SimplestPlan
@@ -97,8 +98,18 @@ def search_outcome_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: 
         "inspection": asdict(inspect_plan(plan, request)),
         "runners_up": [_slower_plan_to_json(other, plan) for other in outcome.runners_up],
         "whole": _slower_plan_to_json(outcome.full_shape_plan, plan) if outcome.full_shape_plan else None,
-        "remark": outcome.remark,
+        "remark": "; ".join(filter(None, (outcome.remark, _describe_precision(plan, request)))),
     }
+
+
+def _describe_precision(plan: ParallelPlan, request: SolveRequest) -> str:
+    """Return the number format of a plan on GPU models that do not all have bf16; empty for other plans."""
+    used = {stage.gpu for stage in plan.stages}
+    profiles = [profile for profile in request.hardware if profile.gpu in used]
+    lacking = sorted(profile.gpu for profile in profiles if profile.precision is Precision.FP16)
+    if len(lacking) in (0, len(profiles)):
+        return ""
+    return f"train in fp16, since bf16 is not supported by {', '.join(lacking)}"
 
 
 def simplest_plan_to_json(simplest: SimplestPlan, plan: ParallelPlan) -> dict[str, Any]:

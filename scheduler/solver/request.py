@@ -8,7 +8,7 @@ from math import gcd
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting
-from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import ModelProfile
 
 
@@ -75,10 +75,10 @@ class SolveRequest:
             raise RequestError(
                 f"hardware is {', '.join(profiled)}; it must have one profile per GPU model of {self.shape}"
             )
-        precisions = sorted({f"{profile.precision.value} ({profile.gpu})" for profile in self.hardware})
-        if len({profile.precision for profile in self.hardware}) > 1:
+        if self.precision is None:
+            precisions = sorted({f"{profile.precision.value} ({profile.gpu})" for profile in self.hardware})
             raise RequestError(
-                f"hardware has precisions {' and '.join(precisions)}; all profiles must have the same one"
+                f"hardware has precisions {' and '.join(precisions)}; use GPU models that can train in the same one"
             )
         if self.global_batch < 1:
             raise RequestError(f"global_batch is {self.global_batch}; it must be at least 1")
@@ -92,6 +92,12 @@ class SolveRequest:
     @property
     def gpus(self) -> int:
         return self.shape.gpus
+
+    @property
+    def precision(self) -> Precision | None:
+        """The number format that every GPU can train in, such as fp16 where only some have bf16; None if none is."""
+        wanted = dict.fromkeys(profile.precision for profile in self.hardware)
+        return next((each for each in wanted if all(profile.trains_in(each) for profile in self.hardware)), None)
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:

@@ -55,7 +55,7 @@ def rows() -> Iterator[Row]:
     papers = {name: [run for _, run in published(name)] for name in ("SC21", "2205.05198", "torchtitan")}
     timed = {name: [run for run in runs if np.isfinite(run.iteration_time_s)] for name, runs in papers.items()}
     megatron = [*timed["2205.05198"], *timed["SC21"]]
-    a100, h100 = load_gpu(A100), load_gpu(H100_96G)
+    a100, h100 = load_gpu(A100), H100_96G
     for name in ("2205.05198", "SC21"):
         yield (
             f"time, A100, {name}, {len(timed[name])} runs",

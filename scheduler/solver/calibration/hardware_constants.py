@@ -23,6 +23,7 @@ _UNITS = {
 _SPECIAL_UNITS = {
     "attention_generation": "generation",
     "precision": "number format",
+    "precisions": "number formats",
     "dimensions": "names",
     "expert_priority": "true or false",
 }

@@ -40,6 +40,7 @@ from scheduler.solver.profiles.hardware_profile import (
     Dimension,
     HardwareProfile,
     Precision,
+    require_plausible,
 )
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile, TrainingOptimizer
 from scheduler.solver.profiles.profile_document import (
@@ -47,6 +48,7 @@ from scheduler.solver.profiles.profile_document import (
     parse_object,
     read_count,
     read_flag,
+    read_name,
     read_number,
     require_fields,
     require_object,
@@ -269,6 +271,7 @@ _GPU_OPTIONAL_UNITS = {
 }
 
 
+_GPU_OTHER_OPTIONS = ("expert_priority", "estimated", "collectives", "precisions")
 GPU_UNITS = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
 """Units of the quantities in a GPU profile, by field."""
 
@@ -281,19 +284,24 @@ def parse_gpu(json_text: str) -> HardwareProfile:
     """
     document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
     required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
-    require_fields(document, owner, required, {"expert_priority", "estimated", "collectives", *_GPU_OPTIONAL_UNITS})
+    require_fields(document, owner, required, {*_GPU_OTHER_OPTIONS, *_GPU_OPTIONAL_UNITS})
     values: dict[str, Any] = {
-        field: read_number(document, field, unit, owner) for field, unit in GPU_UNITS.items() if field in document
+        field: (read_count if unit == "bytes" else read_number)(document, field, unit, owner)
+        for field, unit in GPU_UNITS.items()
+        if field in document
     }
-    return HardwareProfile(
-        gpu=str(unwrap_value(document["gpu"])),
+    profile = HardwareProfile(
+        gpu=read_name(document, "gpu", owner),
         precision=_parse_precision(document),
+        precisions=_parse_precisions(document),
         dimensions=_parse_dimensions(document),
         expert_priority=read_flag(document, "expert_priority", owner),
         estimated=read_flag(document, "estimated", owner),
         collectives=_parse_collectives(unwrap_value(document.get("collectives", []))),
         **values,
     )
+    require_plausible(profile)
+    return profile
 
 
 def _parse_precision(document: Mapping[str, Any]) -> Precision:
@@ -301,6 +309,13 @@ def _parse_precision(document: Mapping[str, Any]) -> Precision:
     if value not in list(Precision):
         raise ProfileError(f"GPU profile: precision is {value!r}; allowed are {', '.join(Precision)}")
     return Precision(value)
+
+
+def _parse_precisions(document: Mapping[str, Any]) -> frozenset[Precision]:
+    value = unwrap_value(document.get("precisions", []))
+    if not isinstance(value, list) or any(item not in list(Precision) for item in value):
+        raise ProfileError(f"GPU profile: precisions is {value!r}; allowed is a list of {', '.join(Precision)}")
+    return frozenset(Precision(item) for item in value)
 
 
 def _parse_dimensions(document: Mapping[str, Any]) -> frozenset[Dimension]:

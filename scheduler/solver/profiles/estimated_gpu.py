@@ -20,7 +20,7 @@ from typing import Any
 
 from scheduler.domain.machine import GpuDevice, MachineInventory
 from scheduler.solver.profiles.catalog import GPU_UNITS, list_gpu_names, load_gpu
-from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 
 NVLINK_BYTES_PER_S, NVLINK_5_BYTES_PER_S = 25e9, 50e9
 """One way, per link: NVLink 2 to 4 (V100, A100, H100 datasheets), and NVLink 5 (DGX B200 datasheet)."""
@@ -34,8 +34,11 @@ _HBM_BUS_BITS_MIN = 1024
 _OTHER_MEMORY, _OTHER_MAJOR, _OTHER_MINOR = 1.0, 1.0, 0.5
 """Distances, in units of the logarithm of watts per operation: memory of another kind has other kernels bound by it,
 and the power that an operation has decides how far clocks fall under load."""
+_BF16_ARCHITECTURE = (8.0, 0.0)
+"""The oldest compute capability with bf16 (NVIDIA A100 white paper)."""
 _CONSUMER_RATIO = 0.5
 """GeForce GPUs from 8.6 on accumulate in fp32 at half rate (RTX 4090: 165 TFLOPS, Ada white paper, table 2)."""
+_RATE = "flops_per_core_cycle"
 _VENDOR = re.compile(r"^(nvidia|amd|tesla)\b[- ]*|^instinct\b[- ]*", re.IGNORECASE)
 _HAS_SIZE = re.compile(r"\d ?g(i?b)?\b", re.IGNORECASE)
 
@@ -103,11 +106,23 @@ def estimate_profile(inventory: MachineInventory, *, hidden: AbstractSet[str] = 
     entries |= _describe_links(device) | _describe_network(inventory)
     if device.architecture != reported.device.architecture:
         entries["gradient_overlap"] = 1.0, "ratio", "PyTorch DDP and FSDP reduce beside the backward pass"
-    document: dict[str, Any] = {"gpu": name_estimate(device), "estimated": True, "precision": known.precision.value}
+    precision, precisions = _find_precisions(device, known)
+    document: dict[str, Any] = {"gpu": name_estimate(device), "estimated": True, "precision": precision}
+    document |= {"precisions": precisions} if precisions else {}
     document["dimensions"] = sorted(dimension.value for dimension in known.dimensions)
     for name, (value, unit, source) in entries.items():
         document[name] = {"value": value, "unit": unit, "source": source}
     return json.dumps(document, indent=1)
+
+
+def _find_precisions(device: GpuDevice, known: HardwareProfile) -> tuple[str, list[str]]:
+    """Return the number format of training and all formats of the chip, as far as they are known."""
+    key = _architecture_key(device.architecture)
+    if (0, 0) < key < _BF16_ARCHITECTURE:
+        return Precision.FP16.value, [Precision.FP16.value, Precision.FP32.value]
+    if key >= _BF16_ARCHITECTURE and known.precision is Precision.FP16:
+        return Precision.BF16.value, []
+    return known.precision.value, sorted(known.precisions)
 
 
 _Entries = dict[str, tuple[float, str, str]]
@@ -172,15 +187,16 @@ def _distance(device: GpuDevice, known: GpuDevice) -> tuple[float, float]:
     if device.memory_bus_bits:
         is_hbm = device.memory_bus_bits >= _HBM_BUS_BITS_MIN
         distance += _OTHER_MEMORY * (is_hbm is not (known.memory_bus_bits >= _HBM_BUS_BITS_MIN))
-    (major, minor), (known_major, known_minor) = map(_architecture_key, (device.architecture, known.architecture))
-    if major != known_major:
+    if _find_family(device.architecture) != _find_family(known.architecture):
         return distance + _OTHER_MAJOR, by_memory
-    return distance + _OTHER_MINOR * (minor != known_minor), by_memory
+    return distance + _OTHER_MINOR * (device.architecture != known.architecture), by_memory
 
 
 def _peak_flops_per_s(device: GpuDevice) -> float:
     """Return the dense bf16 or fp16 peak at the highest clock, accumulating in fp32; 0 if it is unknown."""
     per_cycle = _flops_per_core_cycle(device.architecture)
+    if limited := _limited_rates().get(_to_product_key(device.name)):
+        return device.cores * device.clock_hz * limited
     is_consumer = "geforce" in device.name.lower() and _architecture_key(device.architecture) >= (8, 6)
     return device.cores * device.clock_hz * per_cycle * (_CONSUMER_RATIO if is_consumer else 1.0)
 
@@ -194,10 +210,16 @@ def _flops_per_core_cycle(architecture: str) -> float:
     """Return the rate of an architecture; of an unknown compute capability, that of the nearest older one."""
     rates: Mapping[str, Any] = _read_data()["architectures"]
     if architecture in rates:
-        return float(rates[architecture]["flops_per_core_cycle"])
+        return float(rates[architecture][_RATE])
     key = _architecture_key(architecture)
     older = [each for each in rates if (0, 0) < _architecture_key(each) <= key]
-    return float(rates[max(older, key=_architecture_key)]["flops_per_core_cycle"]) if older else 0.0
+    return float(rates[max(older, key=_architecture_key)][_RATE]) if older else 0.0
+
+
+def _find_family(architecture: str) -> str:
+    """Return the major number of a compute capability, and of other vendors the name without its number."""
+    found = re.match(r"\d+|[a-z]*", architecture.lower())
+    return found[0] if found else ""
 
 
 def _architecture_key(architecture: str) -> tuple[float, float]:
@@ -218,12 +240,19 @@ def _unprofiled_products() -> Mapping[str, GpuDevice]:
     return {_to_product_key(name): _to_device(each) for each in _read_data()["products"] for name in each["names"]}
 
 
+@cache
+def _limited_rates() -> Mapping[str, float]:
+    """Return operations per core and cycle of the products whose rate differs from that of their architecture."""
+    limited = [each for each in _read_data()["gpus"] if _RATE in each]
+    return {_to_product_key(name): each[_RATE] for each in limited for name in each["names"]}
+
+
 def _to_product_key(name: str) -> str:
     return name.strip().replace(" ", "-").lower()
 
 
 def _to_device(document: Mapping[str, Any]) -> GpuDevice:
-    facts = {name: value for name, value in document.items() if name not in ("profile", "names", "source")}
+    facts = {name: value for name, value in document.items() if name not in ("profile", "names", "source", _RATE)}
     names: Sequence[str] = document["names"]
     return GpuDevice(0, names[0], "", **facts)
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import ceil, floor
+from types import MappingProxyType
 
-from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
+from scheduler.solver.profiles.profile_document import (
+    ProfileError,
+    require_non_negative,
+    require_positive,
+    require_range,
+)
 from scheduler.solver.profiles.training_software import KERNEL_SPEEDS
 
 
@@ -36,15 +43,19 @@ class Dimension(StrEnum):
 
 
 class Precision(StrEnum):
-    """Number format of training: bf16 with fp32 master weights, or fp32 throughout. fp16 takes as much as bf16."""
+    """Number format of training: bf16 or fp16 with fp32 master weights, or fp32 throughout.
+
+    fp16 takes as many bytes as bf16 and as much time.
+    """
 
     BF16 = "bf16"
+    FP16 = "fp16"
     FP32 = "fp32"
 
     @property
     def value_bytes(self) -> int:
         """Bytes of a weight or an activation as it is sent between GPUs and layers."""
-        return 2 if self is Precision.BF16 else 4
+        return 4 if self is Precision.FP32 else 2
 
     @property
     def gradient_bytes(self) -> int:
@@ -53,8 +64,8 @@ class Precision(StrEnum):
 
     @property
     def master_bytes(self) -> int:
-        """Bytes per parameter of the fp32 master weight in bf16 (ZeRO, arXiv 1910.02054, section 3.1)."""
-        return 4 if self is Precision.BF16 else 0
+        """Bytes per parameter of the fp32 master weight beside one in 16 bits (ZeRO, arXiv 1910.02054, section 3.1)."""
+        return 0 if self is Precision.FP32 else 4
 
     @property
     def fsdp_bytes(self) -> int:
@@ -127,6 +138,7 @@ class HardwareProfile:
             on the host for one GPU while all GPUs of the node do the same. 0 if offload is not supported.
         collectives: measured times, which replace the formulas for these numbers of ranks.
         dimensions: the strategies that the worker for this GPU supports.
+        precisions: the number formats that matrix products of the chip support; empty if the profile does not say.
         estimated: the profile was derived from what a machine reports, not written for this GPU model.
     """
 
@@ -159,6 +171,7 @@ class HardwareProfile:
     host_optimizer_s_per_parameter: float = 0.0
     collectives: tuple[CollectiveTable, ...] = ()
     estimated: bool = False
+    precisions: frozenset[Precision] = frozenset()
 
     def __post_init__(self) -> None:
         owner = f"GPU {self.gpu!r}"
@@ -177,6 +190,11 @@ class HardwareProfile:
         for name, ranks in timed:
             if timed.count((name, ranks)) > 1:
                 raise ProfileError(f"{owner}: collectives has more than one {name} over {ranks} ranks; keep one")
+        if self.precisions and self.precision not in self.precisions:
+            raise ProfileError(
+                f"{owner}: precision is {self.precision.value!r}, which the GPU does not support; "
+                f"allowed are {', '.join(sorted(self.precisions))}"
+            )
         if Dimension.DATA not in self.dimensions:
             raise ProfileError(f"{owner}: dimensions must contain {Dimension.DATA.value!r}")
         if self.supports(Dimension.OFFLOAD):
@@ -184,6 +202,14 @@ class HardwareProfile:
 
     def supports(self, dimension: Dimension) -> bool:
         return dimension in self.dimensions
+
+    def trains_in(self, precision: Precision) -> bool:
+        """Return whether the profile's figures hold for training in `precision`.
+
+        They hold for formats of the same width. A chip with bf16 also has fp16, unless `precisions` says otherwise.
+        """
+        supported = self.precisions or {self.precision, Precision.FP16}
+        return precision.value_bytes == self.precision.value_bytes and precision in supported
 
     def nics_per_gpu(self, gpus: int) -> float:
         """Return the network ports per GPU, at most 1, while `gpus` GPUs of one node send at the same time."""
@@ -234,3 +260,39 @@ _NON_NEGATIVE_FIELDS = (
 )
 _AT_MOST_1 = ("efficiency", "attention_efficiency", "gradient_overlap")
 _AT_LEAST_1 = ("overlap_coefficient", "expert_imbalance", "unaligned_slowdown", "gpus_per_nic")
+_BANDWIDTHS, _TIMES = (1e3, 1e14), (0.0, 60.0)
+_PLAUSIBLE: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+    {
+        "memory_bytes": (1e8, 1e13, "bytes"),
+        "peak_flops_per_s": (1e6, 1e18, "flop/s"),
+        "memory_bandwidth_bytes_per_s": (1e6, 1e15, "bytes/s"),
+        "intra_bandwidth_bytes_per_s": (*_BANDWIDTHS, "bytes/s"),
+        "inter_bandwidth_bytes_per_s": (*_BANDWIDTHS, "bytes/s"),
+        "host_bandwidth_bytes_per_s": (0.0, _BANDWIDTHS[1], "bytes/s"),
+        "intra_latency_s": (*_TIMES, "s"),
+        "inter_latency_s": (*_TIMES, "s"),
+        "intra_hop_s": (*_TIMES, "s"),
+        "inter_hop_s": (*_TIMES, "s"),
+        "launch_s": (*_TIMES, "s"),
+        "iteration_overhead_s": (*_TIMES, "s"),
+        "host_optimizer_s_per_parameter": (0.0, 1e-3, "s/parameter"),
+        "reserve_ratio": (0.0, 1.0, "(a share)"),
+    }
+)
+"""Limits that no device is near to. Figures outside them are mostly in another unit, such as GB/s or milliseconds."""
+
+
+def require_plausible(hardware: HardwareProfile) -> None:
+    """Check the figures of a profile that somebody wrote.
+
+    Raises:
+        ProfileError: a figure is out of the range of any device, or the reserve leaves no memory.
+    """
+    owner = f"GPU {hardware.gpu!r}"
+    for name, (lower, upper, unit) in _PLAUSIBLE.items():
+        require_range(owner, name, getattr(hardware, name), (lower, upper), unit)
+    if hardware.reserve_bytes >= hardware.memory_bytes:
+        raise ProfileError(
+            f"{owner}: reserve_bytes is {hardware.reserve_bytes}; it must be less than memory_bytes, "
+            f"which is {hardware.memory_bytes}"
+        )

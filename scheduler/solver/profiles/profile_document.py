@@ -38,6 +38,17 @@ def require_non_negative(owner: str, **values: float) -> None:
             raise ProfileError(f"{owner}: {field} is {value}; it must be a finite number, 0 or above")
 
 
+def require_range(owner: str, field: str, value: float, limits: tuple[float, float], unit: str) -> None:
+    """Check that a value lies within the limits, which are inclusive.
+
+    Raises:
+        ProfileError: it does not. The message names the limits and their unit.
+    """
+    lower, upper = limits
+    if not lower <= value <= upper:
+        raise ProfileError(f"{owner}: {field} is {value:g}; it must be from {lower:g} to {upper:g} {unit}")
+
+
 def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:
     """Parse a JSON object.
 
@@ -46,7 +57,7 @@ def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:
     """
     try:
         document = json.loads(json_text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and nesting without end
         raise ProfileError(f"{owner}: not JSON: {error}") from None
     return require_object(document, owner)
 
@@ -87,9 +98,11 @@ def read_number(document: Mapping[str, Any], field: str, unit: str, owner: str) 
     """Return the number in `document[field]`; whole numbers stay integers.
 
     Raises:
-        ProfileError: it is not a finite number, or is given in another unit.
+        ProfileError: it is not a finite number, is given in another unit, or has fields besides value, unit and source.
     """
     entry = document[field]
+    if isinstance(entry, dict):
+        require_fields(entry, f"{owner}: {field}", {"value"}, {"unit", "source"})
     if isinstance(entry, dict) and entry.get("unit", unit) != unit:
         raise ProfileError(f"{owner}: {field} is in {entry['unit']!r}; it must be in {unit!r}")
     value = unwrap_value(entry)
@@ -113,6 +126,18 @@ def read_count(document: Mapping[str, Any], field: str, unit: str, owner: str) -
 
 def _is_in_range(value: float) -> bool:
     return value == 0 or 1 / MAX_MAGNITUDE <= abs(value) <= MAX_MAGNITUDE
+
+
+def read_name(document: Mapping[str, Any], field: str, owner: str) -> str:
+    """Return the text in `document[field]`.
+
+    Raises:
+        ProfileError: it is empty or something else.
+    """
+    value = unwrap_value(document[field])
+    if not isinstance(value, str) or not value.strip():
+        raise ProfileError(f"{owner}: {field} is {value!r}; it must be text that is not empty")
+    return value
 
 
 def read_flag(document: Mapping[str, Any], field: str, owner: str) -> bool:

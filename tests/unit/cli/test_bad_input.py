@@ -79,7 +79,7 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
         (*PLAN, "--gpu", "gtx"),
         (
             "--gpu: 'gtx'",
-            "a100-40g, a100-80g",
+            "a100-40g, a100-40g-pcie",
         ),
     ),
     ((*PLAN, "--gpu", "profile.json"), ("--gpu profile.json: ",)),

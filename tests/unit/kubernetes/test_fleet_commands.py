@@ -119,11 +119,11 @@ def test_unusable_nodes_are_reported_and_not_registered() -> None:
 
 def test_a_product_without_a_profile_joins_with_an_estimated_one() -> None:
     rig = build_fleet()
-    rig.add_node("new", TRAIN, product="NVIDIA-A10G")
+    rig.add_node("new", TRAIN, product="NVIDIA-A30")
     fleet = rig.compute_commands().fleet
-    assert set(fleet.estimated_gpus) == {"a10g"}
+    assert set(fleet.estimated_gpus) == {"a30-24g"}
     rig.run_until_stable()
-    assert (rig.snapshot.nodes["new"].gpu, rig.snapshot.nodes["new"].gpu_memory_bytes) == ("a10g", 23028 * 2**20)
+    assert (rig.snapshot.nodes["new"].gpu, rig.snapshot.nodes["new"].gpu_memory_bytes) == ("a30-24g", 24576 * 2**20)
     assert condition(rig, "training", "NodesUsable")[:2] == ("True", "GpusEstimated")
 
 
@@ -160,9 +160,9 @@ def test_an_accepted_pool_keeps_nodes_and_policy_while_its_new_gpu_is_unknown() 
 
 
 def test_a_pool_may_name_an_estimated_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_estimates", {"a10g": "{}"})
+    monkeypatch.setattr(catalog, "_estimates", {"a30-24g": "{}"})
     rig = OperatorRig()
-    rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": TRAIN, "gpu": "a10g"})
+    rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": TRAIN, "gpu": "a30-24g"})
     rig.run_until_stable()
     assert condition(rig, "training", "Accepted")[0] == "True"
 

@@ -145,7 +145,7 @@ def test_trace_of_a_model_on_another_gpu_has_the_steps_of_its_plan_there() -> No
 
 @pytest.mark.parametrize("more", [{}, {"model": "gpt2", "global_batch": 64}])
 def test_unknown_model_of_a_trace_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(WorkloadError, match=r"line 2: ran_on: got 'tpu'; allowed: a100-40g, a100-80g"):
+    with pytest.raises(WorkloadError, match=r"line 2: ran_on: got 'tpu'; allowed: a100-40g, a100-40g-pcie, a100-80g"):
         build_on("tpu", **more)
 
 

@@ -38,8 +38,8 @@ def test_megatron_a100_memory_within_5_percent() -> None:
 def test_torchtitan_h100_time_and_memory_within_10_percent() -> None:
     runs = [run for _, run in published("torchtitan")]
     assert len(runs) == 4
-    assert np.abs(compute_time_errors(runs, load_gpu(H100_96G))).mean() <= 0.1
-    assert np.abs(compute_memory_errors(runs, load_gpu(H100_96G))).mean() <= 0.1
+    assert np.abs(compute_time_errors(runs, H100_96G)).mean() <= 0.1
+    assert np.abs(compute_memory_errors(runs, H100_96G)).mean() <= 0.1
 
 
 @pytest.mark.parametrize(("which", "runs", "most"), [("single", 720, 0.08), ("multi", 65, 0.08)])

@@ -104,3 +104,16 @@ def test_json_of_a_partly_used_shape_has_the_full_shape_plan() -> None:
     assert document["remark"].startswith("1x2 h100-80g alone")
     assert {stage["gpu"] for stage in document["stages"]} == {"h100-80g"}
     assert document["whole"]["slower_ratio"] > 0
+
+
+def test_a_plan_on_gpus_with_and_without_bf16_says_that_the_job_must_train_in_fp16() -> None:
+    mixed = request_on(GpuShape((GpuGroup("a100-80g", 1, 1), GpuGroup("v100-32g", 1, 1))))
+    stages = tuple(
+        Stage(first, first + 5, gpu, 1, (LayerStrategy(layers=6),)) for first, gpu in ((0, "a100-80g"), (6, "v100-32g"))
+    )
+    plan = replace(pipeline(6, micro_batches=4), stages=stages)
+    plan = replace(plan, iteration_time_s=evaluate(plan, mixed).iteration_time_s)
+    outcome = search_plan(PAIR)
+    assert "fp16" in search_outcome_to_json(replace(outcome, remark=""), plan, mixed)["remark"]
+    same = pipeline(6, micro_batches=4)
+    assert search_outcome_to_json(replace(outcome, remark=""), same, PAIR)["remark"] == ""

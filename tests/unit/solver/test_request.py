@@ -46,6 +46,19 @@ def test_inconsistent_request_is_rejected(change: dict[str, Any], message: str) 
     assert str(refused.value).startswith(message)
 
 
+def test_gpus_with_and_without_bf16_train_together_in_fp16() -> None:
+    shape = GpuShape((GpuGroup("a100-80g", 1, 4), GpuGroup("v100-32g", 1, 4)))
+    mixed = replace(PLAIN, hardware=(A100, load_gpu("v100-32g")), shape=shape)
+    assert (PLAIN.precision, mixed.precision) == (Precision.BF16, Precision.FP16)
+
+
+def test_gpus_without_a_common_precision_are_rejected() -> None:
+    only_bf16 = replace(A100, precisions=frozenset({Precision.BF16}))
+    shape = GpuShape((GpuGroup("a100-80g", 1, 4), GpuGroup("v100-32g", 1, 4)))
+    with pytest.raises(RequestError, match=r"precisions bf16 \(a100-80g\) and fp16 \(v100-32g\); use GPU models"):
+        replace(PLAIN, hardware=(only_bf16, load_gpu("v100-32g")), shape=shape)
+
+
 @pytest.mark.parametrize("value", [nan, inf, 0.0, -1.0])
 @pytest.mark.parametrize(
     "field", ["intra_bandwidth_bytes_per_s", "inter_bandwidth_bytes_per_s", "peak_flops_per_s", "memory_bytes"]

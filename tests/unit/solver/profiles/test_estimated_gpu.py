@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import pytest
@@ -21,13 +22,24 @@ from scheduler.solver.profiles.catalog import (
 )
 from scheduler.solver.profiles.estimated_gpu import estimate_profile, find_profile, list_reported_gpus, name_estimate
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
-from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import search_plan
 
 DEVICES = {each.profile: each.device for each in list_reported_gpus()}
-HIDDEN = ("v100-32g", "t4", "a100-80g", "l4", "l40s", "h100-80g")
-"""One GPU model per chip. Chips in two shipped profiles keep the other one, as a known relative would be."""
+NAMES = {name: each.profile for each in list_reported_gpus() for name in each.names}
+DERIVED = {
+    "v100-32g": {"v100-16g"},
+    "a100-40g": {"a100-40g-pcie"},
+    "a100-80g": {"a100-80g-pcie", "mi250x", "ascend-910b"},
+    "l40s": {"a10g", "rtx-4090"},
+    "h100-80g": {"h800-80g", "h20-96g", "h100-80g-pcie", "h100-94g-nvl", "mi300x", "mi325x", "gaudi3"},
+    "h200": {"b200", "gb200"},
+}
+"""Profiles whose unmeasured figures come from another one. They are hidden with it, since they would give it away."""
+HIDDEN = sorted(DEVICES.keys() - {"a800-80g", "mi250x", "mi300x", "mi325x", "ascend-910b", "gaudi3"})
+"""Shipped GPUs that an estimate must come near to. A800 nodes have an unusual network, and drivers of other vendors
+report neither cores nor clocks."""
 BATCHES = {"bert-large": 256, "llama-2-7b": 64}
 ERROR_MAX = 0.3
 RTX_A6000 = GpuDevice(
@@ -40,8 +52,10 @@ def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_estimates", {})
 
 
-def estimate(*devices: GpuDevice, hidden: str = "", nics: tuple[NetworkInterface, ...] = ()) -> HardwareProfile:
-    return parse_gpu(estimate_profile(MachineInventory(gpus=devices, nics=nics), hidden={hidden}))
+def estimate(
+    *devices: GpuDevice, hidden: AbstractSet[str] = frozenset(), nics: tuple[NetworkInterface, ...] = ()
+) -> HardwareProfile:
+    return parse_gpu(estimate_profile(MachineInventory(gpus=devices, nics=nics), hidden=hidden))
 
 
 def step_time_s(hardware: HardwareProfile, model: str) -> float:
@@ -53,22 +67,51 @@ def step_time_s(hardware: HardwareProfile, model: str) -> float:
 
 @pytest.mark.parametrize("gpu", HIDDEN)
 def test_a_hidden_gpu_is_estimated_within_30_percent(gpu: str) -> None:
-    estimated, shipped = estimate(*[DEVICES[gpu]] * 8, hidden=gpu), load_gpu(gpu)
+    estimated, shipped = estimate(*[DEVICES[gpu]] * 8, hidden={gpu} | DERIVED.get(gpu, set())), load_gpu(gpu)
     errors = {model: step_time_s(estimated, model) / step_time_s(shipped, model) - 1.0 for model in BATCHES}
     print(gpu, {model: f"{error:+.1%}" for model, error in errors.items()})
     assert estimated.estimated
     assert not shipped.estimated
     assert max(map(abs, errors.values())) < ERROR_MAX
+    assert estimated.precision is shipped.precision
 
 
-@pytest.mark.parametrize("gpu", sorted(DEVICES))
-def test_a_product_is_found_by_the_name_that_its_driver_reports(gpu: str) -> None:
-    assert find_profile(DEVICES[gpu]) == gpu
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_product_is_found_by_the_name_that_its_driver_or_node_label_reports(name: str) -> None:
+    for reported in (name, name.replace(" ", "-"), name.upper()):
+        assert find_profile(GpuDevice(0, reported, "", 0)) == NAMES[name]
+
+
+def test_every_shipped_gpu_is_found_by_a_product_name() -> None:
+    assert set(DEVICES) == set(list_gpu_names()) - {"cpu"}
+
+
+def test_each_product_name_belongs_to_one_profile() -> None:
+    assert len(NAMES) == sum(len(each.names) for each in list_reported_gpus())
+
+
+@pytest.mark.parametrize(
+    ("device", "known"),
+    [
+        (GpuDevice(0, "AMD Instinct MI300A", "", 128 * 2**30, "gfx942", power_watts=550.0), "mi300x"),
+        (GpuDevice(0, "AMD Instinct MI210", "", 64 * 2**30, "gfx90a", power_watts=300.0), "mi250x"),
+        (GpuDevice(0, "AMD Radeon PRO W7900", "", 48 * 2**30, "gfx1100", power_watts=295.0), "mi250x"),
+    ],
+)
+def test_a_gpu_of_another_vendor_is_estimated_from_that_vendors_gpus(device: GpuDevice, known: str) -> None:
+    profile = estimate(device)
+    assert profile.peak_flops_per_s == load_gpu(known).peak_flops_per_s
+    assert profile.precision is Precision.BF16
+
+
+@pytest.mark.parametrize(("architecture", "precision"), [("6.0", "fp16"), ("7.5", "fp16"), ("8.0", "bf16")])
+def test_an_estimate_has_bf16_only_from_compute_capability_8_on(architecture: str, precision: str) -> None:
+    assert estimate(replace(RTX_A6000, architecture=architecture)).precision.value == precision
 
 
 @pytest.mark.parametrize(
     ("name", "profile"),
-    [("h200", "h200"), ("L40S", "l40s"), ("NVIDIA A100 80GB PCIe", None), ("NVIDIA RTX A6000", None)],
+    [("h200", "h200"), ("L40S", "l40s"), ("NVIDIA A30", None), ("NVIDIA RTX A6000", None)],
 )
 def test_a_profile_is_found_by_its_own_name_only(name: str, profile: str | None) -> None:
     assert find_profile(replace(RTX_A6000, name=name)) == profile
@@ -78,8 +121,8 @@ def test_a_profile_is_found_by_its_own_name_only(name: str, profile: str | None)
     ("name", "estimated"),
     [
         ("NVIDIA RTX A6000", "rtx-a6000-48g"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
-        ("AMD Instinct MI300X", "mi300x-48g"),
+        ("NVIDIA H200 NVL 141GB", "h200-nvl-141gb"),
+        ("AMD Instinct MI300A", "mi300a-48g"),
         ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
         ("NVIDIA", "nvidia-48g"),
     ],

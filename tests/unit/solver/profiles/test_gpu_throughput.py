@@ -15,7 +15,7 @@ FACTORS = st.floats(0.01, 100.0)
 
 
 def test_shipped_models_have_the_order_of_their_generations() -> None:
-    ordered = ["cpu", "t4", "l4", "v100-32g", "l40s", "a100-40g", "a100-80g", "h100-80g", "h200"]
+    ordered = ["cpu", "t4", "l4", "v100-32g", "l40s", "a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200"]
     throughputs = list_throughputs()
     assert sorted(ordered, key=throughputs.__getitem__) == ordered
     assert throughputs.keys() == set(list_gpu_names())

@@ -38,13 +38,13 @@ def _write(folder: Path, kind: str, shipped: str, name: str, **changes: Any) -> 
 
 
 def test_profiles_in_the_folder_are_added_to_the_shipped_ones(folder: Path) -> None:
-    _write(folder, "gpus", "h100-80g", "b200")
+    _write(folder, "gpus", "h100-80g", "b400")
     _write(folder, "models", "gpt2", "my-gpt")
-    assert {"b200", "h100-80g"} <= set(list_gpu_names())
+    assert {"b400", "h100-80g"} <= set(list_gpu_names())
     assert {"my-gpt", "gpt2"} <= set(list_model_names())
-    assert load_gpu("b200").memory_bytes == load_gpu("h100-80g").memory_bytes
+    assert load_gpu("b400").memory_bytes == load_gpu("h100-80g").memory_bytes
     assert load_model("my-gpt").layer_count == load_model("gpt2").layer_count
-    assert read_profiles_folder(folder) == ProfilesFolder(("b200",), ("my-gpt",), ())
+    assert read_profiles_folder(folder) == ProfilesFolder(("b400",), ("my-gpt",), ())
 
 
 def test_a_profile_in_the_folder_replaces_the_shipped_one(folder: Path) -> None:
@@ -55,10 +55,10 @@ def test_a_profile_in_the_folder_replaces_the_shipped_one(folder: Path) -> None:
 
 def test_the_folder_can_be_an_argument(tmp_path: Path) -> None:
     (tmp_path / "gpus").mkdir()
-    _write(tmp_path, "gpus", "h100-80g", "b200")
-    assert load_gpu("b200", tmp_path).gpu == "b200"
-    assert "b200" in list_gpu_names(tmp_path)
-    assert "b200" not in list_gpu_names()
+    _write(tmp_path, "gpus", "h100-80g", "b400")
+    assert load_gpu("b400", tmp_path).gpu == "b400"
+    assert "b400" in list_gpu_names(tmp_path)
+    assert "b400" not in list_gpu_names()
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_the_folder_can_be_an_argument(tmp_path: Path) -> None:
     [({"efficiency": 2.0}, "efficiency"), ({"gpu": "other"}, "gpu"), ({"color": "red"}, "color")],
 )
 def test_an_invalid_profile_is_reported_with_file_and_field(folder: Path, changes: dict[str, Any], field: str) -> None:
-    _write(folder, "gpus", "h100-80g", "b200", **changes)
-    for read in (lambda: load_gpu("b200"), lambda: read_profiles_folder(folder)):
+    _write(folder, "gpus", "h100-80g", "b400", **changes)
+    for read in (lambda: load_gpu("b400"), lambda: read_profiles_folder(folder)):
         with pytest.raises(ProfileError) as error:
             read()
-        assert str(folder / "gpus" / "b200.json") in str(error.value)
+        assert str(folder / "gpus" / "b400.json") in str(error.value)
         assert field in str(error.value)
 
 
@@ -90,6 +90,6 @@ def test_curves_are_solved_again_when_a_profile_in_the_folder_changes(folder: Pa
     fingerprints = set()
     for memory in (None, 10**11, 10**12):
         if memory:
-            _write(folder, "gpus", "h100-80g", "b200", memory_bytes=memory)
+            _write(folder, "gpus", "h100-80g", "b400", memory_bytes=memory)
         fingerprints.add(compute_solver_fingerprint.__wrapped__())
     assert len(fingerprints) == 3
