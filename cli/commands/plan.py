@@ -169,7 +169,10 @@ def _print_plan(
     if "infeasible" not in answer:
         answer = _add_export(answer, query, solver_options)
     _print_or_fail(
-        answer, output, f"no plan on {shape}", lambda: _render_with_export(answer, render_plan(answer, shape=shape))
+        answer,
+        output,
+        f"no plan on {shape}",
+        lambda: _render_with_export(answer, render_plan(answer, shape=shape, model=query.model)),
     )
 
 

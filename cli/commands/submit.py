@@ -21,7 +21,7 @@ from cli.commands.jobs import format_progress, render_dry_run
 from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.exit_codes import CommandError, InputError
-from cli.inputs import input_errors_from, parse_count, raise_input_error, read_env_file, read_yaml_object
+from cli.inputs import input_errors_from, parse_count, raise_input_error, read_env_file, read_json, read_yaml_object
 from cli.job_lookup import TERMINAL_STATES
 from cli.output import (
     OutputFormat,
@@ -55,7 +55,14 @@ NameOption = Annotated[
 ]
 MinOption = Annotated[int | None, typer.Option("--min", help="Fewest GPUs that the job can run on.")]
 MaxOption = Annotated[int | None, typer.Option("--max", help="Most GPUs that the job can use. Default: --min.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset that the solver plans for.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="Model that the solver plans for: a preset, or a file with a profile or a Hugging Face config.json.",
+    ),
+]
 BatchOption = Annotated[
     int | None, typer.Option("--global-batch", help="Samples per optimizer step. Required with --model.")
 ]
@@ -168,6 +175,7 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job end
 
 _COMPLETED_FIELDS = {"gpus", "checkpoint"}
 """Objects of a job document of which options override single fields."""
+_MODEL_FILE_SUFFIX = ".json"
 _JOB_FILE_SUFFIXES = (".yaml", ".yml")
 
 
@@ -210,7 +218,7 @@ def submit(
     options = {
         "name": name,
         "gpus": _list_given(min=min_gpus, max=max_gpus),
-        "model": model,
+        **_read_model(model),
         "globalBatch": global_batch,
         "sequenceLength": seq,
         "steps": steps,
@@ -231,6 +239,11 @@ def submit(
     }
     with _packed_directory(workdir) as packed:
         _send(file, options, packed, url, output, dry_run=dry_run, wait=wait, quiet=quiet)
+
+
+def _read_model(model: str | None) -> dict[str, Any]:
+    """Return the field of a job document that states the model: `profile` for a file, which has a suffix."""
+    return {"profile": read_json(model)} if model and model.endswith(_MODEL_FILE_SUFFIX) else {"model": model}
 
 
 def _send(

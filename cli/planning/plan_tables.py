@@ -22,22 +22,24 @@ from scheduler.domain.parallel_plan import plan_from_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from scheduler.solver.profiles.model_profile import ModelProfile
 
 PlanJson = Mapping[str, Any]
 Strategy = Mapping[str, Any]
 _DEGREE_NAMES = {"tp": "tensor", "ulysses": "ulysses", "ring": "ring", "ep": "expert", "dp": "data"}
 _SHARDING_NAMES = ("no", "zero-1", "zero-2", "fsdp")
 _RANGES_SHOWN_MAX = 4
+_SIZES = (("T", 1e12), ("B", 1e9), ("M", 1e6))
 
 
-def render_plan(plan: PlanJson, *, shape: str) -> RenderableType:
-    """Return a plan's predicted metrics, its stages, the diagram of its step, and the runner-up plans."""
+def render_plan(plan: PlanJson, *, shape: str, model: ModelProfile) -> RenderableType:
+    """Return the model and a plan's predicted metrics, its stages, the diagram of its step, and the runner-up plans."""
     from rich.text import Text
 
     others = render_runners_up(plan)
     blank = Text()
     return stack(
-        render_facts(_format_plan_facts(plan, shape)),
+        render_facts({"model": format_model(model), **_format_plan_facts(plan, shape)}),
         blank,
         render_stages(plan),
         blank,
@@ -67,6 +69,14 @@ def render_runners_up(plan: PlanJson) -> RenderableType | None:
 def summarize_plan(plan: PlanJson) -> str:
     """Return the plan as one short line."""
     return plan_from_json({"optimality_gap": 0.0, **plan}).summarize()
+
+
+def format_model(model: ModelProfile) -> str:
+    """Format a model: `llama-2-7b, 6.74B parameters, 4,096 tokens per sample`."""
+    count = next(
+        (f"{model.parameters / size:.3g}{unit}" for unit, size in _SIZES if model.parameters >= size), "under 1M"
+    )
+    return f"{model.name}, {count} parameters, {model.sequence_length:,} tokens per sample"
 
 
 def format_optimality(gap: float) -> str:

@@ -52,7 +52,10 @@ class SolverOptions:
 
 
 ModelOption = Annotated[
-    str | None, _plan_option("--model", metavar="NAME|FILE", help="Model preset or profile file (JSON).")
+    str | None,
+    _plan_option(
+        "--model", metavar="NAME|FILE", help="Model preset, or file with a profile or a Hugging Face config.json."
+    ),
 ]
 GpusOption = Annotated[
     str | None, _plan_option("--gpus", metavar="N|A:B", help="Number of GPUs, or A:B for a scaling curve.")

@@ -162,7 +162,8 @@ class JobDocument(Document):
         default="", description="Name of a built-in model profile, from which plans are computed. Empty: none."
     )
     profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = Field(
-        default=None, description="A model profile of your own, instead of `model`. Default: none."
+        default=None,
+        description="A model profile of your own or a Hugging Face `config.json`, instead of `model`. Default: none.",
     )
     global_batch: Batch | None = Field(
         default=None, description="Samples per optimizer step. Required with `model` or `profile`."

@@ -52,7 +52,8 @@ class PlanRequestDocument(Document):
     model_config = CAMEL_CASE
     model: Text = Field(default="", description="Name of a built-in model profile. Empty: `profile` is set.")
     profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = Field(
-        default=None, description="A model profile of your own. Null: `model` is set."
+        default=None,
+        description="A model profile of your own or a Hugging Face `config.json`. Null: `model` is set.",
     )
     gpu: Text = Field(default="", description="Profile name of the GPU model, such as h100-80g. Empty: `shape` is set.")
     gpus: GpuCount | None = Field(default=None, description="Number of GPUs in total. Null: `shape` is set.")

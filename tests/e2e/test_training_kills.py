@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 
 GLOBAL_BATCH = 12
 CHECKPOINT_EVERY = 8
-STEPS_A_KILL = 150
+STEPS_A_KILL = 75
 # The training must last until its last kill. It continues for seconds while new supervisors load torch.
 STEP_DELAY_S = 0.05
 

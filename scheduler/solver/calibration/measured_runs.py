@@ -32,7 +32,7 @@ from typing import Any
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
 from scheduler.solver.plan_rules import check_plan
-from scheduler.solver.profiles.architecture import parse_architecture
+from scheduler.solver.profiles.architecture_document import parse_architecture
 from scheduler.solver.profiles.catalog import load_model
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import ModelProfile

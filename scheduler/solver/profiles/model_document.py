@@ -15,6 +15,8 @@ Otherwise the values of the layers are given at one sequence length, as in Layer
      "embedding": {"parameters": 500000}, "head": {"flops_per_sample": 1e8, "parameters": 500000}}
 
 `source` next to `name` states the origin of all values that do not state their own.
+
+The `config.json` of a Hugging Face model is another form of an architecture (`hugging_face`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.solver.profiles.architecture import parse_architecture
+from scheduler.solver.profiles.architecture_document import parse_architecture
+from scheduler.solver.profiles.hugging_face import is_configuration, translate_configuration
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile, TrainingOptimizer
 from scheduler.solver.profiles.profile_document import (
     ProfileError,
@@ -85,6 +88,8 @@ def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) 
     """
     if sequence_length < 0:
         raise ProfileError(f"sequence_length is {sequence_length}; it must be 0 (the profile's own) or above")
+    if is_configuration(document):
+        document = translate_configuration(document)
     if "architecture" in document:
         require_fields(document, "model profile", {"name", "architecture"}, {"source", *_TOP_LEVEL})
         name = str(document["name"])

@@ -137,3 +137,15 @@ def test_options_name_what_an_unmodified_script_saves(run: Run, service: InProce
     checkpoint = json.loads(result.stdout)["spec"]["checkpoint"]
     assert (checkpoint["keep"], checkpoint["path"], checkpoint["signal"]) == (5, "ckpt.pt", "SIGUSR1")
     assert "checkpoint" in refused(run, *SUBMIT, "--checkpoint-signal", "SIGNOPE", "--", "true")
+
+
+def test_a_configuration_file_is_the_jobs_model(run: Run, service: InProcessService, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
+    file.write_text(json.dumps({"model_type": "llama", "vocab_size": 512, **sizes}))
+    result = run(*SUBMIT, "--model", str(file), "--global-batch", "8", "-o", "json", "--", "true")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["spec"]["profile"]["hidden_size"] == 128
+    file.write_text(json.dumps({"model_type": "llama", **sizes}))
+    assert "vocab_size" in refused(run, *SUBMIT, "--model", str(file), "--global-batch", "8", "--", "true")
+    assert "gone.json" in refused(run, *SUBMIT, "--model", "gone.json", "--global-batch", "8", "--", "true")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler.solver.profiles.catalog import ProfileError, list_model_names, load_model
+from scheduler.solver.profiles.hugging_face import translate_configuration
 from scheduler.trainer.model import SIZES, build_meta_gpt
 
 PUBLISHED_PARAMETERS = {
@@ -24,6 +26,12 @@ PUBLISHED_PARAMETERS = {
     "t5-large": 737_668_096,
     "vit-huge": 632_045_800,
 }
+DENOISERS = {"flux.1-dev": 11.9e9, "sd3-medium": 2.03e9}
+CONFIGURATIONS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[3] / "data" / "hugging_face_configurations.json").read_text()
+)
+TRANSLATED = sorted(CONFIGURATIONS.keys() & set(list_model_names()) - PUBLISHED_PARAMETERS.keys())
+"""Models that are shipped as their configuration translates."""
 ACTIVE_PARAMETERS = {"mixtral-8x7b": 12.88e9}
 
 
@@ -34,7 +42,7 @@ def _document(name: str) -> dict[str, Any]:
 
 
 def test_shipped_models_load_by_name() -> None:
-    assert {*PUBLISHED_PARAMETERS, *SIZES} == set(list_model_names())
+    assert {*PUBLISHED_PARAMETERS, *SIZES, *TRANSLATED, *DENOISERS} == set(list_model_names())
     assert all(load_model(name).name == name for name in list_model_names())
 
 
@@ -42,7 +50,7 @@ def test_shipped_models_load_by_name() -> None:
 def test_every_shipped_figure_has_a_source(name: str) -> None:
     document = _document(name)
     figures = document["architecture"].values()
-    own = [entry for entry in figures if isinstance(entry, dict)]
+    own = [entry for entry in figures if isinstance(entry, dict) and "value" in entry]
     assert all(set(entry) == {"value", "unit", "source"} and entry["source"] for entry in own)
     assert len(own) == len(figures) or document["source"]
 
@@ -51,6 +59,20 @@ def test_every_shipped_figure_has_a_source(name: str) -> None:
 def test_parameters_match_the_published_ones(name: str, parameters: int) -> None:
     # BERT's head is tied, and a tied head's own dense layer is not counted.
     assert load_model(name).parameters == pytest.approx(parameters, rel=4e-3 if name == "bert-large" else 2e-5)
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_shipped_architecture_is_that_of_the_released_configuration(name: str) -> None:
+    assert (
+        translate_configuration(CONFIGURATIONS[name]["configuration"])["architecture"]
+        == (_document(name)["architecture"])
+    )
+
+
+@pytest.mark.parametrize(("name", "parameters"), DENOISERS.items())
+def test_denoisers_have_about_the_published_parameters(name: str, parameters: float) -> None:
+    # The last layer of SD3 has no weights for text behind its attention.
+    assert load_model(name).parameters == pytest.approx(parameters, rel=0.015)
 
 
 @pytest.mark.parametrize("name", SIZES)
