@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, NotRequired, cast
 
 from pydantic import Field
@@ -21,6 +21,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.plan_export.frameworks import find_framework
 from scheduler.solver.curve import build_solve_request
+from scheduler.solver.fewer_gpus import search_offered_gpus
 from scheduler.solver.inspection import Bound, Inspection, inspect_plan, search_outcome_to_json, simplest_plan_to_json
 from scheduler.solver.plan_rules import PlanError
 from scheduler.solver.profiles.catalog import (
@@ -34,7 +35,7 @@ from scheduler.solver.profiles.catalog import (
 from scheduler.solver.profiles.job_model import find_lengths_problem
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
-from scheduler.solver.search.plan_search import SearchOutcome, search_plan
+from scheduler.solver.search.plan_search import SearchOutcome
 from scheduler.solver.search.simple_plan import SimplestPlan, find_simplest_plan
 
 
@@ -314,17 +315,23 @@ def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspectio
         return None
 
 
-def solved_plan_view(
-    outcome: SearchOutcome,
-    plan: ParallelPlan,
-    request: SolveRequest,
-    search_time_s: float,
-    simplest: SimplestPlan | None = None,
-) -> SolvedPlanView:
-    statistics = {"search_time_s": search_time_s, "candidates": outcome.stats.candidates}
-    statistics["estimated"] = any(hardware.estimated for hardware in request.hardware)
-    simple = {} if simplest is None else {"simplest": simplest_plan_to_json(simplest, plan)}
-    return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **simple, **statistics})
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The outcome of a search, and the request for the GPUs that its plan uses."""
+
+    outcome: SearchOutcome
+    request: SolveRequest
+    search_time_s: float
+    simplest: SimplestPlan | None = None
+
+
+def _solved_plan_view(found: _Found, plan: ParallelPlan) -> SolvedPlanView:
+    statistics = {"search_time_s": found.search_time_s, "candidates": found.outcome.stats.candidates}
+    statistics["estimated"] = any(hardware.estimated for hardware in found.request.hardware)
+    simple = {} if found.simplest is None else {"simplest": simplest_plan_to_json(found.simplest, plan)}
+    return cast(
+        "SolvedPlanView", {**search_outcome_to_json(found.outcome, plan, found.request), **simple, **statistics}
+    )
 
 
 router = create_router("plans")
@@ -336,16 +343,17 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
     """Solve for the fastest plan, with `search_time_s` and the number of `candidates` examined.
 
     `inspection` shows how each device spends the step, its memory and its bottleneck. `runners_up` has as many plans as
-    `alternatives` asks for. With two GPU models, `remark` says if mixing them does not pay, and `whole` is the best
-    plan that uses the whole shape. With `framework`, the plan is the fastest that the framework can run, and `export`
-    has its arguments and its file. If no plan is feasible, the problem names the binding constraint.
+    `alternatives` asks for. A plan may use fewer GPUs, if the batch cannot be split over all of them, or if more are no
+    faster, or if mixing two GPU models does not pay: `remark` then says so, and `whole` is the best plan that uses the
+    whole shape. With `framework`, the plan is the fastest that the framework can run, and `export` has its arguments
+    and its file. If no plan is feasible, the problem names the binding constraint.
     """
-    request = _to_solve_request(document)
-    outcome, simplest, search_time_s = _search_plans(request, document, service)
-    if isinstance(outcome.result, Infeasibility):
-        raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
-    view = solved_plan_view(outcome, outcome.result, request, search_time_s, simplest)
-    return {**view, "export": _export_plan(outcome.result, document.framework)} if document.framework else view
+    found = _search_plans(_to_solve_request(document), document, service)
+    plan = found.outcome.result
+    if isinstance(plan, Infeasibility):
+        raise ProblemError(422, "infeasible", f"{plan.constraint}: {plan.reason}")
+    view = _solved_plan_view(found, plan)
+    return {**view, "export": _export_plan(plan, document.framework)} if document.framework else view
 
 
 def _export_plan(plan: ParallelPlan, framework: str) -> ExportedPlanView:
@@ -354,19 +362,15 @@ def _export_plan(plan: ParallelPlan, framework: str) -> ExportedPlanView:
     return {"args": list(exported.args), "file": None if file is None else {"name": file.name, "text": file.text}}
 
 
-def _search_plans(
-    request: SolveRequest, document: PlanRequestDocument, service: Service
-) -> tuple[SearchOutcome, SimplestPlan | None, float]:
-    """Return the outcome, the simplest plan if requested, and the search time in seconds.
-
-    Raises a 429 while too many searches run.
-    """
+def _search_plans(request: SolveRequest, document: PlanRequestDocument, service: Service) -> _Found:
+    """Return the outcome, and the simplest plan if requested. Raises a 429 while too many searches run."""
     with service.acquire_search("too many plans are being solved"):
         started_s = service.clock.elapsed_s()
-        outcome, simplest = search_plan(request, tolerance=document.tolerance, runners_up=document.alternatives), None
+        outcome, used = search_offered_gpus(request, tolerance=document.tolerance, runners_up=document.alternatives)
+        simplest = None
         if document.simplicity is not None and isinstance(outcome.result, ParallelPlan):
-            simplest = find_simplest_plan(request, outcome.result, ratio=document.simplicity)
-        return outcome, simplest, service.clock.elapsed_s() - started_s
+            simplest = find_simplest_plan(used, outcome.result, ratio=document.simplicity)
+        return _Found(outcome, used, service.clock.elapsed_s() - started_s, simplest)
 
 
 def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:

@@ -152,6 +152,7 @@ def _print_plan(
         from cli.planning.solution import write_instances
 
         print_message(f"{write_instances(request, dump)} instances written to {dump}")
+    used = request.shape
     if solver_options.solver is options.Solver.MILP:
         from cli.planning.solution import solve_with_milp
 
@@ -159,20 +160,20 @@ def _print_plan(
     else:
         from cli.planning.solution import solve_plan
 
-        answer = solve_plan(
+        answer, used = solve_plan(
             request,
             tolerance=solver_options.tolerance,
             alternatives=solver_options.alternatives,
             simplicity=solver_options.simplicity,
         )
-    shape = str(request.shape)
     if "infeasible" not in answer:
         answer = _add_export(answer, query, solver_options)
+    gpus = f"{used}, out of {request.shape}" if used != request.shape else str(used)
     _print_or_fail(
         answer,
         output,
-        f"no plan on {shape}",
-        lambda: _render_with_export(answer, render_plan(answer, shape=shape, model=query.model)),
+        f"no plan on {request.shape}",
+        lambda: _render_with_export(answer, render_plan(answer, shape=gpus, model=query.model)),
     )
 
 

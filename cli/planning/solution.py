@@ -18,6 +18,7 @@ from cli.planning.request import PlanQuery, Solver, SolverOptions
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.solver.fewer_gpus import search_offered_gpus
 from scheduler.solver.infeasible import explain_infeasible_batch, explain_infeasible_memory, explain_infeasible_shape
 from scheduler.solver.inspection import search_outcome_to_json, simplest_plan_to_json
 from scheduler.solver.instance import Instance, Solution, evaluate_solution
@@ -31,25 +32,26 @@ from scheduler.solver.search.stage_oracle import OracleCache
 Json = dict[str, Any]
 
 
-def solve_plan(request: SolveRequest, *, tolerance: float, alternatives: int, simplicity: float) -> Json:
-    """Return the best plan as JSON with its inspection, or `infeasible` and `constraint`.
+def solve_plan(
+    request: SolveRequest, *, tolerance: float, alternatives: int, simplicity: float
+) -> tuple[Json, GpuShape]:
+    """Return the best plan as JSON with its inspection, or `infeasible` and `constraint`, and the GPUs that it uses.
 
-    `simplest` is the plan with the fewest different strategies that is at most `simplicity` slower. `search_time_s`
-    covers the search for the best plan, not the searches for runners-up and the simplest plan.
+    They are fewer than requested if the batch cannot be split over all of them, or if more are no faster. `simplest` is
+    the plan with the fewest different strategies that is at most `simplicity` slower. `search_time_s` covers the search
+    for the best plan, not the searches for runners-up and the simplest plan.
     """
-    oracle_cache = OracleCache()
-    outcome, took = _run_timed_search(request, tolerance, oracle_cache)
-    plan = outcome.result
+    oracle_cache, started_s = OracleCache(), time.perf_counter()
+    outcome, used = search_offered_gpus(request, tolerance=tolerance, oracle_cache=oracle_cache)
+    took, plan = _describe_search(outcome, started_s), outcome.result
     if isinstance(plan, Infeasibility):
-        return {**infeasible_to_json(plan), **took}
+        return {**infeasible_to_json(plan), **took}, used.shape
     if alternatives:
-        runners_up = search_plan(
-            request, tolerance=tolerance, runners_up=alternatives, oracle_cache=oracle_cache
-        ).runners_up
-        outcome = replace(outcome, runners_up=runners_up)
-    simplest = find_simplest_plan(request, plan, ratio=simplicity, oracle_cache=oracle_cache)
-    document = search_outcome_to_json(outcome, plan, request)
-    return {**document, "simplest": simplest_plan_to_json(simplest, plan), **took}
+        others = search_plan(used, tolerance=tolerance, runners_up=alternatives, oracle_cache=oracle_cache)
+        outcome = replace(outcome, runners_up=others.runners_up)
+    simplest = find_simplest_plan(used, plan, ratio=simplicity, oracle_cache=oracle_cache)
+    document = search_outcome_to_json(outcome, plan, used)
+    return {**document, "simplest": simplest_plan_to_json(simplest, plan), **took}, used.shape
 
 
 def solve_curve(query: PlanQuery, *, tolerance: float) -> list[Json]:
@@ -80,7 +82,11 @@ def infeasible_to_json(infeasible: Infeasibility) -> Json:
 def _run_timed_search(request: SolveRequest, tolerance: float, oracle_cache: OracleCache) -> tuple[SearchOutcome, Json]:
     started_s = time.perf_counter()
     outcome = search_plan(request, tolerance=tolerance, oracle_cache=oracle_cache)
-    return outcome, {"search_time_s": time.perf_counter() - started_s, "candidates": outcome.stats.candidates}
+    return outcome, _describe_search(outcome, started_s)
+
+
+def _describe_search(outcome: SearchOutcome, started_s: float) -> Json:
+    return {"search_time_s": time.perf_counter() - started_s, "candidates": outcome.stats.candidates}
 
 
 @dataclass(frozen=True, slots=True)

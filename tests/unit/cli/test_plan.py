@@ -155,10 +155,12 @@ def test_infeasible_plan_fails_with_the_binding_constraint(run: Run, form: str, 
         assert json.loads(result.stdout)["constraint"] == "memory"
 
 
-def test_indivisible_batch_is_named(run: Run) -> None:
-    result = run("plan", "--model", "tiny-gpt", "--gpu", "cpu", "--gpus", "7", "--global-batch", "8")
-    assert result.exit_code == 1
-    assert "global batch of 8" in result.stderr
+def test_a_batch_that_all_gpus_cannot_share_is_planned_on_fewer(run: Run) -> None:
+    words = ("plan", "--model", "tiny-gpt", "--gpu", "cpu", "--gpus", "7", "--global-batch", "8")
+    document = answer(run(*words, "-o", "json"))
+    assert sum(stage["gpus"] for stage in document["stages"]) < 7
+    assert "global batch of 8" in document["remark"]
+    assert "out of 1x7 cpu" in run(*words).stdout
 
 
 def test_range_returns_the_curve_with_infeasible_points(run: Run) -> None:
