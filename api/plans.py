@@ -260,6 +260,13 @@ class ExportedPlanView(TypedDict):
 class SolvedPlanView(PlanView):
     """The fastest plan for a request, with details of the search."""
 
+    step_range_s: Annotated[
+        tuple[float, float] | None,
+        Field(
+            description="Seconds between which a measured step should lie in 95% of cases. "
+            "Null: the error of a GPU profile is unknown."
+        ),
+    ]
     inspection: Annotated[InspectionView, Field(description="How each device of the pipeline spends the step.")]
     runners_up: Annotated[
         list[AlternativePlanView],

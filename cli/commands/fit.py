@@ -79,8 +79,8 @@ def fit(
 def _write_profile(out: Path, calibration: Calibration, source: str, gpu: str) -> None:
     from scheduler.solver.calibration.hardware_constants import format_gpu_document
 
-    sources = {constant.name: source for constant in calibration.fit.constants}
-    text = format_gpu_document(calibration.fit.hardware, source=f"as in the profile {Path(gpu).name}", sources=sources)
+    sources = {constant.name: source for constant in calibration.fit.constants} | {"prediction_error": source}
+    text = format_gpu_document(calibration.hardware, source=f"as in the profile {Path(gpu).name}", sources=sources)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

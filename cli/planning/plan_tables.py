@@ -82,8 +82,8 @@ def format_model(model: ModelProfile) -> str:
 def format_optimality(gap: float) -> str:
     """Format an optimality gap."""
     if gap <= 1e-9:
-        return "optimal: no plan is faster"
-    return f"no plan is more than {100 * gap:.2g}% faster"
+        return "optimal: by the cost model, no plan of the search space is faster"
+    return f"by the cost model, no plan of the search space is more than {100 * gap:.2g}% faster"
 
 
 def format_pipeline(plan: PlanJson) -> str:
@@ -123,6 +123,7 @@ def _format_plan_facts(plan: PlanJson, shape: str) -> dict[str, str]:
     bubble = inspection["bubble_ratio"]
     promises = {
         "step": f"{format_duration(plan['iteration_time_s'])}, {format_number(plan['samples_per_s'], 2)} samples/s",
+        **_format_step_range(plan),
         "GPUs": shape,
         "pipeline": format_pipeline(plan),
         "memory": _format_memory(inspection["devices"]),
@@ -139,6 +140,14 @@ def _format_plan_facts(plan: PlanJson, shape: str) -> dict[str, str]:
     if plan["remark"]:
         promises["remark"] = plan["remark"]
     return promises
+
+
+def _format_step_range(plan: PlanJson) -> dict[str, str]:
+    """Return the interval of the step time; nothing if the error of a profile is unknown."""
+    if plan["step_range_s"] is None:
+        return {}
+    least_s, most_s = plan["step_range_s"]
+    return {"expected": f"{format_duration(least_s)} to {format_duration(most_s)} in 95% of cases"}
 
 
 def _format_simplest(simplest: PlanJson) -> str:

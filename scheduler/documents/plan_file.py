@@ -81,6 +81,7 @@ _PRINTED_FIELDS = frozenset(
         "inspection",
         "runners_up",
         "simplest",
+        "step_range_s",
         "whole",
         "remark",
         "search_time_s",

@@ -58,7 +58,8 @@ class Run:
     cannot succeed. `ran_s` is how long the ranks ran, or None if unknown. `suspects` are nodes whose machine may have
     ended the run, and `straggler` is a rank that is persistently slower than the others. `refusal` is set if a node
     refused a pod before any rank started. `checkpoint_at_s` is when a script without a session last completed a
-    checkpoint, or None. `lacks_session` is set once no rank has opened a session in the time that it has for that.
+    checkpoint, or None. `steps_at_s` is when `steps` were reported; None at the observation. `lacks_session` is set
+    once no rank has opened a session in the time that it has for that.
     """
 
     job_id: str
@@ -82,6 +83,7 @@ class Run:
     refusal: PodRefusal | None = None
     checkpoint_at_s: float | None = None
     lacks_session: bool = False
+    steps_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,12 @@ def _evaluate_run(
         gpus = _find_occupied_gpus(ranks)
         live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus, checkpoint_at_s=checkpoint_at_s)
         lacks_session = live.phase is RunPhase.RUNNING and not statuses
-        live = replace(live, straggler=_find_straggler(run, statuses), lacks_session=lacks_session)
+        live = replace(
+            live,
+            straggler=_find_straggler(run, statuses),
+            lacks_session=lacks_session,
+            steps_at_s=None if live.steps is None else _find_report_time_s(run, reports),
+        )
         return ReportedRun(run, live, kill_order)
     order = kill_order or KillOrder(now_s)
     outcome = run_outcome.classify_outcome(
@@ -287,6 +292,12 @@ def _evaluate_run(
         checkpoint_at_s=checkpoint_at_s,
     )
     return ReportedRun(run, ended, kill_order)
+
+
+def _find_report_time_s(run: BegunRun, reports: Mapping[str, AgentReport]) -> float | None:
+    """Return when the node of rank 0 reported last; None if it has not."""
+    report = reports.get(run.seats[0][0])
+    return None if report is None else report.at_s
 
 
 def _find_straggler(run: BegunRun, statuses: Mapping[int, RankStatus]) -> Straggler | None:

@@ -48,26 +48,29 @@ _DRIFT_S = 5.0
 
 
 def with_measured_steps(
-    job: Job, progress: Progress, steps: float, now_s: float, *, loss: float | None = None
+    job: Job, progress: Progress, steps: float, at_s: float, *, loss: float | None = None
 ) -> Progress:
-    """Return the progress after a report of `steps` at `now_s`.
+    """Return the progress after a report of `steps` as of `at_s`.
 
-    The same object is returned if the job has reported before and its extrapolated steps have not drifted.
+    The same object is returned if the job has reported before, and the report is no newer than what is known, or the
+    extrapolated steps have not drifted from it.
     """
     if not progress.is_reported:
         progress = replace(progress, is_reported=True)
-    if job.state is not JobState.RUNNING or abs(steps - job.steps_at(now_s)) * job.step_time_s() <= _DRIFT_S:
+    if job.state is not JobState.RUNNING or at_s <= job.progress.at_s:
         return progress
-    correction, loss = _compute_correction(job, steps, now_s), progress.loss if loss is None else loss
-    return replace(progress, steps=steps, at_s=now_s, loss=loss, correction=correction)
+    if abs(steps - job.steps_at(at_s)) * job.step_time_s() <= _DRIFT_S:
+        return progress
+    correction, loss = _compute_correction(job, steps, at_s), progress.loss if loss is None else loss
+    return replace(progress, steps=steps, at_s=at_s, loss=loss, correction=correction)
 
 
-def _compute_correction(job: Job, steps: float, now_s: float) -> float:
+def _compute_correction(job: Job, steps: float, at_s: float) -> float:
     """Return the job's curve correction after one more measurement, the mean of the old and the measured one.
 
     Averaging keeps one slow minute from changing the correction much. A measurement needs one finished step.
     """
-    elapsed_s, done = now_s - max(job.state_since_s, job.progress.at_s), steps - job.progress.steps
+    elapsed_s, done = at_s - max(job.state_since_s, job.progress.at_s), steps - job.progress.steps
     plan = job.allocation.plan
     if plan is None or done < 1.0 or elapsed_s <= 0.0:
         return job.progress.correction

@@ -36,7 +36,8 @@ def record_measurements(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:
             progress.is_reported,
         )
     if run.steps is not None:
-        progress = with_measured_steps(job, progress, run.steps, snapshot.now_s, loss=run.loss)
+        at_s = snapshot.now_s if run.steps_at_s is None else min(run.steps_at_s, snapshot.now_s)
+        progress = with_measured_steps(job, progress, run.steps, at_s, loss=run.loss)
     if progress is job.progress:
         return job
     measured = job.with_progress(progress)

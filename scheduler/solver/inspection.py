@@ -90,16 +90,29 @@ def inspect_plan(plan: ParallelPlan, request: SolveRequest) -> Inspection:
 def search_outcome_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest) -> dict[str, Any]:
     """Return the plan in its contract's form, with the details of the search.
 
-    `runners_up` are plans with their `slower_ratio`. If the plan leaves GPUs unused, `whole` is the best plan that uses
-    all.
+    `step_range_s` is that of `compute_step_range_s`. `runners_up` are plans with their `slower_ratio`. If the plan
+    leaves GPUs unused, `whole` is the best plan that uses all.
     """
     return {
         **plan_to_json(plan),
+        "step_range_s": compute_step_range_s(plan, request),
         "inspection": asdict(inspect_plan(plan, request)),
         "runners_up": [_slower_plan_to_json(other, plan) for other in outcome.runners_up],
         "whole": _slower_plan_to_json(outcome.full_shape_plan, plan) if outcome.full_shape_plan else None,
         "remark": "; ".join(filter(None, (outcome.remark, _describe_precision(plan, request)))),
     }
+
+
+def compute_step_range_s(plan: ParallelPlan, request: SolveRequest) -> tuple[float, float] | None:
+    """Return the times between which a measured step should lie in 95% of cases; None if a profile's error is unknown.
+
+    The error of a profile is predicted / measured - 1.
+    """
+    used = {stage.gpu for stage in plan.stages}
+    errors = [profile.prediction_error for profile in request.hardware if profile.gpu in used]
+    if not all(0 < error < 1 for error in errors):
+        return None
+    return plan.iteration_time_s / (1 + max(errors)), plan.iteration_time_s / (1 - max(errors))
 
 
 def _describe_precision(plan: ParallelPlan, request: SolveRequest) -> str:

@@ -67,7 +67,8 @@ def fit_constants(
     """Return `hardware` with the constants `names` (or the default ones) fitted to `runs`.
 
     By default, attention gets an efficiency of its own if a run has a fused attention core. If the kernel of such a run
-    is not stated, the fitted efficiency is that of the software in use, so no kernel is faster.
+    is not stated, the fitted efficiency is that of the software in use, so no kernel is faster. The result's
+    `prediction_error` is that of `runs`.
 
     Args:
         weights: how often each run counts; once by default.
@@ -91,6 +92,8 @@ def fit_constants(
     sd = np.sqrt(np.diag(np.linalg.inv(problem.compute_curvature(point)[0])))
     told = 1 - np.minimum(sd / problem.space.prior_sd, 1) ** 2
     fitted = problem.space.apply(hardware, point)
+    errors = ErrorSummary.from_ratios(np.expm1(problem.compute_errors(point)))
+    fitted = replace(fitted, prediction_error=errors.p95)
     return ConstantFit(
         fitted,
         tuple(
@@ -207,6 +210,12 @@ class Calibration:
     on_others: ErrorSummary
     left_out: ErrorSummary | None
     memory: ErrorSummary
+
+    @property
+    def hardware(self) -> HardwareProfile:
+        """The fitted profile. Its `prediction_error` is that of runs it is not fitted to, if there are any."""
+        unseen = self.on_others if self.on_others.runs else self.left_out or self.on_drawn
+        return replace(self.fit.hardware, prediction_error=unseen.p95)
 
 
 def sample_runs(runs: Sequence[MeasuredRun], count: int, generator: np.random.Generator) -> tuple[int, ...]:

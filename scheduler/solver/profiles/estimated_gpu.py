@@ -30,6 +30,7 @@ NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE = 0.79, 0.6, 0.55
 """Shares of a link that collectives reach: NVLink and network as fitted for a100-80g, PCIe as estimated for t4."""
 NVLINK_HOP_S, PCIE_HOP_S = 1.9e-6, 2.5e-6
 """Source: github.com/NVIDIA/nccl, src/graph/tuning.cc, hwLat, LL128 ring."""
+_PREDICTION_ERROR = 0.3
 _HBM_BUS_BITS_MIN = 1024
 _OTHER_MEMORY, _OTHER_MAJOR, _OTHER_MINOR = 1.0, 1.0, 0.5
 """Distances, in units of the logarithm of watts per operation: memory of another kind has other kernels bound by it,
@@ -102,6 +103,7 @@ def estimate_profile(inventory: MachineInventory, *, hidden: AbstractSet[str] = 
         if getattr(known, name) != HardwareProfile.__dataclass_fields__[name].default
     }
     entries["memory_bytes"] = device.memory_bytes, "bytes", "as the driver reports"
+    entries["prediction_error"] = _PREDICTION_ERROR, "ratio", "step times of hidden GPUs were within 30%"
     entries |= _scale_chip(device, reported, known)
     entries |= _describe_links(device) | _describe_network(inventory)
     if device.architecture != reported.device.architecture:

@@ -136,6 +136,8 @@ class HardwareProfile:
             it.
         host_bandwidth_bytes_per_s: between one GPU and the host. `host_optimizer_s_per_parameter` is the time of Adam
             on the host for one GPU while all GPUs of the node do the same. 0 if offload is not supported.
+        prediction_error: 95th percentile of the relative errors of predicted step times, on runs that were not used for
+            the profile where it can be; 0 if unknown.
         collectives: measured times, which replace the formulas for these numbers of ranks.
         dimensions: the strategies that the worker for this GPU supports.
         precisions: the number formats that matrix products of the chip support; empty if the profile does not say.
@@ -169,6 +171,7 @@ class HardwareProfile:
     expert_priority: bool = False
     host_bandwidth_bytes_per_s: float = 0.0
     host_optimizer_s_per_parameter: float = 0.0
+    prediction_error: float = 0.0
     collectives: tuple[CollectiveTable, ...] = ()
     estimated: bool = False
     precisions: frozenset[Precision] = frozenset()
@@ -256,6 +259,7 @@ _NON_NEGATIVE_FIELDS = (
     "intra_hop_s",
     "inter_hop_s",
     "gradient_overlap",
+    "prediction_error",
     *_OFFLOAD_FIELDS,
 )
 _AT_MOST_1 = ("efficiency", "attention_efficiency", "gradient_overlap")

@@ -36,6 +36,7 @@ def test_plan_json_has_the_plan_fields_and_search_statistics(run: Run) -> None:
         *PLAN_FIELDS,
         "search_time_s",
         "candidates",
+        "step_range_s",
         "inspection",
         "runners_up",
         "remark",
@@ -66,7 +67,7 @@ def test_plan_table_shows_bottlenecks_and_runners_up(run: Run) -> None:
     assert re.search(r"0 +█+▓*▒* +100\.0% +█+░* +[\d.]+ GB +compute \d+%", table)
     assert "██ compute" in table
     assert len(re.findall(r"\+[\d.]+% +[\d.]+ GB", table)) == 2
-    assert "optimal: no plan is faster" in table
+    assert "optimal: by the cost model" in table
     assert "runner-up" not in run(*LLAMA, "--gpus", "8", "--alternatives", "0").stdout
 
 

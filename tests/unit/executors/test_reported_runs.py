@@ -103,6 +103,15 @@ def test_phase_follows_the_rank_statuses(
     assert (seen.phase.value, seen.gpus) == (phase, gpus)
 
 
+def test_steps_are_as_of_the_report_of_the_node_of_rank_0() -> None:
+    reports = [
+        report(0, rank(0, "running", step=12), at_s=NOW_S - 7.0),
+        report(1, rank(1, "running", step=12), at_s=NOW_S - 3.0),
+    ]
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert (seen.run.steps, seen.run.steps_at_s) == (12.0, NOW_S - 7.0)
+
+
 def test_progress_is_from_rank_0_and_memory_is_the_maximum() -> None:
     seen = look(
         rank(0, "running", step=12, checkpoint_step=10, loss=0.5, samples_per_s=8.0, peak_bytes=5, frozen_layers=2),

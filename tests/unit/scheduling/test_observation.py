@@ -305,6 +305,18 @@ def test_measured_steps_correct_the_curve_by_half() -> None:
     assert observe(running(), run(RunPhase.RUNNING, gpus=FOUR, steps=399.0)).snapshot.jobs["j"].progress.steps == 0.0
 
 
+def test_a_report_that_is_seen_again_later_does_not_change_the_speed() -> None:
+    """An agent reports every 20 s. A step takes 1 s, four times as long as predicted."""
+    job = running()
+    for second in range(1, 401):
+        reported = float(second // 20 * 20)
+        seen = run(RunPhase.RUNNING, gpus=FOUR, steps=reported, steps_at_s=reported)
+        job = observe(job, seen, now_s=float(second)).snapshot.jobs["j"]
+    assert job.progress.correction == pytest.approx(4.0, rel=0.05)
+    assert job.progress.steps <= 400.0
+    assert job.steps_at(400.0) == pytest.approx(400.0, abs=20.0)
+
+
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RESIZING])
 def test_start_timeout_requeues_the_job(state: JobState) -> None:
     job = a_job("j", 4, state=state, on=FOUR)
