@@ -10,7 +10,7 @@ import pytest
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage, plan_from_json
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.inspection import Bound, inspect_plan, search_outcome_to_json
+from scheduler.solver.inspection import Bound, compute_step_range_s, inspect_plan, search_outcome_to_json
 from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import search_plan
@@ -117,3 +117,10 @@ def test_a_plan_on_gpus_with_and_without_bf16_says_that_the_job_must_train_in_fp
     assert "fp16" in search_outcome_to_json(replace(outcome, remark=""), plan, mixed)["remark"]
     same = pipeline(6, micro_batches=4)
     assert search_outcome_to_json(replace(outcome, remark=""), same, PAIR)["remark"] == ""
+
+
+@pytest.mark.parametrize(("error", "expected"), [(0.25, (0.8, 4 / 3)), (0.0, None)])
+def test_the_range_of_a_step_is_that_of_the_profiles_error(error: float, expected: tuple[float, float] | None) -> None:
+    request = replace(PAIR, hardware=(replace(PAIR.hardware[0], prediction_error=error),))
+    plan = replace(pipeline(6, micro_batches=4), iteration_time_s=1.0)
+    assert compute_step_range_s(plan, request) == (None if expected is None else pytest.approx(expected))

@@ -179,3 +179,6 @@ def test_calibration_reports_errors_per_group_of_runs() -> None:
     assert found.left_out is not None
     assert found.left_out.mean >= found.on_drawn.mean
     assert found.memory.mean == pytest.approx(0.1, abs=0.001)
+    assert found.hardware.prediction_error == found.on_others.p95
+    assert found.fit.hardware.prediction_error == pytest.approx(found.on_drawn.p95)
+    assert replace(found.hardware, prediction_error=0.0) == replace(found.fit.hardware, prediction_error=0.0)
