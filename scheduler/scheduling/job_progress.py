@@ -52,12 +52,12 @@ def with_measured_steps(
 ) -> Progress:
     """Return the progress after a report of `steps` as of `at_s`.
 
-    The same object is returned if the job has reported before, and the report is no newer than what is known, or the
+    The same object is returned if the job has reported before, and the report is older than what is known, or the
     extrapolated steps have not drifted from it.
     """
     if not progress.is_reported:
         progress = replace(progress, is_reported=True)
-    if job.state is not JobState.RUNNING or at_s <= job.progress.at_s:
+    if job.state is not JobState.RUNNING or at_s < job.progress.at_s:
         return progress
     if abs(steps - job.steps_at(at_s)) * job.step_time_s() <= _DRIFT_S:
         return progress

@@ -25,6 +25,7 @@ def test_a_plan_has_search_statistics(service: ApiService) -> None:
         "stages",
         "optimality_gap",
         "search_time_s",
+        "step_range_s",
         "candidates",
         "estimated",
         "inspection",

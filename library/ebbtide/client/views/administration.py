@@ -247,6 +247,7 @@ class SolvedPlanView(TypedDict):
     search_time_s: float
     simplest: NotRequired[SimplestPlanView]
     stages: list[StageView]
+    step_range_s: list[float] | None
     whole: AlternativePlanView | None
 
 
