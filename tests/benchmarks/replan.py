@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ SAVE_EVERY = 3
 LOOK_S = 0.004
 PATIENCE_S = 180.0
 BARS_S = {"warm": 3.0, "cold": 25.0}
-INTERPRETERS = {"warm": ("python",), "cold": ("python", "-X", "utf8")}
+INTERPRETERS = {"warm": ("python",), "cold": (sys.executable,)}
 
 PAUSE, BETWEEN = "pause", "between"
 
