@@ -144,7 +144,7 @@ def _statuses(site: ServiceHarness, generation: int) -> list[RankStatus]:
 def _checkpoint_stall_s(folder: Path) -> list[float]:
     """Return a value of rank 0 from its logs."""
     logs = (path.read_text() for path in (folder / "run/agent/jobs/job").glob("gen-*/rank-0.log"))
-    return [float(found) for log in logs for found in re.findall(r"held the training up for ([0-9.]+) s", log)]
+    return [float(found) for log in logs for found in re.findall(r"blocked training for ([0-9.]+) s", log)]
 
 
 def _first_step(folder: Path, *, after: int) -> tuple[int, int]:
