@@ -24,21 +24,30 @@ def search_offered_gpus(
 
     Fewer GPUs are taken if the batch cannot be split over all of them, or if a plan on fewer is faster. The outcome's
     `remark` then says so, and `full_shape_plan` is the plan for all. Shapes of several GPU models are not reduced,
-    apart from what `search_plan` does.
+    apart from what `search_plan` does. Runners-up are searched on the GPUs that the plan uses.
     """
     oracle_cache = oracle_cache or OracleCache()
 
     def search(shape: GpuShape) -> SearchOutcome:
-        smaller = replace(request, shape=shape)
-        return search_plan(smaller, tolerance=tolerance, runners_up=runners_up, oracle_cache=oracle_cache)
+        return search_plan(replace(request, shape=shape), tolerance=tolerance, oracle_cache=oracle_cache)
 
+    best, used = _search_fewer_gpus(search, request)
+    if runners_up and isinstance(best.result, ParallelPlan):
+        others = search_plan(used, tolerance=tolerance, runners_up=runners_up, oracle_cache=oracle_cache)
+        best = replace(best, runners_up=others.runners_up)
+    return best, used
+
+
+def _search_fewer_gpus(
+    search: Callable[[GpuShape], SearchOutcome], request: SolveRequest
+) -> tuple[SearchOutcome, SolveRequest]:
     offered = search(request.shape)
     best, shape = offered, request.shape
     if len(request.groups) > 1 or (isinstance(best.result, Infeasibility) and best.result.constraint != "batch"):
         return offered, request
     if isinstance(best.result, Infeasibility):
         best, shape = _search_next_smaller(search, offered, request.shape)
-    for smaller in _list_handier_shapes(request):
+    for smaller in _list_promising_shapes(request):
         if not _could_be_faster(smaller, best.result, replace(request, shape=shape)):
             continue
         found = search(smaller)
@@ -81,7 +90,7 @@ def _list_next_smaller(shape: GpuShape) -> Iterator[GpuShape]:
         yield GpuShape.packed(shape.groups[0].gpu, gpus, per_node)
 
 
-def _list_handier_shapes(request: SolveRequest) -> Iterator[GpuShape]:
+def _list_promising_shapes(request: SolveRequest) -> Iterator[GpuShape]:
     """Yield equal nodes, the most GPUs that divide the batch, and half of all GPUs, a quarter and so on."""
     shape, per_node = request.shape, max(group.gpus_per_node for group in request.shape.groups)
     counts = [gpus for gpus in range(shape.gpus - 1, 0, -1) if gpus < per_node or gpus % per_node == 0]

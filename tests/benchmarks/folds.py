@@ -31,7 +31,7 @@ CONSTANTS = (
     "memory_bandwidth_bytes_per_s",
     "overlap_coefficient",
 )
-"""Those that the runs determine and that belong to the GPU. A network belongs to a cluster."""
+"""Constants of the GPU that the runs determine. Network constants belong to a cluster."""
 
 _A100_START: dict[str, Any] = {
     "efficiency": 0.8,  # Large products reach 80% of 312 TFLOPS (FlashAttention-2, arXiv 2307.08691, section 1).

@@ -163,8 +163,8 @@ def _hide_tensor_messages(
     """Return [T, N] twice: the part of tensor-parallel messages that products do not hide, in the forward pass and in
     both.
 
-    Of the pieces of a message, one per rank, the first is alone. The others overlap with whatever a pass does beside
-    attention. Software overlaps only if that is faster.
+    A message is sent in one piece per rank. The first piece overlaps with nothing, the others with the products of the
+    pass. Messages are sent whole where that is faster.
     """
     index, tp = candidates.degree_index, candidates.degrees.tp[candidates.degree_index]
     attention_s, again = compute.attention_s[:, index], 1.0 * (candidates.recompute == 2)

@@ -43,7 +43,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What the layers of a stack differ in: `window` tokens that a token attends to (0 for all), and experts."""
+    """Properties that differ between layers of a stack. `window` is how many tokens a token attends to, 0 for all."""
 
     window: int
     has_experts: bool
@@ -68,8 +68,8 @@ class Architecture:
         window: tokens before a token that it attends to (arXiv 2004.05150), but in `global_layers`, numbered from 0.
         experts, experts_per_token: of a mixture of experts in each feed-forward block; the latter is a mean, so it may
             be a fraction. `dense_layers`, numbered from 0, have no experts.
-        ffn: inner width of a feed-forward block. `expert_ffn`: of one expert, if that is another. `shared_ffn`: of what
-            all tokens pass beside their experts (DeepSeekMoE, arXiv 2401.06066, section 3.2).
+        ffn: inner width of a feed-forward block. `expert_ffn`: of one expert, if that is another. `shared_ffn`: of all
+            shared experts together, which every token passes (DeepSeekMoE, arXiv 2401.06066, section 3.2).
         frozen_layers: number of layers, from the first one on, that are not trained.
         biases: each matrix product has a bias, and norms shift (LayerNorm); `qkv_biases`: only query, key and value
             have one.

@@ -64,7 +64,7 @@ class Precision(StrEnum):
 
     @property
     def master_bytes(self) -> int:
-        """Bytes per parameter of the fp32 master weight beside one in 16 bits (ZeRO, arXiv 1910.02054, section 3.1)."""
+        """Bytes per parameter of the fp32 master weight of a 16-bit weight (ZeRO, arXiv 1910.02054, section 3.1)."""
         return 0 if self is Precision.FP32 else 4
 
     @property
@@ -287,7 +287,7 @@ _PLAUSIBLE: Mapping[str, tuple[float, float, str]] = MappingProxyType(
 
 
 def require_plausible(hardware: HardwareProfile) -> None:
-    """Check the figures of a profile that somebody wrote.
+    """Check that the figures of a GPU profile are those of a possible device.
 
     Raises:
         ProfileError: a figure is out of the range of any device, or the reserve leaves no memory.

@@ -16,7 +16,7 @@ _WINDOW_FIELDS = {_GLOBAL: "", _LOCAL: "sliding_window", _CHUNKED: "attention_ch
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What a type of decoder has that its configuration does not say, or says by a name of its own.
+    """Properties and defaults of a type of decoder that its configurations leave out.
 
     Attributes:
         global_every: every such layer attends to all tokens and the others to a window, if the configuration lists no
@@ -124,13 +124,12 @@ def _read_windows(fields: ConfigurationFields, kind: Decoder, layers: int) -> di
         field = next((_WINDOW_FIELDS[word] for word in types if word != _GLOBAL), "")
         window = fields.read(field, default=kind.window or None) if field else 0
         return {"window": window, "global_layers": [n for n, word in enumerate(types) if window and word == _GLOBAL]}
-    every = fields.read("sliding_window_pattern", default=kind.global_every)
     window = fields.read("sliding_window", "attention_chunk_size", default=kind.window)
-    first = fields.read("max_window_layers", default=0) if kind.has_window_flag else 0
-    numbers = range(layers)
     if kind.has_window_flag:  # The first `max_window_layers` layers attend to all tokens.
-        return {"window": window, "global_layers": list(numbers[:first])} if window and first < layers else {}
-    return {"window": window, "global_layers": [n for n in numbers if window and every and (n + 1) % every == 0]}
+        first = fields.read("max_window_layers", default=0)
+        return {"window": window, "global_layers": list(range(first))} if window and first < layers else {}
+    every = fields.read("sliding_window_pattern", default=kind.global_every)
+    return {"window": window, "global_layers": list(range(every - 1, layers, every)) if window and every else []}
 
 
 def _read_latent_attention(fields: ConfigurationFields) -> dict[str, Any]:

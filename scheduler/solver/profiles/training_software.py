@@ -1,4 +1,4 @@
-"""What the training software of a job decides about speed and memory, apart from the parallel plan."""
+"""Kernels and communication of a training program, which change its speed and memory under the same plan."""
 
 from __future__ import annotations
 
