@@ -13,6 +13,7 @@ from api.agent_state import AgentStateCache
 from scheduler.domain import gpu_sets
 from scheduler.domain.job import Job
 from scheduler.domain.observation import AgentReport, BegunRun
+from scheduler.domain.snapshot import Snapshot
 
 
 class NoticeView(TypedDict):
@@ -40,25 +41,40 @@ class ProgressReplyView(TypedDict):
 
 NEW_AGENTS_WAIT_S_MAX = 600.0
 """Longest wait for a newer generation; pulling a large image takes minutes."""
+RELEASE_WAIT_S_MAX = 30.0
+"""The same for ranks with GPUs to give up, which other jobs may wait for; loading the modules takes seconds."""
 
 
 def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentStateCache) -> NoticeView | None:
     """Return the notice for the ranks of a generation, or None.
 
-    Ranks that have no GPU to give up continue while the newer generation is prepared: for half of the time that they
-    have to leave, and for at most NEW_AGENTS_WAIT_S_MAX.
+    Ranks continue while the newer generation is prepared: for half of the time that they have to leave, and for at most
+    NEW_AGENTS_WAIT_S_MAX, or RELEASE_WAIT_S_MAX if they have GPUs to give up.
     """
     notice = departure_notice(job, generation, now_s)
     if notice is None or notice["action"] != "replan":
         return notice
     own = next((run for run in agent_state.begun_runs(job.id, now_s) if run.generation == generation), None)
-    target, leave_by_s = job.allocation.target, job.allocation.leave_by_s
-    if own is None or gpu_sets.difference(own.gpus, target):
-        return notice
+    wait_s = 0.0 if own is None else _preparation_wait_s(job, own, agent_state.snapshot(now_s))
+    leave_by_s = job.allocation.leave_by_s
     half_s = math.inf if leave_by_s is None else (job.state_since_s + leave_by_s) / 2
-    may_wait = now_s < min(half_s, job.state_since_s + NEW_AGENTS_WAIT_S_MAX)
-    prepared = job.allocation.generation
+    may_wait = now_s < min(half_s, job.state_since_s + wait_s)
+    target, prepared = job.allocation.target, job.allocation.generation
     return None if may_wait and not agent_state.have_all_prepared(job.id, target, now_s, prepared) else notice
+
+
+def _preparation_wait_s(job: Job, own: BegunRun, snapshot: Snapshot) -> float:
+    """Return for how long the ranks of a run may wait for a newer generation.
+
+    Those on a node that must be vacated do not wait. Neither do pods with GPUs to give up: the newer pods may need them
+    to be scheduled.
+    """
+    given_up = gpu_sets.difference(own.gpus, job.allocation.target)
+    if not given_up:
+        return NEW_AGENTS_WAIT_S_MAX
+    nodes = [snapshot.nodes[name] for name in given_up if name in snapshot.nodes]
+    must_leave = own.in_pods or any(map(snapshot.must_vacate, nodes))
+    return 0.0 if must_leave else RELEASE_WAIT_S_MAX
 
 
 def checkpoint_notice(job: Job, report: AgentReport) -> NoticeView | None:

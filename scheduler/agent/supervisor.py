@@ -71,8 +71,9 @@ def main() -> None:
     supervisor = Supervisor(folder, lock, lease=arguments.lease, log_bytes=arguments.log_bytes)
     supervisor.prepare(preload=arguments.preload, reserves_port=arguments.reserve_port)
     run_forked_rank = supervisor.supervise()
-    if run_forked_rank is not None:
-        run_forked_rank()
+    if run_forked_rank is None:
+        os._exit(0)  # all is recorded, and the next generation waits for the end of this process
+    run_forked_rank()
 
 
 class Supervisor:

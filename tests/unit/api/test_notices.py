@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api.agent_assignments import NEW_AGENTS_WAIT_S_MAX, select_notice
+import pytest
+
+from api.agent_assignments import NEW_AGENTS_WAIT_S_MAX, RELEASE_WAIT_S_MAX, select_notice
 from api.agent_state import AGENT_TIMEOUT_S, CACHE_TTL_S, AgentStateCache
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
@@ -12,7 +14,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import AgentReport, BegunRun
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.memory_store import MemoryStore
-from tests.builders import a_job
+from tests.builders import a_fleet, a_job, a_snapshot
 from tests.memory_run_log import MemoryRunLog
 
 HELD: Gpus = {"t0": (0, 1)}
@@ -20,23 +22,32 @@ NOW_S = 100.0
 
 
 def notice_for_target(
-    target: Gpus, *, agents_on: tuple[str, ...] = ("t0",), at_s: float = NOW_S, told_s: float = NOW_S
+    target: Gpus,
+    *,
+    agents_on: tuple[str, ...] = ("t0",),
+    at_s: float = NOW_S,
+    told_s: float = NOW_S,
+    leave_within_s: float = 60.0,
+    draining: bool = False,
+    in_pods: bool = False,
 ) -> str | None:
     """Return the notice for generation 1, which runs on t0, when generation 2 is to run on `target`."""
-    job = resized(target)
+    job = resized(target, leave_within_s=leave_within_s)
     log = MemoryRunLog()
     plan = a_job("a", on=HELD).allocation.plan
     assert plan is not None
-    log.begin_run(BegunRun("a", 1, HELD, (("t0", 0), ("t0", 1)), 0.0, {"t0": "p"}, plan), epoch=1)
+    log.begin_run(BegunRun("a", 1, HELD, (("t0", 0), ("t0", 1)), 0.0, {"t0": "p"}, plan, in_pods=in_pods), epoch=1)
     log.record_reports(*(AgentReport("a", node, "p", told_s, prepared=2) for node in agents_on))
-    agent_state = AgentStateCache(MemoryStore(Snapshot(jobs={"a": job})), log)
+    pools, nodes = a_fleet(training=2, inference=0, gpus_per_node=2)
+    fleet = pools, {**nodes, "t0": replace(nodes["t0"], draining=draining)}
+    agent_state = AgentStateCache(MemoryStore(a_snapshot(fleet, [job])), log)
     notice = select_notice(job, 1, at_s, agent_state)
     return None if notice is None else str(notice["action"])
 
 
-def resized(target: Gpus) -> Job:
+def resized(target: Gpus, *, leave_within_s: float = 60.0) -> Job:
     job = a_job("a", 1, 8, state=JobState.RESIZING, on=target, now_s=NOW_S)
-    return replace(job, allocation=replace(job.allocation, generation=2, leave_by_s=NOW_S + 60))
+    return replace(job, allocation=replace(job.allocation, generation=2, leave_by_s=NOW_S + leave_within_s))
 
 
 def test_a_growing_job_continues_until_all_agents_have_prepared() -> None:
@@ -61,9 +72,26 @@ def test_the_wait_ends_at_half_of_the_time_to_leave() -> None:
     assert NEW_AGENTS_WAIT_S_MAX > 30
 
 
-def test_a_job_that_releases_a_gpu_stops_at_once() -> None:
-    assert notice_for_target({"t0": (0,), "t1": (0,)}) == "replan"
-    assert notice_for_target({"t1": (0, 1)}) == "replan"
+@pytest.mark.parametrize("target", [{"t0": (0,)}, {"t0": (0,), "t1": (0,)}, {"t1": (0, 1)}])
+def test_a_job_that_releases_a_gpu_continues_until_all_agents_have_prepared(target: Gpus) -> None:
+    assert notice_for_target(target, agents_on=()) is None
+    assert notice_for_target(target, agents_on=tuple(target)) == "replan"
+
+
+def test_others_wait_for_released_gpus_only_for_a_while() -> None:
+    at_s = NOW_S + RELEASE_WAIT_S_MAX
+    assert notice_for_target({"t0": (0,)}, agents_on=(), leave_within_s=100, at_s=at_s - 1) is None
+    assert notice_for_target({"t0": (0,)}, agents_on=(), leave_within_s=100, at_s=at_s) == "replan"
+    assert notice_for_target(HELD, agents_on=(), leave_within_s=100, at_s=at_s) is None
+
+
+def test_a_job_leaves_a_node_that_must_be_vacated_at_once() -> None:
+    assert notice_for_target({"t1": (0, 1)}, agents_on=(), draining=True) == "replan"
+
+
+def test_pods_release_gpus_at_once_because_the_newer_pods_may_need_them() -> None:
+    assert notice_for_target({"t0": (0,)}, agents_on=(), in_pods=True) == "replan"
+    assert notice_for_target(HELD, agents_on=(), in_pods=True) is None
 
 
 def test_a_job_without_a_place_leaves() -> None:
