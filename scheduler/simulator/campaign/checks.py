@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scheduler.domain.fleet import PoolKind
+from scheduler.domain.fleet import Node, NodeState, PoolKind
 from scheduler.domain.job_queue import find_limiting_queue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
@@ -66,7 +66,10 @@ class CaseChecks:
             self.record(at_s, code, detail)
 
     def check_world(self, world: SimulatedExecutor, stored: Snapshot) -> None:
-        """Check what really runs: no GPU twice, and nothing on nodes that inference owns."""
+        """Check what really runs: no GPU twice, and nothing on nodes that inference can use.
+
+        It uses none that the store takes to be down. After a stale observation, such a node may be up.
+        """
         users: dict[tuple[str, int], str] = {}
         for run in world.list_live_runs():
             for node, indices in run.gpus.items():
@@ -76,7 +79,7 @@ class CaseChecks:
                         detail = f"GPU {index} of {node} is used by {other} and {run.job_id}"
                         self.record(world.now_s, "gpu-used-twice", detail)
                 known = stored.nodes.get(node)
-                if known and stored.pools[known.pool].kind is PoolKind.INFERENCE and node not in stored.loans:
+                if known and _is_used_by_inference(stored, known):
                     self.record(world.now_s, "runs-on-unlent-node", f"{run.job_id} runs on {node}, which is not lent")
 
     def check_end(self, store: ApiStore, submitted: Counter[str], *, fallible: set[str], now_s: float) -> None:
@@ -116,6 +119,11 @@ class CaseChecks:
             self._generations[job.id] = max(known, job.allocation.generation)
             if job.account.gpu_s < 0.0 or job.account.lost_gpu_s > job.account.gpu_s + _ROUNDING_GPU_S:
                 yield "account-lost-too-much", f"{job.id} lost {job.account.lost_gpu_s} of {job.account.gpu_s} GPU-s"
+
+
+def _is_used_by_inference(stored: Snapshot, node: Node) -> bool:
+    is_owned = stored.pools[node.pool].kind is PoolKind.INFERENCE and node.name not in stored.loans
+    return is_owned and node.state is NodeState.UP
 
 
 def _find_shared_gpus(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
