@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scheduler.domain.gpu_sets import RankPlacement
 
@@ -18,8 +19,12 @@ class RankSlot:
     gpu: int
 
 
+@lru_cache(maxsize=4096)
 def assign_rank_slots(seats: RankPlacement) -> tuple[RankSlot, ...]:
-    """Return the slot of each rank. Ranks on a node are numbered in order."""
+    """Return the slot of each rank. Ranks on a node are numbered in order.
+
+    Cached, because it is asked for every live run in every tick.
+    """
     counts, places = Counter[str](), list[RankSlot]()
     for rank, (node, gpu) in enumerate(seats):
         places.append(RankSlot(rank, counts[node], node, gpu))

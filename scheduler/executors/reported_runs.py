@@ -116,9 +116,10 @@ def compute_reported_runs(
             for node in run.gpus
             if _belongs_to_run(run, rank_report.get(key := (run.job_id, node)))
         }
-        superseded = {node for node in run.gpus if _is_superseded(run, rank_report.get((run.job_id, node)))}
-        live = {key: agent for key, agent in agents.items() if key[1] not in superseded} if superseded else agents
-        run_ends = {run.pods[node]: AgentEnd(_SUPERSEDED_REASON) for node in superseded} | dict(ends)
+        live, run_ends = agents, ends
+        if superseded := {node for node in run.gpus if _is_superseded(run, rank_report.get((run.job_id, node)))}:
+            live = {key: agent for key, agent in agents.items() if key[1] not in superseded}
+            run_ends = {run.pods[node]: AgentEnd(_SUPERSEDED_REASON) for node in superseded} | dict(ends)
         ranks = [
             _evaluate_rank(run, slot, run_reports.get(slot.node), live, now_s) for slot in assign_rank_slots(run.seats)
         ]
@@ -263,14 +264,15 @@ def _evaluate_run(
     statuses = {view.rank: view.status for view in rank_views if view.status is not None}
     if any(view.exit_code is None for view in rank_views):
         outcome = RunOutcome(_find_live_phase(ranks, reports, is_leaving=leave_by_s is not None, now_s=now_s))
-        gpus = _find_occupied_gpus(ranks)
-        live = run_outcome.build_run(*_key(run), outcome, statuses, gpus=gpus, checkpoint_at_s=checkpoint_at_s)
-        lacks_session = live.phase is RunPhase.RUNNING and not statuses
-        live = replace(
-            live,
+        live = run_outcome.build_run(
+            *_key(run),
+            outcome,
+            statuses,
+            gpus=_find_occupied_gpus(ranks),
+            checkpoint_at_s=checkpoint_at_s,
+            reported_at_s=_find_report_time_s(run, reports),
             straggler=_find_straggler(run, statuses),
-            lacks_session=lacks_session,
-            steps_at_s=None if live.steps is None else _find_report_time_s(run, reports),
+            lacks_session=outcome.phase is RunPhase.RUNNING and not statuses,
         )
         return ReportedRun(run, live, kill_order)
     order = kill_order or KillOrder(now_s)

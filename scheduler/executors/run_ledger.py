@@ -7,7 +7,8 @@ before any agent may start them, so it happens once, whoever leads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
@@ -25,6 +26,8 @@ from scheduler.executors.reported_runs import (
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
+
+_RecordT = TypeVar("_RecordT", AgentReport, BegunRun)
 
 STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 """States of jobs whose target generation may not have begun yet."""
@@ -93,11 +96,13 @@ class RunLedger:
         waiting = [job for job in desired.jobs.values() if job.state in STARTABLE_STATES and job.allocation.target]
         if not waiting:
             return
-        agents, reports = find_agents(waiting), self.list_reports()
+        agents = find_agents(waiting)
+        reports_by_job = _group_by_job(self.list_reports())
+        runs_by_job = _group_by_job(begun)
         for job in waiting:
-            seats = desired.rank_placement(job.allocation)
+            seats, reports = desired.rank_placement(job.allocation), reports_by_job.get(job.id, ())
             master = find_prepared_master(job, seats, reports)
-            if master is not None and can_begin(job, begun, reports, agents):
+            if master is not None and can_begin(job, runs_by_job.get(job.id, ()), reports, agents):
                 self._begin(build_begun_run(job, seats, agents, now_s, master=master, in_pods=in_pods))
 
     def _begin(self, run: BegunRun) -> None:
@@ -117,3 +122,10 @@ class RunLedger:
                 self._log.delete_runs(run.job_id, up_to_generation=run.generation, epoch=self._epoch())
         for job_id in self._reported.keys() - desired.jobs.keys() - {run.job_id for run in begun}:
             self._log.delete_runs(job_id, up_to_generation=self._reported[job_id], epoch=self._epoch())
+
+
+def _group_by_job(records: Iterable[_RecordT]) -> Mapping[str, Sequence[_RecordT]]:
+    found: dict[str, list[_RecordT]] = {}
+    for record in records:
+        found.setdefault(record.job_id, []).append(record)
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from scheduler.domain.gpu_sets import NO_GPUS, Gpus
 from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.job_records import LoadTraffic
-from scheduler.domain.observation import FailureCause, RankPhase, RankStatus, Run, RunPhase
+from scheduler.domain.observation import FailureCause, RankPhase, RankStatus, Run, RunPhase, Straggler
 
 
 def signal_name(number: int) -> str:
@@ -163,8 +163,15 @@ def build_run(
     ran_s: float | None = None,
     suspects: tuple[str, ...] = (),
     checkpoint_at_s: float | None = None,
+    reported_at_s: float | None = None,
+    straggler: Straggler | None = None,
+    lacks_session: bool = False,
 ) -> Run:
-    """Return the run. Progress is rank 0's; memory and durations are the maximum over ranks."""
+    """Return the run. Progress is rank 0's; memory and durations are the maximum over ranks.
+
+    Args:
+        reported_at_s: when the node of rank 0 reported last. None if it has not, or if the run has ended.
+    """
     first = statuses.get(0)
     progress = first if first is not None and first.has_loaded_state else None
     return Run(
@@ -186,6 +193,9 @@ def build_run(
         ran_s=ran_s,
         suspects=suspects,
         checkpoint_at_s=checkpoint_at_s,
+        steps_at_s=reported_at_s if progress else None,
+        straggler=straggler,
+        lacks_session=lacks_session,
     )
 
 

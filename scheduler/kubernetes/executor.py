@@ -8,7 +8,7 @@ ranks of a generation is recorded in the run log first, so that it happens once,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from scheduler.domain.job import Job
 from scheduler.domain.observation import BegunRun, Observation, Run
@@ -190,8 +190,11 @@ class KubernetesExecutor:
 
     def _plan_bindings(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         """Yield bindings of gangs that are complete and fit."""
+        unbound = {pod.job_id for pod in view.pods if pod.is_ours and not pod.node}
+        if not unbound:
+            return
         rooms = FreeGpus(view.nodes, count_held_gpus(view.pods), sum_all_requests(view))
-        for job, changes in _iter_pod_changes(desired, view, now_s):
+        for job, changes in _iter_pod_changes(desired, view, now_s, only=unbound):
             gang = select_gang_to_bind(job.id, changes, rooms)
             if gang is not None:
                 yield self._objects.bind_gang(gang)
@@ -205,9 +208,14 @@ class KubernetesExecutor:
         self._ledger.begin_generations(desired, begun, find_agents, now_s, in_pods=True)
 
 
-def _iter_pod_changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:
+def _iter_pod_changes(
+    desired: Snapshot, view: ClusterView, now_s: float, *, only: Container[str] | None = None
+) -> Iterator[tuple[Job, PodChanges]]:
+    """Yield the changes of all jobs with pods or GPUs, or of those in `only`."""
     pods = view.pods_by_job()
     for job in desired.jobs.values():
+        if only is not None and job.id not in only:
+            continue
         own = pods.get(job.id, [])
         if own or job.allocation.target:
             yield job, plan_pod_changes(job, own, now_s)

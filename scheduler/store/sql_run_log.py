@@ -149,6 +149,8 @@ class SqlRunLog:
         self._run_cache[key] = begun
         if len(self._run_cache) > _RUN_CACHE_MAX:
             self._run_cache = {}  # replaced instead of cleared: other threads may be reading it
+        if row.doom is None and row.ended is None and not row.is_restored:
+            return begun
         doom = None if row.doom is None else decode_stored(KillOrder, row.doom)
         end = None if row.ended is None else decode_stored(Run, row.ended)
         return replace(begun, doom=doom, end=end, is_restored=row.is_restored)
