@@ -15,7 +15,7 @@ from scheduler.solver.profiles.configuration_fields import ConfigurationFields
 from scheduler.solver.profiles.hugging_face_decoders import DECODERS, read_decoder
 from scheduler.solver.profiles.profile_document import ProfileError, require_object
 
-_TYPE, _CLASS, _TEXT = "model_type", "_class_name", "text_config"
+_TYPE, _CLASS, _TEXT, _PATH = "model_type", "_class_name", "text_config", "_name_or_path"
 _LATENT_SIDE = 128
 """Side of the latent image of 1,024 pixels, after an autoencoder that reduces each side to an eighth."""
 _FLUX_PATCH = 2
@@ -37,6 +37,7 @@ def translate_configuration(document: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ProfileError: the type of model is unknown, or a field is missing or out of range. The message names it.
     """
+    path = document.get(_PATH)
     if isinstance(document.get(_TEXT), dict):
         document = require_object(document[_TEXT], _TEXT)
     kind = document.get(_TYPE) or document.get(_CLASS)
@@ -46,7 +47,7 @@ def translate_configuration(document: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ProfileError(f"{_TYPE if _TYPE in document else _CLASS} is {kind!r}; {allowed}")
     architecture = read(ConfigurationFields(str(kind), document))
     kept = {field: value for field, value in architecture.items() if value not in (0, False, None, [])}
-    name = str(document.get("_name_or_path") or f"{kind}-{kept['layers']}x{kept['hidden']}")
+    name = str(document.get(_PATH) or path or f"{kind}-{kept['layers']}x{kept['hidden']}")
     return {"name": name.rstrip("/").rpartition("/")[2] or name, "architecture": kept}
 
 

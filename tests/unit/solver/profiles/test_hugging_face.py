@@ -143,6 +143,8 @@ def test_the_double_layers_of_a_denoiser_hold_weights_for_image_and_text_but_eac
 def test_the_name_is_that_of_its_folder_else_type_and_size() -> None:
     assert read("qwen3-8b").name == "qwen3-36x4096"
     assert read("qwen3-8b", _name_or_path="Qwen/Qwen3-8B").name == "Qwen3-8B"
+    whole = {"_name_or_path": "org/its-name", "text_config": RELEASED["llama-3.1-8b"]["configuration"]}
+    assert parse_model(json.dumps({"model_type": "llava", **whole}), 0).name == "its-name"
 
 
 @pytest.mark.parametrize(
