@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, NotRequired, cast
 
 from pydantic import Field
@@ -203,6 +203,10 @@ class DeviceView(TypedDict):
     memory_near_limit: Annotated[
         bool, Field(description="Whether `memory_bytes` is at least 90% of `memory_bytes_max`.")
     ]
+    host_bytes: Annotated[int, Field(description="Bytes of host memory for what is offloaded, per GPU.")]
+    host_bytes_max: Annotated[
+        int | None, Field(description="Bytes of host memory that a plan may use per GPU. Null: unknown, so no limit.")
+    ]
 
 
 class InspectionView(TypedDict):
@@ -385,6 +389,10 @@ def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
     for group in shape.groups:
         check_gpu(group.gpu, field="gpu" if document.shape is None else "shape.gpu")
     hardware = tuple(load_gpu(gpu) for gpu in dict.fromkeys(group.gpu for group in shape.groups))
+    if document.host_memory == 0:
+        raise_invalid_field("host_memory", 0, "above 0; exclude `offload` in `limits` for plans without host memory")
+    if document.host_memory is not None:
+        hardware = tuple(replace(profile, host_memory_bytes=document.host_memory) for profile in hardware)
     largest, memory_bytes = max(hardware, key=lambda profile: profile.memory_bytes), document.memory or 0
     if memory_bytes > largest.memory_bytes:
         raise_invalid_field(

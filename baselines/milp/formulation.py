@@ -284,7 +284,7 @@ class MilpFormulation:
             self.model.add_row((np.array(columns), 1.0), lower=count, upper=count)
 
     def _add_memory_limit(self, chunks: list[_Chunk], use: Ints) -> None:
-        """Require that the chunks of one device fit into its memory if it is of their group (`use`)."""
+        """Require that the chunks of one device fit into its memory and its host's if it is of their group (`use`)."""
         instance, group, device = self.instance, chunks[0].group, chunks[0].device
         costs, limit = instance.costs[group], max(instance.capacity_bytes[group], 1) / 100
         sizes = np.unique(costs.working_bytes)
@@ -297,6 +297,10 @@ class MilpFormulation:
             (use, (sizes[0] - instance.capacity_bytes[group]) / limit),
             upper=0.0,
         )
+        if instance.host_capacity_bytes and costs.host_bytes is not None:
+            host_limit = max(instance.host_capacity_bytes[group], 1) / 100
+            on_host = ((chunk.node, costs.host_bytes[self._types(chunk)] / host_limit) for chunk in chunks)
+            self.model.add_row(*on_host, (use, -instance.host_capacity_bytes[group] / host_limit), upper=0.0)
         for (step, size), chunk in product(zip(steps, sizes[1:], strict=True), chunks):
             for nodes in chunk.node[:, costs.working_bytes >= size]:
                 self.model.add_row((nodes, 1.0), (step, -1.0), upper=0.0)

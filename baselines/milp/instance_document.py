@@ -22,10 +22,11 @@ from scheduler.solver.profiles.profile_document import ProfileError, parse_objec
 VERSION = 1
 _INTEGER_FIELDS = {
     "types", "counts", "capacity_bytes", "micro_batches", "interleave", "borders",
-    "layouts", "state_bytes", "kept_bytes", "working_bytes", "stage_layers",
+    "layouts", "state_bytes", "kept_bytes", "working_bytes", "stage_layers", "host_bytes", "host_capacity_bytes",
 }  # fmt: skip
-_COST_FIELDS = tuple(field.name for field in fields(StageCosts))
-_OPTIONAL_FIELDS = ("stage_layers",)
+_OPTIONAL_COST_FIELDS = ("host_bytes",)
+_COST_FIELDS = tuple(field.name for field in fields(StageCosts) if field.name not in _OPTIONAL_COST_FIELDS)
+_OPTIONAL_FIELDS = ("stage_layers", "host_capacity_bytes")
 _INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name not in ("costs", *_OPTIONAL_FIELDS))
 
 
@@ -33,11 +34,16 @@ def format_instances(instances: Sequence[Instance]) -> str:
     """Return the JSON text of `instances`, with one array per line."""
     listed = [
         {name: _to_plain_json(getattr(instance, name)) for name in _INSTANCE_FIELDS}
-        | {"costs": [{name: _to_plain_json(getattr(costs, name)) for name in _COST_FIELDS} for costs in instance.costs]}
-        | {name: getattr(instance, name) for name in _OPTIONAL_FIELDS if getattr(instance, name)}
+        | {"costs": [_format_costs(costs) for costs in instance.costs]}
+        | {name: _to_plain_json(getattr(instance, name)) for name in _OPTIONAL_FIELDS if getattr(instance, name)}
         for instance in instances
     ]
     return _format_json({"version": VERSION, "instances": listed}, "") + "\n"
+
+
+def _format_costs(costs: StageCosts) -> dict[str, Any]:
+    optional = (name for name in _OPTIONAL_COST_FIELDS if getattr(costs, name) is not None)
+    return {name: _to_plain_json(getattr(costs, name)) for name in (*_COST_FIELDS, *optional)}
 
 
 def parse_instances(json_text: str, owner: str = "instances") -> list[Instance]:
@@ -87,7 +93,14 @@ def _parse_instance(value: Any, owner: str) -> Instance:
         interleave=interleave,
         borders=_parse_borders(read, len(types), devices * interleave),
         stage_layers=_parse_stage_layers(read, len(types), devices),
+        host_capacity_bytes=_parse_host_capacity(read, groups),
     )
+
+
+def _parse_host_capacity(read: _ArrayReader, groups: int) -> tuple[int, ...]:
+    if "host_capacity_bytes" not in read.document:
+        return ()
+    return tuple(read.read_array("host_capacity_bytes", groups, minimum=0).tolist())
 
 
 def _parse_stage_layers(read: _ArrayReader, layers: int, devices: int) -> int:
@@ -111,7 +124,7 @@ def _parse_borders(read: _ArrayReader, layers: int, chunks: int) -> tuple[int, .
 
 def _parse_costs(value: Any, owner: str) -> StageCosts:
     document = require_object(value, owner)
-    require_fields(document, owner, _COST_FIELDS)
+    require_fields(document, owner, _COST_FIELDS, _OPTIONAL_COST_FIELDS)
     read = _ArrayReader(document, owner)
     time_s = read.read_array("time_s", None, None, minimum=0)
     reshard_s = read.read_array("reshard_s", len(time_s), None, None, minimum=0)
@@ -123,6 +136,7 @@ def _parse_costs(value: Any, owner: str) -> StageCosts:
         working_bytes=read.read_array("working_bytes", time_s.shape[1], minimum=0),
         reshard_s=reshard_s,
         border_s=read.read_array("border_s", *time_s.shape, minimum=0),
+        host_bytes=read.read_array("host_bytes", *time_s.shape, minimum=0) if "host_bytes" in document else None,
     )
 
 

@@ -77,7 +77,8 @@ def solve_instance(instance: Instance, *, time_limit_s: float = inf, cutoff_s: f
             # HiGHS's heuristics can return solutions beyond the cutoff; the tree search has then found no other.
             return whole if found.time_s < cutoff_s else none
         for device, group in enumerate(solution.order):
-            if found.memory_bytes[device] > instance.capacity_bytes[group]:
+            host_limit = instance.host_capacity_bytes[group] if instance.host_capacity_bytes else inf
+            if found.memory_bytes[device] > instance.capacity_bytes[group] or found.host_bytes[device] > host_limit:
                 formulation.forbid(solution, device)
 
 

@@ -29,6 +29,7 @@ def plan(
     seq: options.SequenceLengthOption = None,
     frozen_layers: options.FrozenLayersOption = None,
     memory: options.MemoryOption = None,
+    host_memory: options.HostMemoryOption = None,
     only: options.OnlyOption = None,
     without: options.WithoutOption = None,
     framework: options.ForOption = None,
@@ -56,6 +57,7 @@ def plan(
         "global-batch": global_batch,
     }
     options_given |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
+    options_given |= {"host-memory": host_memory}
     options_given |= {"only": only, "without": without, "for": framework, "price": price, "simplicity": simplicity}
     time_limit_s, simplicity = inf if time_limit is None else time_limit, 0.02 if simplicity is None else simplicity
     solver_options = options.SolverOptions(solver, tolerance, time_limit_s, alternatives, simplicity)
@@ -98,6 +100,7 @@ def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
         model=model,
         global_batch=options_given["global-batch"],
         memory=options_given["memory"],
+        host_memory=options_given["host-memory"],
         limits=parse_limits(options_given["only"], options_given["without"]),
     )
     if framework is None:

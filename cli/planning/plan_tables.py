@@ -166,7 +166,12 @@ def _format_memory(devices: Sequence[Mapping[str, Any]]) -> str:
     fullest = max(devices, key=lambda device: float(device["memory_bytes"]) / device["memory_bytes_max"])
     need, limit = fullest["memory_bytes"], fullest["memory_bytes_max"]
     where = f" ({fullest['gpu']})" if len({device["gpu"] for device in devices}) > 1 else ""
-    return f"{format_bytes(need)} of {format_bytes(limit)} per GPU{where} ({format_percent(need / limit)})"
+    text = f"{format_bytes(need)} of {format_bytes(limit)} per GPU{where} ({format_percent(need / limit)})"
+    offloading = max(devices, key=lambda device: int(device["host_bytes"]))
+    if not offloading["host_bytes"]:
+        return text
+    most = offloading["host_bytes_max"]
+    return f"{text}, {format_bytes(offloading['host_bytes'])}{f' of {format_bytes(most)}' if most else ''} on the host"
 
 
 def _format_stage_rows(plan: PlanJson) -> Iterator[list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from math import inf
@@ -81,6 +81,14 @@ MemoryOption = Annotated[
     str | None,
     _plan_option(
         "--memory", metavar="24GB", help="Memory that a plan may use per GPU, such as 24GB. Default: all of it."
+    ),
+]
+HostMemoryOption = Annotated[
+    str | None,
+    _plan_option(
+        "--host-memory",
+        metavar="60GB",
+        help="Host memory that a plan may use per GPU. Default: that of the GPU profile, or no limit without one.",
     ),
 ]
 OnlyOption = Annotated[
@@ -204,7 +212,13 @@ class GpuSelection:
 
 
 def build_query(
-    selection: GpuSelection, *, model: ModelProfile, global_batch: int, memory: str | None, limits: PlanLimits
+    selection: GpuSelection,
+    *,
+    model: ModelProfile,
+    global_batch: int,
+    memory: str | None,
+    host_memory: str | None,
+    limits: PlanLimits,
 ) -> PlanQuery:
     """Return the query that the options describe.
 
@@ -217,6 +231,9 @@ def build_query(
         hardware, shapes = _select_from_options(selection)
     is_curve = selection.shape is None and ":" in (selection.gpus or "")
     memory_bytes = _parse_memory(memory, hardware)
+    if host_memory is not None:
+        host_bytes = _parse_host_memory(host_memory)
+        hardware = tuple(replace(profile, host_memory_bytes=host_bytes) for profile in hardware)
     return PlanQuery(model, hardware, shapes, is_curve, global_batch, memory_bytes, limits)
 
 
@@ -296,6 +313,16 @@ def _parse_memory(memory: str | None, hardware: tuple[HardwareProfile, ...]) -> 
     if memory_bytes > largest.memory_bytes:
         raise_input_error(f"--memory: {memory} exceeds the {format_bytes(largest.memory_bytes)} of one {largest.gpu}")
     return memory_bytes
+
+
+def _parse_host_memory(host_memory: str) -> int:
+    from scheduler.documents.units import parse_bytes
+
+    with input_errors_from("--host-memory"):
+        host_bytes = parse_bytes(host_memory)
+    if not host_bytes:
+        raise_input_error(f"--host-memory: {host_memory} is 0. Use --without offload for plans without host memory.")
+    return host_bytes
 
 
 def _build_shape(gpu: str, gpus: int, nodes: int | None) -> GpuShape:

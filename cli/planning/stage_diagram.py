@@ -70,7 +70,7 @@ class StageDiagram:
         return bar
 
     def _format_bottleneck(self, device: Device) -> str:
-        """Format the bottleneck with its share of the step, and `memory` if the stage is near its memory limit."""
+        """Format the bottleneck with its share of the step, `memory` near its limit, and what is on the host."""
         bound = device["bound"]
         if bound in ("bubble", "hand-over"):
             taken_s = device["idle_s"]
@@ -79,7 +79,8 @@ class StageDiagram:
         else:
             taken_s = sum(device[name] for name in _TIME_COMPONENTS["communication"])
         text = f"{bound} {100 * taken_s / self.step_s:.0f}%"
-        return f"{text}, memory" if device["memory_near_limit"] else text
+        text = f"{text}, memory" if device["memory_near_limit"] else text
+        return f"{text}, {format_bytes(device['host_bytes'])} on the host" if device["host_bytes"] else text
 
     def _draw_legend(self) -> Text:
         from rich.text import Text

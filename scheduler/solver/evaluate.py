@@ -15,7 +15,12 @@ import numpy as np
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
 from scheduler.solver.costs.communication_time import Layout, compute_border_s, compute_reshard_s
 from scheduler.solver.costs.layer_chain import Layer, build_layer_chain, build_layer_table
-from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_memory import (
+    compute_activation_bytes,
+    compute_buffer_bytes,
+    compute_host_bytes,
+    compute_state_bytes,
+)
 from scheduler.solver.costs.layer_time import LayerTimes, compute_layer_times
 from scheduler.solver.costs.pipeline_costs import StageGroup, compute_hand_over_s, count_in_flight
 from scheduler.solver.costs.strategy_space import StrategyCandidates
@@ -60,11 +65,13 @@ _PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s"
 class StageEvaluation:
     """Time per micro-batch and peak memory of one device of the pipeline, with all its stages if it is interleaved.
 
-    `memory_bytes` is for one GPU of the device, reserve included.
+    `memory_bytes` is for one GPU of the device, reserve included, and `host_bytes` is what offload keeps on the host
+    for it.
     """
 
     parts: TimeParts
     memory_bytes: int
+    host_bytes: int
     in_flight: float
 
     @property
@@ -111,14 +118,19 @@ def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
     iteration_s += max(group.hardware.iteration_overhead_s for group in groups)
     peak_flops_per_s = sum(group.gpus * group.hardware.peak_flops_per_s for group in groups)
     useful_flops = request.model.training_flops_per_sample * request.global_batch
-    limits = [costs[plan.stages[position].gpu].group.limit_bytes for position in range(plan.pipeline_devices)]
+    members = [costs[plan.stages[position].gpu].group for position in range(plan.pipeline_devices)]
     return Evaluation(
         iteration_time_s=iteration_s,
         stages=stages,
         hand_overs_s=links_s,
-        fits=all(stage.memory_bytes <= limit for stage, limit in zip(stages, limits, strict=True)),
+        fits=all(_fits(stage, group) for stage, group in zip(stages, members, strict=True)),
         model_flops_utilization=useful_flops / (iteration_s * peak_flops_per_s),
     )
+
+
+def _fits(stage: StageEvaluation, group: DeviceGroup) -> bool:
+    host_limit_bytes = group.hardware.host_memory_bytes
+    return stage.memory_bytes <= group.limit_bytes and not stage.host_bytes > host_limit_bytes > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +146,7 @@ class _GroupCosts:
     state_bytes: Ints
     kept_bytes: Ints
     working_bytes: Ints
+    host_bytes: Ints | None
     border_s: Floats
     reshard_s: Floats
 
@@ -158,6 +171,7 @@ def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: Devic
         state_bytes=compute_state_bytes(kinds, candidates, setting),
         kept_bytes=compute_activation_bytes(kinds, candidates, setting),
         working_bytes=compute_buffer_bytes(kinds, candidates, setting),
+        host_bytes=compute_host_bytes(kinds, candidates, setting),
         border_s=compute_border_s(table, candidates.degrees, setting),
         reshard_s=compute_reshard_s(table, layouts, batches, setting)[0],
     )
@@ -168,7 +182,7 @@ def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> S
     held = count_in_flight(
         plan.schedule, micro_batches=plan.micro_batches, devices=plan.pipeline_devices, position=position
     )
-    parts, planned_bytes, working = TimeParts(), 0, 0
+    parts, planned_bytes, working, host_bytes = TimeParts(), 0, 0, 0
     for stage in plan.stages[position :: plan.pipeline_devices]:
         strategies = expand_layer_strategies(stage)
         places = [
@@ -179,8 +193,10 @@ def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> S
             parts = parts.add(TimeParts(*(float(getattr(costs.times, name)[place]) for name in _PARTS)))
             planned_bytes += int(costs.state_bytes[place]) + ceil(float(costs.kept_bytes[place]) * held)
             working = max(working, int(costs.working_bytes[place[1]]))
+            host_bytes += 0 if costs.host_bytes is None else int(costs.host_bytes[place])
         parts = parts.add(TimeParts(other_s=_compute_layout_changes_s(stage, places, strategies, costs)))
-    return StageEvaluation(parts, costs.group.hardware.occupied_bytes(planned_bytes + working), held)
+    memory_bytes = costs.group.hardware.occupied_bytes(planned_bytes + working)
+    return StageEvaluation(parts, memory_bytes, host_bytes, held)
 
 
 def _compute_layout_changes_s(

@@ -16,7 +16,7 @@ from scheduler.solver.costs.pipeline_costs import count_in_flight
 from scheduler.solver.costs.strategy_space import DegreeLimits, enumerate_degrees
 from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.request import Infeasibility, SolveRequest
-from scheduler.solver.search.pipelines import Pipeline, enumerate_pipelines
+from scheduler.solver.search.pipelines import Pipeline, PipelineGroup, enumerate_pipelines
 from scheduler.solver.search.stage_oracle import OracleCache
 
 _GB = 1e9
@@ -49,21 +49,52 @@ def explain_infeasible_batch(request: SolveRequest) -> Infeasibility:
 
 
 def explain_infeasible_memory(request: SolveRequest, candidates: Iterable[Pipeline]) -> Infeasibility:
-    """Explain that nothing fits, with the leanest plan of one strategy per stage and its memory."""
-    need = _find_leanest_plan(candidates)
-    hardware, strategy = need.pipeline.groups[need.group_index].group.hardware, need.strategy
-    limit_bytes = need.pipeline.groups[need.group_index].group.limit_bytes
-    needed_gb = -(-hardware.occupied_bytes(need.planned_bytes) // _ROUNDING_BYTES) * _ROUNDING_BYTES / _GB
-    sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
-    micro_batches = need.pipeline.config.micro_batches
+    """Explain that nothing fits, with the leanest plan of one strategy per stage and its memory.
+
+    Where that plan fits into the GPUs, it is the host that lacks memory for what the plan offloads.
+    """
+    listed = list(candidates)
+    need = _find_leanest_plan(listed)
+    if need.excess_bytes <= 0:
+        return _explain_infeasible_host(request, listed)
+    group = need.pipeline.groups[need.group_index].group
+    hardware, limit_bytes = group.hardware, group.limit_bytes
+    needed_gb = _round_up_gb(hardware.occupied_bytes(int(need.excess_bytes) + group.capacity_bytes))
     more = _find_sufficient_shape(request)
     change = f"it would fit in {needed_gb:.1f} GB per GPU{f', or on {more}' if more else ''}"
     return Infeasibility(
         f"needs {needed_gb:.1f} GB of {limit_bytes / _GB:.1f} GB per GPU of {hardware.gpu} at "
-        f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}, "
-        f"{micro_batches} micro-batches of {request.global_batch // micro_batches}, "
-        f"the leanest plan with one strategy per stage; {change}",
+        f"{_describe_plan(need, request)}, the leanest plan with one strategy per stage; {change}",
         "memory",
+    )
+
+
+def _explain_infeasible_host(request: SolveRequest, candidates: Iterable[Pipeline]) -> Infeasibility:
+    """Explain that hosts lack memory, with the one-strategy plan that fits into the GPUs and offloads least."""
+    need = min(
+        (_find_fullest_stage(pipeline, teams, _tabulate_host_bytes) for pipeline, teams in _list_orders(candidates)),
+        key=lambda need: need.excess_bytes,
+    )
+    hardware = need.pipeline.groups[need.group_index].group.hardware
+    needed_gb = _round_up_gb(need.excess_bytes + hardware.host_memory_bytes)
+    return Infeasibility(
+        f"needs {needed_gb:.1f} GB of {hardware.host_memory_bytes / _GB:.1f} GB of host memory per GPU of "
+        f"{hardware.gpu} at {_describe_plan(need, request)}, the plan with one strategy per stage that offloads least; "
+        f"it would fit with {needed_gb:.1f} GB of host memory per GPU",
+        "memory",
+    )
+
+
+def _round_up_gb(size_bytes: float) -> float:
+    return -(-size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES / _GB
+
+
+def _describe_plan(need: _StageNeed, request: SolveRequest) -> str:
+    strategy, micro_batches = need.strategy, need.pipeline.config.micro_batches
+    sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
+    return (
+        f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}, "
+        f"{micro_batches} micro-batches of {request.global_batch // micro_batches}"
     )
 
 
@@ -101,10 +132,9 @@ def _lift_limits(request: SolveRequest, single: Sequence[tuple[str, PlanLimits]]
 
 @dataclass(frozen=True, slots=True)
 class _StageNeed:
-    """The stage that exceeds its capacity by most, with its strategy and its planned memory."""
+    """The stage that exceeds a capacity by most, with its strategy; by infinitely many bytes if nothing else fits."""
 
     excess_bytes: float
-    planned_bytes: int
     strategy: LayerStrategy
     group_index: int
     pipeline: Pipeline
@@ -115,19 +145,32 @@ def _find_leanest_plan(candidates: Iterable[Pipeline]) -> _StageNeed:
 
     Pipelines are tried in order of a lower bound, until the bound reaches the smallest need found.
     """
-    listed = list(candidates)
-    plain = [pipeline for pipeline in listed if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED]
-    # An interleaved pipeline holds at least as much as 1F1B, so it counts only if limits leave nothing else.
-    bounded = [(_compute_excess_bound(pipeline), number, pipeline) for number, pipeline in enumerate(plain or listed)]
+    bounded = [
+        (_compute_excess_bound(pipeline), number, pipeline, teams)
+        for number, (pipeline, teams) in enumerate(_list_orders(candidates))
+    ]
     best: _StageNeed | None = None
-    for bound, _, pipeline in sorted(bounded, key=lambda entry: entry[:2]):
+    for bound, _, pipeline, teams in sorted(bounded, key=lambda entry: entry[:2]):
         if best is not None and bound >= best.excess_bytes:
             break
-        for teams in {tuple(range(len(pipeline.groups))), tuple(reversed(range(len(pipeline.groups))))}:
-            need = _find_fullest_stage(pipeline, teams)
-            best = need if best is None or need.excess_bytes < best.excess_bytes else best
+        need = _find_fullest_stage(pipeline, teams, _tabulate_excess_bytes)
+        best = need if best is None or need.excess_bytes < best.excess_bytes else best
     assert best is not None, "at least one pipeline exists"
     return best
+
+
+def _list_orders(candidates: Iterable[Pipeline]) -> list[tuple[Pipeline, tuple[int, ...]]]:
+    """Return the pipelines with each order of their groups.
+
+    An interleaved pipeline holds at least as much as 1F1B, so it counts only if limits leave nothing else.
+    """
+    listed = list(candidates)
+    plain = [pipeline for pipeline in listed if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED]
+    return [
+        (pipeline, teams)
+        for pipeline in plain or listed
+        for teams in dict.fromkeys((tuple(range(len(pipeline.groups))), tuple(reversed(range(len(pipeline.groups))))))
+    ]
 
 
 def _compute_excess_bound(pipeline: Pipeline) -> float:
@@ -140,7 +183,11 @@ def _compute_excess_bound(pipeline: Pipeline) -> float:
     return least - max(pipeline_group.group.capacity_bytes for pipeline_group in pipeline.groups)
 
 
-def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
+_Tabulate = Callable[[PipelineGroup, Ints, float], Floats]
+"""Returns [S, L+1, L+1]: by how many bytes layers a to b-1 exceed a capacity under each of the lean strategies."""
+
+
+def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int], tabulate: _Tabulate) -> _StageNeed:
     """Return the fullest stage of the partition that exceeds capacities the least.
 
     Each stage has its leanest strategy.
@@ -156,7 +203,7 @@ def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
             devices=pipeline.devices,
             position=position,
         )
-        excess = _compute_stage_bytes(pipeline_group.costed.costs, types, held) - pipeline_group.group.capacity_bytes
+        excess = tabulate(pipeline_group, types, held)
         tables.append(excess)
         least = excess.min(axis=0)
         reach = least[0] if position == 0 else np.maximum(reach[:, None], least).min(axis=0)
@@ -164,13 +211,32 @@ def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
     position = next(place for place, excess in enumerate(tables) if (excess == peak).any())
     pipeline_group = pipeline.groups[places[position]]
     strategy = _find_lean_strategies(pipeline_group.costed.costs)[int(np.argwhere(tables[position] == peak)[0][0])]
-    planned = int(peak) + pipeline_group.group.capacity_bytes
-    return _StageNeed(peak, planned, pipeline_group.costed.build_strategy(int(strategy)), places[position], pipeline)
+    return _StageNeed(peak, pipeline_group.costed.build_strategy(int(strategy)), places[position], pipeline)
+
+
+def _tabulate_excess_bytes(member: PipelineGroup, types: Ints, held: float) -> Floats:
+    return _compute_stage_bytes(member.costed.costs, types, held) - member.group.capacity_bytes
+
+
+def _tabulate_host_bytes(member: PipelineGroup, types: Ints, held: float) -> Floats:
+    """Return the same for the host; infinite where the GPU's own memory does not suffice."""
+    costs = member.costed.costs.select_strategies(_find_lean_strategies(member.costed.costs))
+    held_on_host = np.zeros_like(costs.state_bytes) if costs.host_bytes is None else costs.host_bytes
+    needs = _sum_spans(held_on_host, types) - member.group.hardware.host_memory_bytes
+    return np.where(_tabulate_excess_bytes(member, types, held) <= 0, needs, np.inf)
+
+
+def _sum_spans(sizes: Ints, types: Ints) -> Floats:
+    """Return [S, L+1, L+1]: the sums of sizes [T, S] over the layers a to b-1."""
+    rows = sizes[types].T.astype(np.float64)
+    sums = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
+    return np.asarray(sums[:, None, :] - sums[:, :, None])
 
 
 def _find_lean_strategies(costs: StageCosts) -> Ints:
-    """Return the strategies that no other strategy undercuts in state, activation and buffer bytes."""
-    columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None]])
+    """Return the strategies that no other strategy undercuts in state, activation, buffer and host bytes."""
+    host = [] if costs.host_bytes is None else [costs.host_bytes]
+    columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None], *host])
     first = np.unique(columns, axis=1, return_index=True)[1]
     distinct = columns[:, first]
     undercut = np.asarray((distinct[:, :, None] <= distinct[:, None, :]).all(axis=0))
@@ -184,9 +250,7 @@ def _compute_stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
     The memory is infinite if there is no layer.
     """
     lean = costs.select_strategies(_find_lean_strategies(costs))
-    memory = lean.compute_memory_bytes(held)[types].T.astype(np.float64)
-    sums = np.concatenate([np.zeros((len(memory), 1)), np.cumsum(memory, axis=1)], axis=1)
-    needs: Floats = sums[:, None, :] - sums[:, :, None] + lean.working_bytes[:, None, None]
+    needs: Floats = _sum_spans(lean.compute_memory_bytes(held), types) + lean.working_bytes[:, None, None]
     needs[:, np.tril(np.ones(needs.shape[1:], dtype=bool))] = np.inf
     return needs
 

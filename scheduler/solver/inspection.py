@@ -36,7 +36,8 @@ class DeviceInspection:
     """One device of the pipeline over one step. The six parts and `idle_s` add up to the step.
 
     `other_s` is the optimizer step, changes of layout and the host overhead of each step. `layers` are the runs
-    (first, last) that the device holds; `memory_bytes_max` is the memory of one GPU that a plan may use.
+    (first, last) that the device holds; `memory_bytes_max` is the memory of one GPU that a plan may use. `host_bytes`
+    is what offload keeps on the host for one GPU, and `host_bytes_max` what it may keep; None if that is unknown.
     """
 
     gpu: str
@@ -54,6 +55,8 @@ class DeviceInspection:
     micro_batches_held: float
     bound: Bound
     memory_near_limit: bool
+    host_bytes: int
+    host_bytes_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ def _inspect_device(
         micro_batches_held=stage.in_flight,
         bound=_find_bottleneck(parts, idle_s, slow_link=_is_link_bound(evaluation)),
         memory_near_limit=stage.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
+        host_bytes=stage.host_bytes,
+        host_bytes_max=group.hardware.host_memory_bytes or None,
     )
 
 

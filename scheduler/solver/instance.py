@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from operator import le
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class StageCosts:
         working_bytes  [S]        buffer of a stage that uses the strategy; a stage needs the largest of its strategies'
         reshard_s      [T, K, K]  after a layer, from its layout to the next layer's, within a stage
         border_s       [T, S]     gathering at the first and the last layer of a stage that has a neighbor there
+        host_bytes     [T, S]     of one layer in host memory, for one GPU; None if the host sets no limit
     """
 
     layouts: Ints
@@ -39,6 +41,7 @@ class StageCosts:
     working_bytes: Ints
     reshard_s: Floats
     border_s: Floats
+    host_bytes: Ints | None = None
 
     @property
     def strategies(self) -> int:
@@ -59,6 +62,7 @@ class StageCosts:
             working_bytes=self.working_bytes[strategies],
             reshard_s=self.reshard_s,
             border_s=self.border_s[:, strategies],
+            host_bytes=None if self.host_bytes is None else self.host_bytes[:, strategies],
         )
 
 
@@ -92,8 +96,9 @@ class Objective:
 class Instance:
     """A pipeline of P devices over a chain of L layers.
 
-    `types` [L] is the type of each layer. Group g provides `counts[g]` devices with `costs[g]` and `capacity_bytes[g]`
-    each. The device at position i (from 0) holds `in_flight[i]` micro-batches at its peak.
+    `types` [L] is the type of each layer. Group g provides `counts[g]` devices with `costs[g]`, `capacity_bytes[g]` on
+    each GPU and `host_capacity_bytes[g]` on the host for it; the latter is empty if no host sets a limit. The device at
+    position i (from 0) holds `in_flight[i]` micro-batches at its peak.
 
     `hand_over_s` [P-1, G, G, L+1] is the time at cut i, from a device of one group to one of another, if the next stage
     begins with layer a; infinite for a = 0 and a = L.
@@ -118,6 +123,7 @@ class Instance:
     interleave: int = 1
     borders: tuple[int, ...] = ()
     stage_layers: int = 0
+    host_capacity_bytes: tuple[int, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -149,12 +155,16 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class SolutionCost:
-    """The objective of a solution, each device's load and memory, and each link's load."""
+    """The objective of a solution, each device's load and memory, and each link's load.
+
+    `fits` also considers the hosts, of which `host_bytes` are used per GPU.
+    """
 
     time_s: float
     devices_s: tuple[float, ...]
     links_s: tuple[float, ...]
     memory_bytes: tuple[int, ...]
+    host_bytes: tuple[int, ...]
     fits: bool
 
 
@@ -163,6 +173,7 @@ def evaluate_solution(instance: Instance, solution: Solution) -> SolutionCost:
     devices_s = [0.0] * instance.devices
     memory = [0] * instance.devices
     working = [0] * instance.devices
+    host = [0] * instance.devices
     chunks = list(pairwise(solution.borders))
     for number, (first, end) in enumerate(chunks):
         device = number % instance.devices
@@ -172,16 +183,20 @@ def evaluate_solution(instance: Instance, solution: Solution) -> SolutionCost:
         for layer in range(first, end):
             memory[device] += int(needs[instance.types[layer], solution.choice[layer]])
             working[device] = max(working[device], int(costs.working_bytes[solution.choice[layer]]))
+            if costs.host_bytes is not None:
+                host[device] += int(costs.host_bytes[instance.types[layer], solution.choice[layer]])
     totals = tuple(map(sum, zip(memory, working, strict=True)))
     links_s = _compute_link_loads_s(instance, solution)
     loads_s = (*devices_s, *links_s)
     limits = (instance.capacity_bytes[group] for group in solution.order)
+    host_limits = (instance.host_capacity_bytes[group] for group in solution.order if instance.host_capacity_bytes)
     return SolutionCost(
         time_s=instance.objective.compute_time_s(sum(loads_s), max(loads_s)),
         devices_s=tuple(devices_s),
         links_s=links_s,
         memory_bytes=totals,
-        fits=all(need <= limit for need, limit in zip(totals, limits, strict=True)),
+        host_bytes=tuple(host),
+        fits=all(map(le, totals, limits)) and all(map(le, host, host_limits)),
     )
 
 

@@ -84,8 +84,19 @@ def _find_memory_violation(inspection: Inspection) -> str:
         enumerate(inspection.devices), key=lambda entry: entry[1].memory_bytes / max(entry[1].memory_bytes_max, 1)
     )
     if fullest.memory_bytes <= fullest.memory_bytes_max:
-        return ""
+        return _find_host_violation(inspection)
     return (
         f"stage {position} needs {fullest.memory_bytes / _BYTES_PER_GB:.1f} GB per GPU; "
         f"a plan may use {fullest.memory_bytes_max / _BYTES_PER_GB:.1f} GB of {fullest.gpu}"
+    )
+
+
+def _find_host_violation(inspection: Inspection) -> str:
+    """Return which stage needs most of what its host lacks; empty if all have enough."""
+    position, fullest = max(enumerate(inspection.devices), key=lambda entry: entry[1].host_bytes)
+    if fullest.host_bytes_max is None or fullest.host_bytes <= fullest.host_bytes_max:
+        return ""
+    return (
+        f"stage {position} offloads {fullest.host_bytes / _BYTES_PER_GB:.1f} GB per GPU to the host, which has "
+        f"{fullest.host_bytes_max / _BYTES_PER_GB:.1f} GB for each GPU of {fullest.gpu}"
     )

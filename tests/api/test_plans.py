@@ -103,6 +103,17 @@ def test_a_plan_has_an_inspection_and_runners_up(service: ApiService) -> None:
     assert [other["slower_ratio"] >= 0 for other in plan["runners_up"]] == [True, True]
 
 
+def test_the_memory_of_the_host_bounds_what_is_offloaded(service: ApiService, problem: Problem) -> None:
+    offloading = {"model": "llama-2-13b", "gpu": "v100-32g", "gpus": 4, "globalBatch": 4, "sequenceLength": 512}
+    device = service.made("/v1/plans", offloading)["inspection"]["devices"][0]
+    assert device["host_bytes"] > 20e9
+    assert device["host_bytes_max"] is None
+    refused = problem(service.post("/v1/plans", offloading | {"hostMemory": "20GB"}), 422)
+    assert refused["type"] == "urn:ebbtide:problem:infeasible"
+    enough = service.made("/v1/plans", offloading | {"hostMemory": device["host_bytes"]})
+    assert enough["inspection"]["devices"][0]["host_bytes_max"] == device["host_bytes"]
+
+
 def test_an_infeasible_request_names_the_binding_constraint(service: ApiService, problem: Problem) -> None:
     big = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 1, "globalBatch": 8, "memory": "16GB"}
     body = problem(service.post("/v1/plans", big), 422)
@@ -125,6 +136,7 @@ def test_an_infeasible_request_names_the_binding_constraint(service: ApiService,
         ("sequenceLength", {"sequenceLength": -1}),
         ("memory", {"memory": "-1GB"}),
         ("memory", {"memory": "90TB"}),
+        ("hostMemory", {"hostMemory": 0}),
         ("gpu", {"shape": [{"gpu": "cpu", "nodes": 1, "gpusPerNode": 1}]}),
         ("shape", {"shape": []}),
         ("tolerance", {"tolerance": 1}),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+import numpy as np
 import pytest
 
 from baselines.milp.solver import OBJECTIVE_TOLERANCE, MilpOutcome, solve_instances
@@ -17,7 +18,7 @@ from scheduler.solver.instance import Instance, evaluate_solution
 from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
 from tests.builders_loop import a_loop
 
-LOOPS, LOOPS_FULL, MIXED, EQUAL = 20, 200, 3, 8
+LOOPS, LOOPS_FULL, MIXED, EQUAL, HOSTS = 20, 200, 3, 8, 8
 CHUNKS = 4
 TIME_LIMIT_S = 12.0
 PROVEN_SHARE_MIN = 0.6
@@ -52,6 +53,24 @@ def test_search_of_equal_stages_matches_highs(seed: int) -> None:
             if instance.interleave == 1 and instance.layers % instance.devices == 0
         ]
     )
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, HOSTS))])
+def test_search_with_limited_hosts_matches_highs(seed: int) -> None:
+    rng = random.Random(f"referee hosts {seed}")
+    loop = a_loop(rng, layers=8, kinds=rng.choice([1, 3]), gpus=rng.choice([4, 8]), batch=8)
+    _compare([_limit_hosts(instance, rng) for instance in loop])
+
+
+def _limit_hosts(instance: Instance, rng: random.Random) -> Instance:
+    """Let half of the strategies use memory of hosts that have too little for all layers of a device."""
+    costs = []
+    for known in instance.costs:
+        used = [[rng.randint(50, 100) * (number % 2) for number in range(known.strategies)] for _ in known.time_s]
+        costs.append(replace(known, host_bytes=np.array(used, dtype=np.int64)))
+    layers = instance.layers / instance.devices
+    limits = tuple(round(75 * layers * rng.uniform(0.2, 0.9)) for _ in costs)
+    return replace(instance, costs=tuple(costs), host_capacity_bytes=limits)
 
 
 def _compare_all(seeds: Sequence[int]) -> None:

@@ -104,7 +104,8 @@ function memoryUse(spent) {
   const share = spent.memory_bytes / spent.memory_bytes_max;
   const held = plural(spent.micro_batches_held, "micro-batch", "micro-batches");
   const whole = `${bytes(spent.memory_bytes)} of ${bytes(spent.memory_bytes_max)} (${percent(share)})`;
-  const text = `Memory: ${whole}, ${held} held${spent.memory_near_limit ? ", near the limit" : ""}`;
+  const offloaded = spent.host_bytes ? `, ${bytes(spent.host_bytes)} per GPU on the host` : "";
+  const text = `Memory: ${whole}, ${held} held${spent.memory_near_limit ? ", near the limit" : ""}${offloaded}`;
   return [el("span", {}, text), bar(text, [[spent.memory_near_limit ? "lent" : "inference", Math.min(1, share)]])];
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.costs.layer_chain import Layer, LayerTable, build_layer_table
+from scheduler.solver.costs.layer_time import count_owned_parameters
 from scheduler.solver.costs.strategy_space import StrategyCandidates
 from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
@@ -41,6 +42,21 @@ def compute_state_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates
             table.trained, table.expert_moment_bytes, candidates, shards, setting
         )
     return _round_up_bytes(total)
+
+
+def compute_host_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> Ints | None:
+    """Return the bytes that offload keeps in host memory per GPU, None if no candidate offloads.
+
+    The host holds the gradients as they are sent, the master weights and the optimizer's moments (ZeRO-Offload, arXiv
+    2101.06840, section 4.1).
+    """
+    if not candidates.offload.any():
+        return None
+    precision, table = setting.hardware.precision, build_layer_table(kinds)
+    dense, experts = count_owned_parameters(table, candidates)
+    always = precision.value_bytes + precision.master_bytes
+    held = dense * (always + table.dense_moment_bytes) + experts * (always + table.expert_moment_bytes)
+    return _round_up_bytes(np.where(candidates.offload == 1, held, 0.0))
 
 
 def compute_activation_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> Ints:

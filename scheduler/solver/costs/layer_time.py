@@ -272,7 +272,7 @@ def _compute_exposed_s(
 def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> Floats:
     """Return 1/c of the optimizer step. With offload, gradients move to the host and new weights come back."""
     hardware = setting.hardware
-    dense, experts = _count_owned_parameters(table, candidates)
+    dense, experts = count_owned_parameters(table, candidates)
     owned = dense + experts
     bandwidth = hardware.memory_bandwidth_bytes_per_s
     step_s = (_OPTIMIZER_BYTES_PER_PARAMETER + 2 * table.dense_moment_bytes) / bandwidth * dense
@@ -284,7 +284,7 @@ def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates,
     return np.asarray(step_s / candidates.micro_batches)
 
 
-def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -> tuple[Floats, Floats]:
+def count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -> tuple[Floats, Floats]:
     """Return the numbers of trained weights whose optimizer state one GPU owns, outside of experts and in them."""
     tp, ep = candidates.degrees.tp[candidates.degree_index], candidates.degrees.ep[candidates.degree_index]
     experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(candidates.shard_group // ep, 1))

@@ -19,7 +19,12 @@ from scheduler.domain.plan_limits import NO_LIMITS, PlanDimension, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting, send_s
 from scheduler.solver.costs.communication_time import compute_border_s, compute_reshard_s, list_layouts
 from scheduler.solver.costs.layer_chain import Layer, LayerChain, build_layer_table
-from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_memory import (
+    compute_activation_bytes,
+    compute_buffer_bytes,
+    compute_host_bytes,
+    compute_state_bytes,
+)
 from scheduler.solver.costs.layer_time import compute_layer_times
 from scheduler.solver.costs.strategy_space import DegreeLimits, StrategyCandidates, enumerate_candidates
 from scheduler.solver.instance import Floats, Ints, StageCosts
@@ -84,6 +89,7 @@ def compute_stage_costs(
             working_bytes=joint.working_bytes[first:end],
             reshard_s=changes_s[row],
             border_s=joint.border_s[:, first:end],
+            host_bytes=None if joint.host_bytes is None else joint.host_bytes[:, first:end],
         )
         found[count] = CostedStrategies(costs, candidates, numbers[first:end])
     return found
@@ -107,6 +113,7 @@ def _compute_joint_costs(
         working_bytes=compute_buffer_bytes(kinds, candidates, setting),
         reshard_s=changes_s[0],
         border_s=compute_border_s(table, degrees, setting)[:, candidates.degree_index],
+        host_bytes=compute_host_bytes(kinds, candidates, setting) if setting.hardware.host_memory_bytes else None,
     )
     return costs, changes_s
 

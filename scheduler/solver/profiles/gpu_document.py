@@ -54,6 +54,7 @@ _GPU_OPTIONAL_UNITS = {
     "expert_imbalance": "ratio",
     "host_bandwidth_bytes_per_s": "bytes/s",
     "host_optimizer_s_per_parameter": "s/parameter",
+    "host_memory_bytes": "bytes",
     "prediction_error": "ratio",
 }
 

@@ -136,6 +136,8 @@ class HardwareProfile:
             it.
         host_bandwidth_bytes_per_s: between one GPU and the host. `host_optimizer_s_per_parameter` is the time of Adam
             on the host for one GPU while all GPUs of the node do the same. 0 if offload is not supported.
+        host_memory_bytes: share of one GPU in the memory of its node, for state that plans keep on the host; 0 if
+            unknown, and then without a limit.
         prediction_error: 95th percentile of the relative errors of predicted step times, on runs that were not used for
             the profile where it can be; 0 if unknown.
         collectives: measured times, which replace the formulas for these numbers of ranks.
@@ -171,6 +173,7 @@ class HardwareProfile:
     expert_priority: bool = False
     host_bandwidth_bytes_per_s: float = 0.0
     host_optimizer_s_per_parameter: float = 0.0
+    host_memory_bytes: int = 0
     prediction_error: float = 0.0
     collectives: tuple[CollectiveTable, ...] = ()
     estimated: bool = False
@@ -260,6 +263,7 @@ _NON_NEGATIVE_FIELDS = (
     "inter_hop_s",
     "gradient_overlap",
     "prediction_error",
+    "host_memory_bytes",
     *_OFFLOAD_FIELDS,
 )
 _AT_MOST_1 = ("efficiency", "attention_efficiency", "gradient_overlap")
@@ -280,6 +284,7 @@ _PLAUSIBLE: Mapping[str, tuple[float, float, str]] = MappingProxyType(
         "launch_s": (*_TIMES, "s"),
         "iteration_overhead_s": (*_TIMES, "s"),
         "host_optimizer_s_per_parameter": (0.0, 1e-3, "s/parameter"),
+        "host_memory_bytes": (0.0, 1e14, "bytes"),
         "reserve_ratio": (0.0, 1.0, "(a share)"),
     }
 )

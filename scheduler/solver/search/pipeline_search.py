@@ -90,9 +90,16 @@ class PipelineSearch:
     @classmethod
     def from_instance(cls, instance: Instance) -> PipelineSearch:
         """Create the search of an instance that shares its oracles with no other."""
+        hosts = instance.host_capacity_bytes or (0,) * len(instance.costs)
         oracles = tuple(
-            StageOracle(instance.types, costs, capacity_bytes=capacity, in_flight_max=max(instance.in_flight))
-            for costs, capacity in zip(instance.costs, instance.capacity_bytes, strict=True)
+            StageOracle(
+                instance.types,
+                costs,
+                capacity_bytes=capacity,
+                host_capacity_bytes=host,
+                in_flight_max=max(instance.in_flight),
+            )
+            for costs, capacity, host in zip(instance.costs, instance.capacity_bytes, hosts, strict=True)
         )
         return cls(lambda: instance, oracles, compute_balanced_bound_s(oracles, instance.counts, instance.objective))
 

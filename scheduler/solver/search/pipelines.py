@@ -246,6 +246,7 @@ def _build_pipeline(
             member.costed,
             micro_batches=config.micro_batches,
             capacity_bytes=member.group.capacity_bytes,
+            host_capacity_bytes=member.group.hardware.host_memory_bytes,
             restriction=restriction,
         )
         for member in groups
@@ -277,4 +278,11 @@ def _build_instance(layers: LayerChain, groups: tuple[PipelineGroup, ...], confi
         interleave=schedule.interleave,
         borders=config.borders,
         stage_layers=config.stage_layers,
+        host_capacity_bytes=_list_host_limits(groups),
     )
+
+
+def _list_host_limits(groups: tuple[PipelineGroup, ...]) -> tuple[int, ...]:
+    """Return the host memory per GPU of each group; nothing if no host sets a limit."""
+    is_limited = any(member.costed.costs.host_bytes is not None for member in groups)
+    return tuple(member.group.hardware.host_memory_bytes for member in groups) if is_limited else ()

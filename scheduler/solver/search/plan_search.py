@@ -116,7 +116,13 @@ def _search_shape(
 def _search_full_shape(
     request: SolveRequest, tolerance: float, labels_max: int, runners_up: int, oracle_cache: OracleCache
 ) -> SearchOutcome:
-    """Search the plans that use all GPUs."""
+    """Search the plans that use all GPUs, at first without regard to host memory: it is seldom what limits them."""
+    if any(profile.host_memory_bytes for profile in request.hardware):
+        unlimited = tuple(replace(profile, host_memory_bytes=0) for profile in request.hardware)
+        free = _search_full_shape(replace(request, hardware=unlimited), tolerance, labels_max, runners_up, oracle_cache)
+        plans = (free.result, *free.runners_up)
+        if all(isinstance(plan, Infeasibility) or evaluate(plan, request).fits for plan in plans):
+            return free
     pipelines = list(enumerate_pipelines(request, oracle_cache))
     if not pipelines:
         return SearchOutcome(explain_infeasible_batch(request), SearchStats(0, 0))

@@ -146,8 +146,9 @@ def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
     """Return the numbers of the strategies that can be of use, ascending.
 
     Strategy a dominates b if both leave the same layout and, for every layer type, a takes no more time, no more at a
-    border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is linear
-    in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first one stays.
+    border, no more buffer, no more host memory, and no more memory with 1 and with `in_flight_max` micro-batches in
+    flight (memory is linear in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first
+    one stays.
     """
     rows = list_comparable_costs(costs, in_flight_max=in_flight_max)
     kept = []
@@ -166,6 +167,7 @@ def list_comparable_costs(costs: StageCosts, *, in_flight_max: float) -> Floats:
             costs.compute_memory_bytes(1.0).astype(np.float64),
             costs.compute_memory_bytes(in_flight_max).astype(np.float64),
             costs.working_bytes[None].astype(np.float64),
+            *([] if costs.host_bytes is None else [costs.host_bytes.astype(np.float64)]),
         ]
     )
 

@@ -34,12 +34,21 @@ LayerRuns = tuple[tuple[int, int], ...]
 class StageOracle:
     """Times of stages by window: lower bounds at first, replaced by proven times as stages are solved."""
 
-    def __init__(self, types: Ints, costs: StageCosts, *, capacity_bytes: int, in_flight_max: float) -> None:
+    def __init__(
+        self,
+        types: Ints,
+        costs: StageCosts,
+        *,
+        capacity_bytes: int,
+        in_flight_max: float,
+        host_capacity_bytes: int = 0,
+    ) -> None:
         self.windows = build_windows(tuple(types.tolist()), len(costs.time_s))
         self.labels = 0
         self.solved = 0
         self._all_costs = costs
         self._capacity_bytes = capacity_bytes
+        self._host_capacity_bytes = host_capacity_bytes
         self._in_flight_max = in_flight_max
         self._times_s: dict[float, Floats] = {}
         self._solutions: dict[tuple[float, LayerRuns], StageSolution] = {}
@@ -127,7 +136,7 @@ class StageOracle:
     def _solve_exactly(self, chunks: LayerRuns, in_flight: float, tolerance: float, labels_max: int) -> StageSolution:
         unlimited = self._solve_unlimited(chunks)
         problem = self._build_problem(chunks, in_flight)
-        if problem.evaluate_choices(np.array([unlimited.choice]))[1][0] <= self._capacity_bytes:
+        if problem.fits(np.array(unlimited.choice)):
             solution = unlimited
         else:
             solution = solve_stage(problem, tolerance=tolerance, labels_max=labels_max)
@@ -140,6 +149,7 @@ class StageOracle:
             chunks,
             in_flight=in_flight,
             capacity_bytes=self._capacity_bytes,
+            host_capacity_bytes=self._host_capacity_bytes,
             prices=self._get_prices(in_flight),
         )
 
@@ -205,15 +215,20 @@ class OracleCache:
         *,
         micro_batches: int,
         capacity_bytes: int,
+        host_capacity_bytes: int = 0,
         restriction: Hashable = None,
     ) -> StageOracle:
-        """Return the oracle of a stage with `setting` and `capacity_bytes` per GPU.
+        """Return the oracle of a stage with `setting`, and these capacities of a GPU and of the host for it.
 
         `restriction` says which of the setting's strategies `costed` has.
         """
         key = layers, setting, micro_batches, capacity_bytes, restriction
         if key not in self._oracles:
             self._oracles[key] = StageOracle(
-                layers.types, costed.costs, capacity_bytes=capacity_bytes, in_flight_max=micro_batches
+                layers.types,
+                costed.costs,
+                capacity_bytes=capacity_bytes,
+                host_capacity_bytes=host_capacity_bytes,
+                in_flight_max=micro_batches,
             )
         return self._oracles[key]

@@ -10,6 +10,9 @@ import numpy as np
 
 from scheduler.solver.instance import Floats, Ints, StageCosts
 
+HOST_RATES = (0.0, *(sixteenths / 16 for sixteenths in range(1, 33)), 4.0, 8.0)
+"""Rates of exchange between bytes of the host and of the GPU. With sixteenths, sums of floats are exact."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageProblem:
@@ -20,6 +23,7 @@ class StageProblem:
     working_bytes  [S]          buffer of the stage; the largest one counts
     layouts        [S]
     reshard_s      [n-1, K, K]  between a layer and the next
+    host_bytes     [n, S]       of each layer in host memory; None if the host sets no limit
     """
 
     step_s: Floats
@@ -29,6 +33,36 @@ class StageProblem:
     reshard_s: Floats
     prices: Floats
     capacity_bytes: int
+    host_bytes: Ints | None = None
+    host_capacity_bytes: int = 0
+
+    def fits(self, choice: Ints) -> bool:
+        """Return whether a choice [n] fits into the memory of the GPU and of the host."""
+        is_within = bool(self.evaluate_choices(choice[None])[1][0] <= self.capacity_bytes)
+        return is_within and self.compute_host_slack(choice) >= 0
+
+    def compute_host_slack(self, choice: Ints) -> int:
+        """Return the host memory that a choice [n] leaves free, negative if it needs too much."""
+        if self.host_bytes is None:
+            return 0
+        return self.host_capacity_bytes - int(self.host_bytes[np.arange(len(choice)), choice].sum())
+
+    def find_host_rate(self, allowed: Ints, capacity_bytes: int) -> tuple[float, float]:
+        """Return a rate of exchange between bytes of the host and of the GPU, and by how much no choice fits at it.
+
+        At every rate x >= 0, the sum of min (memory + x host) over the layers is at most capacity + x host capacity if
+        some choice fits (surrogate duality). The rate is the one at which the least is left; 0 if the host sets no
+        limit.
+        """
+        if self.host_bytes is None:
+            return 0.0, 0.0
+        memory, host = self.memory_bytes[:, allowed], self.host_bytes[:, allowed]
+        excess = [
+            (float((memory + rate * host).min(axis=1).sum()) - capacity_bytes - rate * self.host_capacity_bytes, rate)
+            for rate in HOST_RATES
+        ]
+        most, rate = max(excess)
+        return rate, most
 
     def evaluate_choices(self, choices: Ints) -> tuple[Floats, Ints]:
         """Return (time, memory) [X] of choices [X, n], the buffer included."""
@@ -60,6 +94,7 @@ def build_stage_problem(
     in_flight: float,
     capacity_bytes: int,
     prices: Floats,
+    host_capacity_bytes: int = 0,
 ) -> StageProblem:
     """Return the problem of a device that holds the layers a to b-1 of the chain `types` for every (a, b) in `chunks`.
 
@@ -78,7 +113,17 @@ def build_stage_problem(
             reshard_s[start - 1] = 0.0
         start = last + 1
     memory = costs.compute_memory_bytes(in_flight)[held]
-    return StageProblem(step_s, memory, costs.working_bytes, costs.layouts, reshard_s, prices, capacity_bytes)
+    return StageProblem(
+        step_s,
+        memory,
+        costs.working_bytes,
+        costs.layouts,
+        reshard_s,
+        prices,
+        capacity_bytes,
+        host_bytes=None if costs.host_bytes is None else costs.host_bytes[held],
+        host_capacity_bytes=host_capacity_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +131,7 @@ class LagrangianRelaxation:
     """The Lagrangian relaxation of a stage with `allowed` strategies [A], sorted by layout, and a memory capacity.
 
     For every price x >= 0, the minimum of time + x (memory - capacity) is a lower bound of the time. It is a shortest
-    path over the layers, whose nodes are the layouts.
+    path over the layers, whose nodes are the layouts. Memory and capacity include `host_rate` times those of the host.
     """
 
     problem: StageProblem
@@ -94,12 +139,19 @@ class LagrangianRelaxation:
     starts: Ints
     layouts: Ints
     capacity_bytes: int
+    host_rate: float = 0.0
 
     @classmethod
-    def for_capacity(cls, problem: StageProblem, allowed: Ints, capacity_bytes: int) -> LagrangianRelaxation:
+    def for_capacity(
+        cls, problem: StageProblem, allowed: Ints, capacity_bytes: int, *, host_rate: float = 0.0
+    ) -> LagrangianRelaxation:
         ordered = allowed[np.argsort(problem.layouts[allowed], kind="stable")]
         kinds, starts = np.unique(problem.layouts[ordered], return_index=True)
-        return cls(problem, ordered, starts, kinds, capacity_bytes)
+        return cls(problem, ordered, starts, kinds, capacity_bytes, host_rate)
+
+    @property
+    def priced_capacity_bytes(self) -> float:
+        return self.capacity_bytes + self.host_rate * self.problem.host_capacity_bytes
 
     @property
     def reshard_s(self) -> Floats:
@@ -108,7 +160,10 @@ class LagrangianRelaxation:
 
     def compute_costs(self, prices: Floats) -> Floats:
         """Return [X, n, A]: time of each layer plus the price of its memory."""
-        step_s, memory = self.problem.step_s[:, self.allowed], self.problem.memory_bytes[:, self.allowed]
+        step_s = self.problem.step_s[:, self.allowed]
+        memory: Ints | Floats = self.problem.memory_bytes[:, self.allowed]
+        if self.problem.host_bytes is not None and self.host_rate:
+            memory = memory + self.host_rate * self.problem.host_bytes[:, self.allowed]
         return np.asarray(step_s + prices[:, None, None] * memory)
 
     def find_shortest_paths(self, prices: Floats) -> tuple[Floats, Ints]:
@@ -121,7 +176,7 @@ class LagrangianRelaxation:
             totals = reach[:, :, None] + reshard_s[u - 1]
             came_from.append(totals.argmin(axis=1))
             reach = totals.min(axis=1) + best[:, u]
-        bounds = reach.min(axis=1) - prices * self.capacity_bytes
+        bounds = reach.min(axis=1) - prices * self.priced_capacity_bytes
         return bounds, self._trace_choices(costs, reach.argmin(axis=1), came_from)
 
     def _trace_choices(self, costs: Floats, last: Ints, came_from: list[Ints]) -> Ints:

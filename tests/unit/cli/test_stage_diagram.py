@@ -14,7 +14,12 @@ PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s",
 
 def device(bound: str, memory_gb: float, **parts_s: float) -> dict[str, Any]:
     spent = {**dict.fromkeys(PARTS, 0.0), **parts_s}
-    memory = {"memory_bytes": memory_gb * 1e9, "memory_bytes_max": 80e9, "memory_near_limit": memory_gb > 72}
+    memory = {
+        "memory_bytes": memory_gb * 1e9,
+        "memory_bytes_max": 80e9,
+        "memory_near_limit": memory_gb > 72,
+        "host_bytes": 0,
+    }
     return {**spent, **memory, "bound": bound}
 
 

@@ -175,6 +175,8 @@ class DeviceView(TypedDict):
     expert_s: float
     gpu: str
     gpus: int
+    host_bytes: int
+    host_bytes_max: int | None
     idle_s: float
     layers: list[list[int]]
     memory_bytes: int

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.search.stage_bounds import LayerWindows, build_windows, compute_candidate_prices
@@ -23,6 +24,7 @@ class RandomStage:
     chunks: Chunks
     in_flight: float
     capacity_bytes: int
+    host_capacity_bytes: int = 0
 
     @property
     def prices(self) -> Floats:
@@ -36,6 +38,7 @@ class RandomStage:
             self.chunks,
             in_flight=self.in_flight,
             capacity_bytes=self.capacity_bytes,
+            host_capacity_bytes=self.host_capacity_bytes,
             prices=self.prices,
         )
 
@@ -71,17 +74,27 @@ class RandomStage:
                 at += 1
         return time_s, memory + costs.working_bytes[self.choices].max(axis=1)
 
+    @cached_property
+    def is_within_host(self) -> NDArray[np.bool_]:
+        """[N]: whether the host has enough memory for each choice."""
+        if self.costs.host_bytes is None:
+            return np.ones(len(self.choices), dtype=np.bool_)
+        held = np.concatenate([self.types[first:end] for first, end in self.chunks])
+        used = self.costs.host_bytes[held, self.choices].sum(axis=1)
+        return np.asarray(used <= self.host_capacity_bytes)
+
     @property
     def fastest_s(self) -> float:
         """The least time of all choices that fit; infinite if none does."""
         time_s, memory = self.priced
-        return float(np.where(memory <= self.capacity_bytes, time_s, np.inf).min())
+        return float(np.where((memory <= self.capacity_bytes) & self.is_within_host, time_s, np.inf).min())
 
 
-def random_stage(seed: int, *, layers: int = 5, strategies: int = 5) -> RandomStage:
+def random_stage(seed: int, *, layers: int = 5, strategies: int = 5, has_host: bool = False) -> RandomStage:
     """Return a stage in which more time mostly needs less memory, and buffers and changes of layout matter.
 
-    A third of the stages have two chunks.
+    A third of the stages have two chunks. With `has_host`, half of the strategies use memory of a host that mostly has
+    too little for all layers.
     """
     generator = np.random.default_rng(seed)
     kinds = int(generator.integers(1, layers + 1))
@@ -92,7 +105,13 @@ def random_stage(seed: int, *, layers: int = 5, strategies: int = 5) -> RandomSt
     stage = RandomStage(types, costs, chunks, float(generator.choice([1, 1.5, 3])), 0)
     time_s, memory = stage.priced
     room = generator.uniform(-0.03, 1) * (memory[time_s.argmin()] - memory.min())
-    return RandomStage(types, costs, chunks, stage.in_flight, int(memory.min() + room))
+    whole = RandomStage(types, costs, chunks, stage.in_flight, int(memory.min() + room))
+    if not has_host:
+        return whole
+    offloads = generator.permuted(np.arange(strategies) % 2)
+    host_bytes = offloads * generator.integers(50, 400, costs.time_s.shape)
+    host_capacity_bytes = int(generator.uniform(0, 400 * layers * 0.6))
+    return replace(whole, costs=replace(costs, host_bytes=host_bytes), host_capacity_bytes=host_capacity_bytes)
 
 
 def random_costs(generator: np.random.Generator, kinds: int, strategies: int) -> StageCosts:

@@ -7,17 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scheduler.solver.search.label_setting import find_fastest_below
+from scheduler.solver.search.local_search import improve_choice
 from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem
-from scheduler.solver.search.stage_search import find_fastest_below, improve_choice, solve_stage
+from scheduler.solver.search.stage_search import solve_stage
 from tests.unit.solver.search.random_stages import random_stage
 
 SEEDS = range(60)
 PLENTY = 10**6
 
 
+@pytest.mark.parametrize("has_host", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_stage_solution_matches_enumeration(seed: int) -> None:
-    stage = random_stage(seed)
+def test_stage_solution_matches_enumeration(seed: int, has_host: bool) -> None:
+    stage = random_stage(seed, has_host=has_host)
     found = solve_stage(stage.problem, labels_max=PLENTY)
     assert found.time_s == pytest.approx(stage.fastest_s, rel=1e-12)
     assert found.bound_s >= found.time_s * (1 - 1e-11)
@@ -26,6 +29,14 @@ def test_stage_solution_matches_enumeration(seed: int) -> None:
         chosen = (stage.choices == found.choice).all(axis=1)
         assert time_s[chosen] == pytest.approx(found.time_s, rel=1e-12)
         assert memory[chosen] <= stage.capacity_bytes
+        assert stage.is_within_host[chosen]
+
+
+def test_some_stages_are_slower_or_impossible_because_of_the_host() -> None:
+    stages = [random_stage(seed, has_host=True) for seed in SEEDS]
+    ratios = [random_stage(seed).fastest_s / stage.fastest_s for seed, stage in zip(SEEDS, stages, strict=True)]
+    assert sum(0 < ratio < 1 for ratio in ratios) >= 10
+    assert any(ratio == 0 for ratio in ratios)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -36,11 +47,12 @@ def test_weighing_choices_adds_up_layers_changes_borders_and_the_largest_buffer(
     assert (memory == stage.priced[1]).all()
 
 
+@pytest.mark.parametrize("has_host", [False, True])
 @pytest.mark.parametrize("tolerance", [0.001, 0.05, 0.3])
-def test_tolerance_holds_and_saves_labels(tolerance: float) -> None:
+def test_tolerance_holds_and_saves_labels(tolerance: float, has_host: bool) -> None:
     exact, rough = 0, 0
     for seed in SEEDS:
-        stage = random_stage(seed)
+        stage = random_stage(seed, has_host=has_host)
         found = solve_stage(stage.problem, tolerance=tolerance, labels_max=PLENTY)
         exact += solve_stage(stage.problem, labels_max=PLENTY).labels
         rough += found.labels
@@ -51,11 +63,12 @@ def test_tolerance_holds_and_saves_labels(tolerance: float) -> None:
     assert rough < exact
 
 
+@pytest.mark.parametrize("has_host", [False, True])
 @pytest.mark.parametrize("labels_max", [0, 20])
-def test_exhausted_budget_gives_a_valid_bound(labels_max: int) -> None:
+def test_exhausted_budget_gives_a_valid_bound(labels_max: int, has_host: bool) -> None:
     unproven = 0
     for seed in SEEDS:
-        stage = random_stage(seed)
+        stage = random_stage(seed, has_host=has_host)
         found = solve_stage(stage.problem, labels_max=labels_max)
         assert found.bound_s <= stage.fastest_s * (1 + 1e-12) <= found.time_s * (1 + 1e-11)
         unproven += found.bound_s < found.time_s * (1 - 1e-11)
