@@ -83,6 +83,7 @@ FRAMEWORK_LIMITS: Mapping[str, PlanLimits] = {
             (Use.ULYSSES, Use.RING),
         ),
         is_uniform=True,
+        has_equal_chunks=True,
     ),
     "llama-factory": replace(
         PlanLimits.allow_only((Use.DDP, Use.ZERO1, Use.ZERO2, Use.FSDP, Use.OFFLOAD, Use.RECOMPUTE)),

@@ -115,6 +115,7 @@ class PlanLimits:
         has_whole_rounds: the number of micro-batches is a multiple of the pipeline stages.
         is_uniform: all layers of all stages have the same strategy.
         has_equal_stages: all stages have the same number of layers.
+        has_equal_chunks: the same for interleaved pipelines alone.
     """
 
     excluded: tuple[PlanDimension, ...] = ()
@@ -127,6 +128,7 @@ class PlanLimits:
     has_whole_rounds: bool = False
     is_uniform: bool = False
     has_equal_stages: bool = False
+    has_equal_chunks: bool = False
 
     def __post_init__(self) -> None:
         """Bring collections into a canonical order, so that equal limits compare equal."""
@@ -223,6 +225,7 @@ class PlanLimits:
             has_whole_rounds=self.has_whole_rounds or other.has_whole_rounds,
             is_uniform=self.is_uniform or other.is_uniform,
             has_equal_stages=self.has_equal_stages or other.has_equal_stages,
+            has_equal_chunks=self.has_equal_chunks or other.has_equal_chunks,
         )
 
     def find_violation(self, plan: ParallelPlan) -> str:
@@ -263,7 +266,8 @@ class PlanLimits:
         if self.is_uniform and len(strategies) > 1:
             yield f"the plan has {len(strategies)} different strategies; the limits require one for all layers"
         lengths = sorted({stage.last_layer - stage.first_layer + 1 for stage in plan.stages})
-        if self.has_equal_stages and len(lengths) > 1:
+        is_interleaved = plan.schedule.name is ScheduleName.INTERLEAVED
+        if len(lengths) > 1 and (self.has_equal_stages or (self.has_equal_chunks and is_interleaved)):
             yield f"stages have {lengths} layers; the limits require the same number in all"
 
     def _list_excluded(self, used: Iterable[PlanDimension]) -> Iterator[str]:
@@ -340,6 +344,7 @@ _SCALAR_CHANGES: tuple[tuple[str, str, Any], ...] = (
     ("allow micro-batches that are no multiple of the pipeline stages", "has_whole_rounds", False),
     ("allow different strategies for different layers", "is_uniform", False),
     ("allow stages with different numbers of layers", "has_equal_stages", False),
+    ("allow chunks with different numbers of layers", "has_equal_chunks", False),
 )
 
 

@@ -59,13 +59,16 @@ def _list_memory(strategy: LayerStrategy) -> Iterator[str]:
 
 
 def _list_stages(plan: ParallelPlan) -> Iterator[str]:
-    """Yield the cuts of the pipeline: E and L are embedding and head, `t*3` is three layers."""
+    """Yield the cuts of the pipeline: E and L are embedding and head, `t*3` is three layers.
+
+    An interleaved pipeline has as many parts as it has chunks on all devices, from which Megatron derives their number.
+    """
     lengths = list_stage_lengths(plan)
-    if plan.schedule.interleave > 1:
-        yield from ("--num-layers-per-virtual-pipeline-stage", str(lengths[0]))
-    elif len(set(lengths)) > 1:
+    if len(set(lengths)) > 1:
         layout = "|".join(f"t*{length}" for length in lengths)
         yield from ("--pipeline-model-parallel-layout", f"E{layout}L")
+    elif plan.schedule.interleave > 1:
+        yield from ("--num-layers-per-virtual-pipeline-stage", str(lengths[0]))
 
 
 FRAMEWORK = Framework(

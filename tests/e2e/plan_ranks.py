@@ -56,6 +56,9 @@ STAGES = {
     "pp2": plan((L(1),), (L(1),), micro_batches=4),
     "pp2, GPipe": replace(plan((L(1),), (L(1),), micro_batches=3), schedule=GPIPE),
     "pp2 interleaved": make_plan((L(1),), (L(1),), (L(1),), (L(1),), batch=BATCH, micro_batches=2, interleave=2),
+    "pp2 interleaved, chunks of unlike length": make_plan(
+        (L(1),), (L(2),), (L(2),), (L(1),), batch=BATCH, micro_batches=2, interleave=2
+    ),
     "one to dp2": plan((L(1),), (L(1, dp=2),), micro_batches=3),
     "one to tp2 by tokens": plan((L(1),), (L(1, tp=2, sequence_sharding=True, recompute=Recompute.FULL),)),
     "tp2 to one, GPipe": replace(plan((L(1, tp=2),), (L(1),), micro_batches=3), schedule=GPIPE),
@@ -68,6 +71,8 @@ STAGES = {
 
 
 def model_of(case: str) -> str:
+    if "unlike length" in case:
+        return "tiny-gpt"
     return "nano-moe" if case.startswith("experts") else "nano-gpt"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from math import gcd
 
 import numpy as np
@@ -201,10 +201,14 @@ def _schedules(
     if has(Dimension.GPIPE):
         yield Schedule(ScheduleName.GPIPE), ()
     if has(Dimension.INTERLEAVE) and devices > 1 and len(groups) == 1 and micro_batches % devices == 0:
-        for chunks in range(2, layers // devices + 1):
-            if layers % (chunks * devices) == 0:
-                borders = tuple(range(0, layers + 1, layers // (chunks * devices)))
-                yield Schedule(ScheduleName.INTERLEAVED, chunks), borders
+        for chunks in range(2, layers // devices + 2):
+            for first, last in product((0, 1), repeat=2):
+                length, rest = divmod(layers + first + last, chunks * devices)
+                sizes = [length] * (chunks * devices)
+                sizes[0] -= first
+                sizes[-1] -= last
+                if not rest and min(sizes) > 0:
+                    yield Schedule(ScheduleName.INTERLEAVED, chunks), (0, *accumulate(sizes))
 
 
 def _costs(kinds: tuple[Layer, ...], group: int, width: int, pipe: Pipe) -> StageCosts:

@@ -35,6 +35,9 @@ from scheduler.solver.search.pipeline_search import PipelineSearch, compute_bala
 from scheduler.solver.search.shared_strategies import list_shared_strategies
 from scheduler.solver.search.stage_oracle import OracleCache
 
+_COUNTED_ENDS = ((0, 0), (1, 1), (1, 0), (0, 1))
+"""Whether embedding and head count as a layer of their chunk, which then holds one layer less."""
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
@@ -146,7 +149,7 @@ def _enumerate_schedules(
 ) -> Iterator[tuple[Schedule, tuple[int, ...]]]:
     """Yield 1F1B with free cuts, and interleaved 1F1B as Megatron runs it.
 
-    Megatron needs even chunks, and micro-batches in whole rounds.
+    Megatron needs micro-batches in whole rounds, and even chunks, among whose layers embedding and head may count.
     """
     devices = sum(member.devices for member in groups)
     if devices == 1 or limits.allows(PlanDimension.ONE_F_ONE_B):
@@ -155,12 +158,16 @@ def _enumerate_schedules(
         yield Schedule(ScheduleName.GPIPE), ()
     chunks_max = limits.compute_degree_max(PlanDimension.INTERLEAVE, layers)
     supported = all(member.group.hardware.supports(Dimension.INTERLEAVE) for member in groups)
-    if len(groups) > 1 or devices == 1 or not supported or micro_batches % devices or layers % devices:
+    if len(groups) > 1 or devices == 1 or not supported or micro_batches % devices:
         return
-    for chunks in list_divisors(layers // devices):
-        if 1 < chunks <= chunks_max:
-            length = layers // (devices * chunks)
-            yield Schedule(ScheduleName.INTERLEAVED, chunks), tuple(range(0, layers + 1, length))
+    is_even = limits.has_equal_stages or limits.has_equal_chunks
+    for embedding, head in _COUNTED_ENDS[:1] if is_even else _COUNTED_ENDS:
+        counted = layers + embedding + head
+        for chunks in list_divisors(counted // devices) if counted % devices == 0 else ():
+            length = counted // (devices * chunks)
+            if 1 < chunks <= chunks_max and length > max(embedding, head):
+                inner = range(length - embedding, layers, length)
+                yield Schedule(ScheduleName.INTERLEAVED, chunks), (0, *inner, layers)
 
 
 def _needs_gpipe(groups: tuple[PipelineGroup, ...], limits: PlanLimits) -> bool:

@@ -45,6 +45,7 @@ def test_an_unknown_framework_is_refused_with_what_is_accepted() -> None:
         ("galvatron", build_plan(2, 2, strategy=LayerStrategy(1, ring=2, zero=2, shard_group=2)), "ring"),
         ("colossalai", build_plan(2, 2, strategy=ZERO_2), "zero2"),
         ("colossalai", build_plan(4, strategy=FSDP), "fsdp"),
+        ("colossalai", build_plan(1, 2, 2, 1, interleave=2), r"\[1, 2\]"),
         ("llama-factory", build_plan(4, strategy=LayerStrategy(1, tp=2)), "tensor"),
     ],
 )
@@ -53,6 +54,12 @@ def test_a_plan_that_a_framework_cannot_express_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(PlanNotExpressibleError, match=f"{FRAMEWORKS[name].title} cannot express .*{reason}"):
         FRAMEWORKS[name].export(plan)
+
+
+def test_unequal_chunks_of_an_interleaved_pipeline_are_a_layout_of_megatron() -> None:
+    args = FRAMEWORKS["megatron-lm"].export(build_plan(1, 2, 2, 1, interleave=2)).args
+    assert args[args.index("--pipeline-model-parallel-layout") + 1] == "Et*1|t*2|t*2|t*1L"
+    assert "--num-layers-per-virtual-pipeline-stage" not in args
 
 
 def test_a_plan_on_gpus_of_several_models_is_refused() -> None:
