@@ -259,9 +259,13 @@ def _check_policy(settings: Settings) -> None:
 
 
 def _check_profiles(settings: Settings) -> None:
-    """Check every profile in EBBTIDE_PROFILES_DIR, and print which shipped profiles it replaces."""
-    from scheduler.solver.profiles.catalog import read_profiles_folder
+    """Check every profile in the folders of the settings, and print which shipped profiles they replace."""
+    from scheduler.solver.profiles.catalog import check_hardware_folder, read_profiles_folder
 
+    if settings.hardware_dir is not None:
+        with input_errors_from(""):
+            names = check_hardware_folder(settings.hardware_dir, settings.profiles_dir)
+        print_message(f"GPU profiles from {settings.hardware_dir}: {', '.join(names) or 'none'}.")
     if settings.profiles_dir is not None:
         with input_errors_from(""):
             found = read_profiles_folder(settings.profiles_dir)

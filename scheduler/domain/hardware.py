@@ -83,7 +83,8 @@ def collect_fleet_hardware(
     Inference pools that never lend are left out. The result does not depend on which nodes are lent.
     """
     found: dict[str, set[NodeNetwork | None]] = {}
-    for node in nodes:
+    has_networks = any(pool.network for pool in pools.values())
+    for node in nodes if has_networks else ():
         pool = pools[node.pool]
         if pool.kind is PoolKind.TRAINING or pool.lending.enabled:
             found.setdefault(node.gpu, set()).add(pool.network and _to_node_network(pool.network, node.gpus))

@@ -2,7 +2,8 @@
 
 Commands are applied one after the other, so of two commands made for the same state the second is refused, whichever
 processes they came through. An ETag covers what users can change (a job's spec and intent, a pool's lending policy and
-network, a node's shape and cordon, a queue's quota, a GPU profile) but not run-time status, so a job's progress does not invalidate it.
+network, a node's shape and cordon, a queue's quota, a GPU profile) but not run-time status, so a job's progress does
+not invalidate it.
 """
 
 from __future__ import annotations
