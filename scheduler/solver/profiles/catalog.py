@@ -103,12 +103,12 @@ def load_gpu(name: str, folder: Path | None = None) -> HardwareProfile:
             names the file and the field.
     """
     if folder is not None:
-        return _load_gpu(name, folder)
+        return _load_gpu(name, folder, find_hardware_folder())
     fleet = get_fleet_hardware()
     if (text := fleet.profiles.get(name)) is not None:
         profile = _parse_set_gpu(text)
     else:
-        profile = _load_gpu(name, find_profiles_folder())
+        profile = _load_gpu(name, find_profiles_folder(), find_hardware_folder())
     return with_slowest_network(profile, fleet.networks.get(name, ()))
 
 
@@ -130,7 +130,7 @@ def read_gpu_json(name: str) -> str:
     """Return the profile of a GPU model as JSON text, without the network of the fleet; raises as `load_gpu`."""
     if (text := get_fleet_hardware().profiles.get(name)) is not None:
         return text
-    return _read_profile(_GPUS, name, find_profiles_folder())[0]
+    return _read_profile(_GPUS, name, find_profiles_folder(), find_hardware_folder())[0]
 
 
 def load_model(name: str, sequence_length: int = 0, folder: Path | None = None) -> ModelProfile:
@@ -206,8 +206,8 @@ def is_estimated_gpu(name: str, folder: Path | None = None) -> bool:
 
 
 @cache
-def _load_gpu(name: str, folder: Path | None) -> HardwareProfile:
-    text, file = _read_profile(_GPUS, name, folder)
+def _load_gpu(name: str, folder: Path | None, hardware_folder: Path | None) -> HardwareProfile:
+    text, file = _read_profile(_GPUS, name, folder, hardware_folder)
     with _naming(file):
         profile = parse_gpu(text)
         if profile.gpu != name:
@@ -254,8 +254,10 @@ def _list_own(kind: str, folder: Path) -> Iterable[str]:
         raise ProfileError(f"{PROFILES_DIR} is {str(folder)!r}: {error.strerror}; {allowed}") from None
 
 
-def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path | None]:
-    """Return the JSON text of a profile, and its file if it comes from `folder`."""
+def _read_profile(
+    kind: str, name: str, folder: Path | None, hardware_folder: Path | None = None
+) -> tuple[str, Path | None]:
+    """Return the JSON text of a profile, and its file if it comes from one of the folders."""
     known = _list_names(kind, folder)
     if name not in known:
         raise ProfileError(f"{kind[:-1]} is {name!r}; allowed are {', '.join(known)}{suggest(name, known)}")
@@ -265,8 +267,7 @@ def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path 
             return file.read_text(encoding="utf-8"), file
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{file}: cannot be read: {error}") from None
-    hardware = find_hardware_folder() if kind == _GPUS else None
-    if hardware and name in (files_by_gpu := read_hardware_folder(hardware)):
+    if hardware_folder and name in (files_by_gpu := read_hardware_folder(hardware_folder)):
         return files_by_gpu[name].profile_json, files_by_gpu[name].path
     if kind == _GPUS and name in _estimates and name not in _list_shipped(kind):
         return _estimates[name], None
