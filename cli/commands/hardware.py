@@ -48,7 +48,7 @@ LatencyOption = Annotated[
 NicsOption = Annotated[int, typer.Option("--nics", metavar="N", help="Network ports of a node that jobs use.")]
 
 
-_SPEEDS = ("achieved", "in node GB/s", "between GB/s")
+_SPEEDS = ("achieved", "intra GB/s", "inter GB/s")
 
 
 @app.callback(invoke_without_command=True)
@@ -169,8 +169,12 @@ def _list_figures(profile: Mapping[str, Any]) -> Iterator[list[str]]:
         value, unit, source = (figure.get(key, "") for key in ("value", "unit", "source"))
         if name == "collectives" and isinstance(value, list):
             value = f"{len(value)} measured tables"
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = ", ".join(map(str, value)) if isinstance(value, list) else _format_figure(value)
         yield [name, text, str(unit), str(source)]
+
+
+def _format_figure(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _describe_network(network: Mapping[str, Any]) -> str:
@@ -179,7 +183,7 @@ def _describe_network(network: Mapping[str, Any]) -> str:
 
 
 def _describe_sharing(network: Mapping[str, Any]) -> str:
-    return f"{network['gpus_per_nic']:g} GPUs on each"
+    return f"{network['gpus_per_nic']:g} GPUs per port"
 
 
 def _bytes_per_s_per_gpu(network: Mapping[str, Any]) -> float:
