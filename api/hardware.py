@@ -118,7 +118,7 @@ def set_gpu_profile(
 ) -> GpuProfileDetailsView:
     """Set or replace the profile of a GPU model, as `ebbtide profile` writes it. Plans are solved again.
 
-    Running jobs keep their plans until scheduling gives them other ones. An equal profile changes nothing.
+    Running jobs keep their plans until scheduling gives them other GPUs. An equal profile changes nothing.
     """
     text = _check_profile(gpu, document.root)
     before = context.snapshot.gpu_profiles.get(gpu)
