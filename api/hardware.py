@@ -72,7 +72,7 @@ class GpuProfileView(TypedDict):
     set_by: Annotated[str | None, Field(description="Principal that set it. Null: none was set.")]
     nodes: Annotated[int, Field(description="Number of nodes with this GPU model.")]
     precision: Annotated[Precision, Field(description="Number format of training to which the figures apply.")]
-    memory_bytes: Annotated[int, Field(description="Memory of one GPU, in bytes.")]
+    memory_bytes: Annotated[int, Field(description="Capacity of one GPU in bytes, of which plans leave a reserve.")]
     peak_flops_per_s: Annotated[float, Field(description="Peak of matrix products by datasheet, per second.")]
     efficiency: Annotated[float, Field(description="Share of the peak that matrix products achieve.")]
     intra_bandwidth_bytes_per_s: Annotated[

@@ -82,8 +82,7 @@ def serve(
     settings = read_settings()
     _check_api_processes(settings)
     _check_policy(settings)
-    for sentence in _check_profiles(settings):
-        print_message(sentence)
+    _announce_profiles(settings)
     _check_tracing()
     _warn_of_unknown_variables()
     _migrate_database(settings)
@@ -163,8 +162,7 @@ def operator() -> None:
 
     settings = read_settings()
     _check_policy(settings)
-    for sentence in _check_profiles(settings):
-        print_message(sentence)
+    _announce_profiles(settings)
     _start_tracing("ebbtide-operator")
     with input_errors_from("EBBTIDE_HOST, EBBTIDE_PROBE_PORT"):
         probes = ProbeServer(settings.host, settings.probe_port)
@@ -261,6 +259,11 @@ def _check_policy(settings: Settings) -> None:
 
     with input_errors_from("EBBTIDE_POLICY"):
         load_policy_set(settings.policy)
+
+
+def _announce_profiles(settings: Settings) -> None:
+    for sentence in _check_profiles(settings):
+        print_message(sentence)
 
 
 def _check_profiles(settings: Settings) -> list[str]:
