@@ -23,6 +23,7 @@ from scheduler.documents.fleet import PoolNetworkDocument, to_pool_network
 from scheduler.documents.hardware import GpuName, GpuProfileDocument
 from scheduler.domain.commands import CommandBody, DeleteGpuProfile, SetGpuProfile, SetPoolNetwork
 from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.estimated_gpus import load_estimated_gpus
 from scheduler.scheduling.preconditions import gpu_profile_etag, pool_etag
 from scheduler.solver.profiles.catalog import (
     GPU_UNITS,
@@ -143,6 +144,7 @@ def delete_gpu_profile(gpu: GpuNamePath, context: ContextDep, if_match: IfMatchH
     if profile is None:
         raise_conflict(f"no profile of GPU {gpu} was set. Its {find_gpu_source(gpu)} profile cannot be deleted")
     view = _gpu_view(gpu, context.snapshot)
+    load_estimated_gpus(context.store.machines)
     if find_gpu_source(gpu, is_set_ignored=True) is None:
         _refuse_use(gpu, context.snapshot)
     _send(context, DeleteGpuProfile(gpu), basis)
@@ -252,9 +254,9 @@ def _gpu_view(gpu: str, snapshot: Snapshot) -> GpuProfileView:
     return {
         "name": gpu,
         "source": source,
-        "version": record and record.version,
-        "set_at_s": record and record.set_at_s,
-        "set_by": record and record.set_by,
+        "version": None if record is None else record.version,
+        "set_at_s": None if record is None else record.set_at_s,
+        "set_by": None if record is None else record.set_by,
         "nodes": sum(node.gpu == gpu for node in snapshot.nodes.values()),
         "precision": used.precision,
         "memory_bytes": used.memory_bytes,

@@ -87,7 +87,7 @@ def collect_fleet_hardware(
     for node in nodes if has_networks else ():
         pool = pools[node.pool]
         if pool.kind is PoolKind.TRAINING or pool.lending.enabled:
-            found.setdefault(node.gpu, set()).add(pool.network and _to_node_network(pool.network, node.gpus))
+            found.setdefault(node.gpu, set()).add(_to_node_network(pool.network, node.gpus))
     networks = {gpu: each for gpu, each in sorted(found.items()) if each != {None}}
     return FleetHardware(
         {name: profile.profile_json for name, profile in profiles.items()},
@@ -95,8 +95,10 @@ def collect_fleet_hardware(
     )
 
 
-def _to_node_network(network: PoolNetwork, node_gpus: int) -> NodeNetwork:
+def _to_node_network(network: PoolNetwork | None, node_gpus: int) -> NodeNetwork | None:
     """Return the network of nodes with `node_gpus` GPUs. A GPU with several ports uses all of them at once."""
+    if network is None:
+        return None
     ports_per_gpu = network.nics_per_node / node_gpus
     bandwidth = network.bandwidth_bytes_per_s * max(1.0, ports_per_gpu)
     return NodeNetwork(bandwidth, network.latency_s, max(1.0, 1 / ports_per_gpu), node_gpus)

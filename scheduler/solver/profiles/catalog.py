@@ -239,9 +239,10 @@ def _list_files(kind: str, folder: Path | None) -> Iterable[str]:
     return {*own, *(read_hardware_folder(hardware) if hardware else ())}
 
 
-def _list_shipped(kind: str) -> Iterable[str]:
+@cache
+def _list_shipped(kind: str) -> frozenset[str]:
     entries = files("scheduler.solver.profiles").joinpath("data", kind).iterdir()
-    return [entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")]
+    return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
 
 
 def _list_own(kind: str, folder: Path) -> Iterable[str]:

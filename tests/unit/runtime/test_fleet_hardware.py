@@ -6,16 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.commands import CurveSolved, SolverChanged
 from scheduler.domain.fleet import PoolNetwork
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.hardware import GpuProfile
+from scheduler.domain.machine import EstimatedGpu
 from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.solver.curve import CurvePoint, compute_solver_fingerprint
+from scheduler.solver.profiles import catalog
 from scheduler.solver.profiles.catalog import load_gpu, read_gpu_json
 from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware
 from scheduler.store.memory_store import MemoryStore
@@ -60,6 +64,22 @@ def test_the_loader_follows_the_snapshot_and_keeps_equal_values() -> None:
     assert load_gpu(GPU).gpus_per_nic == 8.0
     loader.load_for(PLAIN)
     assert get_fleet_hardware().digest == ""
+
+
+def test_the_estimate_of_a_deleted_profile_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_estimates", {})
+    text = json.dumps({**json.loads(read_gpu_json(GPU)), "gpu": "x9-40g"})
+    store = MemoryStore()
+    loader = FleetHardwareLoader(store)
+    node = replace(next(iter(PLAIN.nodes.values())), name="m0", gpu="x9-40g")
+    described = {"x9-40g": GpuProfile("x9-40g", text, 1, 0.0)}
+    loader.load_for(replace(PLAIN, gpu_profiles=described))
+    store.machines.add_estimated_gpu(EstimatedGpu("x9-40g", text, "m0", 0.0))
+    joined = replace(PLAIN, gpu_profiles=described, nodes={"m0": node})
+    loader.load_for(joined)
+    assert catalog.find_gpu_source("x9-40g", is_set_ignored=True) is None, "it is read when it is needed"
+    loader.load_for(replace(joined, gpu_profiles={}))
+    assert catalog.find_gpu_source("x9-40g") is catalog.GpuSource.ESTIMATED
 
 
 def test_a_set_profile_drops_curves_and_travels_with_each_shape() -> None:
