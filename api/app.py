@@ -17,6 +17,7 @@ from api import (
     accounts,
     archives,
     events,
+    hardware,
     health,
     job_details,
     jobs,
@@ -92,6 +93,7 @@ _ROUTERS = (
     ),
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
     machines.router,
+    hardware.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
     *(accounts.router, secret_routes.router, agent_routes.router, sign_in.login_code_router, sign_in.router),
     *(tokens.audit_router, health.router, web_console.router),
@@ -115,7 +117,7 @@ def create_app(
     """Build the application.
 
     `lease` returns the current leader's lease. `token_secret` signs the tokens of workers and agents. `run_log` stores
-    what agents report. The application keeps no global state, so a process may hold several.
+    what agents report. Only the hardware of the fleet is state of the process, which several applications share.
 
     Raises:
         ValueError: An endpoint has no authorization rule.

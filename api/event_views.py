@@ -118,6 +118,9 @@ class SnapshotView(TypedDict):
         dict[str, dict[str, Any]],
         Field(description="Run times of the last ended jobs, by `owner NAME`, `queue NAME` and `cluster`."),
     ]
+    gpu_profiles: Annotated[
+        dict[str, dict[str, Any]], Field(description="GPU profiles that were set on this service, by GPU model.")
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

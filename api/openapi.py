@@ -37,6 +37,7 @@ _TAG_DESCRIPTIONS = {
     "webhooks": "Events sent to a URL.",
     "simulations": "Simulations of job traces in the background, under one or more policy sets.",
     "identity": "The caller's identity, API tokens, service accounts and the audit log.",
+    "hardware": "GPU profiles, and networks of pools, that plans are computed from.",
     "plans": "Parallel plans for any model on any GPUs.",
     PUBLIC_TAG: "Health and metrics of the service.",
 }
@@ -50,7 +51,7 @@ _REQUEST_ID_HEADER = {
     "schema": {"type": "string"},
 }
 _ETAG_HEADER = {"description": "The resource's ETag, to send as `If-Match`.", "schema": {"type": "string"}}
-_ETAG_SCHEMAS = ("JobView", "PoolView", "NodeView", "QueueView")
+_ETAG_SCHEMAS = ("JobView", "PoolView", "NodeView", "QueueView", "GpuProfileDetailsView")
 """Schemas of responses that carry an ETag."""
 _SERVERS = [{"url": "/", "description": "The service that serves this document."}]
 _PAGE_NAME = re.compile(r"PageOf_(\w+?)(?:View)?_")

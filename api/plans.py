@@ -359,6 +359,7 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
     whole shape. With `framework`, the plan is the fastest that the framework can run, and `export` has its arguments
     and its file. If no plan is feasible, the problem names the binding constraint.
     """
+    service.state_reader.read(service.clock.now_s())  # the hardware of the fleet is part of the state
     found = _search_plans(_to_solve_request(document), document, service)
     plan = found.outcome.result
     if isinstance(plan, Infeasibility):

@@ -20,7 +20,7 @@ from api.loans import LoanView, loan_view
 from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.document import Document, InvalidField
-from scheduler.documents.fleet import LendingDocument, PoolDocument
+from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetworkDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
 from scheduler.domain.fleet import (
@@ -38,6 +38,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
 
+_NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
 
 
@@ -109,6 +110,14 @@ class PoolForecastView(TypedDict):
     forecast: Annotated[ForecastView | None, Field(description="Predicted demand. Null: too few readings so far.")]
 
 
+class PoolNetworkView(TypedDict):
+    """The network between the nodes of a pool."""
+
+    bandwidth_bytes_per_s: Annotated[float, Field(description=_NETWORK["bandwidth_bytes_per_s"])]
+    latency_s: Annotated[float, Field(description=_NETWORK["latency_s"])]
+    nics_per_node: Annotated[int, Field(description=_NETWORK["nics_per_node"])]
+
+
 class PoolView(TypedDict):
     """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
 
@@ -117,6 +126,10 @@ class PoolView(TypedDict):
     nodes: Annotated[int, Field(description="Number of hosts, including those that are down.")]
     gpus: Annotated[int, Field(description="Number of GPUs of all its nodes.")]
     capacity_gpus: Annotated[int, Field(description="Number of GPUs of nodes that are not down.")]
+    network: Annotated[
+        PoolNetworkView | None,
+        Field(description="Network between its nodes. Null: that of the profile of their GPU model."),
+    ]
     lending: NotRequired[Annotated[LendingPolicyView, Field(description="Limits that the owner sets for its loans.")]]
     lent_nodes: NotRequired[Annotated[int, Field(description="Number of hosts on loan to training.")]]
     demand: NotRequired[
@@ -178,6 +191,7 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         "nodes": len(nodes),
         "gpus": sum(node.gpus for node in nodes),
         "capacity_gpus": snapshot.capacity(pool.name),
+        "network": None if pool.network is None else encode(pool.network),
     }
     if pool.kind is PoolKind.INFERENCE:
         reading = snapshot.demand.get(pool.name)
@@ -254,10 +268,10 @@ def create_pool(document: PoolDocument, context: ContextDep, response: Response)
         _refuse_difference(existing, pool)
         declare_audited()
         response.status_code = 200
-        return _pool_response(context, existing, response)
+        return pool_response(context, existing, response)
     after = context.send(CreatePool(pool))
     response.headers["Location"] = f"/v1/pools/{pool.name}"
-    return _pool_response(after, pool, response)
+    return pool_response(after, pool, response)
 
 
 @router.get("/pools")
@@ -272,7 +286,7 @@ def list_pools(context: ContextDep, limit: LimitParameter = 100, cursor: CursorP
 @requires(VIEWER)
 def get_pool(name: PoolNamePath, context: ContextDep, response: Response) -> PoolView:
     """Return a pool with its capacity and, for inference, its lending policy and demand."""
-    return _pool_response(context, context.pool(name), response)
+    return pool_response(context, context.pool(name), response)
 
 
 @router.patch("/pools/{name}", status_code=202, responses=problem_responses(409))
@@ -288,7 +302,7 @@ def change_pool(
     requested = fleet.to_lending_policy(change.lending)
     given = {field: getattr(requested, field) for field in change.lending.model_fields_set}
     after = context.send(SetLendingPolicy(name, replace(pool.lending, **given)), basis=basis)
-    return _pool_response(after, after.snapshot.pools[name], response)
+    return pool_response(after, after.snapshot.pools[name], response)
 
 
 @router.delete("/pools/{name}", status_code=202, responses=problem_responses(409))
@@ -310,7 +324,8 @@ def delete_pool(name: PoolNamePath, context: ContextDep, if_match: IfMatchHeader
     return pool_view(pool, context.snapshot)
 
 
-def _pool_response(context: RequestContext, pool: Pool, response: Response) -> PoolView:
+def pool_response(context: RequestContext, pool: Pool, response: Response) -> PoolView:
+    """Return the view of a pool, and set its ETag on the response."""
     set_etag(response, pool_etag(pool))
     return pool_view(pool, context.snapshot)
 
@@ -318,7 +333,8 @@ def _pool_response(context: RequestContext, pool: Pool, response: Response) -> P
 def _refuse_difference(existing: Pool, requested: Pool) -> None:
     if existing == requested:
         return
-    field = "kind" if existing.kind is not requested.kind else "lending"
+    differs = (field for field in ("kind", "lending") if getattr(existing, field) != getattr(requested, field))
+    field = next(differs, "network")
     value, allowed = encode(getattr(requested, field)), encode(getattr(existing, field))
     detail = f"pool {existing.name} exists with another {field}"
     raise_conflict(detail, InvalidField(field, str(value), f"{allowed}, as it was created"))

@@ -23,7 +23,7 @@ from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job import Job
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.snapshot import Snapshot
-from scheduler.runtime.estimated_gpus import EstimatedGpuLoader
+from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.store.api_protocol import ApiStore, AuditEntry
@@ -48,7 +48,7 @@ class StateReader:
 
     def __init__(self, store: ApiStore) -> None:
         self._store = store
-        self._estimated_gpus = EstimatedGpuLoader(store)
+        self._fleet_hardware = FleetHardwareLoader(store)
         self._read_lock = threading.Lock()
         self._reads_started = 0
         self._state_read_number = 0  # which read `_state` comes from
@@ -62,7 +62,7 @@ class StateReader:
                 self._reads_started += 1
                 self._state = _advance(self._state, self._store.load(), now_s)
                 self._state_read_number = self._reads_started
-                self._estimated_gpus.load_for(self._state.snapshot)
+                self._fleet_hardware.load_for(self._state.snapshot)
             return self._state
 
 

@@ -76,6 +76,12 @@ SUBCOMMANDS = (
     Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
     Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add or delete nodes."),
     Subcommand(
+        "hardware",
+        "cli.commands.hardware:app",
+        FLEET_PANEL,
+        "List, show, set or delete GPU profiles, and networks of pools.",
+    ),
+    Subcommand(
         "machines", "cli.commands.machines:app", FLEET_PANEL, "List or remove machines, or create tokens to join."
     ),
     Subcommand(

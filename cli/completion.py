@@ -71,6 +71,12 @@ def complete_pool_names(context: typer.Context, incomplete: str) -> list[tuple[s
     )
 
 
+def complete_gpu_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _fetch_suggestions(
+        context, incomplete, lambda client: ((gpu["name"], gpu["source"]) for gpu in client.gpu_profiles())
+    )
+
+
 def complete_queue_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return _fetch_suggestions(
         context, incomplete, lambda client: ((queue["name"], f"{queue['used_gpus']} GPUs") for queue in client.queues())

@@ -79,6 +79,12 @@ class Settings(BaseSettings):
         description="Directory with additional GPU profiles (gpus/*.json) and model profiles (models/*.json). "
         "A profile in it replaces the built-in profile of the same name.",
     )
+    hardware_dir: Path | None = Field(
+        default=None,
+        description="Directory with GPU profiles as `ebbtide profile` writes them (*.json), or as YAML (*.yaml), under "
+        "any file name. A profile in it replaces the built-in profile of the same GPU model. `ebbtide hardware set` "
+        "takes precedence over both.",
+    )
     archive_dir: Path | None = Field(
         default=None,
         description="Directory for uploaded working directories. API processes on several machines must share it, and "

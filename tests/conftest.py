@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,15 @@ hypothesis.settings.load_profile("untimed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the long variants (make test-full)")
+
+
+def pytest_runtest_teardown() -> None:
+    """Forget the hardware that services of the test described. It is state of the process."""
+    if "scheduler.solver.profiles.fleet_hardware" in sys.modules:
+        from scheduler.domain.hardware import FleetHardware
+        from scheduler.solver.profiles.fleet_hardware import use_fleet_hardware
+
+        use_fleet_hardware(FleetHardware())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

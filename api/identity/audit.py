@@ -28,6 +28,7 @@ from scheduler.domain.commands import (
     CordonNode,
     CreatePool,
     CreateQueue,
+    DeleteGpuProfile,
     DeletePool,
     DeleteQueue,
     DeleteSecret,
@@ -35,7 +36,9 @@ from scheduler.domain.commands import (
     ReportDemand,
     ResumeJob,
     ScaleJob,
+    SetGpuProfile,
     SetLendingPolicy,
+    SetPoolNetwork,
     SetSecret,
     SubmitJob,
     SuspendJob,
@@ -112,7 +115,7 @@ def command_audit_entry(command: Command, principal: Principal, before: Snapshot
 
 
 def command_subject(body: CommandBody) -> str:
-    """Return the job, pool, node or queue that a command is about; "fleet" for fleet-wide switches."""
+    """Return the job, pool, node, queue or GPU model that a command is about; "fleet" for fleet-wide switches."""
     match body:
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             return body.job_id
@@ -122,9 +125,9 @@ def command_subject(body: CommandBody) -> str:
             return queue.name
         case AddNode(node):
             return node.name
-        case SetLendingPolicy() | ReportDemand():
+        case SetLendingPolicy() | SetPoolNetwork() | ReportDemand():
             return body.pool
-        case SetSecret() | DeleteSecret():
+        case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
         case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode():
             return body.name
@@ -180,8 +183,10 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **to_job_document(job.spec)}
-        case CreatePool() | DeletePool() | SetLendingPolicy():
+        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork():
             record: Any = snapshot.pools.get(subject)
+        case SetGpuProfile() | DeleteGpuProfile():
+            record = snapshot.gpu_profiles.get(subject)
         case CreateQueue() | ChangeQueue() | DeleteQueue():
             record = snapshot.queues.get(subject)
         case SetSecret() | DeleteSecret():

@@ -82,7 +82,7 @@ def serve(
     settings = read_settings()
     _check_api_processes(settings)
     _check_policy(settings)
-    _check_profiles(settings)
+    _announce_profiles(settings)
     _check_tracing()
     _warn_of_unknown_variables()
     _migrate_database(settings)
@@ -127,9 +127,11 @@ def controller() -> None:
     from cli.supervisor import exit_with_parent
 
     os.umask(_UMASK)
+    settings = read_settings()
+    _check_profiles(settings)
     exit_with_parent()
     _start_tracing("ebbtide-controller")
-    run_controller(read_settings())
+    run_controller(settings)
 
 
 def api(*, is_forced: ForceOption = False) -> None:
@@ -144,6 +146,7 @@ def api(*, is_forced: ForceOption = False) -> None:
     if not is_forced:
         check_other_users(settings)
     _check_api_processes(settings)
+    _check_profiles(settings)
     with ExitStack() as held:
         with database_errors():
             held.enter_context(hold_api_lock(settings.database_url))
@@ -159,7 +162,7 @@ def operator() -> None:
 
     settings = read_settings()
     _check_policy(settings)
-    _check_profiles(settings)
+    _announce_profiles(settings)
     _start_tracing("ebbtide-operator")
     with input_errors_from("EBBTIDE_HOST, EBBTIDE_PROBE_PORT"):
         probes = ProbeServer(settings.host, settings.probe_port)
@@ -258,16 +261,25 @@ def _check_policy(settings: Settings) -> None:
         load_policy_set(settings.policy)
 
 
-def _check_profiles(settings: Settings) -> None:
-    """Check every profile in EBBTIDE_PROFILES_DIR, and print which shipped profiles it replaces."""
-    from scheduler.solver.profiles.catalog import read_profiles_folder
+def _announce_profiles(settings: Settings) -> None:
+    for sentence in _check_profiles(settings):
+        print_message(sentence)
 
-    if settings.profiles_dir is not None:
-        with input_errors_from(""):
-            found = read_profiles_folder(settings.profiles_dir)
-        count = len(found.gpus) + len(found.models)
-        replaced = f"; they replace the shipped {', '.join(found.replaced)}" if found.replaced else ""
-        print_message(f"{count} profiles from {settings.profiles_dir}{replaced}.")
+
+def _check_profiles(settings: Settings) -> list[str]:
+    """Check every profile in the folders of the settings. Return one sentence for each folder."""
+    from scheduler.solver.profiles.catalog import check_hardware_folder, read_profiles_folder
+
+    found = []
+    with input_errors_from(""):
+        if settings.hardware_dir is not None:
+            names = check_hardware_folder(settings.hardware_dir, settings.profiles_dir)
+            found.append(f"GPU profiles from {settings.hardware_dir}: {', '.join(names) or 'none'}.")
+        if settings.profiles_dir is not None:
+            read = read_profiles_folder(settings.profiles_dir)
+            replaced = f"; they replace the shipped {', '.join(read.replaced)}" if read.replaced else ""
+            found.append(f"{len(read.gpus) + len(read.models)} profiles from {settings.profiles_dir}{replaced}.")
+    return found
 
 
 def _check_tracing() -> None:

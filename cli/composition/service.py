@@ -24,7 +24,7 @@ from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
 from scheduler.runtime.departed_machines import DepartedMachines
-from scheduler.runtime.estimated_gpus import EstimatedGpuLoader
+from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
@@ -112,7 +112,7 @@ def assemble_controller(
             ProcessPool(settings.solver_processes),
             in_flight_max=4 * settings.solver_processes,
             on_solved=record_solve,
-            load_estimates=EstimatedGpuLoader(store).load_for,
+            load_hardware=FleetHardwareLoader(store).load_for,
         ),
         demand=DemandForecaster(store, forecaster, history_s=HISTORY_SEASONS * settings.season_s),
         on_report=_notify_all(recorder.record, TickTracer().record),

@@ -25,7 +25,7 @@ from scheduler.documents.fleet import (
     to_lending_policy,
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
-from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind, PoolNetwork
 
 DEMAND_STALE_S = 300.0
 """Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
@@ -111,6 +111,15 @@ class TolerationSpec(Document):
         return self
 
 
+class NetworkSpec(Document):
+    """The network between the nodes of a Pool: bytes per second on one port, and the start-up time of a message."""
+
+    model_config = CAMEL_CASE
+    bandwidth: Size
+    latency: Duration
+    nics_per_node: Annotated[int, Field(strict=True)] = 1
+
+
 class PoolSpec(Document):
     """Spec of a Pool: the nodes that have all labels of `nodeSelector`.
 
@@ -124,6 +133,7 @@ class PoolSpec(Document):
     gpu: Text = ""
     gpu_memory: Size | None = None
     tolerations: Annotated[list[TolerationSpec], Field(max_length=16)] = Field(default_factory=list)
+    network: NetworkSpec | None = None
     lending: LendingSpec | None = None
     demand: DemandSpec | None = None
 
@@ -139,10 +149,19 @@ def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
     """Convert the spec of a Pool.
 
     Raises:
-        InvalidDocumentError: the name is invalid, or LendingPolicy rejects a value.
+        InvalidDocumentError: the name or a figure of the network is invalid, or LendingPolicy rejects a value.
     """
     parse_document(_NameDocument, {"name": name})
-    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand))
+    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network))
+
+
+def _network(spec: NetworkSpec | None) -> PoolNetwork | None:
+    if spec is None:
+        return None
+    try:
+        return PoolNetwork(float(spec.bandwidth), spec.latency, spec.nics_per_node)
+    except ValueError as error:
+        raise InvalidDocumentError(InvalidField("network", None, str(error))) from None
 
 
 def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> LendingPolicy:

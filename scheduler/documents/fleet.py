@@ -20,7 +20,19 @@ from scheduler.documents.document import (
     invalid_field,
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
-from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.fleet import (
+    DAY_S,
+    NETWORK_BYTES_PER_S_MAX,
+    NETWORK_BYTES_PER_S_MIN,
+    NETWORK_LATENCY_S_MAX,
+    NICS_PER_NODE_MAX,
+    Blackout,
+    LendingPolicy,
+    Node,
+    Pool,
+    PoolKind,
+    PoolNetwork,
+)
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -123,6 +135,23 @@ class LendingDocument(Document):
         return self
 
 
+class PoolNetworkDocument(Document):
+    """The network between the nodes of a pool, from which plans on these nodes are computed."""
+
+    bandwidth_bytes_per_s: Annotated[
+        float, Field(strict=True, ge=NETWORK_BYTES_PER_S_MIN, le=NETWORK_BYTES_PER_S_MAX)
+    ] = Field(
+        description="What collectives achieve on one network port, in one direction, in bytes per second. It is less "
+        "than the line rate: 200 Gb/s of InfiniBand give about 20e9."
+    )
+    latency_s: Annotated[float, Field(strict=True, gt=0, le=NETWORK_LATENCY_S_MAX)] = Field(
+        description="Start-up time of a collective or a message between two nodes, in seconds, such as 10e-6."
+    )
+    nics_per_node: Annotated[int, Field(strict=True, ge=1, le=NICS_PER_NODE_MAX)] = Field(
+        default=1, description="Number of network ports of a node that carry traffic of jobs."
+    )
+
+
 class PoolDocument(Document):
     name: Label = Field(description=f"Unique label of the pool: {LABEL_FORM}.")
     kind: PoolKind = Field(
@@ -130,6 +159,9 @@ class PoolDocument(Document):
     )
     lending: LendingDocument | None = Field(
         default=None, description="Limits of loans, for kind inference only. Null: the default policy."
+    )
+    network: PoolNetworkDocument | None = Field(
+        default=None, description="Network between its nodes. Null: that of the profile of their GPU model."
     )
 
     @model_validator(mode="after")
@@ -175,7 +207,12 @@ def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
 
 
 def to_pool(document: PoolDocument) -> Pool:
-    return Pool(document.name, document.kind, to_lending_policy(document.lending))
+    network = None if document.network is None else to_pool_network(document.network)
+    return Pool(document.name, document.kind, to_lending_policy(document.lending), network)
+
+
+def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:
+    return PoolNetwork(document.bandwidth_bytes_per_s, document.latency_s, document.nics_per_node)
 
 
 def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:

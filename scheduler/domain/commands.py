@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
+from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
@@ -93,6 +93,29 @@ class DeletePool:
 class SetLendingPolicy:
     pool: str
     lending: LendingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SetPoolNetwork:
+    """Set the network between the nodes of a pool. None: that of the GPU profiles."""
+
+    pool: str
+    network: PoolNetwork | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetGpuProfile:
+    """Set or replace the profile of a GPU model. The profile was validated before."""
+
+    name: str
+    profile_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGpuProfile:
+    """Return to the profile of the GPU model that was in effect before one was set."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +248,9 @@ CommandBody = (
     | CreatePool
     | DeletePool
     | SetLendingPolicy
+    | SetPoolNetwork
+    | SetGpuProfile
+    | DeleteGpuProfile
     | CreateQueue
     | ChangeQueue
     | DeleteQueue

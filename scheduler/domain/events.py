@@ -36,6 +36,7 @@ class EventCode(StrEnum):
     LOAN_LOST = "LoanLost"
     POOL_CHANGED = "PoolChanged"
     QUEUE_CHANGED = "QueueChanged"
+    HARDWARE_CHANGED = "HardwareChanged"
     CURVES_DROPPED = "CurvesDropped"
     DEMAND_CLAMPED = "DemandClamped"
     LENDING_SWITCHED = "LendingSwitched"
@@ -61,7 +62,7 @@ class JobStep:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. `subject` is a job id, node, pool, queue or loan.
+    """Something that happened. `subject` is a job id, node, pool, queue, loan or GPU model.
 
     `numbers` are the numbers in `message`. `cause` is one word for counters: the cause of lost work, the reason code of
     a decision, or the new state of a job. For a failed precondition it is the command's id. `job` is the job's state

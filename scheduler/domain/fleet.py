@@ -76,11 +76,46 @@ class LendingPolicy:
         return self.return_deadline_s + self.cold_start_s
 
 
+NETWORK_BYTES_PER_S_MIN, NETWORK_BYTES_PER_S_MAX = 1e3, 1e14
+NETWORK_LATENCY_S_MAX = 60.0
+NICS_PER_NODE_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNetwork:
+    """The network between the nodes of a pool. It replaces the network of the GPU profile for plans on these nodes.
+
+    Args:
+        bandwidth_bytes_per_s: what collectives achieve on one network port, in one direction.
+        latency_s: start-up time of a collective or message between nodes.
+        nics_per_node: network ports of a node that carry traffic of jobs.
+
+    The limits are those of the network in a GPU profile.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    nics_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if not NETWORK_BYTES_PER_S_MIN <= self.bandwidth_bytes_per_s <= NETWORK_BYTES_PER_S_MAX:
+            limits = f"{NETWORK_BYTES_PER_S_MIN:g} to {NETWORK_BYTES_PER_S_MAX:g} bytes/s"
+            raise ValueError(f"network.bandwidth_bytes_per_s must be {limits}, got {self.bandwidth_bytes_per_s}")
+        if not 0 < self.latency_s <= NETWORK_LATENCY_S_MAX:
+            limits = f"above 0 and at most {NETWORK_LATENCY_S_MAX:g} s"
+            raise ValueError(f"network.latency_s must be {limits}, got {self.latency_s}")
+        if not 1 <= self.nics_per_node <= NICS_PER_NODE_MAX:
+            raise ValueError(f"network.nics_per_node must be 1 to {NICS_PER_NODE_MAX}, got {self.nics_per_node}")
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
+    """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile."""
+
     name: str
     kind: PoolKind
     lending: LendingPolicy = field(default_factory=LendingPolicy)
+    network: PoolNetwork | None = None
 
 
 class IncidentKind(StrEnum):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus, GpuShape, RankPlacement
+from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_speed import with_measured_speeds
@@ -38,7 +39,7 @@ class Snapshot:
     `solver` is the fingerprint of the solver that made the curves. `full_pass_at_s` is when a tick last considered
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs. Both are empty in
-    snapshots of older versions.
+    snapshots of older versions. `gpu_profiles` are the profiles that were set on the service, by GPU model.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -59,6 +60,7 @@ class Snapshot:
     solver: str = ""
     gpu_throughputs: Mapping[str, float] = field(default_factory=dict)
     run_times: Mapping[str, RunTimes] = field(default_factory=dict)
+    gpu_profiles: Mapping[str, GpuProfile] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -14,6 +14,7 @@ from scheduler.domain.commands import (
     DeletePool,
     DeleteQueue,
     SetLendingPolicy,
+    SetPoolNetwork,
 )
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.snapshot import Snapshot
@@ -146,6 +147,8 @@ def _pool_commands(pool: PoolResource, snapshot: Snapshot) -> dict[str, CommandB
         return {f"create-pool-{name}": CreatePool(pool_spec)}
     if pool_spec.kind is PoolKind.INFERENCE and existing.lending != pool_spec.lending:
         return {f"set-lending-{name}": SetLendingPolicy(name, pool_spec.lending)}
+    if existing.network != pool_spec.network:
+        return {f"set-network-{name}": SetPoolNetwork(name, pool_spec.network)}
     return {}
 
 

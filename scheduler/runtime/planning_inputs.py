@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from scheduler.domain.commands import (
 )
 from scheduler.domain.fleet import Forecast, Pool, PoolKind
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.hardware import FleetHardware
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.snapshot import Snapshot
@@ -24,6 +26,7 @@ from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.clock import RealClock
 from scheduler.solver.curve import CurvePoint, build_curve_solved, compute_solver_fingerprint, solve_curve
 from scheduler.solver.profiles.catalog import add_estimated_gpus, list_estimated_gpus
+from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, use_fleet_hardware
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.store.protocol import Store
 
@@ -35,8 +38,16 @@ def _ignore_solve(seconds: float, gaps: Iterable[float]) -> None:
     """Do nothing."""
 
 
-def _load_no_estimates(snapshot: Snapshot) -> None:
-    """Do nothing: all GPU models have a profile without a database."""
+def _keep_hardware(snapshot: Snapshot) -> None:
+    """Do nothing: plan from the profiles that this process knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """A solution in the making, and the fingerprint of the solver and its profiles when it was begun."""
+
+    future: Future[tuple[Points, float]]
+    solver: str
 
 
 class CurveBuilder:
@@ -56,39 +67,40 @@ class CurveBuilder:
         in_flight_max: int,
         solve: SolveFunction = solve_curve,
         on_solved: Callable[[float, Iterable[float]], None] = _ignore_solve,
-        load_estimates: Callable[[Snapshot], None] = _load_no_estimates,
+        load_hardware: Callable[[Snapshot], None] = _keep_hardware,
     ) -> None:
         """Args:
         on_solved: called with the duration of a solution in seconds and the optimality gaps of its plans.
-        load_estimates: makes the estimated profiles of a snapshot's GPU models known to this process.
+        load_hardware: makes the profiles and networks of a snapshot known to this process.
         """
         self._pool = pool
         self._in_flight_max = in_flight_max
         self._solve = solve
         self._on_solved = on_solved
-        self._load_estimates = load_estimates
-        self._in_flight: dict[WantedShape, Future[tuple[Points, float]]] = {}
+        self._load_hardware = load_hardware
+        self._in_flight: dict[WantedShape, _Solution] = {}
 
     def request_shapes(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
         """Start solving. Shapes beyond the limit are requested again by the next tick."""
-        self._load_estimates(snapshot)
-        requests = snapshot.curve_requests()
+        self._load_hardware(snapshot)
+        requests, solver = snapshot.curve_requests(), compute_solver_fingerprint()
         for wanted in wanted_shapes:
             if len(self._in_flight) >= self._in_flight_max:
                 return
             request = requests.get(wanted.curve_key)
             if request is not None and wanted not in self._in_flight:
-                estimates = list_estimated_gpus({group.gpu for group in wanted.shape.groups})
-                solve = partial(_time_solve, self._solve, estimates)
-                self._in_flight[wanted] = self._pool.submit(solve, request, (wanted.shape,))
+                gpus = {group.gpu for group in wanted.shape.groups}
+                hardware = get_fleet_hardware().select_gpus(gpus)
+                solve = partial(_time_solve, self._solve, list_estimated_gpus(gpus), hardware)
+                self._in_flight[wanted] = _Solution(self._pool.submit(solve, request, (wanted.shape,)), solver)
 
     def collect_finished(self, now_s: float) -> tuple[Command, ...]:
         """Return the points solved since the last call, as commands for the next tick.
 
         A model or GPU that the solver rejects is a result: the job can never run. Other errors of the solver are bugs
-        and are raised here.
+        and are raised here. Points from profiles that have changed meanwhile are dropped: ticks request them again.
         """
-        done = [wanted for wanted, future in self._in_flight.items() if future.done()]
+        done = [wanted for wanted, solution in self._in_flight.items() if solution.future.done()]
         solved = [point for wanted in done for point in self._collect_points(wanted)]
         return tuple(
             Command(f"curve/{point.curve_key}/{point.shape}", now_s, point, actor="solver") for point in solved
@@ -99,7 +111,7 @@ class CurveBuilder:
 
         They drop its curve points, and replace its table of throughputs by GPU model.
         """
-        self._load_estimates(snapshot)
+        self._load_hardware(snapshot)
         solver, throughputs = compute_solver_fingerprint(), list_throughputs()
         bodies: list[tuple[str, CommandBody]] = []
         if snapshot.solver != solver:
@@ -114,14 +126,17 @@ class CurveBuilder:
 
     @property
     def has_finished(self) -> bool:
-        return any(future.done() for future in self._in_flight.values())
+        return any(solution.future.done() for solution in self._in_flight.values())
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _collect_points(self, wanted: WantedShape) -> Iterator[CurveSolved]:
+        solution = self._in_flight.pop(wanted)
+        if solution.solver != compute_solver_fingerprint():
+            return
         try:
-            points, seconds = self._in_flight.pop(wanted).result()
+            points, seconds = solution.future.result()
         except ValueError as refused:
             yield CurveSolved(wanted.curve_key, wanted.shape, None, str(refused))
         else:
@@ -132,14 +147,20 @@ class CurveBuilder:
 
 
 def _time_solve(
-    solve: SolveFunction, estimates: Mapping[str, str], request: CurveRequest, shapes: tuple[GpuShape, ...]
+    solve: SolveFunction,
+    estimates: Mapping[str, str],
+    hardware: FleetHardware,
+    request: CurveRequest,
+    shapes: tuple[GpuShape, ...],
 ) -> tuple[Points, float]:
     """Solve, and return the points and the duration in seconds. Runs in a process of the pool.
 
-    `estimates` are the estimated profiles of the shapes' GPU models, which that process does not know.
+    `estimates` are the estimated profiles of the shapes' GPU models, and `hardware` what was set about them. That
+    process knows neither.
     """
     clock = RealClock()
     add_estimated_gpus(estimates)
+    use_fleet_hardware(hardware)
     started_s = clock.elapsed_s()
     return solve(request, shapes), clock.elapsed_s() - started_s
 

@@ -18,6 +18,7 @@ from scheduler.domain.commands import (
     CreatePool,
     CreateQueue,
     CurveSolved,
+    DeleteGpuProfile,
     DeletePool,
     DeleteQueue,
     DeleteSecret,
@@ -32,7 +33,9 @@ from scheduler.domain.commands import (
     ResumeJob,
     ResumeLending,
     ScaleJob,
+    SetGpuProfile,
     SetLendingPolicy,
+    SetPoolNetwork,
     SetSecret,
     SolverChanged,
     SubmitJob,
@@ -41,6 +44,7 @@ from scheduler.domain.commands import (
 )
 from scheduler.domain.events import EventCode, JobStep
 from scheduler.domain.fleet import DemandReading
+from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
@@ -74,8 +78,12 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_job(snapshot, change)
         case ReportProgress() as report:
             record_progress(snapshot, report, command.at_s)
-        case CreatePool() | DeletePool() | SetLendingPolicy() as change:
+        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() as change:
             _change_pool(snapshot, change)
+        case SetGpuProfile() as change:
+            _set_gpu_profile(snapshot, change, command)
+        case DeleteGpuProfile(name=name):
+            _delete_gpu_profile(snapshot, name)
         case CreateQueue() | ChangeQueue() | DeleteQueue() as change:
             _change_queue(snapshot, change)
         case SetSecret() | DeleteSecret() as change:
@@ -190,7 +198,9 @@ def _record_range_change(snapshot: MutableSnapshot, job: Job) -> None:
     snapshot.record_event(EventCode.JOB_STATE, job.id, message)
 
 
-def _change_pool(snapshot: MutableSnapshot, change: CreatePool | DeletePool | SetLendingPolicy) -> None:
+def _change_pool(
+    snapshot: MutableSnapshot, change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork
+) -> None:
     match change:
         case CreatePool(pool=pool):
             if pool.name in snapshot.pools:
@@ -211,6 +221,28 @@ def _change_pool(snapshot: MutableSnapshot, change: CreatePool | DeletePool | Se
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of pool {name} was changed")
+        case SetPoolNetwork(pool=name, network=network):
+            if name not in snapshot.pools:
+                snapshot.refuse(name, f"pool {name} does not exist")
+                return
+            snapshot.pools[name] = replace(snapshot.pools[name], network=network)
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the network of pool {name} was changed")
+
+
+def _set_gpu_profile(snapshot: MutableSnapshot, change: SetGpuProfile, command: Command) -> None:
+    before = snapshot.gpu_profiles.get(change.name)
+    version = 1 if before is None else before.version + 1
+    profile = GpuProfile(change.name, change.profile_json, version, command.at_s, command.actor)
+    snapshot.gpu_profiles[change.name] = profile
+    message = f"version {version} of the profile of GPU {change.name} was set"
+    snapshot.record_event(EventCode.HARDWARE_CHANGED, change.name, message)
+
+
+def _delete_gpu_profile(snapshot: MutableSnapshot, name: str) -> None:
+    if snapshot.gpu_profiles.pop(name, None) is None:
+        snapshot.refuse(name, f"no profile of GPU {name} was set")
+        return
+    snapshot.record_event(EventCode.HARDWARE_CHANGED, name, f"the profile of GPU {name} that was set was deleted")
 
 
 def _change_queue(snapshot: MutableSnapshot, change: CreateQueue | ChangeQueue | DeleteQueue) -> None:

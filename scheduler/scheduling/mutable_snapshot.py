@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from scheduler.domain.events import Event, EventCode, JobStep
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, Node, Pool
 from scheduler.domain.gpu_sets import FreeGpus
+from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import SlottedSample
@@ -80,6 +81,7 @@ class MutableSnapshot:
         self.demand: TrackedDict[DemandReading] = TrackedDict(snapshot.demand)
         self.forecasts: TrackedDict[Forecast] = TrackedDict(snapshot.forecasts)
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
+        self.gpu_profiles: TrackedDict[GpuProfile] = TrackedDict(snapshot.gpu_profiles)
         self.gpu_throughputs = snapshot.gpu_throughputs
         self.switches = snapshot.switches
         self.solver = snapshot.solver
@@ -110,6 +112,7 @@ class MutableSnapshot:
             demand=self.demand.result,
             forecasts=self.forecasts.result,
             queues=self.queues.result,
+            gpu_profiles=self.gpu_profiles.result,
             switches=self.switches,
             solver=self.solver,
             gpu_throughputs=self.gpu_throughputs,

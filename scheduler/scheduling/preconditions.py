@@ -1,8 +1,9 @@
 """Preconditions of commands: the state that a command was made for, and limits on waiting jobs.
 
 Commands are applied one after the other, so of two commands made for the same state the second is refused, whichever
-processes they came through. An ETag covers what users can change (a job's spec and intent, a pool's lending policy, a
-node's shape and cordon, a queue's quota) but not run-time status, so a job's progress does not invalidate it.
+processes they came through. An ETag covers what users can change (a job's spec and intent, a pool's lending policy and
+network, a node's shape and cordon, a queue's quota, a GPU profile) but not run-time status, so a job's progress does
+not invalidate it.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from scheduler.domain.commands import (
     Command,
     CommandBody,
     CordonNode,
+    DeleteGpuProfile,
     DeletePool,
     DeleteQueue,
     RemoveNode,
     ResumeJob,
     ScaleJob,
+    SetGpuProfile,
     SetLendingPolicy,
+    SetPoolNetwork,
     SubmitJob,
     SuspendJob,
     UncordonNode,
 )
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool
+from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue, find_limiting_queue
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -96,12 +101,19 @@ def queue_etag(queue: JobQueue) -> str:
     return _hash_etag(encode(queue))
 
 
+def gpu_profile_etag(name: str, profile: GpuProfile | None) -> str:
+    """Return the ETag of a GPU model's profile. `profile` is the one that was set, or None."""
+    return _hash_etag([name, None if profile is None else encode(profile)])
+
+
 def _current_etag(snapshot: MutableSnapshot, body: CommandBody) -> tuple[str, str]:
     """Return the name and the ETag of the object that a command changes. The ETag is empty if it no longer exists."""
     match body:
         case ScaleJob(name) | ChangeJob(name) | CancelJob(name) | SuspendJob(name) | ResumeJob(name):
             return name, job_etag(snapshot.jobs[name]) if name in snapshot.jobs else ""
-        case SetLendingPolicy(name) | DeletePool(name):
+        case SetGpuProfile(name) | DeleteGpuProfile(name):
+            return name, gpu_profile_etag(name, snapshot.gpu_profiles.get(name))
+        case SetLendingPolicy(name) | SetPoolNetwork(name) | DeletePool(name):
             return name, pool_etag(snapshot.pools[name]) if name in snapshot.pools else ""
         case RemoveNode(name) | CordonNode(name) | UncordonNode(name):
             return name, node_etag(snapshot.nodes[name]) if name in snapshot.nodes else ""

@@ -30,6 +30,7 @@ from sqlalchemy import (
 from scheduler.domain.codec import CodecError, decode_stored, encode, encode_as
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, Node, Pool
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
@@ -107,6 +108,7 @@ RECORD_KINDS = (
     RecordKind("queues", Table("queues", METADATA, RecordColumns), JobQueue),
     RecordKind("gpu_throughputs", Table("gpu_throughputs", METADATA, RecordColumns), float),
     RecordKind("run_times", Table("run_times", METADATA, RecordColumns), RunTimes),
+    RecordKind("gpu_profiles", Table("gpu_profiles", METADATA, RecordColumns), GpuProfile),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

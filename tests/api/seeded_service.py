@@ -62,6 +62,7 @@ class SeededService:
             "rank": ["0"],
             "token_id": [made.made("/v1/tokens", {"name": "ci", "grants": ["viewer"]})["id"]],
             "secret_name": [self._set_secret("hf-token")],
+            "gpu": [self._describe_hardware()],
             "digest": [self._upload(b"archive")],
             **self._background(),
             **self._machines(),
@@ -70,10 +71,33 @@ class SeededService:
         store.close()
         self._store = SqlStore(f"sqlite:///{self._seed}")
 
+    def list_names(self, path: str, parameter: str) -> list[str]:
+        """Return what a parameter of a path template may be; for `name`, the names in its collection."""
+        by_collection = {
+            "pools": ["inference", "empty"],
+            "nodes": ["spare", "t0"],
+            "queues": ["blue"],
+            "machines": ["m0"],
+        }
+        known = self.known[parameter]
+        return by_collection.get(path.split("/")[2], known) if parameter == "name" else known
+
     def _set_secret(self, name: str) -> str:
         answer = self.service.http.put(f"/v1/queues/blue/secrets/{name}", content=b"a seeded value")
         assert answer.status_code == 200, answer.text
         return name
+
+    def _describe_hardware(self) -> str:
+        """Set the profile of a GPU model and the networks of two pools. Return the GPU model."""
+        profile, network = load_examples()["GpuProfileDocument"], load_examples()["PoolNetworkDocument"]
+        gpu = str(profile["gpu"])
+        paths = {f"/v1/hardware/gpus/{gpu}": {**profile, "efficiency": 0.6}}
+        paths |= {f"/v1/pools/{pool}/network": network for pool in ("inference", "empty")}
+        for path, document in paths.items():
+            answer = self.service.http.put(path, json=document)
+            assert answer.status_code == 202, answer.text
+        self.service.tick()
+        return gpu
 
     def _upload(self, archive: bytes) -> str:
         digest = f"sha256:{sha256(archive).hexdigest()}"

@@ -39,7 +39,7 @@ ROUTES = sorted(
     if not route.startswith(("GET ", "HEAD ")) and rule.changes_state and route not in REPORTS | SIGN_IN
 )
 UNAUDITED_TABLES = {"audit_log", "sqlite_sequence"}
-RUNS, RUNS_FULL = 2, 40
+RUNS, RUNS_FULL = 3, 40
 _ORDER = {"accounts/": 1, "resume": 1, "leave": 2, "DELETE": 3}
 
 
@@ -116,6 +116,8 @@ class AuditedRun:
         names = {"machines": ["m0"], "pools": ["inference", "empty"], "nodes": ["spare", "t0"], "queues": ["blue"]}
         names["accounts"] = ["robot"]
         kind = route.split("/")[2]
+        if route == "DELETE /v1/pools/{name}":
+            return "empty"  # the other pool has nodes
         running, asleep, *_ = self.seeded.known["job_id"]
         by_verb = {"suspend": asleep, "resume": asleep, "checkpoint": running}
         if (verb := route.rpartition(":")[2]) in by_verb:
@@ -143,7 +145,10 @@ class AuditedRun:
             "POST /v1/simulations": load_examples()["SimulationDocument"],
             "PUT /v1/queues/{name}/secrets/{secret_name}": f"value {number}".encode(),
             "PUT /v1/archives/{digest}": f"archive {number}".encode(),
+            "PUT /v1/pools/{name}/network": {"bandwidth_bytes_per_s": 1e9 * (number + 1), "latency_s": 1e-5},
         }
+        profile = {**load_examples()["GpuProfileDocument"], "efficiency": 0.5 + number / 100}
+        bodies["PUT /v1/hardware/gpus/{gpu}"] = profile
         machine = {"version": get_package_version(), "clock_s": self.seeded.service.clock.now_s()}
         examples = load_examples()
         bodies["POST /v1/machines:join"] = {**examples["JoinDocument"], **machine, "name": f"joined-{number}"}
@@ -152,8 +157,10 @@ class AuditedRun:
         return bodies.get(route)
 
 
-def _order_of(route: str) -> int:
-    return max((rank for word, rank in _ORDER.items() if word in route), default=0)
+def _order_of(route: str) -> tuple[int, int]:
+    """Return the rank of a route. What belongs to a resource is deleted before the resource."""
+    rank = max((rank for word, rank in _ORDER.items() if word in route), default=0)
+    return rank, -route.count("/") if route.startswith("DELETE") else 0
 
 
 @pytest.fixture

@@ -81,7 +81,9 @@ def _try(trial: Trial, operation: Any, mode: GenerationMode, cases: int) -> None
     def check(case: Any, data: st.DataObject) -> None:
         for parameter in case.path_parameters or {}:
             if mode is GenerationMode.POSITIVE or data.draw(st.booleans()):
-                case.path_parameters[parameter] = data.draw(st.sampled_from(seeded.known[parameter]))
+                case.path_parameters[parameter] = data.draw(
+                    st.sampled_from(seeded.list_names(operation.path, parameter))
+                )
         if isinstance(case.body, dict) and mode is GenerationMode.POSITIVE and data.draw(st.booleans()):
             content = operation.definition.raw["requestBody"]["content"]
             case.body = content["application/json"]["example"]

@@ -22,8 +22,10 @@ from scheduler.domain.fleet import (
     NodeState,
     Pool,
     PoolKind,
+    PoolNetwork,
 )
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
@@ -47,7 +49,11 @@ def _filled() -> Snapshot:
     return Snapshot(
         generation=1,
         now_s=12.5,
-        pools={"train": Pool("train", PoolKind.TRAINING), "serve": Pool("serve", PoolKind.INFERENCE, lending)},
+        gpu_profiles={"l4": GpuProfile("l4", '{"gpu": "l4"}', 3, 11.5, "ada")},
+        pools={
+            "train": Pool("train", PoolKind.TRAINING, network=PoolNetwork(2e10, 1e-5, 4)),
+            "serve": Pool("serve", PoolKind.INFERENCE, lending),
+        },
         nodes={node.name: node for node in (*nodes, down)},
         jobs={f"job-{at}": make_stored_job(at, state) for at, state in enumerate(live)},
         loans={loan.node: loan for loan in loans},

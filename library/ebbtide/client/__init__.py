@@ -16,6 +16,7 @@ from ebbtide.client.archives import ArchiveMethods
 from ebbtide.client.async_connection import AsyncConnection
 from ebbtide.client.connection import Connection, RetryPolicy, Server
 from ebbtide.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
+from ebbtide.client.hardware import HardwareMethods
 from ebbtide.client.jobs import JobMethods, SimulationMethods, StreamMethods
 from ebbtide.client.machines import MachineMethods
 from ebbtide.client.methods import AsyncCaller, SyncCaller
@@ -38,6 +39,7 @@ class _ServiceMethods(
     ArchiveMethods,
     StreamMethods,
     FleetMethods,
+    HardwareMethods,
     MachineMethods,
     QueueMethods,
     SecretMethods,

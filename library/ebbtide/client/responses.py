@@ -53,13 +53,14 @@ class _TaggedObject(JsonObject):
 
 
 def etag_of(view: Mapping[str, object]) -> str:
-    """Return the ETag of a job, pool, node or queue that the client returned. Pass it as `if_match`.
+    """Return the ETag of a job, pool, node, queue or GPU profile that the client returned. Pass it as `if_match`.
 
     Raises:
         ValueError: `view` has no ETag, for example because it is a copy.
     """
     if not isinstance(view, _TaggedObject) or not view.etag:
-        raise ValueError("view: it has no ETag. Pass a job, pool, node or queue exactly as the client returned it")
+        known = "a job, pool, node, queue or GPU profile"
+        raise ValueError(f"view: it has no ETag. Pass {known} exactly as the client returned it")
     return view.etag
 
 

@@ -182,10 +182,14 @@ def _cost_tree(groups: ProcessGroups) -> tuple[Floats, Floats]:
 def _apply_measured_times(
     time_s: Floats, size_bytes: Floats, groups: ProcessGroups, collective: Collective, share: float = 1.0
 ) -> Floats:
-    """Return `time_s`, but `share` of the measured time if there is a table, and 0 if there is nothing to send."""
+    """Return `time_s`, but `share` of the measured time if there is a table, and 0 if there is nothing to send.
+
+    A table for no more ranks than a node has was measured within a node, and says nothing about the network.
+    """
     settled_s = np.where(size_bytes > 0, time_s, 0.0)
     for table in groups.hardware.collectives:
-        here = np.broadcast_to(groups.ranks == table.ranks, settled_s.shape)
+        is_measured = (groups.ranks == table.ranks) & ((groups.nodes == 1) | (table.ranks > groups.node_gpus))
+        here = np.broadcast_to(is_measured, settled_s.shape)
         if table.collective is collective and here.any():
             sizes, seconds = np.array(table.points).T
             wanted = np.broadcast_to(size_bytes, settled_s.shape)[here]

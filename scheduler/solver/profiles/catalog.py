@@ -1,7 +1,10 @@
-"""GPU and model profiles by name: shipped with Ebbtide, in your own profiles folder, or estimated for a machine.
+"""GPU and model profiles by name.
 
-`EBBTIDE_PROFILES_DIR` names a folder with `gpus/NAME.json` and `models/NAME.json`. A profile in this folder replaces
-the shipped profile of the same name. Files are read once per process, so restart the service after you change one.
+A GPU profile comes from the first of these sources that has its name: set on the service (`fleet_hardware`), a file of
+your own, shipped with Ebbtide, estimated for a machine.
+
+`EBBTIDE_PROFILES_DIR` names a folder with `gpus/NAME.json` and `models/NAME.json`, and `EBBTIDE_HARDWARE_DIR` one with
+GPU profiles alone (`hardware_folder`). Files are read once per process, so restart the service after you change one.
 
 The JSON forms are described in `gpu_document` and `model_document`.
 """
@@ -12,12 +15,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from scheduler.domain.suggestions import suggest
+from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, with_slowest_network
 from scheduler.solver.profiles.gpu_document import GPU_UNITS, parse_gpu
+from scheduler.solver.profiles.hardware_folder import find_hardware_folder, read_hardware_folder
 from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
 from scheduler.solver.profiles.model_document import parse_model
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
@@ -28,6 +34,7 @@ __all__ = [
     "PROFILES_DIR",
     "Attachment",
     "Dimension",
+    "GpuSource",
     "HardwareProfile",
     "LayerProfile",
     "ModelProfile",
@@ -35,6 +42,8 @@ __all__ = [
     "ProfileError",
     "ProfilesFolder",
     "add_estimated_gpus",
+    "check_hardware_folder",
+    "find_gpu_source",
     "find_profiles_folder",
     "is_estimated_gpu",
     "list_estimated_gpus",
@@ -44,12 +53,22 @@ __all__ = [
     "load_model",
     "parse_gpu",
     "parse_model",
+    "read_gpu_json",
     "read_own_files",
     "read_profiles_folder",
 ]
 
 PROFILES_DIR = "EBBTIDE_PROFILES_DIR"
 _GPUS, _MODELS = "gpus", "models"
+
+
+class GpuSource(StrEnum):
+    """Where the profile of a GPU model comes from, in order of precedence."""
+
+    SET = "set"
+    FILE = "file"
+    SHIPPED = "shipped"
+    ESTIMATED = "estimated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +82,8 @@ class ProfilesFolder:
 
 def list_gpu_names(folder: Path | None = None) -> tuple[str, ...]:
     """Return the GPU models that `load_gpu` knows, sorted; raises ProfileError as `read_profiles_folder`."""
-    return _list_names(_GPUS, folder)
+    was_set = get_fleet_hardware().profiles if folder is None else ()
+    return tuple(sorted({*_list_names(_GPUS, folder), *was_set}))
 
 
 def list_model_names(folder: Path | None = None) -> tuple[str, ...]:
@@ -72,16 +92,45 @@ def list_model_names(folder: Path | None = None) -> tuple[str, ...]:
 
 
 def load_gpu(name: str, folder: Path | None = None) -> HardwareProfile:
-    """Return the profile of one GPU model.
+    """Return the profile of one GPU model, with the network of the fleet that this process plans for.
 
     Args:
-        folder: your own profiles; by default the folder in `EBBTIDE_PROFILES_DIR`, if set.
+        folder: your own profiles; by default the folder in `EBBTIDE_PROFILES_DIR`, if set. With it, the profile is as
+            written, whatever was set on the service.
 
     Raises:
         ProfileError: the name is unknown, or the file in `folder` is invalid. The message lists the known names, or
             names the file and the field.
     """
-    return _load_gpu(name, folder or find_profiles_folder())
+    if folder is not None:
+        return _load_gpu(name, folder, find_hardware_folder())
+    fleet = get_fleet_hardware()
+    if (text := fleet.profiles.get(name)) is not None:
+        profile = _parse_set_gpu(text)
+    else:
+        profile = _load_gpu(name, find_profiles_folder(), find_hardware_folder())
+    return with_slowest_network(profile, fleet.networks.get(name, ()))
+
+
+def find_gpu_source(name: str, *, is_set_ignored: bool = False) -> GpuSource | None:
+    """Return where the profile of a GPU model comes from, or None if there is none.
+
+    With `is_set_ignored`, the source is the one that counts once no profile is set for the GPU model.
+    """
+    if name in get_fleet_hardware().profiles and not is_set_ignored:
+        return GpuSource.SET
+    if name in _list_files(_GPUS, find_profiles_folder()):
+        return GpuSource.FILE
+    if name in _list_shipped(_GPUS):
+        return GpuSource.SHIPPED
+    return GpuSource.ESTIMATED if name in _estimates else None
+
+
+def read_gpu_json(name: str) -> str:
+    """Return the profile of a GPU model as JSON text, without the network of the fleet; raises as `load_gpu`."""
+    if (text := get_fleet_hardware().profiles.get(name)) is not None:
+        return text
+    return _read_profile(_GPUS, name, find_profiles_folder(), find_hardware_folder())[0]
 
 
 def load_model(name: str, sequence_length: int = 0, folder: Path | None = None) -> ModelProfile:
@@ -111,6 +160,19 @@ def read_profiles_folder(folder: Path) -> ProfilesFolder:
         load_model(model, folder=folder)
     shipped = {*_list_shipped(_GPUS), *_list_shipped(_MODELS)}
     return ProfilesFolder(gpus, models, tuple(name for name in (*gpus, *models) if name in shipped))
+
+
+def check_hardware_folder(folder: Path, profiles_folder: Path | None) -> tuple[str, ...]:
+    """Check every GPU profile in `folder`, and that `profiles_folder` has no other one. Return their GPU models.
+
+    Raises:
+        ProfileError: as `read_hardware_folder`, or a GPU model is in both folders.
+    """
+    found = read_hardware_folder(folder)
+    for name in _list_own(_GPUS, profiles_folder) if profiles_folder else ():
+        if name in found:
+            raise ProfileError(f"{found[name].path}: gpu is {name!r}, as in {PROFILES_DIR}; keep one of the two files")
+    return tuple(found)
 
 
 def read_own_files(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -144,13 +206,18 @@ def is_estimated_gpu(name: str, folder: Path | None = None) -> bool:
 
 
 @cache
-def _load_gpu(name: str, folder: Path | None) -> HardwareProfile:
-    text, file = _read_profile(_GPUS, name, folder)
+def _load_gpu(name: str, folder: Path | None, hardware_folder: Path | None) -> HardwareProfile:
+    text, file = _read_profile(_GPUS, name, folder, hardware_folder)
     with _naming(file):
         profile = parse_gpu(text)
         if profile.gpu != name:
             raise ProfileError(f"GPU profile: gpu is {profile.gpu!r}; it must be the name of the file, {name!r}")
     return profile
+
+
+@cache
+def _parse_set_gpu(text: str) -> HardwareProfile:
+    return parse_gpu(text)
 
 
 @cache
@@ -162,13 +229,20 @@ def _load_model(name: str, sequence_length: int, folder: Path | None) -> ModelPr
 
 def _list_names(kind: str, folder: Path | None) -> tuple[str, ...]:
     folder = folder or find_profiles_folder()
+    return tuple(sorted({*_list_shipped(kind), *_list_files(kind, folder), *(_estimates if kind == _GPUS else ())}))
+
+
+def _list_files(kind: str, folder: Path | None) -> Iterable[str]:
+    """Return the names of profiles in files of your own."""
+    hardware = find_hardware_folder() if kind == _GPUS else None
     own = _list_own(kind, folder) if folder else ()
-    return tuple(sorted({*_list_shipped(kind), *own, *(_estimates if kind == _GPUS else ())}))
+    return {*own, *(read_hardware_folder(hardware) if hardware else ())}
 
 
-def _list_shipped(kind: str) -> Iterable[str]:
+@cache
+def _list_shipped(kind: str) -> frozenset[str]:
     entries = files("scheduler.solver.profiles").joinpath("data", kind).iterdir()
-    return [entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")]
+    return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
 
 
 def _list_own(kind: str, folder: Path) -> Iterable[str]:
@@ -181,8 +255,10 @@ def _list_own(kind: str, folder: Path) -> Iterable[str]:
         raise ProfileError(f"{PROFILES_DIR} is {str(folder)!r}: {error.strerror}; {allowed}") from None
 
 
-def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path | None]:
-    """Return the JSON text of a profile, and its file if it comes from `folder`."""
+def _read_profile(
+    kind: str, name: str, folder: Path | None, hardware_folder: Path | None = None
+) -> tuple[str, Path | None]:
+    """Return the JSON text of a profile, and its file if it comes from one of the folders."""
     known = _list_names(kind, folder)
     if name not in known:
         raise ProfileError(f"{kind[:-1]} is {name!r}; allowed are {', '.join(known)}{suggest(name, known)}")
@@ -192,6 +268,8 @@ def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path 
             return file.read_text(encoding="utf-8"), file
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{file}: cannot be read: {error}") from None
+    if hardware_folder and name in (files_by_gpu := read_hardware_folder(hardware_folder)):
+        return files_by_gpu[name].profile_json, files_by_gpu[name].path
     if kind == _GPUS and name in _estimates and name not in _list_shipped(kind):
         return _estimates[name], None
     return files("scheduler.solver.profiles").joinpath("data", kind, f"{name}.json").read_text(encoding="utf-8"), None

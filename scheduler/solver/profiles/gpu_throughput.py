@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from scheduler.solver.profiles.catalog import list_estimated_gpus, list_gpu_names, load_gpu
+from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 BYTES_PER_FLOP = 0.005
@@ -31,14 +32,14 @@ def compute_throughput(gpu: HardwareProfile) -> float:
 def list_throughputs() -> Mapping[str, float]:
     """Return the throughput of each GPU model that has a profile, by name, in FLOP/s.
 
-    Profiles are read once, and again when an estimated one is added.
+    Profiles are read once, and again when an estimated one is added or one is set on the service.
 
     Raises:
         ProfileError: a profile of your own is invalid.
     """
-    return _compute_throughputs(tuple(list_estimated_gpus()))
+    return _compute_throughputs(tuple(list_estimated_gpus()), get_fleet_hardware().digest)
 
 
 @cache
-def _compute_throughputs(_estimated: tuple[str, ...]) -> Mapping[str, float]:
+def _compute_throughputs(_estimated: tuple[str, ...], _fleet: str) -> Mapping[str, float]:
     return {gpu: compute_throughput(load_gpu(gpu)) for gpu in list_gpu_names()}

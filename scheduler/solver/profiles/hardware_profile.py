@@ -140,7 +140,8 @@ class HardwareProfile:
             unknown, and then without a limit.
         prediction_error: 95th percentile of the relative errors of predicted step times, on runs that were not used for
             the profile where it can be; 0 if unknown.
-        collectives: measured times, which replace the formulas for these numbers of ranks.
+        collectives: measured times, which replace the formulas for these numbers of ranks: between nodes if they are
+            more than the GPUs of a node, else within a node.
         dimensions: the strategies that the worker for this GPU supports.
         precisions: the number formats that matrix products of the chip support; empty if the profile does not say.
         estimated: the profile was derived from what a machine reports, not written for this GPU model.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.documents.custom_resource import LendingSpec, PoolSpec, TolerationSpec
+from scheduler.documents.custom_resource import LendingSpec, NetworkSpec, PoolSpec, TolerationSpec
 from scheduler.documents.document import Document
 from scheduler.documents.job import JobDocument
 from scheduler.documents.queue import QueueSpec
@@ -60,6 +60,7 @@ def test_only_gpus_and_suspend_are_mutable() -> None:
 def test_pools_and_queues_have_the_fields_of_their_documents() -> None:
     assert set(schema("Pool")["spec"]["properties"]) == fields(PoolSpec)
     assert set(schema("Pool")["spec"]["properties"]["lending"]["properties"]) == fields(LendingSpec)
+    assert set(schema("Pool")["spec"]["properties"]["network"]["properties"]) == fields(NetworkSpec)
     tolerations = schema("Pool")["spec"]["properties"]["tolerations"]
     assert set(tolerations["items"]["properties"]) == fields(TolerationSpec)
     assert set(schema("Queue")["spec"]["properties"]) == fields(QueueSpec)

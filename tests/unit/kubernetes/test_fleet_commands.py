@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.domain.commands import AddNode, CordonNode, RemoveNode
-from scheduler.domain.fleet import PoolKind
+from scheduler.domain.fleet import PoolKind, PoolNetwork
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import NODE, POOL, QUEUE
@@ -70,6 +70,18 @@ def test_lending_policy_follows_the_pool_resource() -> None:
     rig.snapshot = replace(rig.snapshot, pools={**rig.snapshot.pools, "serving": changed})
     assert rig.run_round() == ["SetLendingPolicy"]
     assert rig.snapshot.pools["serving"].lending == lending
+
+
+def test_network_follows_the_pool_resource() -> None:
+    rig = build_fleet()
+    network = {"bandwidth": "20GB", "latency": "0.01ms", "nicsPerNode": 4}
+    rig.server.change(POOL, "training", network=network)
+    assert rig.run_round() == ["SetPoolNetwork"]
+    assert rig.snapshot.pools["training"].network == PoolNetwork(20e9, 1e-5, 4)
+    assert rig.run_round() == []
+    rig.server.change(POOL, "training", network={**network, "nicsPerNode": 0})
+    assert rig.run_round() == []
+    assert "network.nics_per_node must be 1 to 1024, got 0" in condition(rig, "training", "Accepted")[2]
 
 
 def test_pending_command_is_not_sent_again() -> None:

@@ -59,7 +59,7 @@ def test_an_estimate_that_is_stored_after_its_node_is_still_found(store: MemoryS
 
 
 def test_a_new_node_changes_the_throughputs_of_the_controller(store: MemoryStore) -> None:
-    curves = CurveBuilder(ManualPool(), in_flight_max=1, load_estimates=EstimatedGpuLoader(store).load_for)
+    curves = CurveBuilder(ManualPool(), in_flight_max=1, load_hardware=EstimatedGpuLoader(store).load_for)
     bodies = [command.body for command in curves.list_solver_changes(Snapshot(nodes={"m0": NODE}), 0.0)]
     [changed] = [body for body in bodies if isinstance(body, GpuThroughputsChanged)]
     assert changed.throughputs[GPU] > 0.0

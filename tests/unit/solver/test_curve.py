@@ -17,7 +17,7 @@ from scheduler.domain.scaling_curve import CurveRequest, ScalingCurve
 from scheduler.solver.curve import (
     CURVE_TOLERANCE,
     build_curve_solved,
-    compute_solver_fingerprint,
+    compute_source_fingerprint,
     list_canonical_shapes,
     solve_curve,
     solve_point,
@@ -123,7 +123,7 @@ def test_points_become_commands() -> None:
 def test_the_fingerprint_follows_code_and_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fingerprint() -> str:
         monkeypatch.setattr("scheduler.solver.curve.files", lambda _: tmp_path)
-        return compute_solver_fingerprint.__wrapped__()
+        return compute_source_fingerprint.__wrapped__()
 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "t4.json").write_text("{}")

@@ -140,6 +140,7 @@ class SnapshotView(TypedDict):
     forecasts: dict[str, dict[str, Any]]
     full_pass_at_s: float | str
     generation: int
+    gpu_profiles: dict[str, dict[str, Any]]
     gpu_throughputs: dict[str, float]
     jobs: dict[str, dict[str, Any]]
     loans: dict[str, dict[str, Any]]

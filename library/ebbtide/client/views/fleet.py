@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ebbtide.client.views.jobs import ReasonView
 
@@ -208,6 +208,14 @@ class LendingPolicyView(TypedDict):
     return_deadline_s: float
 
 
+class PoolNetworkView(TypedDict):
+    """The network between the nodes of a pool."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    nics_per_node: int
+
+
 class PoolView(TypedDict):
     """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
 
@@ -218,6 +226,7 @@ class PoolView(TypedDict):
     lending: NotRequired[LendingPolicyView]
     lent_nodes: NotRequired[int]
     name: str
+    network: PoolNetworkView | None
     nodes: int
 
 
@@ -278,6 +287,50 @@ class WaitingView(TypedDict):
     generation: int
     items: list[WaitingJobView]
     reasons: dict[str, int]
+
+
+class GpuNetworkView(TypedDict):
+    """The network between nodes of a GPU model, as plans use it: the slowest of all pools that a job may use."""
+
+    bandwidth_bytes_per_s: float
+    gpus_per_nic: float
+    latency_s: float
+    of_profile: bool
+
+
+class GpuProfileDetailsView(TypedDict):
+    """The profile of a GPU model, as it was written."""
+
+    efficiency: float
+    intra_bandwidth_bytes_per_s: float
+    memory_bytes: int
+    name: str
+    network: GpuNetworkView
+    nodes: int
+    peak_flops_per_s: float
+    precision: str
+    profile: dict[str, Any]
+    set_at_s: float | None
+    set_by: str | None
+    source: str
+    version: int | None
+
+
+class GpuProfileView(TypedDict):
+    """The profile of a GPU model, in its main figures."""
+
+    efficiency: float
+    intra_bandwidth_bytes_per_s: float
+    memory_bytes: int
+    name: str
+    network: GpuNetworkView
+    nodes: int
+    peak_flops_per_s: float
+    precision: str
+    set_at_s: float | None
+    set_by: str | None
+    source: str
+    version: int | None
 
 
 class JoinTokenView(TypedDict):

@@ -108,6 +108,15 @@ def test_measured_times_replace_the_formula() -> None:
     assert all_reduce_s(_one(1e6), _groups(2, hardware=measured)) == all_reduce_s(_one(1e6), _groups(2))
 
 
+def test_times_measured_within_a_node_do_not_hold_between_nodes() -> None:
+    tables = tuple(CollectiveTable(Collective.ALL_REDUCE, ranks, ((1e6, 1e-9), (1e9, 1e-6))) for ranks in (4, 16))
+    measured = replace(PLAIN, collectives=tables)
+    for ranks in (4, 16):
+        assert all_reduce_s(_one(1e6), _groups(ranks, hardware=measured)) == pytest.approx(1e-9)
+    apart = all_reduce_s(_one(1e6), _groups(4, stride=8, hardware=measured))
+    assert apart == all_reduce_s(_one(1e6), _groups(4, stride=8)) > 1e-6
+
+
 def test_measured_times_hold_for_many_messages_of_one_group() -> None:
     table = CollectiveTable(Collective.ALL_REDUCE, 4, ((1e6, 1e-3), (1e9, 0.5)))
     four = _groups(4, hardware=replace(PLAIN, collectives=(table,)))
