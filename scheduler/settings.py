@@ -76,14 +76,9 @@ class Settings(BaseSettings):
     )
     profiles_dir: Path | None = Field(
         default=None,
-        description="Directory with additional GPU profiles (gpus/*.json) and model profiles (models/*.json). "
-        "A profile in it replaces the built-in profile of the same name.",
-    )
-    hardware_dir: Path | None = Field(
-        default=None,
-        description="Directory with GPU profiles as `ebbtide profile` writes them (*.json), or as YAML (*.yaml), under "
-        "any file name. A profile in it replaces the built-in profile of the same GPU model. `ebbtide hardware set` "
-        "takes precedence over both.",
+        description="Directory with additional GPU profiles (gpus/*.json or *.yaml, under any name) and model profiles "
+        "(models/*.json). A profile in it replaces the built-in profile of the same name, and `ebbtide hardware set` "
+        "replaces both.",
     )
     archive_dir: Path | None = Field(
         default=None,

@@ -191,7 +191,7 @@ def _bytes_per_s_per_gpu(network: Mapping[str, Any]) -> float:
 
 
 def _read_profile(file: str) -> dict[str, Any]:
-    from scheduler.solver.profiles.hardware_folder import parse_profile_text
+    from scheduler.solver.profiles.gpu_files import parse_profile_text
 
     text = read_text(file)
     with input_errors_from(file):

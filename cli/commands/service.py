@@ -267,14 +267,11 @@ def _announce_profiles(settings: Settings) -> None:
 
 
 def _check_profiles(settings: Settings) -> list[str]:
-    """Check every profile in the folders of the settings. Return one sentence for each folder."""
-    from scheduler.solver.profiles.catalog import check_hardware_folder, read_profiles_folder
+    """Check every profile in the folder of the settings, and return a sentence about it."""
+    from scheduler.solver.profiles.catalog import read_profiles_folder
 
     found = []
     with input_errors_from(""):
-        if settings.hardware_dir is not None:
-            names = check_hardware_folder(settings.hardware_dir, settings.profiles_dir)
-            found.append(f"GPU profiles from {settings.hardware_dir}: {', '.join(names) or 'none'}.")
         if settings.profiles_dir is not None:
             read = read_profiles_folder(settings.profiles_dir)
             replaced = f"; they replace the shipped {', '.join(read.replaced)}" if read.replaced else ""

@@ -99,16 +99,14 @@ def check_authentication(settings: Settings) -> Check:
 
 def check_policy(settings: Settings) -> Check:
     from scheduler.scheduling.policy_sets import load_policy_set
-    from scheduler.solver.profiles.catalog import check_hardware_folder, read_profiles_folder
+    from scheduler.solver.profiles.catalog import read_profiles_folder
 
     try:
         load_policy_set(settings.policy)
-        if settings.hardware_dir is not None:
-            check_hardware_folder(settings.hardware_dir, settings.profiles_dir)
         if settings.profiles_dir is not None:
             read_profiles_folder(settings.profiles_dir)
     except ValueError as error:
-        return failed("policy", str(error), "correct EBBTIDE_POLICY, EBBTIDE_PROFILES_DIR or EBBTIDE_HARDWARE_DIR")
+        return failed("policy", str(error), "correct EBBTIDE_POLICY or EBBTIDE_PROFILES_DIR")
     return passed("policy", f"policy {settings.policy} and all profiles can be loaded")
 
 

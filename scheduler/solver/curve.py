@@ -15,7 +15,6 @@ from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.solver.lengths.expected_step import plan_unlike_lengths
 from scheduler.solver.profiles.catalog import find_profiles_folder, load_gpu, read_own_files
 from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware
-from scheduler.solver.profiles.hardware_folder import find_hardware_folder, read_hardware_folder
 from scheduler.solver.profiles.job_model import load_job_model
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
@@ -94,13 +93,10 @@ def compute_solver_fingerprint() -> str:
 @cache
 def compute_source_fingerprint() -> str:
     """Return the part of the fingerprint that stays the same while a process runs: code, and profiles in files."""
-    digest, own_folder, hardware_folder = sha256(), find_profiles_folder(), find_hardware_folder()
+    digest, own_folder = sha256(), find_profiles_folder()
     sources = [*_iter_sources(files("scheduler.solver"), "")]
     if own_folder is not None:
         sources += read_own_files(own_folder)
-    if hardware_folder is not None:
-        for name, file in read_hardware_folder(hardware_folder).items():
-            sources.append((f"hardware/{name}", file.profile_json.encode()))
     for name, content in sorted(sources):
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]

@@ -15,11 +15,11 @@ from scheduler.settings import Settings
 from tests.chart import helm, manifests
 
 SCHEMA = helm.CHART / "values.schema.json"
-# API_PROCESSES is fixed because the API scales by replicas; the folders of profiles would need a volume.
+# API_PROCESSES is fixed because the API scales by replicas; a folder of profiles would need a volume.
 CHART_SETTINGS = {
     "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR",
     "TOKEN_SECRET_FILE", "SECRETS_KEY_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE",
-    "AGENT_IMAGE", "IMAGE_PULL_SECRETS", "EXECUTOR", "KUBECONFIG", "PROFILES_DIR", "HARDWARE_DIR",
+    "AGENT_IMAGE", "IMAGE_PULL_SECRETS", "EXECUTOR", "KUBECONFIG", "PROFILES_DIR",
     "OIDC_CLIENT_SECRET",  # extraEnv takes it from a Secret
     "TEMPORARY_MACHINE_S",  # machines of Slurm join a service, not an operator
 }  # fmt: skip

@@ -3,8 +3,8 @@
 A GPU profile comes from the first of these sources that has its name: set on the service (`fleet_hardware`), a file of
 your own, shipped with Ebbtide, estimated for a machine.
 
-`EBBTIDE_PROFILES_DIR` names a folder with `gpus/NAME.json` and `models/NAME.json`, and `EBBTIDE_HARDWARE_DIR` one with
-GPU profiles alone (`hardware_folder`). Files are read once per process, so restart the service after you change one.
+`EBBTIDE_PROFILES_DIR` names a folder with GPU profiles in `gpus` (`gpu_files`) and `models/NAME.json`. Files are read
+once per process, so restart the service after you change one.
 
 The JSON forms are described in `gpu_document` and `model_document`.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from scheduler.domain.suggestions import suggest
 from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, with_slowest_network
 from scheduler.solver.profiles.gpu_document import GPU_UNITS, parse_gpu
-from scheduler.solver.profiles.hardware_folder import find_hardware_folder, read_hardware_folder
+from scheduler.solver.profiles.gpu_files import list_profile_files, read_gpu_files
 from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
 from scheduler.solver.profiles.model_document import parse_model
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
@@ -42,7 +42,6 @@ __all__ = [
     "ProfileError",
     "ProfilesFolder",
     "add_estimated_gpus",
-    "check_hardware_folder",
     "find_gpu_source",
     "find_profiles_folder",
     "is_estimated_gpu",
@@ -103,12 +102,12 @@ def load_gpu(name: str, folder: Path | None = None) -> HardwareProfile:
             names the file and the field.
     """
     if folder is not None:
-        return _load_gpu(name, folder, find_hardware_folder())
+        return _load_gpu(name, folder)
     fleet = get_fleet_hardware()
     if (text := fleet.profiles.get(name)) is not None:
         profile = _parse_set_gpu(text)
     else:
-        profile = _load_gpu(name, find_profiles_folder(), find_hardware_folder())
+        profile = _load_gpu(name, find_profiles_folder())
     return with_slowest_network(profile, fleet.networks.get(name, ()))
 
 
@@ -119,7 +118,8 @@ def find_gpu_source(name: str, *, is_set_ignored: bool = False) -> GpuSource | N
     """
     if name in get_fleet_hardware().profiles and not is_set_ignored:
         return GpuSource.SET
-    if name in _list_files(_GPUS, find_profiles_folder()):
+    folder = find_profiles_folder()
+    if folder and name in _list_own(_GPUS, folder):
         return GpuSource.FILE
     if name in _list_shipped(_GPUS):
         return GpuSource.SHIPPED
@@ -130,7 +130,7 @@ def read_gpu_json(name: str) -> str:
     """Return the profile of a GPU model as JSON text, without the network of the fleet; raises as `load_gpu`."""
     if (text := get_fleet_hardware().profiles.get(name)) is not None:
         return text
-    return _read_profile(_GPUS, name, find_profiles_folder(), find_hardware_folder())[0]
+    return _read_profile(_GPUS, name, find_profiles_folder())[0]
 
 
 def load_model(name: str, sequence_length: int = 0, folder: Path | None = None) -> ModelProfile:
@@ -162,24 +162,11 @@ def read_profiles_folder(folder: Path) -> ProfilesFolder:
     return ProfilesFolder(gpus, models, tuple(name for name in (*gpus, *models) if name in shipped))
 
 
-def check_hardware_folder(folder: Path, profiles_folder: Path | None) -> tuple[str, ...]:
-    """Check every GPU profile in `folder`, and that `profiles_folder` has no other one. Return their GPU models.
-
-    Raises:
-        ProfileError: as `read_hardware_folder`, or a GPU model is in both folders.
-    """
-    found = read_hardware_folder(folder)
-    for name in _list_own(_GPUS, profiles_folder) if profiles_folder else ():
-        if name in found:
-            raise ProfileError(f"{found[name].path}: gpu is {name!r}, as in {PROFILES_DIR}; keep one of the two files")
-    return tuple(found)
-
-
 def read_own_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield relative path and content of each profile in `folder`; raises ProfileError as `read_profiles_folder`."""
-    for kind in (_GPUS, _MODELS):
-        for name in _list_own(kind, folder):
-            yield f"{kind}/{name}.json", (folder / kind / f"{name}.json").read_bytes()
+    models = [folder / _MODELS / f"{name}.json" for name in _list_own(_MODELS, folder)]
+    for path in (*list_profile_files(folder / _GPUS), *models):
+        yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
 _estimates: dict[str, str] = {}
@@ -206,13 +193,10 @@ def is_estimated_gpu(name: str, folder: Path | None = None) -> bool:
 
 
 @cache
-def _load_gpu(name: str, folder: Path | None, hardware_folder: Path | None) -> HardwareProfile:
-    text, file = _read_profile(_GPUS, name, folder, hardware_folder)
+def _load_gpu(name: str, folder: Path | None) -> HardwareProfile:
+    text, file = _read_profile(_GPUS, name, folder)
     with _naming(file):
-        profile = parse_gpu(text)
-        if profile.gpu != name:
-            raise ProfileError(f"GPU profile: gpu is {profile.gpu!r}; it must be the name of the file, {name!r}")
-    return profile
+        return parse_gpu(text)
 
 
 @cache
@@ -229,14 +213,8 @@ def _load_model(name: str, sequence_length: int, folder: Path | None) -> ModelPr
 
 def _list_names(kind: str, folder: Path | None) -> tuple[str, ...]:
     folder = folder or find_profiles_folder()
-    return tuple(sorted({*_list_shipped(kind), *_list_files(kind, folder), *(_estimates if kind == _GPUS else ())}))
-
-
-def _list_files(kind: str, folder: Path | None) -> Iterable[str]:
-    """Return the names of profiles in files of your own."""
-    hardware = find_hardware_folder() if kind == _GPUS else None
     own = _list_own(kind, folder) if folder else ()
-    return {*own, *(read_hardware_folder(hardware) if hardware else ())}
+    return tuple(sorted({*_list_shipped(kind), *own, *(_estimates if kind == _GPUS else ())}))
 
 
 @cache
@@ -249,27 +227,27 @@ def _list_own(kind: str, folder: Path) -> Iterable[str]:
     """Return the names of the profiles in `folder`; the subfolder of a kind without profiles may be absent."""
     try:
         kinds = {entry.name for entry in folder.iterdir()}
+        if kind == _GPUS:
+            return sorted(read_gpu_files(folder / kind))
         return sorted(entry.stem for entry in (folder / kind).glob("*.json")) if kind in kinds else []
     except OSError as error:
-        allowed = "it must be a readable folder with gpus/*.json and models/*.json"
+        allowed = "it must be a readable folder with the folders gpus and models"
         raise ProfileError(f"{PROFILES_DIR} is {str(folder)!r}: {error.strerror}; {allowed}") from None
 
 
-def _read_profile(
-    kind: str, name: str, folder: Path | None, hardware_folder: Path | None = None
-) -> tuple[str, Path | None]:
-    """Return the JSON text of a profile, and its file if it comes from one of the folders."""
+def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path | None]:
+    """Return the JSON text of a profile, and its file if it comes from `folder`."""
     known = _list_names(kind, folder)
     if name not in known:
         raise ProfileError(f"{kind[:-1]} is {name!r}; allowed are {', '.join(known)}{suggest(name, known)}")
-    if folder and name in _list_own(kind, folder):
+    if folder and kind == _GPUS and name in (own := read_gpu_files(folder / kind)):
+        return own[name].profile_json, own[name].path
+    if folder and kind == _MODELS and name in _list_own(kind, folder):
         file = folder / kind / f"{name}.json"
         try:
             return file.read_text(encoding="utf-8"), file
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{file}: cannot be read: {error}") from None
-    if hardware_folder and name in (files_by_gpu := read_hardware_folder(hardware_folder)):
-        return files_by_gpu[name].profile_json, files_by_gpu[name].path
     if kind == _GPUS and name in _estimates and name not in _list_shipped(kind):
         return _estimates[name], None
     return files("scheduler.solver.profiles").joinpath("data", kind, f"{name}.json").read_text(encoding="utf-8"), None

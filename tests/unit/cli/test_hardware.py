@@ -11,8 +11,7 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from scheduler.solver.profiles.catalog import load_gpu, read_gpu_json
-from scheduler.solver.profiles.hardware_folder import HARDWARE_DIR
+from scheduler.solver.profiles.catalog import PROFILES_DIR, load_gpu, read_gpu_json
 
 Ask = Callable[..., Any]
 Run = Callable[..., Result]
@@ -67,8 +66,9 @@ def test_a_wrong_file_in_the_folder_stops_the_service(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, "mine.yaml", memory_bytes=0)
-    monkeypatch.setenv(HARDWARE_DIR, str(tmp_path))
+    (tmp_path / "gpus").mkdir()
+    path = write(tmp_path / "gpus", "mine.yaml", memory_bytes=0)
+    monkeypatch.setenv(PROFILES_DIR, str(tmp_path))
     for command in ("serve", "api", "controller"):
         result = run(command)
         assert (result.exit_code, result.stdout) == (2, ""), result.output
@@ -78,7 +78,8 @@ def test_a_wrong_file_in_the_folder_stops_the_service(
 def test_profiles_of_the_folder_are_used(
     ask: Ask, service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, "mine.yaml", efficiency=0.5)
-    monkeypatch.setenv(HARDWARE_DIR, str(tmp_path))
+    (tmp_path / "gpus").mkdir()
+    write(tmp_path / "gpus", "mine.yaml", efficiency=0.5)
+    monkeypatch.setenv(PROFILES_DIR, str(tmp_path))
     shown = ask("hardware", "show", GPU)
     assert (shown["source"], shown["efficiency"], load_gpu(GPU).efficiency) == ("file", 0.5, 0.5)

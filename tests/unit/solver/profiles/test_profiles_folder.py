@@ -12,14 +12,18 @@ import pytest
 from scheduler.solver.curve import compute_source_fingerprint
 from scheduler.solver.profiles.catalog import (
     PROFILES_DIR,
+    GpuSource,
     ProfileError,
     ProfilesFolder,
+    find_gpu_source,
     list_gpu_names,
     list_model_names,
     load_gpu,
     load_model,
+    read_gpu_json,
     read_profiles_folder,
 )
+from scheduler.solver.profiles.gpu_files import parse_profile_text
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_the_folder_can_be_an_argument(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"efficiency": 2.0}, "efficiency"), ({"gpu": "other"}, "gpu"), ({"color": "red"}, "color")],
+    [({"efficiency": 2.0}, "efficiency"), ({"color": "red"}, "color")],
 )
 def test_an_invalid_profile_is_reported_with_file_and_field(folder: Path, changes: dict[str, Any], field: str) -> None:
     _write(folder, "gpus", "h100-80g", "b400", **changes)
@@ -72,6 +76,39 @@ def test_an_invalid_profile_is_reported_with_file_and_field(folder: Path, change
             read()
         assert str(folder / "gpus" / "b400.json") in str(error.value)
         assert field in str(error.value)
+
+
+def test_files_of_gpus_may_have_any_name_and_be_yaml(folder: Path) -> None:
+    _write(folder, "gpus", "h100-80g", "x1")
+    (folder / "gpus" / "x1.json").rename(folder / "gpus" / "mine.yaml")  # JSON is YAML
+    (folder / "gpus" / "mine.jsonl").write_text("{}")
+    assert read_profiles_folder(folder).gpus == ("x1",)
+    assert find_gpu_source("x1") is GpuSource.FILE
+    assert json.loads(read_gpu_json("x1"))["gpu"] == "x1"
+
+
+def test_a_gpu_model_has_one_file(folder: Path) -> None:
+    _write(folder, "gpus", "h100-80g", "x1")
+    (folder / "gpus" / "a.json").write_text((folder / "gpus" / "x1.json").read_text())
+    with pytest.raises(ProfileError, match=r"x1\.json: gpu is 'x1', as in a\.json; keep one of the two files"):
+        list_gpu_names()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "GPU profile: neither JSON nor YAML"), ("- a", "GPU profile is ['a']; it must be a JSON object")],
+)
+def test_a_wrong_file_is_reported_with_its_name(folder: Path, text: str, message: str) -> None:
+    (folder / "gpus" / "wrong.json").write_text(text)
+    with pytest.raises(ProfileError) as error:
+        list_gpu_names()
+    assert str(error.value).startswith(f"{folder / 'gpus' / 'wrong.json'}: {message}")
+
+
+def test_numbers_of_yaml_are_those_of_json() -> None:
+    written = parse_profile_text("a: 1e9\nb: 2.5e-6\nc: 4\nd: 1.5\ne: [data, 1e2]\nf: v1.0e3\n")
+    assert written == {"a": 1e9, "b": 2.5e-6, "c": 4, "d": 1.5, "e": ["data", 100.0], "f": "v1.0e3"}
+    assert isinstance(written["c"], int)
 
 
 def test_an_invalid_model_is_reported_with_its_file(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""GPU profiles in the folder that `EBBTIDE_HARDWARE_DIR` names: files as `ebbtide profile` writes them, or YAML.
+"""GPU profiles in files of your own: as `ebbtide profile` writes them, or YAML.
 
 A file may have any name, because a profile states its GPU model. Files are read once per process.
 """
@@ -6,7 +6,6 @@ A file may have any name, because a profile states its GPU model. Files are read
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 from scheduler.solver.profiles.gpu_document import parse_gpu
 from scheduler.solver.profiles.profile_document import ProfileError
 
-HARDWARE_DIR = "EBBTIDE_HARDWARE_DIR"
 _SUFFIXES = frozenset({".json", ".yaml", ".yml"})
 _YAML_FLOAT = re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?$")
 
@@ -30,21 +28,16 @@ class ProfileFile:
     profile_json: str
 
 
-def find_hardware_folder() -> Path | None:
-    """Return the folder in `EBBTIDE_HARDWARE_DIR`, or None if the variable is unset or empty."""
-    return Path(os.environ[HARDWARE_DIR]) if os.environ.get(HARDWARE_DIR) else None
-
-
 @cache
-def read_hardware_folder(folder: Path) -> Mapping[str, ProfileFile]:
+def read_gpu_files(folder: Path) -> Mapping[str, ProfileFile]:
     """Return the GPU profiles in a folder by GPU model. Only files that end in .json, .yaml or .yml are read.
 
     Raises:
-        ProfileError: the folder or a file cannot be read, a profile is invalid, or two files have the same GPU model.
+        ProfileError: a file cannot be read, a profile is invalid, or two files have the same GPU model.
             The message names file and field.
     """
     found: dict[str, ProfileFile] = {}
-    for path in _list_files(folder):
+    for path in list_profile_files(folder):
         try:
             text = json.dumps(parse_profile_text(path.read_text(encoding="utf-8")))
             name = parse_gpu(text).gpu
@@ -79,9 +72,6 @@ def parse_profile_text(text: str) -> Any:
             raise ProfileError(f"GPU profile: neither JSON nor YAML: {not_json}") from None
 
 
-def _list_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
-    except OSError as error:
-        allowed = "it must be a readable folder of GPU profiles (*.json, *.yaml)"
-        raise ProfileError(f"{HARDWARE_DIR} is {str(folder)!r}: {error.strerror}; {allowed}") from None
+def list_profile_files(folder: Path) -> list[Path]:
+    """Return the files of GPU profiles in a folder, by name; none if it does not exist."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES) if folder.is_dir() else []
