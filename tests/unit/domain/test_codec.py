@@ -23,7 +23,7 @@ from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
-from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
+from scheduler.domain.fleet import NETWORK_BYTES_PER_S_MAX, Forecast, LendingPolicy, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_queue import JobQueue
@@ -121,6 +121,12 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     SecretReference: st.one_of(
         st.builds(SecretReference, name=_NAME, env=_NAME),
         st.builds(SecretReference, kubernetes=st.builds(KubernetesSecretKey, _NAME, _NAME), file=st.just("token.txt")),
+    ),
+    PoolNetwork: st.builds(
+        PoolNetwork,
+        bandwidth_bytes_per_s=st.floats(1e9, NETWORK_BYTES_PER_S_MAX),
+        latency_s=st.floats(1e-6, 1e-3),
+        nics_per_node=st.integers(1, 8),
     ),
     LendingPolicy: st.builds(
         LendingPolicy,
