@@ -45,7 +45,7 @@ class NodeNetwork:
 
 @dataclass(frozen=True)
 class FleetHardware:
-    """What plans on a fleet depend on besides the shipped profiles.
+    """Hardware of a fleet that replaces the shipped profiles in its plans.
 
     Args:
         profiles: JSON text of the profiles that were set, by GPU model.
