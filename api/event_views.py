@@ -118,6 +118,10 @@ class SnapshotView(TypedDict):
         dict[str, dict[str, Any]],
         Field(description="Run times of the last ended jobs, by `owner NAME`, `queue NAME` and `cluster`."),
     ]
+    step_measurements: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="Measured over predicted steps of plans, by GPU profile and model."),
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

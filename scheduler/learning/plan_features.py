@@ -1,48 +1,32 @@
 """Features by which measured steps of one plan say something about the steps of another.
 
-A plan has two kinds of features. Its terms are the seconds of its predicted step that each physical constant of the
-hardware causes, so a wrong constant moves every plan in proportion to its share of that term. Its layout is its degrees
-and its placement, by which similar plans have similar errors that no constant explains.
+A plan has two kinds of features. Its terms are the shares of its predicted step by cause, so a wrong constant of the
+hardware moves every plan in proportion to its share of that term. Its layout is its degrees and its placement, by which
+similar plans have similar errors that no constant explains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
 from scheduler.domain.gpu_sets import GpuShape
-from scheduler.domain.parallel_plan import ParallelPlan, Recompute
+from scheduler.domain.parallel_plan import STEP_TERMS, ParallelPlan, Recompute
 
-PRIOR_SD: Mapping[str, float] = {
-    "efficiency": 0.3,
-    "attention_efficiency": 0.5,
-    "memory_bandwidth_bytes_per_s": 0.3,
-    "launch_s": 0.7,
-    "intra_bandwidth_bytes_per_s": 0.3,
-    "intra_latency_s": 1.0,
-    "inter_bandwidth_bytes_per_s": 0.5,
-    "inter_latency_s": 0.5,
-    "iteration_overhead_s": 1.0,
-    "host_bandwidth_bytes_per_s": 0.5,
-    "host_optimizer_s_per_parameter": 0.5,
-}
-"""Constants that cause a term of their own, and the standard deviation of the logarithm of the true value around that
-of a profile.
+TERM_SD = (0.3, 0.3, 0.5, 0.5, 0.5, 1.0)
+"""Standard deviations of the logarithm of true over predicted time of each of STEP_TERMS.
 
-The widths are judgment: rates of computation and of links within a node are known to about a third, network rates to a
-half, and start-up times depend most on the software.
+They are judgment, as the priors of `ebbtide fit` are: rates of computation and of links within a node are known to
+about a third, those of a network, of experts' tokens and of host memory to a half, and the overhead of an iteration to
+a factor of 2.7.
 """
-TERMS = (*PRIOR_SD, "other")
-"""Names of the terms. The last one holds the seconds that no constant causes alone."""
-TERM_SD = (*PRIOR_SD.values(), 0.3)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFeatures:
     """Features of a plan on a shape of one GPU model.
 
-    `terms` are the shares of the predicted step by cause, in the order of TERMS; they sum to 1. `layout` is that of
+    `terms` are the shares of the predicted step by cause, in the order of STEP_TERMS. `layout` is that of
     `describe_layout`.
 
     Raises:
@@ -53,8 +37,8 @@ class PlanFeatures:
     layout: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.terms) != len(TERMS) or min(self.terms) < 0.0 or sum(self.terms) <= 0.0:
-            raise ValueError(f"terms must be {len(TERMS)} shares of at least 0, not all 0, got {self.terms}")
+        if len(self.terms) != len(STEP_TERMS) or min(self.terms) < 0.0 or sum(self.terms) <= 0.0:
+            raise ValueError(f"terms must be {len(STEP_TERMS)} shares of at least 0, not all 0, got {self.terms}")
 
 
 def describe_layout(plan: ParallelPlan, shape: GpuShape) -> tuple[float, ...]:

@@ -120,7 +120,7 @@ class ModelSummary:
         precision: [K, K] of the shared constants, without their prior.
         information: [K] precision times the shared constants that fit the rows best.
         weights: [N] of the rows: about 1 for a row that agrees with the others, near 0 for an outlier.
-        log_density: logarithm of the density of the rows given shared constants of 0, without the quadratic form.
+        log_density: logarithm of the density of the rows given shared constants of 0, up to a constant.
     """
 
     rows: tuple[MeasuredPlan, ...]
@@ -165,7 +165,7 @@ def summarize_model(rows: Sequence[MeasuredPlan], spread: Spread) -> ModelSummar
         precision=shares.T @ inverse @ shares,
         information=shares.T @ (inverse @ targets),
         weights=weights,
-        log_density=weight_density - 0.5 * determinant,
+        log_density=weight_density - 0.5 * (determinant + float(targets @ inverse @ targets)),
     )
 
 
@@ -185,12 +185,11 @@ class StepTimePosterior:
     @classmethod
     def from_summaries(cls, summaries: Sequence[ModelSummary], spread: Spread) -> StepTimePosterior:
         """Return the posterior after the rows of any number of models, all summarized under `spread`."""
-        prior = spread.constant_variances
-        precision, information, evidence = np.diag(1 / prior), np.zeros(len(prior)), 0.0
+        prior, evidence = spread.constant_variances, sum(each.log_density for each in summaries)
+        precision, information = np.diag(1 / prior), np.zeros(len(prior))
         for each in summaries:
-            precision = precision + each.precision
-            information = information + each.information
-            evidence += each.log_density - 0.5 * float(each.targets @ each.inverse @ each.targets)
+            precision += each.precision
+            information += each.information
         covariance = np.asarray(np.linalg.inv(precision))
         mean = covariance @ information
         evidence += 0.5 * float(information @ mean - np.linalg.slogdet(precision)[1] - np.log(prior).sum())

@@ -81,6 +81,7 @@ class MutableSnapshot:
         self.forecasts: TrackedDict[Forecast] = TrackedDict(snapshot.forecasts)
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
         self.gpu_throughputs = snapshot.gpu_throughputs
+        self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
         self.solver = snapshot.solver
         self.events: list[Event] = []
@@ -113,6 +114,7 @@ class MutableSnapshot:
             switches=self.switches,
             solver=self.solver,
             gpu_throughputs=self.gpu_throughputs,
+            step_measurements=self.step_measurements,
         )
 
     @property

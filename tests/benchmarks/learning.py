@@ -9,14 +9,19 @@ One row a count shows the default spread, which needs no choice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import product
 from time import perf_counter
 
 import numpy as np
 
-from scheduler.learning.step_time_posterior import MeasuredPlan, Spread, StepTimePosterior, summarize_model
+from scheduler.domain.codec import encode_as
+from scheduler.domain.step_measurements import ROWS_MAX, ModelMeasurements, StepMeasurement, record_measurement
+from scheduler.learning.owner_pooling import predict_for_owner
+from scheduler.learning.step_time_posterior import MeasuredPlan, Spread
 from scheduler.solver.calibration.constant_fit import fit_constants, sample_runs
 from scheduler.solver.calibration.measured_runs import MeasuredRun
 from scheduler.solver.calibration.step_learning import learn_factors, measure_plans
@@ -116,17 +121,46 @@ def learn_vtrain(which: str, count: int, seeds: Sequence[int]) -> tuple[Floats, 
     return np.array(by_scalar), np.array(learned)
 
 
-def time_report(models: int = 100, rows_per_model: int = 32) -> float:
-    """Return the seconds in which one more row of a model enters the posterior of its GPU model and predicts a plan."""
-    rows = _rubick("roberta")[1][:rows_per_model]
-    summaries = [summarize_model(rows, Spread()) for _ in range(models)]
+def time_report(models: int = 100, owners: int = 4) -> float:
+    """Return the seconds in which one more report enters the snapshot's measurements and changes a prediction.
+
+    The GPU model has ROWS_MAX measured plans of each of `models` models, of several owners.
+    """
+    known: Mapping[str, ModelMeasurements] = build_full_state(1, models, owners)
+    plan = _rubick("roberta")[1][0].features
+    measured: dict[str, dict[str, tuple[StepMeasurement, ...]]] = {}
+    for key, each in known.items():
+        for row in each.rows:
+            plans = measured.setdefault(row.owner, {}).get(key, ())
+            measured[row.owner][key] = (*plans, row)
+    predict_for_owner(measured, "owner-0", "gpu-0 model-0", plan)
+    ratios = iter((1.1, 1.3, 1.5, 1.7, 1.9))
 
     def report() -> None:
-        summary = summarize_model(rows, Spread())
-        StepTimePosterior.from_summaries([*summaries[1:], summary], Spread()).predict(rows[0].features, summary)
+        row = StepMeasurement.from_ratio("job", "owner-0", plan.terms, plan.layout, next(ratios))
+        record_measurement(known, "gpu-0 model-0", row, 1.0)
+        own = (*measured["owner-0"]["gpu-0 model-0"], row)
+        changed = {**measured, "owner-0": {**measured["owner-0"], "gpu-0 model-0": own}}
+        predict_for_owner(changed, "owner-0", "gpu-0 model-0", plan)
 
-    report()
     return min(_time(report) for _ in range(5))
+
+
+def build_full_state(gpus: int, models: int, owners: int) -> Mapping[str, ModelMeasurements]:
+    """Return the measurements of `models` models on each of `gpus` GPU models, as many rows each as are kept."""
+    plans, state = _rubick("roberta")[1], {}
+    for gpu, model in product(range(gpus), range(models)):
+        known = ModelMeasurements(0.0)
+        for number, row in enumerate(plans[:ROWS_MAX]):
+            job, owner = f"job-{gpu:02}{model:03}{number:02}", f"owner-{number % owners}"
+            known = known.with_row(
+                StepMeasurement.from_ratio(
+                    job, owner, row.features.terms, row.features.layout, float(np.exp(row.log_ratio))
+                ),
+                1.0,
+            )
+        state[f"gpu-{gpu} model-{model}"] = known
+    return state
 
 
 def _time(call: Callable[[], None]) -> float:
@@ -165,7 +199,9 @@ def rows() -> Iterator[Row]:
         yield f"vTrain {which} node, {VTRAIN_ROWS} rows, one correction", "-", f"{by_scalar.mean():.1%}"
         spread = f"{learned.mean():.1%} ({learned.min():.1%} to {learned.max():.1%})"
         yield f"vTrain {which} node, {VTRAIN_ROWS} rows, constants fitted, learned", "8%", spread
-    yield "one report, 100 models of 32 rows on the GPU model", "5 ms", f"{time_report() * 1e3:.1f} ms"
+    yield "one report, 100 models on the GPU model, 4 owners", "5 ms", f"{time_report() * 1e3:.1f} ms"
+    state_bytes = len(json.dumps(encode_as(Mapping[str, ModelMeasurements], build_full_state(20, 100, 4))))
+    yield "measurements of 100 models on 20 GPU models in the snapshot", "5 MB", f"{state_bytes / 1e6:.1f} MB"
 
 
 def _format_mean(errors: Mapping[str, Floats], models: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.learning.plan_features import PRIOR_SD
 from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.profile_document import ProfileError
@@ -34,8 +33,9 @@ _SPECIAL_UNITS = {
 class FittableConstant:
     """A constant with its prior and its limits.
 
-    `prior_sd` is the standard deviation of the logarithm of the true value around that of the given profile. Those of
-    constants without a term in PRIOR_SD are judgment, too.
+    `prior_sd` is the standard deviation of the logarithm of the true value around that of the given profile. The widths
+    are judgment: rates of computation and of links within a node are known to about a third, network rates and the
+    cost of unaligned columns to a half, and start-up times depend most on the software.
     """
 
     name: str
@@ -47,20 +47,20 @@ class FittableConstant:
 CONSTANTS = {
     constant.name: constant
     for constant in (
-        FittableConstant("efficiency", PRIOR_SD["efficiency"], upper=1.0),
-        FittableConstant("attention_efficiency", PRIOR_SD["attention_efficiency"], upper=1.0),
-        FittableConstant("memory_bandwidth_bytes_per_s", PRIOR_SD["memory_bandwidth_bytes_per_s"]),
-        FittableConstant("launch_s", PRIOR_SD["launch_s"]),
-        FittableConstant("intra_bandwidth_bytes_per_s", PRIOR_SD["intra_bandwidth_bytes_per_s"]),
-        FittableConstant("intra_latency_s", PRIOR_SD["intra_latency_s"]),
-        FittableConstant("inter_bandwidth_bytes_per_s", PRIOR_SD["inter_bandwidth_bytes_per_s"]),
-        FittableConstant("inter_latency_s", PRIOR_SD["inter_latency_s"]),
-        FittableConstant("iteration_overhead_s", PRIOR_SD["iteration_overhead_s"]),
+        FittableConstant("efficiency", 0.3, upper=1.0),
+        FittableConstant("attention_efficiency", 0.5, upper=1.0),
+        FittableConstant("memory_bandwidth_bytes_per_s", 0.3),
+        FittableConstant("launch_s", 0.7),
+        FittableConstant("intra_bandwidth_bytes_per_s", 0.3),
+        FittableConstant("intra_latency_s", 1.0),
+        FittableConstant("inter_bandwidth_bytes_per_s", 0.5),
+        FittableConstant("inter_latency_s", 0.5),
+        FittableConstant("iteration_overhead_s", 1.0),
         FittableConstant("unaligned_slowdown", 0.5, lower=1.0),
         FittableConstant("overlap_coefficient", 0.2, lower=1.0),
         FittableConstant("gradient_overlap", 1.0, upper=1.0),
-        FittableConstant("host_bandwidth_bytes_per_s", PRIOR_SD["host_bandwidth_bytes_per_s"]),
-        FittableConstant("host_optimizer_s_per_parameter", PRIOR_SD["host_optimizer_s_per_parameter"]),
+        FittableConstant("host_bandwidth_bytes_per_s", 0.5),
+        FittableConstant("host_optimizer_s_per_parameter", 0.5),
     )
 }
 DEFAULT_CONSTANTS = tuple(CONSTANTS)[:10]

@@ -7,7 +7,8 @@ from math import inf, log
 import numpy as np
 import pytest
 
-from scheduler.learning.plan_features import TERM_SD, TERMS, PlanFeatures
+from scheduler.domain.parallel_plan import STEP_TERMS
+from scheduler.learning.plan_features import TERM_SD, PlanFeatures
 from scheduler.learning.step_time_posterior import (
     MeasuredPlan,
     Spread,
@@ -21,18 +22,18 @@ SPREAD = Spread()
 
 def features(products: float, network: float = 0.0, *, tensor: float = 0.0) -> PlanFeatures:
     """Return a plan that spends these shares on products and between nodes; the rest has no cause."""
-    terms = dict.fromkeys(TERMS, 0.0) | {
-        "efficiency": products,
-        "inter_bandwidth_bytes_per_s": network,
-        "other": 1 - products - network,
+    terms = dict.fromkeys(STEP_TERMS, 0.0) | {
+        "compute": products,
+        "network": network,
+        "fixed": 1 - products - network,
     }
     return PlanFeatures(tuple(terms.values()), (tensor, 0.0, 0.0))
 
 
 def measure(plan: PlanFeatures, products: float, network: float) -> float:
     """Return log(measured / predicted) if products and network are slower by these factors."""
-    shares = dict(zip(TERMS, plan.terms, strict=True))
-    slow = shares["efficiency"] * products + shares["inter_bandwidth_bytes_per_s"] * network + shares["other"]
+    shares = dict(zip(STEP_TERMS, plan.terms, strict=True))
+    slow = shares["compute"] * products + shares["network"] * network + shares["fixed"]
     return log(slow)
 
 
@@ -123,7 +124,7 @@ def test_the_chosen_spread_follows_the_scatter_of_the_rows() -> None:
 def test_values_without_a_logarithm_are_rejected() -> None:
     with pytest.raises(ValueError, match="log_ratio must be finite, got inf"):
         MeasuredPlan(features(1.0), inf)
-    with pytest.raises(ValueError, match="terms must be 12 shares"):
+    with pytest.raises(ValueError, match="terms must be 6 shares"):
         PlanFeatures((1.0,), ())
     with pytest.raises(ValueError, match="not all 0"):
-        PlanFeatures((0.0,) * len(TERMS), ())
+        PlanFeatures((0.0,) * len(STEP_TERMS), ())

@@ -149,6 +149,7 @@ class SnapshotView(TypedDict):
     queues: dict[str, dict[str, Any]]
     run_times: dict[str, dict[str, Any]]
     solver: str
+    step_measurements: dict[str, dict[str, Any]]
     switches: dict[str, bool]
 
 
@@ -208,6 +209,7 @@ class AlternativePlanView(TypedDict):
     schedule: ScheduleView
     slower_ratio: float
     stages: list[StageView]
+    terms: NotRequired[list[float]]
 
 
 class SimplestPlanView(TypedDict):
@@ -225,6 +227,7 @@ class SimplestPlanView(TypedDict):
     stages: list[StageView]
     strategies: int
     strategies_min: int
+    terms: NotRequired[list[float]]
 
 
 class SolvedPlanView(TypedDict):
@@ -248,6 +251,7 @@ class SolvedPlanView(TypedDict):
     simplest: NotRequired[SimplestPlanView]
     stages: list[StageView]
     step_range_s: list[float] | None
+    terms: NotRequired[list[float]]
     whole: AlternativePlanView | None
 
 
