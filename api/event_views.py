@@ -121,6 +121,10 @@ class SnapshotView(TypedDict):
     gpu_profiles: Annotated[
         dict[str, dict[str, Any]], Field(description="GPU profiles that were set on this service, by GPU model.")
     ]
+    step_measurements: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="Measured over predicted steps of plans, by GPU profile and model."),
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

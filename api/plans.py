@@ -141,6 +141,17 @@ class PlanView(TypedDict):
             Field(description="GPU model and predicted largest memory use in bytes. Absent for a plan on one model."),
         ]
     ]
+    terms: NotRequired[
+        Annotated[
+            list[float],
+            Field(
+                description=(
+                    "Shares of the predicted step by cause: compute, links in nodes, network, experts, optimizer, "
+                    "fixed. Empty for a plan without a prediction."
+                )
+            ),
+        ]
+    ]
     stages: Annotated[
         list[StageView],
         Field(

@@ -77,6 +77,7 @@ _PRINTED_FIELDS = frozenset(
         "samples_per_s",
         "peak_bytes_per_gpu",
         "peak_bytes_by_model",
+        "terms",
         "optimality_gap",
         "inspection",
         "runners_up",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -66,6 +66,14 @@ class Stage:
     strategies: tuple[LayerStrategy, ...]
 
 
+STEP_TERMS = ("compute", "node_links", "network", "experts", "optimizer", "fixed")
+"""Causes of a step's time, each with a physical constant of its own that a profile may have wrong.
+
+They are kernels, collectives and hand-overs within a node and across nodes, exchange of experts' tokens, the optimizer
+step with changes of layout, and the overhead of an iteration.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
     """A complete plan. Times are the cost model's predictions for one optimizer step.
@@ -73,7 +81,8 @@ class ParallelPlan:
     `micro_batch_size` counts samples over all data-parallel replicas together, so that `micro_batches *
     micro_batch_size` is the global batch. `optimality_gap` is the largest possible speedup of any other plan, as a
     fraction. `peak_bytes_by_model` has the predicted peak on each GPU model of a mixed plan, sorted by model. It is
-    empty for a plan on one model.
+    empty for a plan on one model. `terms` are the shares of the iteration time by cause, in the order of STEP_TERMS.
+    They are empty for a plan that the cost model did not predict, and not part of plan.json.
     """
 
     schedule: Schedule
@@ -85,6 +94,7 @@ class ParallelPlan:
     stages: tuple[Stage, ...]
     optimality_gap: float = 0.0
     peak_bytes_by_model: tuple[tuple[str, int], ...] = ()
+    terms: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -159,6 +169,7 @@ class ParallelPlan:
 def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
     """Return the plan as plain JSON values, the contract of plan.json and of the API."""
     document = asdict(plan)
+    del document["terms"]
     if not plan.peak_bytes_by_model:
         del document["peak_bytes_by_model"]
     return document

@@ -208,6 +208,11 @@ class CurveRequest:
     simplicity: float = 0.0
 
     @property
+    def model_key(self) -> str:
+        """Key of the model, at one length of samples, whatever the batch and the limits."""
+        return f"{_name_model(self.model, self.profile_json)}/seq-{self.sequence_length}"
+
+    @property
     def key(self) -> str:
         return curve_key(
             self.model,
@@ -236,13 +241,17 @@ def curve_key(
     simplicity: float = 0.0,
 ) -> str:
     """Return the content address of a curve: readable for presets, with digests of profile, lengths and limits."""
-    name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
+    name = _name_model(model, profile_json)
     memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
     unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
     limited = f"/limits-{limits.key}" if limits != NO_LIMITS else ""
     simple = f"/simplicity-{simplicity:g}" if simplicity else ""
     return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}{simple}"
+
+
+def _name_model(model: str, profile_json: str) -> str:
+    return model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
 
 
 Curve = ScalingCurve | LinearCurve

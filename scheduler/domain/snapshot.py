@@ -17,6 +17,7 @@ from scheduler.domain.relative_speed import resolve_prior_speeds
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, LinearCurve, ScalingCurve
 from scheduler.domain.snapshot_index import GpuKind, SnapshotIndex, count_inference_gpus, must_vacate, serves_training
+from scheduler.domain.step_measurements import ModelMeasurements
 
 UNSOLVED_CURVE = ScalingCurve()
 _PriorKey = tuple[str, tuple[tuple[str, float], ...]]
@@ -38,8 +39,9 @@ class Snapshot:
 
     `solver` is the fingerprint of the solver that made the curves. `full_pass_at_s` is when a tick last considered
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
-    second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs. Both are empty in
-    snapshots of older versions. `gpu_profiles` are the profiles that were set on the service, by GPU model.
+    second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
+    `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
+    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -61,6 +63,7 @@ class Snapshot:
     gpu_throughputs: Mapping[str, float] = field(default_factory=dict)
     run_times: Mapping[str, RunTimes] = field(default_factory=dict)
     gpu_profiles: Mapping[str, GpuProfile] = field(default_factory=dict)
+    step_measurements: Mapping[str, ModelMeasurements] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -343,9 +343,13 @@ def _record_curve_point(snapshot: MutableSnapshot, solved: CurveSolved) -> None:
 
 
 def _drop_curves(snapshot: MutableSnapshot, solver: str) -> None:
-    """Drop all curves after a change of the solver. Running jobs keep their plans."""
+    """Drop all curves after a change of the solver. Running jobs keep their plans.
+
+    Measured steps are relative to predictions of the old one, so they are dropped, too.
+    """
     if snapshot.curves:
         message = f"the solver is now {solver}; {len(snapshot.curves)} curves will be solved again"
         snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
     snapshot.curves.clear()
+    snapshot.step_measurements = {}
     snapshot.solver = solver

@@ -16,6 +16,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.policies.speed import describe_speeds, gpu_model, node_sizes, packed
 from scheduler.scheduling.quarantine import find_straggler_incident
+from scheduler.scheduling.step_learning import predict_step_factor
 
 _QUOTA_CODES = (
     ReasonCode.WAITING_FOR_QUOTA,
@@ -80,6 +81,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         + _describe_scaling_limit(snapshot, job)
         + _describe_unlike_nodes(snapshot, job)
         + _describe_gpu_speeds(snapshot, job)
+        + _describe_step_time(snapshot, job)
         + _describe_stragglers(snapshot, job)
         + _suggest_queue(snapshot, job),
         reason=reason,
@@ -185,6 +187,17 @@ def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
 def _describe_gpu_speeds(snapshot: Snapshot, job: Job) -> str:
     speeds = describe_speeds(snapshot, job)
     return f"; relative speed of a GPU: {speeds}" if speeds else ""
+
+
+def _describe_step_time(snapshot: Snapshot, job: Job) -> str:
+    """Say how long a step takes, and how long one should take after what other jobs have measured."""
+    plan, factor = job.allocation.plan, predict_step_factor(snapshot, job)
+    if factor is None or plan is None or job.state is not JobState.RUNNING or not job.has_reported:
+        return ""
+    low_s, high_s = (plan.iteration_time_s * bound for bound in factor.interval)
+    predicted_s = plan.iteration_time_s * factor.mean
+    expected = f"predicted {predicted_s:.3g} s, {low_s:.3g} to {high_s:.3g} s in 80% of cases"
+    return f"; a step takes {job.step_time_s():.3g} s ({expected})"
 
 
 def _describe_stragglers(snapshot: Snapshot, job: Job) -> str:

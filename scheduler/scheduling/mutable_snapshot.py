@@ -83,6 +83,7 @@ class MutableSnapshot:
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
         self.gpu_profiles: TrackedDict[GpuProfile] = TrackedDict(snapshot.gpu_profiles)
         self.gpu_throughputs = snapshot.gpu_throughputs
+        self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
         self.solver = snapshot.solver
         self.events: list[Event] = []
@@ -116,6 +117,7 @@ class MutableSnapshot:
             switches=self.switches,
             solver=self.solver,
             gpu_throughputs=self.gpu_throughputs,
+            step_measurements=self.step_measurements,
         )
 
     @property

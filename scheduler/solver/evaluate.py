@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
+from scheduler.domain.parallel_plan import STEP_TERMS, LayerStrategy, ParallelPlan, Stage
 from scheduler.solver.costs.communication_time import Layout, compute_border_s, compute_reshard_s
 from scheduler.solver.costs.layer_chain import Layer, build_layer_chain, build_layer_table
 from scheduler.solver.costs.layer_memory import (
@@ -28,7 +28,7 @@ from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.plan_rules import PlanError, as_single_layer, check_plan, expand_layer_strategies
 from scheduler.solver.request import DeviceGroup, SolveRequest
 
-__all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate"]
+__all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate", "evaluate_unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,18 @@ class StageEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Time and memory of a plan; `hand_overs_s` is the time per micro-batch of each link between devices."""
+    """Time and memory of a plan.
+
+    `hand_overs_s` is the time per micro-batch of each link between devices. `terms` are the shares of the iteration
+    time by cause, in the order of STEP_TERMS. The bubble of a pipeline counts as what the stages do.
+    """
 
     iteration_time_s: float
     stages: tuple[StageEvaluation, ...]
     hand_overs_s: tuple[float, ...]
     fits: bool
     model_flops_utilization: float
+    terms: tuple[float, ...]
 
     @property
     def peak_bytes_per_gpu(self) -> int:
@@ -106,16 +111,28 @@ def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
             unevenly, or uses a schedule or strategy that the hardware or the model does not support.
     """
     check_plan(plan, request)
+    return evaluate_unchecked(plan, request)
+
+
+def evaluate_unchecked(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
+    """Predict as `evaluate`, also a plan that breaks a rule of the solver, because it was measured where it could run.
+
+    It must cover the model's layers and fill the shape.
+    """
     groups = [group for group in request.groups if group.hardware.gpu in {stage.gpu for stage in plan.stages}]
     costs = {group.hardware.gpu: _compute_group_costs(plan, request, group) for group in groups}
     stages = tuple(
         _evaluate_device(plan, position, costs[plan.stages[position].gpu]) for position in range(plan.pipeline_devices)
     )
-    links_s = _compute_link_loads_s(plan, costs)
+    links = _compute_link_loads(plan, costs)
+    links_s = tuple(links.sum(axis=1).tolist())
     loads_s = (*(stage.time_s for stage in stages), *links_s)
     chunks = plan.schedule.interleave
     iteration_s = sum(loads_s) / chunks + (plan.micro_batches - 1 / chunks) * max(loads_s)
-    iteration_s += max(group.hardware.iteration_overhead_s for group in groups)
+    overhead_s = max(group.hardware.iteration_overhead_s for group in groups)
+    iteration_s += overhead_s
+    by_cause = np.array([*(_sum_causes(plan, at, stage, costs) for at, stage in enumerate(stages)), *links])
+    causes_s = by_cause.sum(axis=0) / chunks + (plan.micro_batches - 1 / chunks) * by_cause[int(np.argmax(loads_s))]
     peak_flops_per_s = sum(group.gpus * group.hardware.peak_flops_per_s for group in groups)
     useful_flops = request.model.training_flops_per_sample * request.global_batch
     members = [costs[plan.stages[position].gpu].group for position in range(plan.pipeline_devices)]
@@ -125,12 +142,31 @@ def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
         hand_overs_s=links_s,
         fits=all(_fits(stage, group) for stage, group in zip(stages, members, strict=True)),
         model_flops_utilization=useful_flops / (iteration_s * peak_flops_per_s),
+        terms=(*(causes_s / iteration_s).tolist(), overhead_s / iteration_s),
     )
 
 
 def _fits(stage: StageEvaluation, group: DeviceGroup) -> bool:
     host_limit_bytes = group.hardware.host_memory_bytes
     return stage.memory_bytes <= group.limit_bytes and not stage.host_bytes > host_limit_bytes > 0
+
+
+def _sum_causes(
+    plan: ParallelPlan, position: int, stage: StageEvaluation, costs: dict[str, _GroupCosts]
+) -> tuple[float, ...]:
+    """Return the seconds of a device per micro-batch by cause, in the order of STEP_TERMS without the fixed part.
+
+    A collective is on the network if its group has more GPUs than share a node. Of several strategies of a stage, the
+    largest group counts.
+    """
+    group, own, parts = costs[plan.stages[position].gpu].group, plan.stages[position], stage.parts
+    setting = group.build_stage_setting(own.gpus, plan.global_batch)
+    tensor = max(strategy.tp for strategy in own.strategies)
+    sequence = max(strategy.tp * strategy.ulysses * strategy.ring for strategy in own.strategies)
+    sent = ((parts.tensor_s, tensor), (parts.sequence_s, sequence), (parts.data_s, own.gpus))
+    network_s = sum(seconds for seconds, gpus in sent if gpus > setting.node_gpus_min)
+    links_s = sum(seconds for seconds, _ in sent) - network_s
+    return parts.compute_s, links_s, network_s, parts.expert_s, parts.other_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,8 +253,8 @@ def _get_layout(strategy: LayerStrategy) -> Layout:
     return strategy.tp, strategy.sequence_sharding
 
 
-def _compute_link_loads_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, ...]:
-    """Return the load of each link between devices.
+def _compute_link_loads(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> Floats:
+    """Return the load of each link between devices in seconds, by cause in the columns of `_sum_causes`.
 
     In an interleaved pipeline, the last link leads back to the first device.
     """
@@ -232,11 +268,12 @@ def _compute_link_loads_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> 
         )
         for gpu, group_costs in costs.items()
     }
-    loads_s = [0.0] * (devices if plan.schedule.interleave > 1 else devices - 1)
+    loads_s = np.zeros((devices if plan.schedule.interleave > 1 else devices - 1, len(STEP_TERMS) - 1))
     for number, (stage, following) in enumerate(pairwise(plan.stages)):
         sender, receiver, cut = sides[stage.gpu], sides[following.gpu], number % devices
         inside = sender.spans_nodes if mixed or cut == devices - 1 else sender.crosses_nodes(cut)
         layer = costs[stage.gpu].layers[stage.last_layer]
         crosses = sender is not receiver or inside
-        loads_s[cut] += compute_hand_over_s(layer, plan.micro_batch_size, sender, receiver, crosses=crosses)
-    return tuple(loads_s)
+        cause = STEP_TERMS.index("network" if crosses else "node_links")
+        loads_s[cut, cause] += compute_hand_over_s(layer, plan.micro_batch_size, sender, receiver, crosses=crosses)
+    return loads_s

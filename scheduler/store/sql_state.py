@@ -37,6 +37,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.domain.step_measurements import ModelMeasurements
 from scheduler.store.database import METADATA, AnyRow
 from scheduler.store.protocol import ConflictError, FencedError, Lease
 
@@ -109,6 +110,7 @@ RECORD_KINDS = (
     RecordKind("gpu_throughputs", Table("gpu_throughputs", METADATA, RecordColumns), float),
     RecordKind("run_times", Table("run_times", METADATA, RecordColumns), RunTimes),
     RecordKind("gpu_profiles", Table("gpu_profiles", METADATA, RecordColumns), GpuProfile),
+    RecordKind("step_measurements", Table("step_measurements", METADATA, RecordColumns), ModelMeasurements),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

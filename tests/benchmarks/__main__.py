@@ -15,8 +15,8 @@ from rich.table import Table
 Row = tuple[str, str, str]
 
 NAMES = (
-    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "folds", "lengths", "lengths_trainer"),
-    *("freezing", "forecast"),
+    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "folds", "learning"),
+    *("lengths", "lengths_trainer", "freezing", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
     *("resharding", "shrinks", "replan", "agents", "machine_agents", "kubernetes", "front_door", "streams", "takeover"),
     *("metrics", "console", "ended_jobs", "redaction", "session_overhead", "checkpoints"),

@@ -232,6 +232,7 @@ def build_evaluated_plan(
         iteration_time_s=evaluation.iteration_time_s,
         samples_per_s=batch / evaluation.iteration_time_s,
         peak_bytes_per_gpu=evaluation.peak_bytes_per_gpu,
+        terms=evaluation.terms,
         peak_bytes_by_model=_find_peaks(draft, evaluation) if draft.is_mixed else (),
     )
 

@@ -66,3 +66,36 @@ def test_a_missing_column_is_an_input_error(run: Run, tmp_path: Path) -> None:
     result = run("predict", str(file), "--gpu", "a100-80g")
     assert result.exit_code == 2
     assert "global_batch" in result.stderr
+
+
+def _write_scaled_runs(file: Path) -> None:
+    """Write runs of one model that take 1.5 times as long as predicted."""
+    plans = [(1, 8, 1), (2, 4, 1), (4, 2, 1), (2, 8, 1), (1, 4, 2), (2, 2, 2), (1, 8, 2), (2, 4, 2), (1, 4, 4)]
+    rows = [f"r,gpt2,{tensor},{data},{micro},64,none,1.0," for tensor, data, micro in plans]
+    hardware = load_gpu("a100-80g")
+    predicted_s = 1 + compute_time_errors(parse_measured_runs("\n".join((HEAD, *rows)), hardware), hardware)
+    times = (f"none,{1.5 * seconds}," for seconds in predicted_s.tolist())
+    file.write_text("\n".join([HEAD, *(row.replace("none,1.0,", time) for row, time in zip(rows, times, strict=True))]))
+
+
+def test_learning_from_some_runs_corrects_the_others(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    _write_scaled_runs(file)
+    document = json.loads(run("predict", str(file), "--gpu", "a100-80g", "--learn", "4", "-o", "json").stdout)
+    assert [each["is_drawn"] for each in document["runs"]].count(True) == 4
+    summary = document["summary"]
+    assert summary["time_not_drawn"]["mean"] == pytest.approx(1 / 3)
+    assert summary["time_learned"]["runs"] == 5
+    assert summary["time_learned"]["worst"] < 0.1
+    for each in document["runs"]:
+        if not each["is_drawn"]:
+            low_s, high_s = each["learned_interval_s"]
+            assert low_s < each["learned_s"] < high_s
+    table = run("predict", str(file), "--gpu", "a100-80g", "--learn", "4")
+    assert "80% interval" in " ".join(table.stdout.split())
+
+
+def test_learning_leaves_at_least_one_run_out(run: Run, runs: str) -> None:
+    result = run("predict", runs, "--gpu", "a100-80g", "--learn", "4")
+    assert result.exit_code == 2
+    assert "--learn is 4" in result.stderr

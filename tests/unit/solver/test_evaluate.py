@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
+from scheduler.domain.parallel_plan import (
+    STEP_TERMS,
+    LayerStrategy,
+    ParallelPlan,
+    Recompute,
+    Schedule,
+    ScheduleName,
+    Stage,
+)
+from scheduler.solver.calibration.measured_runs import build_even_plan
 from scheduler.solver.evaluate import PlanError, evaluate
 from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import Dimension
@@ -210,3 +219,31 @@ def test_mixed_shape_can_leave_out_only_a_whole_gpu_model() -> None:
     )
     with pytest.raises(PlanError, match="the plan has 2 GPUs of h100-80g; the shape has 4"):
         evaluate(half, request)
+
+
+def test_terms_are_shares_of_the_iteration_by_cause() -> None:
+    hardware = load_gpu("a100-80g")
+    model = load_model("gpt2", 0)
+
+    def judge(strategy: LayerStrategy, shape: GpuShape, *, pipeline: int = 1) -> dict[str, float]:
+        plan = build_even_plan(
+            strategy,
+            layers=model.layer_count,
+            gpu="a100-80g",
+            pipeline=pipeline,
+            interleave=1,
+            micro_batches=4,
+            samples_per_replica=1,
+        )
+        terms = evaluate(plan, SolveRequest(model, (hardware,), shape, plan.global_batch)).terms
+        assert sum(terms) == pytest.approx(1.0)
+        return dict(zip(STEP_TERMS, terms, strict=True))
+
+    tensor = judge(LayerStrategy(1, tp=4), GpuShape.packed("a100-80g", 4, 8))
+    assert tensor["node_links"] > 0.1
+    assert tensor["network"] == 0.0
+    across = judge(LayerStrategy(1, dp=4), GpuShape.packed("a100-80g", 4, 1))
+    assert across["network"] > 0.0 == across["node_links"]
+    handed_over = judge(LayerStrategy(1), GpuShape.packed("a100-80g", 4, 2), pipeline=4)
+    assert handed_over["network"] > 0.0
+    assert handed_over["node_links"] > 0.0

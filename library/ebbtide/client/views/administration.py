@@ -150,6 +150,7 @@ class SnapshotView(TypedDict):
     queues: dict[str, dict[str, Any]]
     run_times: dict[str, dict[str, Any]]
     solver: str
+    step_measurements: dict[str, dict[str, Any]]
     switches: dict[str, bool]
 
 
@@ -211,6 +212,7 @@ class AlternativePlanView(TypedDict):
     schedule: ScheduleView
     slower_ratio: float
     stages: list[StageView]
+    terms: NotRequired[list[float]]
 
 
 class SimplestPlanView(TypedDict):
@@ -228,6 +230,7 @@ class SimplestPlanView(TypedDict):
     stages: list[StageView]
     strategies: int
     strategies_min: int
+    terms: NotRequired[list[float]]
 
 
 class SolvedPlanView(TypedDict):
@@ -251,6 +254,7 @@ class SolvedPlanView(TypedDict):
     simplest: NotRequired[SimplestPlanView]
     stages: list[StageView]
     step_range_s: list[float] | None
+    terms: NotRequired[list[float]]
     whole: AlternativePlanView | None
 
 

@@ -341,6 +341,7 @@ class PlanView(TypedDict):
     samples_per_s: float
     schedule: ScheduleView
     stages: list[StageView]
+    terms: NotRequired[list[float]]
 
 
 class PreemptedJobView(TypedDict):
