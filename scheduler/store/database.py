@@ -35,8 +35,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
+from sqlalchemy.types import Double, TypeEngine
 
 from scheduler.store.protocol import UnavailableError
 
@@ -69,6 +72,24 @@ _POSTGRESQL_LIMITS = {
 _WAL_TIMEOUT_S, _WAL_RETRY_S = 10.0, 0.05
 _PING_AFTER_IDLE_S = 1.0
 _WRITER_LOCK_ID = 0x7E8B71DE  # an arbitrary number; no other application may use it in this database
+
+
+class StateSince(GenericFunction[float]):
+    """The `state_since_s` of a body. It contains no parameter, so an index can hold it."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(StateSince, "sqlite")
+def _extract_with_sqlite(each: StateSince, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_extract({compiler.process(each.clauses, **options)}, '$.state_since_s')"
+
+
+@compiles(StateSince, "postgresql")
+def _extract_with_postgresql(each: StateSince, compiler: SQLCompiler, **options: Any) -> str:
+    return f"CAST({compiler.process(each.clauses, **options)} ->> 'state_since_s' AS double precision)"
+
 
 encode_compact_json = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -25,7 +25,6 @@ from sqlalchemy import (
     String,
     Table,
     TypedColumns,
-    bindparam,
     func,
     or_,
     select,
@@ -42,7 +41,7 @@ from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
-from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, build_insert, fetch_rows, transaction
+from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, StateSince, build_insert, fetch_rows, transaction
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
 
 _CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
@@ -148,6 +147,7 @@ Index("ix_ended_jobs_queue_list", _JOB.queue, *_ORDER, _JOB.owner, _JOB.name, _J
 Index("ix_ended_jobs_owner_list", _JOB.owner, *_ORDER, _JOB.queue, _JOB.name, _JOB.owner_id)
 Index("ix_ended_jobs_owner_id_list", _JOB.owner_id, *_ORDER, _JOB.queue, _JOB.owner, _JOB.name)
 Index("ix_ended_jobs_name", _JOB.name)
+Index("ix_ended_jobs_ended_at", StateSince(_JOB.body), _JOB.number)
 _LOAN = ENDED_LOANS.c
 Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)
 
@@ -337,40 +337,14 @@ def _build_conditions(query: JobQuery, row: Any, last_before: int) -> list[Colum
     return conditions
 
 
-_SELECT_END = (
-    select(_JOB.number, _JOB.body["state_since_s"].as_float())
-    .where(_JOB.number <= bindparam("upto"))
-    .order_by(_JOB.number.desc())
-    .limit(1)
-)
-"""Number and end of the last job whose number is at most `upto`."""
-
-
 def _find_last_ended_before(connection: Connection, at_s: float) -> int:
     """Return the number of the last job that ended before `at_s`, or 0.
 
-    Jobs are numbered in the order in which they end. So steps back from the newest, each twice as long as the one
-    before, find a job that is old enough, and halving the rest finds the last such job.
+    Jobs are numbered in the order in which they end.
     """
-
-    def read_end(upto: int) -> tuple[int, float]:
-        row = connection.execute(_SELECT_END, {"upto": upto}).first()
-        return (0, -math.inf) if row is None else (int(row[0]), float(row[1]))
-
-    before, ended_at_s = read_end(_NUMBER_MAX)
-    recent, step = before + 1, 1
-    while ended_at_s >= at_s:
-        recent = before
-        before, ended_at_s = read_end(recent - step)
-        step *= 2
-    while recent - before > 1:
-        middle = (before + recent) // 2
-        number, ended_at_s = read_end(middle)
-        if number > before and ended_at_s >= at_s:
-            recent = number
-        else:
-            before = middle
-    return before
+    ended_at_s = StateSince(_JOB.body)
+    earlier = select(_JOB.number).where(ended_at_s < at_s).order_by(ended_at_s.desc(), _JOB.number.desc())
+    return connection.execute(earlier.limit(1)).scalar() or 0
 
 
 def select_ended_job_rows(numbers: Sequence[int]) -> Select[*tuple[Any, ...]]:
