@@ -25,6 +25,7 @@ class ReasonCode(StrEnum):
     QUOTA_RECLAIMED = "QuotaReclaimed"
     DEFRAGMENTED = "Defragmented"
     LAYERS_FROZE = "LayersFroze"
+    STEPS_MEASURED = "StepsMeasured"
     INFERENCE_IDLE = "InferenceIdle"
     INFERENCE_NEEDS_NODE = "InferenceNeedsNode"
     OPERATOR_ASKED = "OperatorAsked"

@@ -27,6 +27,7 @@ from scheduler.domain.job_state import (
     Allocation,
     JobState,
 )
+from scheduler.domain.learned_constants import NO_CONSTANTS, CurveConstants, LearnedConstants, rebase_correction
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.placement_record import NO_PLACEMENT_RECORD, PlacementRecord
 from scheduler.domain.pod_requirements import NOTHING_ADDED, PodRequirements, add_requirements
@@ -80,6 +81,7 @@ class Job:
     missing_secrets: tuple[str, ...] = ()
     owner_id: str = ""
     has_no_session: bool = False
+    constants: CurveConstants = NO_CONSTANTS
 
     @property
     def owner_key(self) -> str:
@@ -134,35 +136,56 @@ class Job:
 
     @property
     def curve_key(self) -> str:
-        """Key of the curve for the job's memory correction and solved frozen layers.
+        """Key of the curve for the job's memory correction, and the solved frozen layers and learned constants.
 
         Read very often, so the common case comes first.
         """
-        layers = self.freezing.curve_layers
-        return self._curve_key(layers) if layers or self.memory.percent > 100 else self.spec.curve_key
+        layers, constants = self.freezing.curve_layers, self.constants.curve
+        if not layers and not constants and self.memory.percent == 100:
+            return self.spec.curve_key
+        return self._curve_key(layers, constants)
 
     @property
     def next_curve_key(self) -> str:
-        """Key of the curve for all frozen layers."""
-        return self._curve_key(self.freezing.layers)
+        """Key of the curve for all frozen layers and the newest constants."""
+        return self._curve_key(self.freezing.layers, self.constants.newest)
 
     @property
     def curve_requests(self) -> tuple[CurveRequest, ...]:
-        """The curves to solve for this job: its curve, and the next one if more layers are frozen.
+        """The curves to solve for this job: its curve, and the next one if that is not current.
 
         Empty for a job that scales by data parallelism only.
         """
         request, percent = self.spec.curve_request, self.memory.percent
         if request is None:
             return ()
-        layers = dict.fromkeys((self.freezing.curve_layers, self.freezing.layers))
-        return tuple(replace(request, memory_percent=percent, frozen_layers=count) for count in layers)
+        current, newest = self.constants.curve, self.constants.newest
+        curves = dict.fromkeys(((self.freezing.curve_layers, current), (self.freezing.layers, newest)))
+        return tuple(
+            replace(request, memory_percent=percent, frozen_layers=layers, constants=constants)
+            for layers, constants in curves
+        )
+
+    @property
+    def is_curve_current(self) -> bool:
+        """Whether the job's curve is that for all frozen layers and the newest constants."""
+        return self.freezing.is_curve_current and self.constants.is_curve_current
+
+    @property
+    def needs_new_plan(self) -> bool:
+        """Whether the current plan was made for fewer frozen layers or other constants."""
+        return self.freezing.needs_new_plan or self.constants.needs_new_plan
 
     @property
     def curve_correction(self) -> float:
         """Factor for the curve's step times on GPUs, or under a plan, other than the current ones."""
-        known = self.freezing.correction
-        return self.progress.correction if known is None or not self.freezing.is_curve_current else known
+        known, constants = self.freezing.correction, self.constants
+        correction = self.progress.correction if known is None or not self.freezing.is_curve_current else known
+        if constants.plan == constants.curve:
+            return correction
+        # What was measured is relative to the plan's constants.
+        plan = self.allocation.plan
+        return 1.0 if plan is None else rebase_correction(plan, correction, constants.curve)
 
     @property
     def is_ended(self) -> bool:
@@ -268,18 +291,24 @@ class Job:
         return replace(settled, progress=progress, freezing=freezing)
 
     def with_next_curve(self) -> Job:
-        """Return the job planned by the curve for all its frozen layers."""
-        return replace(self, freezing=self.freezing.with_current_curve())
+        """Return the job planned by the curve for all its frozen layers and the newest constants."""
+        freezing, constants = self.freezing.with_current_curve(), self.constants.with_current_curve()
+        return replace(self, freezing=freezing, constants=constants)
 
-    def with_new_plan(self) -> Job:
-        """Return the job under a new plan from its curve.
+    def with_constants(self, newest: LearnedConstants) -> Job:
+        """Return the job with new learned constants. Without a plan it takes their curve at once."""
+        if self.allocation.plan is not None:
+            return replace(self, constants=replace(self.constants, newest=newest))
+        constants = CurveConstants(newest, newest, newest)
+        return replace(self, constants=constants, progress=replace(self.progress, correction=1.0))
 
-        If the curve covers all frozen layers, the correction from before the freeze applies again.
-        """
-        if not self.freezing.needs_new_plan:
+    def with_new_plan(self, correction: float) -> Job:
+        """Return the job under a new plan from its curve, to which `correction` applies."""
+        if not self.needs_new_plan:
             return self
-        progress = replace(self.progress, correction=self.curve_correction)
-        return replace(self, progress=progress, freezing=self.freezing.with_new_plan())
+        progress = replace(self.progress, correction=correction)
+        freezing, constants = self.freezing.with_new_plan(), self.constants.with_new_plan()
+        return replace(self, progress=progress, freezing=freezing, constants=constants)
 
     def advance_to(self, now_s: float) -> Job:
         """Return the job with progress, waiting time and GPU-seconds advanced to `now_s`."""
@@ -299,14 +328,15 @@ class Job:
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
             message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled, self.failure,
-            self.placement, self.missing_secrets, self.owner_id,
+            self.placement, self.missing_secrets, self.owner_id, self.has_no_session, self.constants,
         )  # fmt: skip
 
-    def _curve_key(self, frozen_layers: int) -> str:
+    def _curve_key(self, frozen_layers: int, constants: LearnedConstants) -> str:
         request = self.spec.curve_request
         if request is None:
             return LINEAR_CURVE_KEY
-        return replace(request, memory_percent=self.memory.percent, frozen_layers=frozen_layers).key
+        percent = self.memory.percent
+        return replace(request, memory_percent=percent, frozen_layers=frozen_layers, constants=constants).key
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:
         """Advance the progress to `now_s`. Measurements of the current workers are reset if new ones start."""

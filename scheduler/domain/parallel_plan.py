@@ -81,8 +81,9 @@ class ParallelPlan:
     `micro_batch_size` counts samples over all data-parallel replicas together, so that `micro_batches *
     micro_batch_size` is the global batch. `optimality_gap` is the largest possible speedup of any other plan, as a
     fraction. `peak_bytes_by_model` has the predicted peak on each GPU model of a mixed plan, sorted by model. It is
-    empty for a plan on one model. `terms` are the shares of the iteration time by cause, in the order of STEP_TERMS.
-    They are empty for a plan that the cost model did not predict, and not part of plan.json.
+    empty for a plan on one model. `profile_time_s` is the iteration time by the GPU profiles alone, without learned
+    constants, and `terms` are its shares by cause, in the order of STEP_TERMS. They are 0 and empty for a plan that the
+    cost model did not predict, and not part of plan.json.
     """
 
     schedule: Schedule
@@ -95,6 +96,7 @@ class ParallelPlan:
     optimality_gap: float = 0.0
     peak_bytes_by_model: tuple[tuple[str, int], ...] = ()
     terms: tuple[float, ...] = field(default=(), compare=False)
+    profile_time_s: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -169,7 +171,7 @@ class ParallelPlan:
 def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
     """Return the plan as plain JSON values, the contract of plan.json and of the API."""
     document = asdict(plan)
-    del document["terms"]
+    del document["terms"], document["profile_time_s"]
     if not plan.peak_bytes_by_model:
         del document["peak_bytes_by_model"]
     return document

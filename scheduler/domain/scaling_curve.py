@@ -11,6 +11,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
+from scheduler.domain.learned_constants import LearnedConstants
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.domain.relative_speed import RelativeSpeed, SpeedSource
@@ -194,7 +195,8 @@ class CurveRequest:
     `model` names a preset. `profile_json` is a complete model profile as canonical JSON instead. Plans must fit when
     `memory_percent` percent of their predicted peak memory is used. The first `frozen_layers` layers are not trained.
     `lengths` is as in JobSpec: if it is not empty, plans are for samples of these lengths. All plans are within
-    `limits`. Each is the simplest one that is slower than the fastest by at most the ratio `simplicity`.
+    `limits`. Each is the simplest one that is slower than the fastest by at most the ratio `simplicity`. `constants`
+    correct the profiles of GPU models.
     """
 
     model: str
@@ -206,6 +208,7 @@ class CurveRequest:
     lengths: LengthHistogram = ()
     limits: PlanLimits = NO_LIMITS
     simplicity: float = 0.0
+    constants: LearnedConstants = ()
 
     @property
     def model_key(self) -> str:
@@ -224,6 +227,7 @@ class CurveRequest:
             lengths=self.lengths,
             limits=self.limits,
             simplicity=self.simplicity,
+            constants=self.constants,
         )
 
 
@@ -239,15 +243,17 @@ def curve_key(
     lengths: LengthHistogram = (),
     limits: PlanLimits = NO_LIMITS,
     simplicity: float = 0.0,
+    constants: LearnedConstants = (),
 ) -> str:
-    """Return the content address of a curve: readable for presets, with digests of profile, lengths and limits."""
+    """Return the content address of a curve: readable for presets, with digests of what is long."""
     name = _name_model(model, profile_json)
     memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
     unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
     limited = f"/limits-{limits.key}" if limits != NO_LIMITS else ""
     simple = f"/simplicity-{simplicity:g}" if simplicity else ""
-    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}{simple}"
+    learned = "/learned-" + sha256(repr(constants).encode()).hexdigest()[:16] if constants else ""
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}{simple}{learned}"
 
 
 def _name_model(model: str, profile_json: str) -> str:

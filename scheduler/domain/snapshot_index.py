@@ -33,7 +33,7 @@ _NODE_SETS = (
 _LOAN_SETS = ("offered", "recalled")
 _JOB_SETS = (
     "waiting", "running", "unsettled", "intent_candidates", "releasing", "out_of_range", "elastic", "above_minimum",
-    "below_maximum", "profiled", "time_limited", "needs_frozen_replan",
+    "below_maximum", "profiled", "time_limited", "needs_new_plan",
 )  # fmt: skip
 _COUNTERS = (
     "free_gpus", "training_gpus", "node_counts_by_size", "up_node_counts", "unrecalled_loan_counts",
@@ -67,7 +67,7 @@ class SnapshotIndex:
         above_minimum, below_maximum: running, on more than the minimum or fewer than the maximum
         profiled: live, with a model
         time_limited: live, with a maximum run time
-        needs_frozen_replan: live, under a plan for fewer frozen layers
+        needs_new_plan: live, under a plan for fewer frozen layers
     Counts:
         free_gpus, training_gpus: GPUs that are free, or that accept training, by kind
         node_counts_by_size: nodes, by GPU model and GPUs per node
@@ -111,7 +111,7 @@ class SnapshotIndex:
         self.below_maximum: set[str] = set()
         self.profiled: set[str] = set()
         self.time_limited: set[str] = set()
-        self.needs_frozen_replan: set[str] = set()
+        self.needs_new_plan: set[str] = set()
         self.free_gpus: dict[GpuKind, int] = {}
         self.training_gpus: dict[GpuKind, int] = {}
         self.node_counts_by_size: dict[tuple[str, int], int] = {}
@@ -251,7 +251,7 @@ class SnapshotIndex:
             planless = profiled and state is JobState.QUEUED
             _set_membership(self.profiled, job_id, profiled)
             _set_membership(self.time_limited, job_id, limited)
-            _set_membership(self.needs_frozen_replan, job_id, job.freezing.needs_new_plan)
+            _set_membership(self.needs_new_plan, job_id, job.needs_new_plan or not job.is_curve_current)
             _set_membership(
                 self.intent_candidates, job_id, job.intent is not Intent.RUN or limited or unplaced or planless
             )
@@ -328,6 +328,7 @@ def _differs_only_in_progress(job: Job, before: Job) -> bool:
         and job.spec is before.spec
         and job.intent is before.intent
         and job.freezing is before.freezing
+        and job.constants is before.constants
         and job.is_resizable == before.is_resizable
     )
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log
 
-from scheduler.domain.scaling_curve import CurveRequest
-
 ROWS_MAX = 12
 """Measured plans that are kept of a model on a GPU model."""
 MODELS_MAX = 2048
@@ -77,9 +75,9 @@ class ModelMeasurements:
         return ModelMeasurements(at_s, (*rows, row))
 
 
-def build_measurements_key(gpu: str, request: CurveRequest) -> str:
-    """Return the key of a model's measurements on a GPU model."""
-    return f"{gpu} {request.model_key}"
+def build_measurements_key(gpu: str, model_key: str) -> str:
+    """Return the key of a model's measurements on a GPU model. `model_key` is that of its CurveRequest."""
+    return f"{gpu} {model_key}"
 
 
 def get_gpu(key: str) -> str:

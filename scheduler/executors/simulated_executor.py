@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from types import MappingProxyType
@@ -16,20 +15,23 @@ from types import MappingProxyType
 from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import Loan, Node
 from scheduler.domain.job import Job
-from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.observation import FailureCause, Observation, Run, RunPhase
-from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import SimulatedNodes
 from scheduler.executors.simulated_run import Delays, RunSpec, RunWork, SimulatedJob, SimulatedRun
 
 
+def _get_predicted_step_s(job: Job) -> float:
+    """Return the step time that the job's plan states."""
+    assert job.allocation.plan is not None, "a job with GPUs has a plan"
+    return job.allocation.plan.iteration_time_s
+
+
 class SimulatedExecutor:
     """Executor for simulations, with ground truths that the scheduler cannot see.
 
-    `linear_step_time_s` returns the true step time of a job without a model on a number of GPUs by model; without it,
-    and for all other jobs, that of the plan applies. `step_time_factor` returns a further factor for a job on a number
-    of GPUs. `true_steps` holds job lengths that differ from the declared ones.
+    `compute_step_s` returns the true seconds per step of a job with GPUs and a plan. `true_steps` holds job lengths
+    that differ from the declared ones.
     """
 
     def __init__(
@@ -38,15 +40,12 @@ class SimulatedExecutor:
         *,
         delays: Delays | None = None,
         now_s: float = 0.0,
-        step_time_factor: Callable[[str, int], float] = lambda job_id, gpus: 1.0,
-        linear_step_time_s: Callable[[JobSpec, Mapping[str, int]], float] | None = None,
+        compute_step_s: Callable[[Job], float] = _get_predicted_step_s,
         true_steps: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.work: list[RunWork] = []
         self._delays = delays or Delays()
-        self._step_time_factor = step_time_factor
-        self._linear_step_time_s = linear_step_time_s
-        self._gpu_of_node = {node.name: node.gpu for node in nodes}
+        self._compute_step_s = compute_step_s
         self._steps_true = true_steps
         self._now_s = now_s
         nodes = tuple(nodes)
@@ -229,7 +228,7 @@ class SimulatedExecutor:
             job_id=job.id,
             generation=allocation.generation,
             gpus=allocation.target,
-            step_time_s=self._compute_step_time_s(job, allocation.plan),
+            step_time_s=self._compute_step_s(job),
             steps_start=sim_job.steps_saved,
             steps_max=self._steps_true.get(job.id, float(job.spec.steps) or math.inf),
             checkpoint_interval_s=job.spec.checkpoint.interval_s,
@@ -244,16 +243,6 @@ class SimulatedExecutor:
             self._kill(run, RunPhase.LOST, f"node {down[0]} is down")
         else:
             self._schedule(run)
-
-    def _compute_step_time_s(self, job: Job, plan: ParallelPlan) -> float:
-        """Return the true step time on the job's GPUs. A plan tells only what the scheduler believes."""
-        target, step_time_s = job.allocation.target, plan.iteration_time_s
-        if self._linear_step_time_s is not None and not job.spec.has_profile:
-            counts = Counter[str]()
-            for node, indices in target.items():
-                counts[self._gpu_of_node[node]] += len(indices)
-            step_time_s = self._linear_step_time_s(job.spec, counts)
-        return step_time_s * self._step_time_factor(job.id, gpu_sets.count(target))
 
     def _kill(self, run: SimulatedRun, phase: RunPhase, reason: str) -> None:
         run.kill(phase, self._now_s, reason=reason)

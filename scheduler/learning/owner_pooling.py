@@ -35,6 +35,7 @@ OwnerRows = Mapping[str, Rows]
 """Measured plans of one owner on one GPU model, by model."""
 
 _SPREAD = Spread()
+_RESIDUAL_SPREADS = tuple(_SPREAD.scale_residuals(factor) for factor in (0.3, 1.0))
 
 
 def predict_for_owner(
@@ -57,16 +58,30 @@ def predict_for_owner(
     return StepTimeFactor(own.log_mean + share_left * _pool(others), own.log_sd)
 
 
+def estimate_own_constants(rows: OwnerRows, model: str) -> tuple[float, ...]:
+    """Return the logarithms of the constants, in the order of STEP_TERMS, that an owner's own rows say about a model.
+
+    Other owners have no part in them, because they could not agree to more than INFLUENCE_MAX each. Residuals are as
+    large as explains the rows best: where the cost model is right but for its constants, few rows suffice.
+    """
+    posteriors = []
+    for spread in _RESIDUAL_SPREADS:
+        summaries = {name: _summarize(plans, spread) for name, plans in rows.items()}
+        posteriors.append((StepTimePosterior.from_summaries(tuple(summaries.values()), spread), summaries.get(model)))
+    posterior, summary = max(posteriors, key=lambda each: each[0].log_evidence)
+    return tuple(posterior.estimate_constants(summary).tolist())
+
+
 def _pool(log_means: Sequence[float]) -> float:
     """Return the value towards which the owners pull together."""
     count, pull = len(log_means), 0.5 * INFLUENCE_MAX
     return median([*log_means, *(pull * (count - 2 * number) for number in range(count + 1))])
 
 
-@lru_cache(maxsize=4096)
-def _summarize(rows: Rows) -> ModelSummary:
+@lru_cache(maxsize=8192)
+def _summarize(rows: Rows, spread: Spread = _SPREAD) -> ModelSummary:
     plans = [MeasuredPlan(PlanFeatures(row.terms, row.layout), row.log_ratio, row.job) for row in rows]
-    return summarize_model(plans, _SPREAD)
+    return summarize_model(plans, spread)
 
 
 def _predict(rows: OwnerRows, model: str, features: PlanFeatures, job: str) -> StepTimeFactor:

@@ -13,12 +13,12 @@ from math import log2
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import STEP_TERMS, ParallelPlan, Recompute
 
-TERM_SD = (0.3, 0.3, 0.5, 0.5, 0.5, 1.0)
+TERM_SD = (0.3, 0.3, 1.5, 0.5, 0.5, 1.0)
 """Standard deviations of the logarithm of true over predicted time of each of STEP_TERMS.
 
 They are judgment, as the priors of `ebbtide fit` are: rates of computation and of links within a node are known to
-about a third, those of a network, of experts' tokens and of host memory to a half, and the overhead of an iteration to
-a factor of 2.7.
+about a third, those of experts' tokens and of host memory to a half, the overhead of an iteration to a factor of 2.7,
+and the network to one of 4.5, because sites have anything from one shared port to a port per GPU.
 """
 
 

@@ -62,6 +62,10 @@ class Spread:
         names = ("constants", "own_constants", "model", "layout", "job")
         return replace(self, **{name: factor * getattr(self, name) for name in names}, noise=noise)
 
+    def scale_residuals(self, factor: float) -> Spread:
+        """Return the spread with the deviations of models and layouts multiplied by `factor`."""
+        return replace(self, model=factor * self.model, layout=factor * self.layout)
+
     @property
     def constant_variances(self) -> Floats:
         """[K]"""
@@ -194,6 +198,17 @@ class StepTimePosterior:
         mean = covariance @ information
         evidence += 0.5 * float(information @ mean - np.linalg.slogdet(precision)[1] - np.log(prior).sum())
         return cls(spread, mean, covariance, evidence)
+
+    def estimate_constants(self, model: ModelSummary | None = None) -> Floats:
+        """Return the expected logarithms [K] of the constants, shared and own together, of a model.
+
+        Args:
+            model: the rows of the model; None if it has none.
+        """
+        if model is None:
+            return self.mean
+        gain = (model.shares * self.spread.own_constant_variances).T @ model.inverse
+        return np.asarray(self.mean + gain @ (model.targets - model.shares @ self.mean))
 
     def predict(self, features: PlanFeatures, model: ModelSummary | None = None, *, job: str = "") -> StepTimeFactor:
         """Return the factor for the predicted step of a plan.

@@ -228,11 +228,11 @@ def run_time_deadline_s(job: Job) -> float | None:
 def list_wanted_shapes(snapshot: Snapshot, missing: Iterable[WantedShape]) -> tuple[WantedShape, ...]:
     """Return the unsolved shapes in the order in which the solver should solve them, without duplicates.
 
-    First come the minimums of jobs that cannot be queued without them, then `missing`, then the curves of jobs with
-    newly frozen layers, then the canonical shapes of all other jobs.
+    First come the minimums of jobs that cannot be queued without them, then `missing`, then the next
+    curves of jobs, then the canonical shapes of all other jobs.
     """
-    minimums, refrozen, canonical = _minimum_shapes(snapshot), _frozen_layer_shapes(snapshot), _range_shapes(snapshot)
-    found = dict.fromkeys((*minimums, *missing, *refrozen, *canonical))
+    minimums, renewed, canonical = _minimum_shapes(snapshot), _next_curve_shapes(snapshot), _range_shapes(snapshot)
+    found = dict.fromkeys((*minimums, *missing, *renewed, *canonical))
     return tuple(wanted for wanted in found if not _is_solved(snapshot, wanted))
 
 
@@ -245,10 +245,10 @@ def _minimum_shapes(snapshot: Snapshot) -> Iterator[WantedShape]:
                     yield WantedShape(job.curve_key, packed(gpu, job.spec.min_gpus, sizes[gpu]))
 
 
-def _frozen_layer_shapes(snapshot: Snapshot) -> Iterator[WantedShape]:
+def _next_curve_shapes(snapshot: Snapshot) -> Iterator[WantedShape]:
     index = snapshot.index
-    for job in index.sort_by_submission(index.needs_frozen_replan):
-        if not job.freezing.is_curve_current:
+    for job in index.sort_by_submission(index.needs_new_plan):
+        if not job.is_curve_current:
             yield from (WantedShape(job.next_curve_key, shape) for shape in shapes_to_solve(snapshot, job))
 
 

@@ -99,10 +99,12 @@ def _apply_job_decision(snapshot: MutableSnapshot, job: Job, decision: JobDecisi
             leave_by_s = job.allocation.leave_by_s if job.allocation.releasing else None
             leave_by_s = now_s if leave_by_s is None else leave_by_s
             allocation = retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
-            return job.transition_to(JobState.STARTING, now_s, allocation=allocation).with_new_plan()
+            started = job.transition_to(JobState.STARTING, now_s, allocation=allocation)
+            return started.with_new_plan(job.curve_correction)
         case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s, seats=seats):
             allocation = retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s, seats=seats)
-            return job.transition_to(JobState.RESIZING, now_s, allocation=allocation, resizes=1).with_new_plan()
+            resized = job.transition_to(JobState.RESIZING, now_s, allocation=allocation, resizes=1)
+            return resized.with_new_plan(job.curve_correction)
         case PreemptJob(leave_by_s=by_s):
             return release_gpus(
                 job, JobState.PREEMPTED, now_s, generation=generation, leave_by_s=by_s, message=message, preemptions=1

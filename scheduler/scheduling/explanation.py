@@ -194,8 +194,8 @@ def _describe_step_time(snapshot: Snapshot, job: Job) -> str:
     plan, factor = job.allocation.plan, predict_step_factor(snapshot, job)
     if factor is None or plan is None or job.state is not JobState.RUNNING or not job.has_reported:
         return ""
-    low_s, high_s = (plan.iteration_time_s * bound for bound in factor.interval)
-    predicted_s = plan.iteration_time_s * factor.mean
+    low_s, high_s = (plan.profile_time_s * bound for bound in factor.interval)
+    predicted_s = plan.profile_time_s * factor.mean
     expected = f"predicted {predicted_s:.3g} s, {low_s:.3g} to {high_s:.3g} s in 80% of cases"
     return f"; a step takes {job.step_time_s():.3g} s ({expected})"
 

@@ -119,8 +119,8 @@ def frozen_layers_error(job: Job, layers: int) -> str:
 
 
 def switch_curves(snapshot: MutableSnapshot) -> None:
-    """Switch jobs to the curve for their frozen layers once it has all points that the job needs."""
-    job_ids = snapshot.original.index.needs_frozen_replan | snapshot.jobs.changed_keys
+    """Switch jobs to their next curve once it has all points that the job needs."""
+    job_ids = snapshot.original.index.needs_new_plan | snapshot.jobs.changed_keys
     waiting = [job for job_id in sorted(job_ids) if (job := snapshot.jobs.get(job_id)) and _awaits_next_curve(job)]
     view = snapshot.view() if waiting else snapshot.original
     for job in waiting:
@@ -144,7 +144,7 @@ def shapes_to_solve(snapshot: Snapshot, job: Job) -> Iterator[GpuShape]:
 
 
 def _awaits_next_curve(job: Job) -> bool:
-    return not job.is_ended and job.freezing.needs_new_plan and not job.freezing.is_curve_current
+    return not job.is_ended and not job.is_curve_current
 
 
 def _is_next_curve_ready(snapshot: Snapshot, job: Job) -> bool:

@@ -49,7 +49,8 @@ def fall_back(snapshot: MutableSnapshot, job: Job, failed: Run, older: Run | Non
         resized = job.transition_to(
             JobState.RESIZING, snapshot.now_s, message=message, allocation=allocation, resizes=1
         )
-        return snapshot.record_transition(job, replace(resized.with_new_plan(), placement=placement))
+        resized = resized.with_new_plan(job.curve_correction)
+        return snapshot.record_transition(job, replace(resized, placement=placement))
     return None
 
 

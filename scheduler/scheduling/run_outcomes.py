@@ -147,8 +147,7 @@ def replan_after_out_of_memory(snapshot: MutableSnapshot, job: Job, run: Run) ->
     """Back off after an out-of-memory failure; after `OOM_ATTEMPTS_MAX` of them the job fails.
 
     The job waits in PLANNING until a plan is solved that fits with the corrected memory. No retry is used up. It also
-    switches to the curve for all its frozen layers: with the new correction no curve is solved, so the old one has no
-    advantage.
+    switches to its next curve: with the new correction no curve is solved, so the old one has no advantage.
     """
     job = _with_failure(snapshot, job, run, run.reason or "out of memory", code=FailureCause.OUT_OF_MEMORY.value)
     memory = job.memory.with_failure(_build_oom_failure(snapshot, job, run), snapshot.now_s)
@@ -157,8 +156,7 @@ def replan_after_out_of_memory(snapshot: MutableSnapshot, job: Job, run: Run) ->
     message = _describe_oom_failure(memory) if memory.is_exhausted else _describe_oom_retry(memory, now_s)
     message = f"{message}; {run.reason}" if run.reason else message
     released = release_gpus(job, state, now_s, generation=generation, leave_by_s=now_s, message=message)
-    freezing = released.freezing.with_current_curve()
-    return snapshot.record_transition(job, replace(released, memory=memory, freezing=freezing))
+    return snapshot.record_transition(job, replace(released.with_next_curve(), memory=memory))
 
 
 def _build_oom_failure(snapshot: MutableSnapshot, job: Job, run: Run) -> OomFailure:

@@ -7,8 +7,8 @@ from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
-from scheduler.scheduling.stages.freezing import replan_frozen_jobs
 from scheduler.scheduling.stages.loans import adjust_loans
+from scheduler.scheduling.stages.outdated_plans import replan_outdated_jobs
 from scheduler.scheduling.stages.user_intents import apply_user_intents
 
 
@@ -24,5 +24,5 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     loans = adjust_loans(cycle)  # 2. return, recall and lend nodes
     evacuation = evacuate_nodes(cycle)  # 3. move, shrink or preempt jobs on nodes that must be vacated
     assignment = policies.assign_gpus(cycle, evacuation)  # 4. start pending jobs, and move GPUs between jobs
-    replanning = replan_frozen_jobs(cycle, assignment)  # 5. better plans, and GPU counts, for jobs with frozen layers
+    replanning = replan_outdated_jobs(cycle, assignment)  # 5. better plans, and GPU counts, where a plan is outdated
     return cycle.build_result([intents, loans, evacuation, *assignment, replanning])

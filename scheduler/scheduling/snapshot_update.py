@@ -21,7 +21,7 @@ from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.observation import mirror_nodes, mirror_pod_facts, mirror_runs
 from scheduler.scheduling.quarantine import quarantine_nodes
 from scheduler.scheduling.run_outcomes import requeue
-from scheduler.scheduling.step_learning import record_step_times
+from scheduler.scheduling.step_learning import learn_constants, record_step_times
 
 START_TIMEOUT_S = 900.0
 """Workers that neither run nor fail within this time are given up. Loading a large checkpoint takes minutes."""
@@ -59,6 +59,7 @@ def update_snapshot(
     for job in _list_transitional_jobs(updated):
         _advance_job(updated, job, outage_s)
     record_step_times(updated)
+    learn_constants(updated)
     _activate_loans(updated)
     _track_unused_loans(updated)
     return SnapshotUpdate(updated.view(), tuple(updated.events), tuple(updated.readings), tuple(updated.samples))

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache, partial
 
 from scheduler.domain.fleet import Node
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.learned_constants import ADJUSTABLE_TERMS, LearnedConstants, settle_levels
+from scheduler.domain.parallel_plan import STEP_TERMS
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.step_measurements import (
+    ModelMeasurements,
     StepMeasurement,
     build_measurements_key,
     get_gpu,
     record_measurement,
 )
-from scheduler.learning.owner_pooling import predict_for_owner
+from scheduler.learning.owner_pooling import estimate_own_constants, predict_for_owner
 from scheduler.learning.plan_features import PlanFeatures, describe_layout
 from scheduler.learning.step_time_posterior import StepTimeFactor
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -33,9 +37,7 @@ def record_step_times(snapshot: MutableSnapshot) -> None:
             continue
         if (plan := _describe_plan(snapshot.nodes, job)) is not None:
             key, features = plan
-            row = StepMeasurement.from_ratio(
-                job.id, job.owner_key, features.terms, features.layout, job.progress.correction
-            )
+            row = StepMeasurement.from_ratio(job.id, job.owner_key, features.terms, features.layout, _get_ratio(job))
             snapshot.step_measurements = record_measurement(snapshot.step_measurements, key, row, snapshot.now_s)
 
 
@@ -47,6 +49,57 @@ def _is_measured(job: Job, now_s: float) -> bool:
         and not job.freezing.needs_new_plan
         and now_s - job.state_since_s >= MEASUREMENT_S_MIN
     )
+
+
+def _get_ratio(job: Job) -> float:
+    """Return the measured step of the job's plan over that predicted by the GPU profiles."""
+    plan = job.allocation.plan
+    assert plan is not None, "a job with a described plan has one"
+    return job.progress.correction * plan.iteration_time_s / plan.profile_time_s
+
+
+def learn_constants(snapshot: MutableSnapshot) -> None:
+    """Give live jobs the constants that the measured steps of their owner say.
+
+    Jobs that were submitted in this tick get them, and all jobs of an owner whose rows have changed.
+    """
+    known, before = snapshot.step_measurements, snapshot.original.step_measurements
+    if not known:
+        return
+    learners = {
+        row.owner for key, measured in known.items() if measured is not before.get(key) for row in measured.rows
+    }
+    job_ids = snapshot.index.profiled if learners else snapshot.jobs.changed_keys - snapshot.original.jobs.keys()
+    rows_of_owner, settled = cache(partial(_select_own_rows, known)), cache(_settle_constants)
+    for job in [job for job_id in sorted(job_ids) if (job := snapshot.jobs.get(job_id)) is not None]:
+        request, is_new = job.spec.curve_request, job.id not in snapshot.original.jobs
+        if request is None or job.is_ended or not (is_new or job.owner_key in learners):
+            continue
+        constants = settled(rows_of_owner(job.owner_key), request.model_key, job.constants.newest)
+        if constants != job.constants.newest:
+            snapshot.put_job(job.with_constants(constants))
+
+
+OwnRows = tuple[tuple[str, tuple[tuple[str, tuple[StepMeasurement, ...]], ...]], ...]
+"""Measured plans of one owner: pairs (GPU model, pairs (key of measurements, rows))."""
+
+
+def _select_own_rows(known: Mapping[str, ModelMeasurements], owner: str) -> OwnRows:
+    by_gpu: defaultdict[str, list[tuple[str, tuple[StepMeasurement, ...]]]] = defaultdict(list)
+    for key, measured in sorted(known.items()):
+        if rows := tuple(row for row in measured.rows if row.owner == owner):
+            by_gpu[get_gpu(key)].append((key, rows))
+    return tuple((gpu, tuple(rows)) for gpu, rows in sorted(by_gpu.items()))
+
+
+def _settle_constants(measured: OwnRows, model_key: str, newest: LearnedConstants) -> LearnedConstants:
+    """Return the constants for a model on all GPU models that were measured, after `newest`."""
+    levels, nothing = dict(newest), (0,) * len(STEP_TERMS)
+    for gpu, rows in measured:
+        learned = estimate_own_constants(dict(rows), build_measurements_key(gpu, model_key))
+        adjustable = [each if name in ADJUSTABLE_TERMS else 0.0 for name, each in zip(STEP_TERMS, learned, strict=True)]
+        levels[gpu] = settle_levels(levels.get(gpu, nothing), adjustable)
+    return tuple(sorted((gpu, each) for gpu, each in levels.items() if any(each)))
 
 
 def predict_step_factor(snapshot: Snapshot, job: Job) -> StepTimeFactor | None:
@@ -74,4 +127,6 @@ def _describe_plan(nodes: Mapping[str, Node], job: Job) -> tuple[str, PlanFeatur
     if plan is None or request is None or not plan.terms or plan.is_mixed or not target.keys() <= nodes.keys():
         return None
     shape = GpuShape.from_node_counts((nodes[name].gpu, len(indices)) for name, indices in target.items())
-    return build_measurements_key(job.allocated_gpu, request), PlanFeatures(plan.terms, describe_layout(plan, shape))
+    return build_measurements_key(job.allocated_gpu, request.model_key), PlanFeatures(
+        plan.terms, describe_layout(plan, shape)
+    )

@@ -44,8 +44,9 @@ from scheduler.simulator.demand import (
     merge_demand_changes,
 )
 from scheduler.simulator.fault_injection import ControllerCrashError, FaultInjector, NoFaults
-from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_linear_truth
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth
 from scheduler.simulator.throughput_curves import CurveCache
+from scheduler.simulator.true_step_times import TrueStepTimes
 from scheduler.simulator.workloads import Submission
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import ConflictError, Store
@@ -129,13 +130,13 @@ class Simulation:
     ) -> None:
         start_s = scenario.start_s
         true_steps = {each.job_id: each.steps_true for each in scenario.submissions if each.steps_true is not None}
+        true_times = TrueStepTimes(scenario.truth, scenario.nodes, scenario.reference_gpu, scenario.gpu_throughputs)
         self.executor = SimulatedExecutor(
             scenario.nodes,
             delays=scenario.delays,
             now_s=start_s,
-            step_time_factor=scenario.truth.draw_step_time_factor,
+            compute_step_s=true_times.compute_step_s,
             true_steps=true_steps,
-            linear_step_time_s=build_linear_truth(scenario.reference_gpu, scenario.gpu_throughputs),
         )
         self.memory_store = MemoryStore()
         self.clock = ManualClock(start_s)

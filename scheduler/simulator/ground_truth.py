@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -24,13 +24,16 @@ from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import JobRow
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job_spec import JobSpec
-from scheduler.domain.relative_speed import RelativeSpeed, resolve_prior_speeds
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission, build_submissions, compute_fastest_speed, count_gpu_models
 
 MODEL_GPUS_MIN = 2
 """Jobs with fewer GPUs get no model."""
-_ALLOWED_TRUTH = "models, error=S and duration=S, separated by commas, with S at least 0 and below 1"
+_ALLOWED_TRUTH = (
+    "models, error=S, duration=S, compute=R, network=R and slow-node=R, separated by commas, "
+    "with S at least 0 and below 1, and R above 0 and at most 10"
+)
+_RATE_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +45,34 @@ class GroundTruth:
         error: standard deviation of the logarithm of true step time over curve step time, drawn with mean 1 for each
             job and GPU count.
         duration: the declared length is uniform within this fraction of the true one.
+        compute, network: true rates of the GPUs and of the network between nodes, relative to the GPU profiles.
+        slow_node: rate of the last node by name, relative to the others. A job with ranks on it is as slow as it.
         seed: seed of all draws.
 
     Raises:
-        ValueError: `error` or `duration` is negative, or 1 or more.
+        ValueError: `error` or `duration` is negative, or 1 or more, or a rate is 0 or below, or above 10.
     """
 
     models: bool = False
     error: float = 0.0
     duration: float = 0.0
+    compute: float = 1.0
+    network: float = 1.0
+    slow_node: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("error", "duration"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name}: got {getattr(self, name):g}; allowed: {_ALLOWED_TRUTH}")
+        for name in ("compute", "network", "slow_node"):
+            if not 0.0 < getattr(self, name) <= _RATE_MAX:
+                raise ValueError(f"{name.replace('_', '-')}: got {getattr(self, name):g}; allowed: {_ALLOWED_TRUTH}")
+
+    @property
+    def hides_hardware(self) -> bool:
+        """Whether GPUs or the network are not as fast as their profiles say."""
+        return not self.compute == self.network == 1.0
 
     @property
     def matches_declaration(self) -> bool:
@@ -95,6 +111,9 @@ class GroundTruth:
 NOTHING_HIDDEN = GroundTruth()
 
 
+_TRUTHS = frozenset({"models", "error", "duration", "compute", "network", "slow_node"})
+
+
 def parse_ground_truth(text: str) -> GroundTruth:
     """Parse an option like `models,error=0.15,duration=0.5`. The empty text is the default.
 
@@ -104,34 +123,14 @@ def parse_ground_truth(text: str) -> GroundTruth:
     given: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
-        if name in given or (name, bool(value)) not in (("models", False), ("error", True), ("duration", True)):
+        name = name.replace("-", "_")
+        if name in given or name not in _TRUTHS or bool(value) is (name == "models"):
             raise ValueError(f"got {part!r}; allowed: {_ALLOWED_TRUTH}, each once")
         try:
             given[name] = float(value) if value else True
         except ValueError:
             raise ValueError(f"{name}: got {value!r}; allowed: {_ALLOWED_TRUTH}") from None
     return GroundTruth(**given)
-
-
-def build_linear_truth(
-    reference: str, throughputs: Mapping[str, float]
-) -> Callable[[JobSpec, Mapping[str, int]], float]:
-    """Return the true step time, in seconds, of a job without a model on a number of GPUs by model.
-
-    Speeds are those of GPU profiles, relative to the model that the job requests, or else to `reference`. A GPU model
-    without a profile is as fast as the reference. Declared and measured speeds do not matter: they are what policies
-    believe.
-    """
-
-    @cache
-    def resolve(gpu: str) -> Mapping[str, RelativeSpeed]:
-        return resolve_prior_speeds(gpu, {}, throughputs)
-
-    def compute(spec: JobSpec, counts: Mapping[str, int]) -> float:
-        speeds = resolve(spec.gpu or reference)
-        return 1.0 / sum(count * (speeds[gpu].value if gpu in speeds else 1.0) for gpu, count in counts.items())
-
-    return compute
 
 
 @cache

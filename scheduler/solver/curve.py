@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
@@ -10,12 +11,16 @@ from importlib.resources.abc import Traversable
 
 from scheduler.domain.commands import CurveSolved
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.learned_constants import LearnedConstants, list_factors
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
+from scheduler.solver.evaluate import evaluate_unchecked
 from scheduler.solver.lengths.expected_step import plan_unlike_lengths
 from scheduler.solver.profiles.catalog import find_profiles_folder, load_gpu, read_own_files
 from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.job_model import load_job_model
+from scheduler.solver.profiles.learned_hardware import adjust_profile
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import search_plan
@@ -61,7 +66,7 @@ def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[Gp
             points[shape] = plan_unlike_lengths(partial(load_job_model, request), solve_request, request.lengths)
         else:
             points |= _solve_points(solve_request, request.simplicity, oracle_cache)
-    return points
+    return {shape: _relate_to_profiles(request, model, shape, point) for shape, point in points.items()}
 
 
 def solve_point(request: CurveRequest, shape: GpuShape) -> CurvePoint:
@@ -111,8 +116,26 @@ def _iter_sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]
 
 
 def _build_solve_request(request: CurveRequest, model: ModelProfile, shape: GpuShape) -> SolveRequest:
-    hardware, percent = tuple(map(load_gpu, _list_gpu_models(shape))), request.memory_percent
+    hardware = tuple(_load_corrected_gpu(request.constants, gpu, shape) for gpu in _list_gpu_models(shape))
+    percent = request.memory_percent
     return SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent, limits=request.limits)
+
+
+def _load_corrected_gpu(constants: LearnedConstants, gpu: str, shape: GpuShape) -> HardwareProfile:
+    profile = load_gpu(gpu)
+    if not any(name == gpu for name, _ in constants):
+        return profile
+    node_gpus = max(group.gpus_per_node for group in shape.groups if group.gpu == gpu)
+    return adjust_profile(profile, list_factors(constants, gpu), node_gpus)
+
+
+def _relate_to_profiles(request: CurveRequest, model: ModelProfile, shape: GpuShape, point: CurvePoint) -> CurvePoint:
+    """Return a plan with its step time by the profiles alone, to which measured steps are compared."""
+    if not request.constants or request.lengths or isinstance(point, Infeasibility):
+        return point
+    uncorrected = _build_solve_request(replace(request, constants=()), model, shape)
+    judged = evaluate_unchecked(point, uncorrected)
+    return replace(point, terms=judged.terms, profile_time_s=judged.iteration_time_s)
 
 
 def _solve_points(request: SolveRequest, simplicity: float, oracle_cache: OracleCache) -> Mapping[GpuShape, CurvePoint]:

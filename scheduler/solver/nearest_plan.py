@@ -121,4 +121,5 @@ def _evaluate_within_limits(plan: ParallelPlan, request: SolveRequest) -> Parall
         samples_per_s=plan.global_batch / evaluation.iteration_time_s,
         peak_bytes_per_gpu=evaluation.peak_bytes_per_gpu,
         terms=evaluation.terms,
+        profile_time_s=evaluation.iteration_time_s,
     )

@@ -42,6 +42,7 @@ def price_plan(plan: ParallelPlan, request: SolveRequest) -> PricedPlan:
         samples_per_s=plan.global_batch / evaluation.iteration_time_s,
         peak_bytes_per_gpu=evaluation.peak_bytes_per_gpu,
         terms=evaluation.terms,
+        profile_time_s=evaluation.iteration_time_s,
     )
     inspection = inspect_plan(plan, unlimited)
     return PricedPlan(priced, inspection, evaluation.fits, violation or _find_memory_violation(inspection))

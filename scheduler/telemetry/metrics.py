@@ -52,7 +52,7 @@ RESIZE_REASONS = tuple(
             ReasonCode.RANGE_CHANGED,
             ReasonCode.QUOTA_RECLAIMED,
         ),
-        *(ReasonCode.DEFRAGMENTED, ReasonCode.LAYERS_FROZE, *_NODE_LOSS_REASONS),
+        *(ReasonCode.DEFRAGMENTED, ReasonCode.LAYERS_FROZE, ReasonCode.STEPS_MEASURED, *_NODE_LOSS_REASONS),
     )
 )
 PREEMPTION_REASONS = tuple(

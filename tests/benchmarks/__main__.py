@@ -15,7 +15,7 @@ from rich.table import Table
 Row = tuple[str, str, str]
 
 NAMES = (
-    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "folds", "learning"),
+    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "folds", "learning", "closed_loop"),
     *("lengths", "lengths_trainer", "freezing", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
     *("resharding", "shrinks", "replan", "agents", "machine_agents", "kubernetes", "front_door", "streams", "takeover"),

@@ -157,7 +157,7 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
     """Return the job's useful counts with its remaining time, ascending; counts without a gain are left out.
 
     The current count is judged by the current plan, because its GPUs may be placed differently than a curve assumes. A
-    job with newly frozen layers could also be re-planned on its GPUs, for the price of a resize.
+    job whose plan is outdated could also be re-planned on its GPUs, for the price of a resize.
     """
     law = linear_step_times_s if settings.linear_scaling else step_times_s
     work, on_curve_s = remaining_work(snapshot, job), law(snapshot, job, sizes)
@@ -170,7 +170,7 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
         if step_s is None:
             continue
         time_s = work * step_s + (0.0 if gpus == current else price_s)
-        if gpus == current and job.freezing.needs_new_plan and (replanned_s := on_curve_s(gpus)) is not None:
+        if gpus == current and job.needs_new_plan and (replanned_s := on_curve_s(gpus)) is not None:
             time_s = min(time_s, work * replanned_s + price_s)
         if time_s < best_s:
             best_s = time_s
@@ -215,9 +215,9 @@ def time_saved_s(job: Job, plan: ParallelPlan, work: float) -> float:
 
 
 def replan_ready_at_s(job: Job, settings: PolicySettings) -> float:
-    """Return when a job whose layers froze may be re-planned.
+    """Return when a job whose plan is outdated may be re-planned.
 
-    It must have run undisturbed for the resize pause, and long enough since the freeze that its new speed is known.
+    It must have run undisturbed for the resize pause, and long enough since a freeze that its new speed is known.
     """
     return max(job.state_since_s + settings.resize_pause_s_for(job), job.freezing.at_s + SPEED_MEASUREMENT_S_MIN)
 

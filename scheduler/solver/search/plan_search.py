@@ -233,6 +233,7 @@ def build_evaluated_plan(
         samples_per_s=batch / evaluation.iteration_time_s,
         peak_bytes_per_gpu=evaluation.peak_bytes_per_gpu,
         terms=evaluation.terms,
+        profile_time_s=evaluation.iteration_time_s,
         peak_bytes_by_model=_find_peaks(draft, evaluation) if draft.is_mixed else (),
     )
 

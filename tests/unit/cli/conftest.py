@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -84,7 +86,8 @@ def run(tmp_path: Path) -> Run:
     def invoke(*words: str, stdin: str | None = None, **more: str | None) -> Result:
         own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
         environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100", **own}
-        return CliRunner().invoke(app, list(words), input=stdin, env={**environment, **more}, prog_name="ebbtide")
+        with patch.dict(os.environ):  # some commands set variables for their processes
+            return CliRunner().invoke(app, list(words), input=stdin, env={**environment, **more}, prog_name="ebbtide")
 
     return invoke
 

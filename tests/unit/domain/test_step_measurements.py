@@ -57,8 +57,8 @@ def test_ratios_are_limited(ratio: float, expected: float) -> None:
 
 def test_keys_name_gpu_model_and_model_without_the_batch() -> None:
     small, large = (CurveRequest("gpt2", "", batch, 0) for batch in (8, 64))
-    assert build_measurements_key("a100-80g", small) == build_measurements_key("a100-80g", large)
-    assert get_gpu(build_measurements_key("a100-80g", small)) == "a100-80g"
+    assert build_measurements_key("a100-80g", small.model_key) == build_measurements_key("a100-80g", large.model_key)
+    assert get_gpu(build_measurements_key("a100-80g", small.model_key)) == "a100-80g"
 
 
 def test_measurements_survive_encoding() -> None:

@@ -67,8 +67,13 @@ class Desired:
         self.put(loans={loan.node: loan for loan in loans})
 
 
+def planned_step_s(job: Job) -> float:
+    assert job.allocation.plan is not None
+    return job.allocation.plan.iteration_time_s
+
+
 def world(factor: float = 1.0) -> tuple[SimulatedExecutor, Desired]:
-    executor = SimulatedExecutor(NODES, delays=DELAYS, step_time_factor=lambda job_id, gpus: factor)
+    executor = SimulatedExecutor(NODES, delays=DELAYS, compute_step_s=lambda job: factor * planned_step_s(job))
     return executor, Desired(executor)
 
 

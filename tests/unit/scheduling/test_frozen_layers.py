@@ -124,7 +124,7 @@ def test_job_is_replanned_on_its_gpus_if_worthwhile() -> None:
     assert job_of(after).state is JobState.RESIZING
     assert job_of(after).allocation.releasing == {}
     assert job_of(after).freezing == FrozenLayers(7, 7, FREE_S)
-    assert after.index.needs_frozen_replan == SnapshotIndex.build(after).needs_frozen_replan == set()
+    assert after.index.needs_new_plan == SnapshotIndex.build(after).needs_new_plan == set()
 
 
 @pytest.mark.parametrize("policies", ["las", "lyra", "fifo"])

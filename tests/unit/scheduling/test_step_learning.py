@@ -7,14 +7,17 @@ from math import log
 
 import pytest
 
-from scheduler.domain.commands import Command, ReportProgress
+from scheduler.domain.commands import Command, ReportProgress, SubmitJob
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.learned_constants import CurveConstants
 from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.step_measurements import ModelMeasurements, StepMeasurement
 from scheduler.scheduling.explanation import explain
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.snapshot_update import update_snapshot
-from scheduler.scheduling.step_learning import MEASUREMENT_S_MIN, predict_step_factor
+from scheduler.scheduling.step_learning import MEASUREMENT_S_MIN, learn_constants, predict_step_factor
 from tests.builders import a_fleet, a_job, a_snapshot
 
 FLEET = a_fleet(training=4, inference=0)
@@ -33,7 +36,7 @@ def a_runner(job_id: str, node: str, owner: str = "", *, predicted: bool = True)
     )
     plan = job.allocation.plan
     assert plan is not None
-    plan = replace(plan, iteration_time_s=10.0, terms=TERMS if predicted else ())
+    plan = replace(plan, iteration_time_s=10.0, terms=TERMS if predicted else (), profile_time_s=10.0)
     return replace(job, allocation=replace(job.allocation, plan=plan), owner=owner)
 
 
@@ -79,3 +82,73 @@ def test_a_stalled_job_hardly_moves_the_predictions_of_other_owners() -> None:
     factor = predict_step_factor(snapshot, snapshot.jobs["b"])
     assert factor is not None
     assert factor.mean == pytest.approx(1.0, abs=0.02)
+
+
+NODE_TERMS = (0.9, 0.1, 0.0, 0.0, 0.0, 0.0)
+SLOW = (("a100-80g", (0, 0, 5, 0, 0, 0)),)
+
+
+def with_measured_network(snapshot: Snapshot, owner: str) -> Snapshot:
+    """Return the snapshot after an owner's plans: as predicted on one node, and 2.5 times as slow on several."""
+    rows = [
+        StepMeasurement.from_ratio(f"past-{nodes}-{at}", owner, terms, (0.0, float(at), float(nodes)), ratio)
+        for at in range(2)
+        for nodes, terms, ratio in ((0, NODE_TERMS, 1.0), (1, (0.7, 0.0, 0.3, 0.0, 0.0, 0.0), 2.5))
+    ]
+    known = {"a100-80g gpt2/seq-0": ModelMeasurements(0.0, tuple(rows))}
+    return replace(snapshot, step_measurements=known)
+
+
+def learn(snapshot: Snapshot) -> Snapshot:
+    """Let a row of ann change, at which her jobs learn."""
+    updated = MutableSnapshot(snapshot)
+    ((key, known),) = snapshot.step_measurements.items()
+    updated.step_measurements = {key: replace(known, updated_at_s=1.0)}
+    learn_constants(updated)
+    return updated.view()
+
+
+def test_jobs_learn_from_their_owners_rows_only() -> None:
+    jobs = [a_runner("a", "t0", "ann"), a_runner("b", "t1", "bob")]
+    snapshot = with_measured_network(a_snapshot(FLEET, jobs), jobs[0].owner_key)
+    learned = learn(snapshot).jobs
+    ((gpu, levels),) = learned["a"].constants.newest
+    assert gpu == "a100-80g"
+    assert levels[2] >= 4
+    assert levels[0] == levels[1] == 0
+    assert learned["b"].constants == CurveConstants()
+
+
+def test_a_running_job_keeps_its_curve_until_the_next_one_is_solved() -> None:
+    job = a_runner("a", "t0", "ann")
+    learned = learn(with_measured_network(a_snapshot(FLEET, [job]), job.owner_key)).jobs["a"]
+    assert (learned.curve_key, learned.is_curve_current) == (job.curve_key, False)
+    assert {request.key for request in learned.curve_requests} == {learned.curve_key, learned.next_curve_key}
+    assert learned.with_next_curve().curve_key == learned.next_curve_key
+
+
+def test_a_new_job_starts_with_what_its_owner_has_learned() -> None:
+    owner = a_runner("x", "t0", "ann").owner_key
+    snapshot = with_measured_network(a_snapshot(FLEET, []), owner)
+    spec = a_job("a", 8, model="gpt2", global_batch=64).spec
+    command = Command("s", 1.0, SubmitJob("a", spec), actor="ann")
+    job = update_snapshot(replace(snapshot, now_s=1.0), Observation(1.0, -1), [command]).snapshot.jobs["a"]
+    assert job.constants.newest[0][1][2] >= 4
+    assert job.constants.newest == job.constants.curve == job.constants.plan
+
+
+@pytest.mark.parametrize(("measured", "rebased"), [(1.3, 1.079), (2.0, 1.25), (0.2, 0.8)])
+def test_a_correction_is_relative_to_the_constants_of_the_curve(measured: float, rebased: float) -> None:
+    """A plan of 10 s by the profile is predicted at 12.1 s if the network takes 3.05 times as long."""
+    job = a_runner("a", "t0", "ann").with_constants(SLOW).with_next_curve()
+    job = replace(job, progress=replace(job.progress, correction=measured))
+    assert job.curve_correction == pytest.approx(rebased, abs=1e-3)
+    assert job.with_new_plan(job.curve_correction).constants.plan == SLOW
+
+
+def test_a_waiting_job_switches_at_once() -> None:
+    job = a_job("a", 8, model="gpt2", global_batch=64)
+    job = replace(job, progress=replace(job.progress, correction=1.7)).with_constants(SLOW)
+    assert job.is_curve_current
+    assert not job.needs_new_plan
+    assert job.curve_correction == 1.0

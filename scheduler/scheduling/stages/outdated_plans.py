@@ -1,4 +1,7 @@
-"""The stage that re-plans jobs with frozen layers: on the same GPUs, on fewer, or on more."""
+"""The stage that re-plans jobs whose curve has changed: on the same GPUs, on fewer, or on more.
+
+A curve changes when layers freeze, and when measured steps say that the GPUs or their links are not as fast as assumed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from math import inf
 
 from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
 from scheduler.domain.job import Job
+from scheduler.domain.learned_constants import describe_constants
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.quota import QuotaState, cap_to_quota
@@ -15,8 +19,8 @@ from scheduler.scheduling.policies.speed import gpu_model
 from scheduler.scheduling.target_selection import Target, extend_target, is_resizable, reduce_target
 
 
-def replan_frozen_jobs(cycle: SchedulingCycle, assignment: Iterable[StageReport]) -> StageReport:
-    """Give jobs with frozen layers a better plan, on the number of GPUs that the scaling policy values most.
+def replan_outdated_jobs(cycle: SchedulingCycle, assignment: Iterable[StageReport]) -> StageReport:
+    """Give jobs with outdated plans a better one, on the number of GPUs that the scaling policy values most.
 
     This runs in every tick, because a later re-plan saves less. While jobs of `assignment` wait for GPUs that others
     must give up, a job keeps its GPUs: the assignment has already taken those that it wants.
@@ -25,8 +29,8 @@ def replan_frozen_jobs(cycle: SchedulingCycle, assignment: Iterable[StageReport]
         return StageReport()
     has_demands = any(report.demands for report in assignment)
     recheck_at_s = inf
-    for job in cycle.index.sort_by_submission(cycle.index.needs_frozen_replan):
-        if not job.freezing.is_curve_current or not is_resizable(cycle, job) or job.id in cycle.index.out_of_range:
+    for job in cycle.index.sort_by_submission(cycle.index.needs_new_plan):
+        if not job.is_curve_current or not is_resizable(cycle, job) or job.id in cycle.index.out_of_range:
             continue
         ready_at_s = replan_ready_at_s(job, cycle.settings)
         if cycle.now_s < ready_at_s:
@@ -93,13 +97,20 @@ def _is_wanted(cycle: SchedulingCycle, job: Job, wanted: Mapping[str, int]) -> b
 def _build_reason(job: Job, gpus: int, plan: ParallelPlan, work: float) -> Reason:
     held = job.allocation.target_gpus
     before_s, after_s = job.step_time_s(), plan.iteration_time_s * job.curve_correction
+    cause, code = _describe_cause(job)
     instead = f"{before_s:.3g} s" if gpus == held else f"{before_s:.3g} s on {held}"
     after = f"{after_s:.3g} s" if gpus == held else f"{after_s:.3g} s on {gpus} GPUs"
-    detail = f"{job.freezing.layers} layers are frozen; a step takes {after} instead of {instead}"
+    detail = f"{cause}; a step takes {after} instead of {instead}"
     numbers = {
         "frozen_layers": float(job.freezing.layers),
         "step_time_s_before": before_s,
         "step_time_s": after_s,
         "saved_s": time_saved_s(job, plan, work),
     }
-    return Reason(ReasonCode.LAYERS_FROZE, detail, numbers)
+    return Reason(code, detail, numbers)
+
+
+def _describe_cause(job: Job) -> tuple[str, ReasonCode]:
+    if job.freezing.needs_new_plan:
+        return f"{job.freezing.layers} layers are frozen", ReasonCode.LAYERS_FROZE
+    return describe_constants(job.constants.newest), ReasonCode.STEPS_MEASURED
