@@ -51,6 +51,7 @@ from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Switches
+from scheduler.domain.step_measurements import get_gpu
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
@@ -96,8 +97,8 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _apply_switch(snapshot, switch)
         case CurveSolved() as solved:
             _record_curve_point(snapshot, solved)
-        case SolverChanged(solver=solver) if solver != snapshot.solver:
-            _drop_curves(snapshot, solver)
+        case SolverChanged() as change:
+            _drop_outdated_curves(snapshot, change)
         case GpuThroughputsChanged(throughputs=throughputs) if throughputs != snapshot.gpu_throughputs:
             snapshot.gpu_throughputs = throughputs
         case ForecastMade(pool=pool, forecast=forecast):
@@ -342,14 +343,35 @@ def _record_curve_point(snapshot: MutableSnapshot, solved: CurveSolved) -> None:
         snapshot.curves[solved.curve_key] = curve.with_infeasible(solved.shape, solved.infeasible)
 
 
-def _drop_curves(snapshot: MutableSnapshot, solver: str) -> None:
-    """Drop all curves after a change of the solver. Running jobs keep their plans.
+def _drop_outdated_curves(snapshot: MutableSnapshot, change: SolverChanged) -> None:
+    """Drop what another solver or other hardware has made. Running jobs keep their plans.
 
-    Measured steps are relative to predictions of the old one, so they are dropped, too.
+    Measured steps are relative to predictions, so they are dropped with these.
     """
-    if snapshot.curves:
-        message = f"the solver is now {solver}; {len(snapshot.curves)} curves will be solved again"
+    if change.solver != snapshot.solver:
+        if snapshot.curves:
+            message = f"the solver is now {change.solver}; {len(snapshot.curves)} curves will be solved again"
+            snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
+        snapshot.curves.clear()
+        snapshot.step_measurements = {}
+    elif change.hardware != snapshot.curve_hardware:
+        _drop_gpu_points(snapshot, _find_changed_keys(snapshot.curve_hardware, change.hardware))
+    snapshot.solver, snapshot.curve_hardware = change.solver, change.hardware
+
+
+def _drop_gpu_points(snapshot: MutableSnapshot, gpus: frozenset[str]) -> None:
+    """Drop the curve points and the measured steps on these GPU models."""
+    reduced = {key: curve.without_gpus(gpus) for key, curve in snapshot.curves.items()}
+    changed = [key for key, curve in reduced.items() if curve is not snapshot.curves[key]]
+    for key in changed:
+        snapshot.curves[key] = reduced[key]
+    measured = snapshot.step_measurements.items()
+    snapshot.step_measurements = {key: rows for key, rows in measured if get_gpu(key) not in gpus}
+    if changed:
+        names = ", ".join(sorted(gpus))
+        message = f"the hardware of {names} has changed; {len(changed)} curves will be solved again on these GPUs"
         snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
-    snapshot.curves.clear()
-    snapshot.step_measurements = {}
-    snapshot.solver = solver
+
+
+def _find_changed_keys(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(key for key in {*before, *after} if before.get(key) != after.get(key))
