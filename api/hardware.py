@@ -20,8 +20,9 @@ from api.pools import PoolView, pool_response
 from api.state import RequestContext
 from scheduler.documents.document import InvalidField, to_printable
 from scheduler.documents.fleet import PoolNetworkDocument, to_pool_network
-from scheduler.documents.hardware import GpuName, GpuProfileDocument
+from scheduler.documents.hardware import PROFILE_BYTES_MAX, GpuName, GpuProfileDocument
 from scheduler.domain.commands import CommandBody, DeleteGpuProfile, SetGpuProfile, SetPoolNetwork
+from scheduler.domain.gpu_users import describe_gpu_users
 from scheduler.domain.snapshot import Snapshot
 from scheduler.runtime.estimated_gpus import load_estimated_gpus
 from scheduler.scheduling.preconditions import gpu_profile_etag, pool_etag
@@ -39,7 +40,6 @@ from scheduler.solver.profiles.catalog import (
 )
 from scheduler.solver.profiles.profile_document import unwrap_value
 
-PROFILE_BYTES_MAX = 256 * 1024
 _REFUSED_FIELD = re.compile(r": (?:field ')?(\w+)'? is ")
 
 GpuNamePath = Annotated[str, Path(description="Profile name of the GPU model, such as `h100-80g`.")]
@@ -200,15 +200,8 @@ def _require_gpu(gpu: str) -> None:
 
 def _refuse_use(gpu: str, snapshot: Snapshot) -> None:
     """Raise a 409 if nodes or live jobs need the GPU model."""
-    nodes = sorted(node.name for node in snapshot.nodes.values() if node.gpu == gpu)
-    jobs = sorted(job.id for job in snapshot.jobs.values() if job.spec.gpu == gpu and not job.is_ended)
-    if nodes or jobs:
-        users = ", ".join(filter(None, (_count(nodes, "node"), _count(jobs, "job"))))
+    if users := describe_gpu_users(gpu, snapshot):
         raise_conflict(f"GPU {gpu} has no other profile, and {users} need it. Set another one, or remove them first")
-
-
-def _count(names: list[str], noun: str) -> str:
-    return f"{len(names)} {noun}{'s' * (len(names) > 1)}" if names else ""
 
 
 def _check_profile(gpu: str, document: dict[str, Any]) -> str:

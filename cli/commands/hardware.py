@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,6 +87,20 @@ def set_hardware(
         result = client.set_gpu_profile(name, profile)
     facts = {"GPU": name, "version": str(result["version"]), "nodes": str(result["nodes"])}
     print_document(result, output, lambda: render_facts(facts))
+
+
+@app.command("manifest")
+def print_manifest(file: FileArgument) -> None:
+    """Print the GpuProfile for a profile, to apply with kubectl. Needs no service."""
+    import yaml
+
+    from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile
+    from scheduler.solver.profiles.catalog import parse_gpu
+
+    profile = _read_profile(file)
+    with input_errors_from(file):
+        name = parse_gpu(json.dumps(profile)).gpu
+    typer.echo(yaml.safe_dump(build_gpu_profile(name, profile), sort_keys=False, width=120), nl=False)
 
 
 @app.command("delete")

@@ -10,7 +10,7 @@ from cli.composition.service import assemble_controller, build_retention, make_h
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
-from scheduler.kubernetes.client import connect
+from scheduler.kubernetes.client import KubernetesClient, connect
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources
 from scheduler.kubernetes.event_recorder import EventRecorder
@@ -26,6 +26,7 @@ from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.background import run_in_background
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
+from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
@@ -45,6 +46,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     """
     kubeconfig, clock = settings.kubeconfig or "", start_clock(store)
     load_estimated_gpus(store.machines)
+    load_hardware = FleetHardwareLoader(store).load_for
     identity = make_holder_id()
     votes = connect(kubeconfig, limits=ELECTION_LIMITS, on_request=_record_request)
     election = LeaderElector(votes, name=OPERATOR_LEASE, namespace=settings.lease_namespace, identity=identity)
@@ -76,6 +78,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         holder=identity,
         has_news=lambda: mirrors.has_pending_changes() or executor.has_deferred_starts,
         may_lead=lambda: operator.may_lead,
+        load_hardware=load_hardware,
     )
     operator = Operator(
         cache=mirrors,
@@ -84,19 +87,21 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         store=store,
         clock=clock,
         demand=DemandSources(cluster, prometheus_url=settings.prometheus_url),
-        publisher=ResourcePublisher(
-            ResourceWriter(cluster, mirrors),
-            EventRecorder(store, reporting_instance=identity),
-            ActionPool(available_requests=cluster.count_available_requests),
-        ),
+        publisher=_build_publisher(cluster, mirrors, EventRecorder(store, reporting_instance=identity)),
         job_namespace=settings.job_namespace,
         allows_undeclared_queues=settings.undeclared_queues == "allow",
         save_estimates=lambda profiles: save_estimated_gpus(
             store.machines, profiles, origin="labels", now_s=clock.now_s()
         ),
+        load_hardware=load_hardware,
         on_iteration=_record_round,
     )
     return operator
+
+
+def _build_publisher(cluster: KubernetesClient, mirrors: ClusterCache, events: EventRecorder) -> ResourcePublisher:
+    actions = ActionPool(available_requests=cluster.count_available_requests)
+    return ResourcePublisher(ResourceWriter(cluster, mirrors), events, actions)
 
 
 def _build_job_defaults(settings: Settings) -> JobDefaults:

@@ -14,6 +14,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.executor import Executor
@@ -98,9 +99,13 @@ def assemble_controller(
     holder: str,
     has_news: Callable[[], bool],
     may_lead: Callable[[], bool] = lambda: True,
+    load_hardware: Callable[[Snapshot], None] | None = None,
     at: StageHook = ignore_stage,
 ) -> Controller:
-    """Build a controller on an executor, without starting it."""
+    """Build a controller on an executor, without starting it.
+
+    `load_hardware` makes the hardware of a snapshot known to this process. None: the controller has its own.
+    """
     forecaster, recorder = partial(SeasonalForecaster, season_s=settings.season_s), TickRecorder()
     return Controller(
         holder=holder,
@@ -112,7 +117,7 @@ def assemble_controller(
             ProcessPool(settings.solver_processes),
             in_flight_max=4 * settings.solver_processes,
             on_solved=record_solve,
-            load_hardware=FleetHardwareLoader(store).load_for,
+            load_hardware=load_hardware or FleetHardwareLoader(store).load_for,
         ),
         demand=DemandForecaster(store, forecaster, history_s=HISTORY_SEASONS * settings.season_s),
         on_report=_notify_all(recorder.record, TickTracer().record),

@@ -8,6 +8,8 @@ from pydantic import Field, RootModel
 
 from scheduler.documents.document import require_form
 
+PROFILE_BYTES_MAX = 256 * 1024
+"""Maximum size of a profile as JSON text."""
 _NAME_PATTERN = r"^[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?$"
 GPU_NAME_FORM = "1 to 63 characters of a-z, 0-9, '-', '.' and '_', starting and ending with a letter or digit"
 GpuName = Annotated[

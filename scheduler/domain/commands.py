@@ -6,7 +6,7 @@ Only the leader's tick changes state. The inbox accepts each command id once, so
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuShape
@@ -218,9 +218,13 @@ class CurveSolved:
 
 @dataclass(frozen=True, slots=True)
 class SolverChanged:
-    """Discard all curve points that a solver with another fingerprint solved."""
+    """Discard the curve points of another solver, and those on GPU models whose hardware has changed.
+
+    `hardware` holds the digest of what was set for a GPU model, by its name.
+    """
 
     solver: str
+    hardware: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

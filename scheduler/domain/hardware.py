@@ -74,6 +74,11 @@ class FleetHardware:
         }
         return sha256(json.dumps([dict(self.profiles), networks], sort_keys=True).encode()).hexdigest()[:16]
 
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """Digest of what is known about each GPU model. GPU models without an entry have shipped figures only."""
+        return {name: self.select_gpus((name,)).digest for name in sorted({*self.profiles, *self.networks})}
+
 
 def collect_fleet_hardware(
     profiles: Mapping[str, GpuProfile], pools: Mapping[str, Pool], nodes: Iterable[Node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -131,6 +131,19 @@ class ScalingCurve:
 
     def with_plan(self, shape: GpuShape, plan: ParallelPlan) -> ScalingCurve:
         return ScalingCurve({**self.plans, shape: plan}, self.infeasible)
+
+    def without_gpus(self, gpus: Collection[str]) -> ScalingCurve:
+        """Return the curve without the points whose shapes name one of these GPU models.
+
+        A point depends on the hardware of its own GPU models only, whatever search found it.
+        """
+        kept = {shape for shape in (*self.plans, *self.infeasible) if not any(g.gpu in gpus for g in shape.groups)}
+        if len(kept) == len(self.plans) + len(self.infeasible):
+            return self
+        return ScalingCurve(
+            {shape: plan for shape, plan in self.plans.items() if shape in kept},
+            {shape: reason for shape, reason in self.infeasible.items() if shape in kept},
+        )
 
     def with_infeasible(self, shape: GpuShape, reason: str) -> ScalingCurve:
         return ScalingCurve(self.plans, {**self.infeasible, shape: reason})

@@ -37,7 +37,8 @@ class Switches:
 class Snapshot:
     """Jobs by id; pools, nodes and created queues by name; live loans by node name; curves by key.
 
-    `solver` is the fingerprint of the solver that made the curves. `full_pass_at_s` is when a tick last considered
+    `solver` is the fingerprint of the solver that made the curves, and `curve_hardware` the digest of what was set for
+    each GPU model when it made them. `full_pass_at_s` is when a tick last considered
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
     `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
@@ -64,6 +65,7 @@ class Snapshot:
     run_times: Mapping[str, RunTimes] = field(default_factory=dict)
     gpu_profiles: Mapping[str, GpuProfile] = field(default_factory=dict)
     step_measurements: Mapping[str, ModelMeasurements] = field(default_factory=dict)
+    curve_hardware: Mapping[str, str] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -33,6 +33,7 @@ ELASTIC_JOB = ResourceKind(GROUP, VERSION, "ElasticJob", "elasticjobs")
 POOL = ResourceKind(GROUP, VERSION, "Pool", "pools", is_namespaced=False)
 LOAN = ResourceKind(GROUP, VERSION, "Loan", "loans", is_namespaced=False)
 QUEUE = ResourceKind(GROUP, VERSION, "Queue", "queues", is_namespaced=False)
+GPU_PROFILE = ResourceKind(GROUP, VERSION, "GpuProfile", "gpuprofiles", is_namespaced=False)
 
 NODE = ResourceKind("", "v1", "Node", "nodes", is_namespaced=False)
 POD = ResourceKind("", "v1", "Pod", "pods")
@@ -53,6 +54,7 @@ MANAGED_BY = f"{GROUP}/operator"
 JOB_FINALIZER = f"{GROUP}/job"
 POOL_FINALIZER = f"{GROUP}/pool"
 QUEUE_FINALIZER = f"{GROUP}/queue"
+GPU_PROFILE_FINALIZER = f"{GROUP}/gpu-profile"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"

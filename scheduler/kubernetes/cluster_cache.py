@@ -13,6 +13,7 @@ from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,
     ELASTIC_JOB,
     GENERATION_LABEL,
+    GPU_PROFILE,
     JOB_LABEL,
     LOAN,
     MANAGED_BY_LABEL,
@@ -106,6 +107,7 @@ class ClusterCache:
         self.pools = ObjectCache(POOL)
         self.queues = ObjectCache(QUEUE)
         self.loans = ObjectCache(LOAN)
+        self.gpu_profiles = ObjectCache(GPU_PROFILE)
         self._by_kind = {cache.kind: cache for cache in self._caches()}
         self._reflectors = [Reflector(cluster, cache) for cache in self._caches()]
         self._lock = threading.Lock()
@@ -171,7 +173,7 @@ class ClusterCache:
 
     def list_resources(self) -> ClusterResources:
         """Return all custom resources and nodes."""
-        caches = (self.jobs, self.pools, self.queues, self.loans, self.nodes)
+        caches = (self.jobs, self.pools, self.queues, self.loans, self.nodes, self.gpu_profiles)
         return ClusterResources(*(tuple(cache.snapshot().values()) for cache in caches))
 
     def assume(self, kind: ResourceKind, item: Object) -> None:
@@ -219,7 +221,7 @@ class ClusterCache:
         return replace(pod, node=node) if node is not None and not pod.node else pod
 
     def _caches(self) -> tuple[ObjectCache, ...]:
-        own = (self.jobs, self.pools, self.queues, self.loans)
+        own = (self.jobs, self.pools, self.queues, self.loans, self.gpu_profiles)
         return (self.pods, self.nodes, self.services, self.plans, *own)
 
 

@@ -10,7 +10,17 @@ from typing import Any
 
 from scheduler.domain.events import EventCode
 from scheduler.domain.snapshot import Snapshot
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, EVENT, LOAN, MANAGED_BY, NODE, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.api_objects import (
+    ELASTIC_JOB,
+    EVENT,
+    GPU_PROFILE,
+    LOAN,
+    MANAGED_BY,
+    NODE,
+    POOL,
+    QUEUE,
+    ResourceKind,
+)
 from scheduler.kubernetes.resource_writes import Create, Patch, PublishState, Writes
 from scheduler.kubernetes.resources.elastic_job import derive_job_id, find_job, is_managed_by_us
 from scheduler.kubernetes.resources.meta import Metadata, get_mapping, parse_metadata
@@ -70,8 +80,8 @@ def index_event_objects(
 ) -> dict[str, ObjectReference]:
     """Return the API objects by the subject names that the store's events use.
 
-    A shared name means the job first, then the node, then the loan, pool or queue. An ended job belongs to the resource
-    whose status names it.
+    A shared name means the job first, then the node, loan, pool, queue or GPU profile. An ended job belongs to the
+    resource whose status names it.
     """
     metas = [(parse_metadata(each), each) for each in resources.elastic_jobs if is_managed_by_us(each)]
     jobs = [
@@ -81,7 +91,13 @@ def index_event_objects(
         or get_mapping(each, "status").get("jobId") == derive_job_id(meta)
     ]
     found: dict[str, ObjectReference] = {}
-    for kind, group in ((QUEUE, resources.queues), (POOL, resources.pools), (LOAN, resources.loans)):
+    fleet = (
+        (GPU_PROFILE, resources.gpu_profiles),
+        (QUEUE, resources.queues),
+        (POOL, resources.pools),
+        (LOAN, resources.loans),
+    )
+    for kind, group in fleet:
         found |= {parse_metadata(each).name: _object_reference(kind, parse_metadata(each)) for each in group}
     nodes = (parse_metadata(each) for each in resources.nodes)
     found |= {node.name: _object_reference(NODE, node) for node in nodes if node.name in snapshot.nodes}

@@ -1,4 +1,4 @@
-"""Commands that bring the fleet in line with the Pools, Queues and nodes of the cluster."""
+"""Commands that bring the fleet in line with the Pools, Queues, GpuProfiles and nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from scheduler.domain.commands import (
     CommandBody,
     CreatePool,
     CreateQueue,
+    DeleteGpuProfile,
     DeletePool,
     DeleteQueue,
+    SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
 )
 from scheduler.domain.fleet import PoolKind
+from scheduler.domain.gpu_users import describe_gpu_users
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.pool_membership import PoolMembership, assign_nodes, compute_node_commands
 from scheduler.kubernetes.resources.fleet import (
@@ -26,13 +29,15 @@ from scheduler.kubernetes.resources.fleet import (
     parse_pool,
     parse_queue,
 )
+from scheduler.kubernetes.resources.gpu_profile import is_equal_profile, parse_gpu_profile
 from scheduler.kubernetes.resources.meta import ACCEPTED, Condition, Resource, parse_metadata
+from scheduler.solver.profiles.catalog import ProfileError, find_gpu_source
 from scheduler.store.protocol import LoadedState
 
 
 @dataclass(frozen=True, slots=True)
 class FleetCommands:
-    """Commands and conditions for pools, queues and nodes.
+    """Commands and conditions for pools, queues, GPU profiles and nodes.
 
     `bodies` are keyed by command name, `conditions` by resource uid. `pools` are valid Pools, oldest first.
     `cordoned_nodes` are the nodes of Pools that the cluster cordons. `estimated_gpus` are the profiles, as JSON text by
@@ -57,18 +62,25 @@ class _ParsedPools:
 
 
 def compute_fleet_commands(
-    pools: Iterable[Resource], queues: Iterable[Resource], nodes: Iterable[Resource], loaded: LoadedState
+    pools: Iterable[Resource],
+    queues: Iterable[Resource],
+    nodes: Iterable[Resource],
+    loaded: LoadedState,
+    *,
+    gpu_profiles: Iterable[Resource] = (),
 ) -> FleetCommands:
     """Return the required commands, except those already in the inbox."""
     snapshot = loaded.snapshot
     pools = tuple(pools)
-    parsed, queue_conditions = _parse_pools(pools, snapshot), dict[str, tuple[Condition, ...]]()
+    parsed, other_conditions = _parse_pools(pools, snapshot), dict[str, tuple[Condition, ...]]()
     machines = {host.name: host for host in map(parse_cluster_node, nodes)}
     membership = assign_nodes(parsed.pools, machines.values(), snapshot, rejected=parsed.rejected)
     managed = frozenset(pool.pool.name for pool in parsed.pools) | parsed.deleting
     memory = frozenset(name for resource in pools for name in _previously_cordoned(resource))
     changes = compute_node_commands(membership, machines, snapshot, managed=managed, previously_cordoned=memory)
     bodies: dict[str, CommandBody] = {}
+    for profile in gpu_profiles:
+        bodies |= _gpu_profile_commands(profile, snapshot, other_conditions)
     for pool in parsed.pools:
         bodies |= _pool_commands(pool, snapshot)
     bodies |= changes.bodies
@@ -76,9 +88,9 @@ def compute_fleet_commands(
         if name in snapshot.pools and not any(node.pool == name for node in snapshot.nodes.values()):
             bodies[f"delete-pool-{name}"] = DeletePool(name)
     for queue in queues:
-        bodies |= _queue_commands(queue, snapshot, queue_conditions)
+        bodies |= _queue_commands(queue, snapshot, other_conditions)
     waiting = [command.body for command in loaded.inbox]
-    conditions = {**parsed.conditions, **_pool_conditions(parsed.pools, membership), **queue_conditions}
+    conditions = {**parsed.conditions, **_pool_conditions(parsed.pools, membership), **other_conditions}
     new = {name: body for name, body in bodies.items() if body not in waiting}
     return FleetCommands(new, conditions, parsed.pools, changes.cordoned_nodes, membership.estimates)
 
@@ -172,6 +184,30 @@ def _queue_commands(
     if existing is None:
         return {f"create-queue-{meta.name}": CreateQueue(queue)}
     return {f"change-queue-{meta.name}": ChangeQueue(queue)} if existing != queue else {}
+
+
+def _gpu_profile_commands(
+    resource: Resource, snapshot: Snapshot, conditions: dict[str, tuple[Condition, ...]]
+) -> dict[str, CommandBody]:
+    """Return the commands of a GpuProfile. It replaces a profile that was set over HTTP, and is deleted like one."""
+    meta = parse_metadata(resource)
+    existing = snapshot.gpu_profiles.get(meta.name)
+    if meta.is_deleting:
+        has_other = find_gpu_source(meta.name, is_set_ignored=True) is not None
+        users = "" if has_other else describe_gpu_users(meta.name, snapshot)
+        message = f"there is no other profile, and {users} need this one; remove them first" if users else ""
+        conditions[meta.uid] = (Condition(ACCEPTED, False, "Deleting", message),)
+        is_deletable = existing is not None and not users
+        return {f"delete-gpu-profile-{meta.name}": DeleteGpuProfile(meta.name)} if is_deletable else {}
+    try:
+        profile_json = parse_gpu_profile(resource)
+    except (InvalidDocumentError, ProfileError) as refused:
+        conditions[meta.uid] = (Condition(ACCEPTED, False, "Refused", str(refused)),)
+        return {}
+    conditions[meta.uid] = (build_accepted_condition(),)
+    if is_equal_profile(profile_json, existing):
+        return {}
+    return {f"set-gpu-profile-{meta.name}": SetGpuProfile(meta.name, profile_json)}
 
 
 def format_names(names: Collection[str]) -> str:

@@ -16,6 +16,7 @@ from enum import Enum
 from scheduler.domain.decisions import Reason
 from scheduler.domain.fleet import Loan
 from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources, with_demand
@@ -101,6 +102,7 @@ class Operator:
     Args:
         allows_undeclared_queues: whether jobs may name queues that do not exist.
         save_estimates: stores estimated GPU profiles, as JSON text by name, and makes them known to this process.
+        load_hardware: makes the GPU profiles of a snapshot known to this process, before Pools and nodes name them.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Operator:
         job_namespace: str,
         allows_undeclared_queues: bool,
         save_estimates: Callable[[Mapping[str, str]], None],
+        load_hardware: Callable[[Snapshot], None],
         on_iteration: Callable[[LoopIteration], None] = lambda iteration: None,
         intervals: LoopIntervals | None = None,
     ) -> None:
@@ -129,6 +132,7 @@ class Operator:
         self._job_namespace = job_namespace
         self._allows_undeclared_queues = allows_undeclared_queues
         self._save_estimates = save_estimates
+        self._load_hardware = load_hardware
         self._on_iteration = on_iteration
         self._intervals = intervals or LoopIntervals()
         self._outage = DatabaseOutage(time.monotonic)
@@ -237,6 +241,7 @@ class Operator:
     def _send_spec_commands(self) -> tuple[SpecCommands, frozenset[str]]:
         """Send commands for all differences. Return also the ids that are already applied to the snapshot."""
         loaded, now_s = self._store.load(), self._clock.now_s()
+        self._load_hardware(loaded.snapshot)
         spec_commands = compute_spec_commands(
             self._cache.list_resources(),
             loaded,

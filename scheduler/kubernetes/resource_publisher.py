@@ -52,7 +52,7 @@ class ResourcePublisher:
         """Begin to publish the state. The last one must have been published.
 
         Raises:
-            FencedError: a newer leader has written a Pool, Queue or Loan.
+            FencedError: a newer leader has written a Pool, Queue, GpuProfile or Loan.
         """
         assert self._running is None, "the last state is still being published"
         writes, events = compute_resource_writes(state), self._event_recorder.build_writes(state)

@@ -1,4 +1,4 @@
-"""Writes that make custom resources match the snapshot: ElasticJobs, Pools, Queues and Loans.
+"""Writes that make custom resources match the snapshot: ElasticJobs, Pools, Queues, GpuProfiles and Loans.
 
 Stateless: the resources themselves record the writes and their times. Jobs submitted over HTTP get ElasticJobs. A job
 changed over HTTP changes its ElasticJob, unless the ElasticJob has a newer change that is not applied yet.
@@ -15,6 +15,8 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.api_objects import (
     ELASTIC_JOB,
+    GPU_PROFILE,
+    GPU_PROFILE_FINALIZER,
     JOB_FINALIZER,
     JOB_LABEL,
     LOAN,
@@ -54,6 +56,7 @@ from scheduler.kubernetes.resources.elastic_job_status import (
     has_ended_phase,
 )
 from scheduler.kubernetes.resources.fleet import build_loan, build_loan_status, build_pool_status, build_queue_status
+from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile_status
 from scheduler.kubernetes.resources.meta import (
     ACCEPTED,
     Condition,
@@ -71,11 +74,12 @@ def compute_resource_writes(state: PublishState) -> tuple[Writes, ...]:
     """Return the required writes, grouped by object.
 
     Raises:
-        FencedError: a newer leader has written a Pool, Queue or Loan.
+        FencedError: a newer leader has written a Pool, Queue, GpuProfile or Loan.
     """
     jobs = (_build_job_writes(each, state) for each in state.resources.elastic_jobs if is_managed_by_us(each))
-    fleet = (*compute_pool_writes(state), *compute_queue_writes(state), *compute_loan_writes(state))
-    return tuple(steps for steps in (*jobs, *_build_missing_resources(state), *fleet) if steps)
+    fleet = (*compute_pool_writes(state), *compute_queue_writes(state), *compute_gpu_profile_writes(state))
+    others = (*_build_missing_resources(state), *fleet, *compute_loan_writes(state))
+    return tuple(steps for steps in (*jobs, *others) if steps)
 
 
 def find_unreported_jobs(resources: ClusterResources, snapshot: Snapshot) -> tuple[str, ...]:
@@ -267,6 +271,15 @@ def compute_queue_writes(state: PublishState) -> Iterator[Writes]:
         status = build_queue_status(uses.get(meta.name), state.spec_commands.conditions.get(meta.uid, ()))
         yield _build_finalized_writes(
             QUEUE, resource, status, state, known=state.snapshot.queues, finalizer=QUEUE_FINALIZER
+        )
+
+
+def compute_gpu_profile_writes(state: PublishState) -> Iterator[Writes]:
+    for resource in state.resources.gpu_profiles:
+        conditions = state.spec_commands.conditions.get(parse_metadata(resource).uid, ())
+        status = build_gpu_profile_status(resource, state.snapshot, conditions)
+        yield _build_finalized_writes(
+            GPU_PROFILE, resource, status, state, known=state.snapshot.gpu_profiles, finalizer=GPU_PROFILE_FINALIZER
         )
 
 

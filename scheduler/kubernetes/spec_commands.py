@@ -64,6 +64,7 @@ class ClusterResources:
     queues: tuple[Resource, ...] = ()
     loans: tuple[Resource, ...] = ()
     nodes: tuple[Resource, ...] = ()
+    gpu_profiles: tuple[Resource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ def compute_spec_commands(
     whose queue does not exist waits for it with a condition, unless `allows_undeclared_queues`.
     """
     snapshot = loaded.snapshot
-    fleet = compute_fleet_commands(resources.pools, resources.queues, resources.nodes, loaded)
+    fleet = compute_fleet_commands(
+        resources.pools, resources.queues, resources.nodes, loaded, gpu_profiles=resources.gpu_profiles
+    )
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
     rules = _QueueRules(_collect_queues(loaded, fleet), allows_undeclared_queues)
     conditions, command_ids = dict(fleet.conditions), dict[str, tuple[str, ...]]()

@@ -16,6 +16,8 @@ from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
     ELASTIC_JOB,
     EPOCH_ANNOTATION,
+    GPU_PROFILE,
+    GPU_PROFILE_FINALIZER,
     JOB_FINALIZER,
     JOB_LABEL,
     LEASE,
@@ -54,7 +56,12 @@ POLL_S = 1.0
 ATTEMPTS_MAX = 5
 _LISTED_MAX = 10
 _END_PHASES = ("Succeeded", "Failed")
-_FINALIZERS = ((ELASTIC_JOB, JOB_FINALIZER), (POOL, POOL_FINALIZER), (QUEUE, QUEUE_FINALIZER))
+_FINALIZERS = (
+    (ELASTIC_JOB, JOB_FINALIZER),
+    (POOL, POOL_FINALIZER),
+    (QUEUE, QUEUE_FINALIZER),
+    (GPU_PROFILE, GPU_PROFILE_FINALIZER),
+)
 
 
 class UninstallationError(Exception):

@@ -44,10 +44,10 @@ def _keep_hardware(snapshot: Snapshot) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
-    """A solution in the making, and the fingerprint of the solver and its profiles when it was begun."""
+    """A solution in the making, and the hardware of its GPU models when it was begun."""
 
     future: Future[tuple[Points, float]]
-    solver: str
+    hardware: FleetHardware
 
 
 class CurveBuilder:
@@ -83,7 +83,7 @@ class CurveBuilder:
     def request_shapes(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
         """Start solving. Shapes beyond the limit are requested again by the next tick."""
         self._load_hardware(snapshot)
-        requests, solver = snapshot.curve_requests(), compute_solver_fingerprint()
+        requests = snapshot.curve_requests()
         for wanted in wanted_shapes:
             if len(self._in_flight) >= self._in_flight_max:
                 return
@@ -92,7 +92,7 @@ class CurveBuilder:
                 gpus = {group.gpu for group in wanted.shape.groups}
                 hardware = get_fleet_hardware().select_gpus(gpus)
                 solve = partial(_time_solve, self._solve, list_estimated_gpus(gpus), hardware)
-                self._in_flight[wanted] = _Solution(self._pool.submit(solve, request, (wanted.shape,)), solver)
+                self._in_flight[wanted] = _Solution(self._pool.submit(solve, request, (wanted.shape,)), hardware)
 
     def collect_finished(self, now_s: float) -> tuple[Command, ...]:
         """Return the points solved since the last call, as commands for the next tick.
@@ -107,18 +107,18 @@ class CurveBuilder:
         )
 
     def list_solver_changes(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """Return the commands that bring a snapshot of another solver, or of other profiles, up to date.
+        """Return the commands that bring a snapshot of another solver, or of other hardware, up to date.
 
-        They drop its curve points, and replace its table of throughputs by GPU model.
+        They drop outdated curve points, and replace the table of throughputs by GPU model.
         """
         self._load_hardware(snapshot)
-        solver, throughputs = compute_solver_fingerprint(), list_throughputs()
+        solver, throughputs, fleet = compute_solver_fingerprint(), list_throughputs(), get_fleet_hardware()
         bodies: list[tuple[str, CommandBody]] = []
-        if snapshot.solver != solver:
-            bodies.append(("solver", SolverChanged(solver)))
+        if snapshot.solver != solver or snapshot.curve_hardware != fleet.digests:
+            bodies.append(("solver", SolverChanged(solver, fleet.digests)))
         if snapshot.gpu_throughputs != throughputs:
             bodies.append(("throughputs", GpuThroughputsChanged(throughputs)))
-        return tuple(Command(f"{name}/{solver}", now_s, body, actor="solver") for name, body in bodies)
+        return tuple(Command(f"{name}/{solver}/{fleet.digest}", now_s, body, actor="solver") for name, body in bodies)
 
     @property
     def is_idle(self) -> bool:
@@ -133,7 +133,7 @@ class CurveBuilder:
 
     def _collect_points(self, wanted: WantedShape) -> Iterator[CurveSolved]:
         solution = self._in_flight.pop(wanted)
-        if solution.solver != compute_solver_fingerprint():
+        if solution.hardware != get_fleet_hardware().select_gpus(group.gpu for group in wanted.shape.groups):
             return
         try:
             points, seconds = solution.future.result()

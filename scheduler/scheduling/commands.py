@@ -54,6 +54,7 @@ from scheduler.domain.snapshot import Switches
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
+from scheduler.scheduling.step_learning import forget_measurements
 
 
 def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
@@ -96,8 +97,8 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _apply_switch(snapshot, switch)
         case CurveSolved() as solved:
             _record_curve_point(snapshot, solved)
-        case SolverChanged(solver=solver) if solver != snapshot.solver:
-            _drop_curves(snapshot, solver)
+        case SolverChanged() as change:
+            _drop_outdated_curves(snapshot, change)
         case GpuThroughputsChanged(throughputs=throughputs) if throughputs != snapshot.gpu_throughputs:
             snapshot.gpu_throughputs = throughputs
         case ForecastMade(pool=pool, forecast=forecast):
@@ -342,14 +343,31 @@ def _record_curve_point(snapshot: MutableSnapshot, solved: CurveSolved) -> None:
         snapshot.curves[solved.curve_key] = curve.with_infeasible(solved.shape, solved.infeasible)
 
 
-def _drop_curves(snapshot: MutableSnapshot, solver: str) -> None:
-    """Drop all curves after a change of the solver. Running jobs keep their plans.
+def _drop_outdated_curves(snapshot: MutableSnapshot, change: SolverChanged) -> None:
+    """Drop what another solver or other hardware has made. Running jobs keep their plans."""
+    if change.solver != snapshot.solver:
+        if snapshot.curves:
+            message = f"the solver is now {change.solver}; {len(snapshot.curves)} curves will be solved again"
+            snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
+        snapshot.curves.clear()
+        forget_measurements(snapshot)
+    elif change.hardware != snapshot.curve_hardware:
+        _drop_gpu_points(snapshot, _find_changed_keys(snapshot.curve_hardware, change.hardware))
+    snapshot.solver, snapshot.curve_hardware = change.solver, change.hardware
 
-    Measured steps are relative to predictions of the old one, so they are dropped, too.
-    """
-    if snapshot.curves:
-        message = f"the solver is now {solver}; {len(snapshot.curves)} curves will be solved again"
+
+def _drop_gpu_points(snapshot: MutableSnapshot, gpus: frozenset[str]) -> None:
+    """Drop the curve points and the measured steps on these GPU models."""
+    reduced = {key: curve.without_gpus(gpus) for key, curve in snapshot.curves.items()}
+    changed = [key for key, curve in reduced.items() if curve is not snapshot.curves[key]]
+    for key in changed:
+        snapshot.curves[key] = reduced[key]
+    forget_measurements(snapshot, gpus)
+    if changed:
+        names = ", ".join(sorted(gpus))
+        message = f"the hardware of {names} has changed; {len(changed)} curves will be solved again on these GPUs"
         snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
-    snapshot.curves.clear()
-    snapshot.step_measurements = {}
-    snapshot.solver = solver
+
+
+def _find_changed_keys(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(key for key in {*before, *after} if before.get(key) != after.get(key))

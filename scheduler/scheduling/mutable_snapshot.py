@@ -86,6 +86,7 @@ class MutableSnapshot:
         self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
         self.solver = snapshot.solver
+        self.curve_hardware = snapshot.curve_hardware
         self.events: list[Event] = []
         self.readings: list[tuple[str, DemandReading]] = []
         self.samples: list[SlottedSample] = []
@@ -116,6 +117,7 @@ class MutableSnapshot:
             gpu_profiles=self.gpu_profiles.result,
             switches=self.switches,
             solver=self.solver,
+            curve_hardware=self.curve_hardware,
             gpu_throughputs=self.gpu_throughputs,
             step_measurements=self.step_measurements,
         )

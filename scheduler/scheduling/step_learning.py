@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 
 from scheduler.domain.fleet import Node
@@ -69,7 +70,7 @@ def learn_constants(snapshot: MutableSnapshot) -> None:
     learners = {
         row.owner for key, measured in known.items() if measured is not before.get(key) for row in measured.rows
     }
-    job_ids = snapshot.index.profiled if learners else snapshot.jobs.changed_keys - snapshot.original.jobs.keys()
+    job_ids = snapshot.jobs.changed_keys | (snapshot.original.index.profiled if learners else frozenset())
     rows_of_owner, settled = cache(partial(_select_own_rows, known)), cache(_settle_constants)
     for job in [job for job_id in sorted(job_ids) if (job := snapshot.jobs.get(job_id)) is not None]:
         request, is_new = job.spec.curve_request, job.id not in snapshot.original.jobs
@@ -100,6 +101,28 @@ def _settle_constants(measured: OwnRows, model_key: str, newest: LearnedConstant
         adjustable = [each if name in ADJUSTABLE_TERMS else 0.0 for name, each in zip(STEP_TERMS, learned, strict=True)]
         levels[gpu] = settle_levels(levels.get(gpu, nothing), adjustable)
     return tuple(sorted((gpu, each) for gpu, each in levels.items() if any(each)))
+
+
+def forget_measurements(snapshot: MutableSnapshot, gpus: frozenset[str] | None = None) -> None:
+    """Forget what was measured on these GPU models, or on all: it was relative to predictions that hold no more.
+
+    Running jobs keep their plans, but say nothing about the new predictions until they get another one.
+    """
+
+    def is_forgotten(gpu: str) -> bool:
+        return gpus is None or gpu in gpus
+
+    known = snapshot.step_measurements.items()
+    snapshot.step_measurements = {key: rows for key, rows in known if not is_forgotten(get_gpu(key))}
+    for job in [job for job_id in sorted(snapshot.original.index.profiled) if (job := snapshot.jobs.get(job_id))]:
+        constants = tuple(each for each in job.constants.newest if not is_forgotten(each[0]))
+        changed = job if constants == job.constants.newest else job.with_constants(constants)
+        plan = changed.allocation.plan
+        if plan is not None and plan.terms and any(is_forgotten(stage.gpu) for stage in plan.stages):
+            unrelated = replace(plan, terms=(), profile_time_s=0.0)
+            changed = replace(changed, allocation=replace(changed.allocation, plan=unrelated))
+        if changed is not job:
+            snapshot.put_job(changed)
 
 
 def predict_step_factor(snapshot: Snapshot, job: Job) -> StepTimeFactor | None:

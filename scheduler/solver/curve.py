@@ -17,7 +17,6 @@ from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.solver.evaluate import evaluate_unchecked
 from scheduler.solver.lengths.expected_step import plan_unlike_lengths
 from scheduler.solver.profiles.catalog import find_profiles_folder, load_gpu, read_own_files
-from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.job_model import load_job_model
 from scheduler.solver.profiles.learned_hardware import adjust_profile
@@ -86,18 +85,13 @@ def build_curve_solved(curve_key: str, shape: GpuShape, point: CurvePoint) -> Cu
     return CurveSolved(curve_key, shape, point)
 
 
-def compute_solver_fingerprint() -> str:
-    """Return a digest of everything a point depends on apart from its request: the solver's code and all profiles.
-
-    The code itself is hashed, so that no version number of the cost model has to be maintained.
-    """
-    code, fleet = compute_source_fingerprint(), get_fleet_hardware().digest
-    return sha256(f"{code} {fleet}".encode()).hexdigest()[:16] if fleet else code
-
-
 @cache
-def compute_source_fingerprint() -> str:
-    """Return the part of the fingerprint that stays the same while a process runs: code, and profiles in files."""
+def compute_solver_fingerprint() -> str:
+    """Return a digest of what all points depend on apart from requests: the solver's code, and profiles in files.
+
+    The code itself is hashed, so that no version number of the cost model has to be maintained. What was set for GPU
+    models is not included: it has digests of its own (`FleetHardware.digests`).
+    """
     digest, own_folder = sha256(), find_profiles_folder()
     sources = [*_iter_sources(files("scheduler.solver"), "")]
     if own_folder is not None:

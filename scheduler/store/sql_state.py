@@ -111,6 +111,7 @@ RECORD_KINDS = (
     RecordKind("run_times", Table("run_times", METADATA, RecordColumns), RunTimes),
     RecordKind("gpu_profiles", Table("gpu_profiles", METADATA, RecordColumns), GpuProfile),
     RecordKind("step_measurements", Table("step_measurements", METADATA, RecordColumns), ModelMeasurements),
+    RecordKind("curve_hardware", Table("curve_hardware", METADATA, RecordColumns), str),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

@@ -38,7 +38,7 @@ def with_conditions(resource: dict[str, Any], **statuses: str) -> dict[str, Any]
     return {**resource, "status": {**resource["status"], "conditions": [*kept, *added]}}
 
 
-@pytest.mark.parametrize("kind", ["ElasticJob", "Pool", "Queue"])
+@pytest.mark.parametrize("kind", ["ElasticJob", "Pool", "Queue", "GpuProfile"])
 def test_object_that_no_operator_has_read_is_progressing(kind: str) -> None:
     assert assess({"kind": kind, "metadata": {"generation": 1}})[0] == "Progressing"
 
@@ -46,6 +46,14 @@ def test_object_that_no_operator_has_read_is_progressing(kind: str) -> None:
 def test_running_job_and_queue_are_healthy() -> None:
     assert assess(read("elastic_job")) == ("Healthy", "Running on 6/8 GPUs")
     assert assess(read("queue"))[0] == "Healthy"
+    assert assess(read("gpu_profile")) == ("Healthy", "version 1")
+
+
+@pytest.mark.parametrize(("reason", "health"), [("Refused", "Degraded"), ("Deleting", "Progressing")])
+def test_gpu_profile_that_is_not_accepted(reason: str, health: str) -> None:
+    profile = read("gpu_profile")
+    profile["status"]["conditions"][0] |= {"status": "False", "reason": reason, "message": "why"}
+    assert assess(profile) == (health, "why")
 
 
 @pytest.mark.parametrize(

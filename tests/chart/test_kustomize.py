@@ -56,5 +56,5 @@ def test_kubectl_builds_valid_manifests() -> None:
     for each in created:
         if each["kind"] != manifests.DEFINITION:
             kubernetes_validate.validate(each, "1.33", strict=True)
-    assert sum(each["kind"] == manifests.DEFINITION for each in created) == 4
-    assert len(created) == 4 + len(list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))))
+    assert sum(each["kind"] == manifests.DEFINITION for each in created) == 5
+    assert len(created) == 5 + len(list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))))

@@ -64,6 +64,7 @@ def _filled() -> Snapshot:
         switches=Switches(lending_paused=True, resizes_frozen=True),
         full_pass_at_s=10.0,
         solver="5f0e",
+        curve_hardware={"l4": "0a1b"},
     )
 
 

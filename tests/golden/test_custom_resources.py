@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Progress
 from scheduler.domain.job_state import JobState
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, GPU_PROFILE, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile
+from scheduler.solver.profiles.catalog import read_gpu_json
 from tests.builders import a_job, a_loan
 from tests.unit.kubernetes.operator_rig import NAMESPACE, NOW_S, OperatorRig
 
@@ -23,6 +26,7 @@ TOLD = {
     "loan": (LOAN, "s0-1", ""),
     "pool": (POOL, "serving", ""),
     "queue": (QUEUE, "research", ""),
+    "gpu_profile": (GPU_PROFILE, "t4", ""),
 }
 
 
@@ -33,6 +37,7 @@ def rig() -> OperatorRig:
     rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
     rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}})
     rig.server.add(QUEUE, "research", {"guaranteed": 4, "limit": 16, "userLimit": 8})
+    rig.server.add(GPU_PROFILE, "t4", build_gpu_profile("t4", json.loads(read_gpu_json("t4")))["spec"])
     for name, role in (("t0", "train"), ("s0", "serve")):
         rig.add_node(name, {"role": role})
     rig.add_node("s1", {"role": "serve"}, product="NVIDIA-GH200-480GB")

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from scheduler.kubernetes.api_error import ApiError
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, GPU_PROFILE, LOAN, POOL, QUEUE, ResourceKind
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.resource_writes import Create, Delete, Patch, Writes
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "helm" / "ebbtide" / "crd-bases"
 DEFINITION = ResourceKind(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", is_namespaced=False
 )
-OURS = (ELASTIC_JOB, POOL, QUEUE, LOAN)
+OURS = (ELASTIC_JOB, POOL, QUEUE, GPU_PROFILE, LOAN)
 
 
 def definitions() -> dict[str, dict[str, Any]]:

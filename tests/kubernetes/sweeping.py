@@ -7,6 +7,7 @@ from scheduler.kubernetes.api_objects import (
     AUTOSCALER,
     DEPLOYMENT,
     ELASTIC_JOB,
+    GPU_PROFILE,
     LOAN,
     NODE,
     POD,
@@ -19,7 +20,7 @@ from scheduler.kubernetes.api_objects import (
 )
 from scheduler.kubernetes.client import KubernetesClient
 
-SWEPT = (ELASTIC_JOB, POOL, QUEUE, LOAN, DEPLOYMENT, AUTOSCALER, POD, NODE)
+SWEPT = (ELASTIC_JOB, POOL, QUEUE, GPU_PROFILE, LOAN, DEPLOYMENT, AUTOSCALER, POD, NODE)
 
 
 def sweep(cluster: KubernetesClient) -> None:

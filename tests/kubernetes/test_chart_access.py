@@ -5,6 +5,7 @@ The roles are the golden renderings in tests/chart, which test_chart.py compares
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from scheduler.kubernetes.api_objects import (
     DEPLOYMENT,
     ELASTIC_JOB,
     EVENT,
+    GPU_PROFILE,
     LEASE,
     LOAN,
     LOAN_LABEL,
@@ -43,7 +45,9 @@ from scheduler.kubernetes.client import EvictionResult, KubernetesClient, connec
 from scheduler.kubernetes.event_recorder import EventSeriesLog, build_event_writes, index_event_objects
 from scheduler.kubernetes.leader_election import LeaderElector
 from scheduler.kubernetes.resource_writes import Writes
+from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile
 from scheduler.kubernetes.spec_commands import ClusterResources
+from scheduler.solver.profiles.catalog import read_gpu_json
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job, a_loan
 from tests.chart import manifests
@@ -54,7 +58,7 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import BUDGET, NAMESPACE, build_config_map, build_pod
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.site import Site
-from tests.kubernetes.test_resource_rounds import RealServer
+from tests.kubernetes.test_resource_rounds import LISTED, RealServer
 from tests.kubernetes.waiting import eventually
 from tests.unit.kubernetes import operator_rig
 from tests.unit.kubernetes.operator_rig import OperatorRig
@@ -150,7 +154,7 @@ class ByOperator(RealServer):
 
     def resources(self) -> ClusterResources:
         jobs = self._operator.list(ELASTIC_JOB, namespace=self.namespace).items
-        return ClusterResources(jobs, *(self._operator.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
+        return ClusterResources(jobs, *(self._operator.list(kind).items for kind in LISTED))
 
     def execute(self, every: Iterable[Writes]) -> None:
         carry_out(self._operator, every)
@@ -164,6 +168,7 @@ def test_resources_are_read_told_and_let_go(
     server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
     server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})
     server.add(QUEUE, "research", {"guaranteed": 8})
+    server.add(GPU_PROFILE, "a100-80g", build_gpu_profile("a100-80g", json.loads(read_gpu_json("a100-80g")))["spec"])
     server.add_node("access-t0", role="train")
     server.add_node("access-i0", role="serve")
     rig = OperatorRig(server=server)  # type: ignore[arg-type]  # it does what OperatorRig asks of a server
@@ -174,7 +179,7 @@ def test_resources_are_read_told_and_let_go(
     rig.run_until_stable()
     assert operator.get(ELASTIC_JOB, job.id, namespace)["status"]["phase"] == "Running"
     assert operator.get(LOAN, loan.id)["status"]["state"] == "active"
-    assert all(pool["status"]["conditions"] for pool in operator.list(POOL).items)
+    assert all(each["status"]["conditions"] for kind in (POOL, GPU_PROFILE) for each in operator.list(kind).items)
 
     known = index_event_objects(server.resources(), rig.snapshot, job_namespace=namespace)
     events = [
@@ -258,6 +263,7 @@ BEYOND: dict[str, Callable[[KubernetesClient, str], object]] = {
     "make a pool": lambda at, space: at.create(POOL, {"metadata": {"name": "mine"}, "spec": {}}),
     "delete a pool": lambda at, space: at.delete(POOL, "any"),
     "delete a queue": lambda at, space: at.delete(QUEUE, "any"),
+    "delete a GPU profile": lambda at, space: at.delete(GPU_PROFILE, "any"),
     "change what a loan is of": lambda at, space: at.patch(LOAN, "any", change={"spec": {"node": "other"}}),
     "change a pod": lambda at, space: at.patch(POD, "any", space, change={"metadata": {"labels": {"a": "b"}}}),
     "run in a pod": lambda at, space: at.post_subresource(POD, "any", space, subresource="exec", body={}),
@@ -302,6 +308,7 @@ def test_an_editor_has_the_jobs_of_the_namespace_and_nothing_else(
         "make a pool": lambda: ada.create(POOL, {"metadata": {"name": "mine"}, "spec": {}}),
         "delete a loan": lambda: ada.delete(LOAN, "any"),
         "make a queue": lambda: ada.create(QUEUE, {"metadata": {"name": "mine"}, "spec": {}}),
+        "make a GPU profile": lambda: ada.create(GPU_PROFILE, {"metadata": {"name": "mine"}, "spec": {}}),
         "lend a node": lambda: ada.patch(NODE, "any", change={"metadata": {"labels": {LOAN_LABEL: "mine"}}}),
     }
     assert [what for what, call in beyond.items() if not is_forbidden(call)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -14,10 +15,12 @@ from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job import Progress
 from scheduler.domain.job_state import JobState
+from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
     ELASTIC_JOB,
     EVENT,
     GPU_PRODUCT_LABEL,
+    GPU_PROFILE,
     LOAN,
     NODE,
     POOL,
@@ -27,7 +30,9 @@ from scheduler.kubernetes.api_objects import (
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.event_recorder import EventSeriesLog, build_event_writes, index_event_objects
 from scheduler.kubernetes.resource_writes import Writes
+from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile
 from scheduler.kubernetes.spec_commands import ClusterResources
+from scheduler.solver.profiles.catalog import read_gpu_json
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job, a_loan
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
@@ -35,6 +40,8 @@ from tests.kubernetes.custom_resources import carry_out, install
 from tests.unit.kubernetes import operator_rig
 from tests.unit.kubernetes.operator_rig import OperatorRig
 
+LISTED = (POOL, QUEUE, LOAN, NODE, GPU_PROFILE)
+"""Kinds in the order of the fields of ClusterResources, after ElasticJobs."""
 PRODUCT = "NVIDIA-A100-SXM4-80GB"
 
 
@@ -59,7 +66,7 @@ class RealServer:
 
     def resources(self) -> ClusterResources:
         jobs = self.cluster.list(ELASTIC_JOB, namespace=self.namespace).items
-        return ClusterResources(jobs, *(self.cluster.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
+        return ClusterResources(jobs, *(self.cluster.list(kind).items for kind in LISTED))
 
     def execute(self, every: Iterable[Writes]) -> None:
         carry_out(self.cluster, every)
@@ -108,6 +115,32 @@ def test_nodes_join_and_writes_are_stable(rig: OperatorRig) -> None:
     assert {node.name: node.pool for node in rig.snapshot.nodes.values()} == {"t0": "training", "i0": "inference"}
     assert rig.compute_commands().commands == ()
     assert rig.compute_writes() == ()
+
+
+def test_a_gpu_profile_is_followed_and_reported(rig: OperatorRig, get: Any) -> None:
+    assert isinstance(rig.server, RealServer)
+    text = read_gpu_json("a100-80g")
+    rig.server.add(GPU_PROFILE, "a100-80g", build_gpu_profile("a100-80g", json.loads(text))["spec"])
+    rig.run_until_stable()
+    assert json.loads(rig.snapshot.gpu_profiles["a100-80g"].profile_json) == json.loads(text)
+    resource = rig.server.cluster.get(GPU_PROFILE, "a100-80g")
+    assert (resource["status"]["version"], resource["status"]["appliedGeneration"]) == (1, 1)
+    assert get("gpuprofiles")[1][:4] == ["a100-80g", "True", "1", "2"]
+    rig.server.cluster.patch(GPU_PROFILE, "a100-80g", change={"spec": {"efficiency": 7}})
+    rig.run_until_stable()
+    status = rig.server.cluster.get(GPU_PROFILE, "a100-80g")["status"]
+    assert (status["observedGeneration"], status["appliedGeneration"]) == (2, 1)
+    assert status["conditions"][0]["status"] == "False"
+    assert "efficiency is 7" in status["conditions"][0]["message"]
+    rig.server.cluster.delete(GPU_PROFILE, "a100-80g")
+    rig.run_until_stable()
+    assert (rig.snapshot.gpu_profiles, rig.server.cluster.list(GPU_PROFILE).items) == ({}, ())
+
+
+def test_a_gpu_profile_without_a_figure_is_refused_by_the_api_server(rig: OperatorRig) -> None:
+    assert isinstance(rig.server, RealServer)
+    with pytest.raises(ApiError, match=r"spec\.memoryBytes"):
+        rig.server.add(GPU_PROFILE, "mine", {"efficiency": 0.5})
 
 
 def test_kubectl_columns_of_job_and_loan(rig: OperatorRig, get: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,
     ELASTIC_JOB,
+    GPU_PROFILE,
     JOB_LABEL,
     LEASE,
     LOAN,
@@ -29,6 +31,8 @@ from scheduler.kubernetes.api_objects import (
 )
 from scheduler.kubernetes.client import connect
 from scheduler.kubernetes.leader_election import OPERATOR_LEASE
+from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile
+from scheduler.solver.profiles.catalog import read_gpu_json
 from tests.chart import manifests
 from tests.kubernetes.conftest import UNHURRIED
 from tests.kubernetes.control_plane import ControlPlane
@@ -80,7 +84,7 @@ def prepare(kubeconfig: Path, *options: str) -> subprocess.CompletedProcess[str]
 def hanging_objects(operated: Operated) -> list[Object]:
     """Return objects that could not be deleted without an operator, and nodes that it still marks."""
     cluster = operated.cluster
-    objects = [each for kind in (ELASTIC_JOB, POOL, QUEUE, LOAN) for each in cluster.list(kind).items]
+    objects = [each for kind in (ELASTIC_JOB, POOL, QUEUE, GPU_PROFILE, LOAN) for each in cluster.list(kind).items]
     marked = [each for each in cluster.list(NODE).items if LOAN_LABEL in labels_of(each)]
     return [each for each in objects if each["metadata"].get("finalizers") or each["kind"] == "Loan"] + marked
 
@@ -109,6 +113,7 @@ def test_jobs_are_stopped_and_nodes_are_returned(operated: Operated, kubeconfigs
     operated.add_nodes(1)
     operated.add_inference(2, replicas=0)
     operated.cluster.apply(QUEUE, {"metadata": {"name": "research"}, "spec": {}})
+    operated.cluster.apply(GPU_PROFILE, build_gpu_profile("t4", json.loads(read_gpu_json("t4"))))
     operator = operated.start_operator()
     operated.submit("llama", 8, 16)
     eventually(lambda: operated.lent_nodes() and operated.held("llama") == 16, what="it holds a lent node")
@@ -128,6 +133,7 @@ def test_jobs_are_stopped_and_nodes_are_returned(operated: Operated, kubeconfigs
         (POOL, "training", ""),
         (POOL, "inference", ""),
         (QUEUE, "research", ""),
+        (GPU_PROFILE, "t4", ""),
     ):
         operated.cluster.delete(kind, name, namespace)
         assert operated.cluster.get_or_none(kind, name, namespace) is None

@@ -13,7 +13,7 @@ from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, GPU_PROFILE, LOAN, NODE, POOL, QUEUE
 from scheduler.kubernetes.resources.elastic_job import build_elastic_job_spec, find_immutable_changes, parse_elastic_job
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
@@ -107,7 +107,7 @@ _PART = _JSON | st.dictionaries(st.sampled_from(_FIELDS), _JSON | _VALID_PARTS, 
 def test_any_json_in_spec_and_status_is_handled(data: st.DataObject) -> None:
     rig = OperatorRig(snapshot=a_snapshot(a_fleet(training=1, inference=1), [a_job("a-1", 2)], now_s=NOW_S))
     rig.write()
-    for kind in (ELASTIC_JOB, POOL, QUEUE, LOAN, NODE):
+    for kind in (ELASTIC_JOB, POOL, QUEUE, GPU_PROFILE, LOAN, NODE):
         for name in ("x", "training"):
             resource = rig.server.add(kind, name, data.draw(_PART), namespace="jobs" if kind.is_namespaced else "")
             resource["status"] = data.draw(_PART)

@@ -59,9 +59,10 @@ _GPU_OPTIONAL_UNITS = {
 }
 
 
-_GPU_OTHER_OPTIONS = ("expert_priority", "estimated", "collectives", "precisions")
 GPU_UNITS = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
 """Units of the quantities in a GPU profile, by field."""
+GPU_REQUIRED_FIELDS = ("gpu", "precision", "dimensions", *_GPU_FIELD_UNITS)
+GPU_FIELDS = (*GPU_REQUIRED_FIELDS, *_GPU_OPTIONAL_UNITS, "expert_priority", "estimated", "collectives", "precisions")
 
 
 def parse_gpu(json_text: str) -> HardwareProfile:
@@ -71,8 +72,7 @@ def parse_gpu(json_text: str) -> HardwareProfile:
         ProfileError: malformed JSON, a missing or unknown field, or a value that is out of range; the message names it.
     """
     document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
-    required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
-    require_fields(document, owner, required, {*_GPU_OTHER_OPTIONS, *_GPU_OPTIONAL_UNITS})
+    require_fields(document, owner, GPU_REQUIRED_FIELDS, GPU_FIELDS)
     values: dict[str, Any] = {
         field: (read_count if unit == "bytes" else read_number)(document, field, unit, owner)
         for field, unit in GPU_UNITS.items()

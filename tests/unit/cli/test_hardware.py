@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import Result
 
+from scheduler.kubernetes.resources.gpu_profile import parse_gpu_profile
 from scheduler.solver.profiles.catalog import PROFILES_DIR, load_gpu, read_gpu_json
 
 Ask = Callable[..., Any]
@@ -38,6 +39,14 @@ def test_profiles_are_set_shown_listed_and_deleted(ask: Ask, run: Run, fleet: An
     deleted = run("hardware", "delete", GPU)
     assert deleted.stdout.split() == ["GPU", "version", "1", "of", GPU, "deleted"]
     assert ask("hardware", "show", GPU)["source"] == "shipped"
+
+
+def test_a_manifest_is_the_profile_as_a_custom_resource(run: Run, tmp_path: Path) -> None:
+    made = yaml.safe_load(run("hardware", "manifest", write(tmp_path, "mine.json", launch_s=1e-05)).stdout)
+    assert (made["kind"], made["metadata"]) == ("GpuProfile", {"name": GPU})
+    assert json.loads(parse_gpu_profile(made)) == {**PROFILE, "launch_s": 1e-05}
+    refused = run("hardware", "manifest", write(tmp_path, "wrong.json", efficiency=2))
+    assert (refused.exit_code, "efficiency is 2" in refused.stderr) == (2, True)
 
 
 def test_networks_of_pools_are_set_and_deleted(ask: Ask, run: Run, fleet: Any) -> None:

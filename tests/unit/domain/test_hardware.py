@@ -53,6 +53,15 @@ def test_the_digest_follows_profiles_and_networks() -> None:
     assert set_once.select_gpus(["h100-80g"]) == empty
 
 
+def test_each_gpu_model_has_a_digest_of_its_own() -> None:
+    both = FleetHardware({"l4": "{}"}, collect(("fast", "h100-80g", 8)).networks)
+    assert both.digests.keys() == {"l4", "h100-80g"}
+    changed = FleetHardware({"l4": "[]"}, both.networks)
+    assert changed.digests["h100-80g"] == both.digests["h100-80g"]
+    assert changed.digests["l4"] != both.digests["l4"]
+    assert FleetHardware().digests == {}
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [

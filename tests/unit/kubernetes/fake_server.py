@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler.domain.commands import Command
 from scheduler.domain.snapshot import Snapshot
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, GPU_PROFILE, LOAN, NODE, POOL, QUEUE, ResourceKind
 from scheduler.kubernetes.resource_writes import Create, Delete, Patch, Writes
 from scheduler.kubernetes.spec_commands import ClusterResources
 from scheduler.scheduling.commands import apply_command
@@ -65,7 +65,7 @@ class FakeServer:
         def of(kind: ResourceKind) -> tuple[dict[str, Any], ...]:
             return tuple(copy.deepcopy(item) for key, item in sorted(self.objects.items()) if key[0] == kind.name)
 
-        return ClusterResources(of(ELASTIC_JOB), of(POOL), of(QUEUE), of(LOAN), of(NODE))
+        return ClusterResources(of(ELASTIC_JOB), of(POOL), of(QUEUE), of(LOAN), of(NODE), of(GPU_PROFILE))
 
     def _create(self, kind: ResourceKind, body: dict[str, Any]) -> dict[str, Any]:
         metadata = {"creationTimestamp": CREATED, **body["metadata"]}

@@ -11,7 +11,9 @@ from scheduler.documents.custom_resource import LendingSpec, NetworkSpec, PoolSp
 from scheduler.documents.document import Document
 from scheduler.documents.job import JobDocument
 from scheduler.documents.queue import QueueSpec
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, GPU_PROFILE, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.resources.gpu_profile import PROFILE_FIELDS
+from scheduler.solver.profiles.gpu_document import GPU_REQUIRED_FIELDS
 from tests.kubernetes.custom_resources import definitions
 
 EVERY = definitions()
@@ -34,7 +36,7 @@ def nulls(value: object, path: str = "") -> Iterator[str]:
         yield from nulls(inner, f"{path}/{name}")
 
 
-@pytest.mark.parametrize("kind", [ELASTIC_JOB, POOL, QUEUE, LOAN])
+@pytest.mark.parametrize("kind", [ELASTIC_JOB, POOL, QUEUE, GPU_PROFILE, LOAN])
 def test_definitions_match_the_resource_kinds(kind: ResourceKind) -> None:
     spec = EVERY[kind.name]["spec"]
     assert (spec["group"], spec["names"]["plural"], spec["scope"] == "Namespaced") == (
@@ -64,3 +66,9 @@ def test_pools_and_queues_have_the_fields_of_their_documents() -> None:
     tolerations = schema("Pool")["spec"]["properties"]["tolerations"]
     assert set(tolerations["items"]["properties"]) == fields(TolerationSpec)
     assert set(schema("Queue")["spec"]["properties"]) == fields(QueueSpec)
+
+
+def test_gpu_profiles_have_the_fields_of_the_profile() -> None:
+    spec = schema("GpuProfile")["spec"]
+    assert set(spec["properties"]) == set(PROFILE_FIELDS)
+    assert {PROFILE_FIELDS[field] for field in spec["required"]} == set(GPU_REQUIRED_FIELDS) - {"gpu"}

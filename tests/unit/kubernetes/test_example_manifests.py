@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 
 from scheduler.documents.job import parse_job
 from scheduler.kubernetes.resources.fleet import parse_pool, parse_queue
+from scheduler.kubernetes.resources.gpu_profile import parse_gpu_profile
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
 
@@ -35,6 +37,8 @@ def test_an_example_is_accepted(file: str, manifest: dict[str, Any]) -> None:
         case "ElasticJob":
             spec = parse_job({"name": manifest["metadata"]["name"], **manifest["spec"]})
             assert spec.command == tuple(manifest["spec"]["command"])
+        case "GpuProfile":
+            assert json.loads(parse_gpu_profile(resource))["gpu"] == manifest["metadata"]["name"]
         case kind:
             pytest.fail(f"{file} has the unknown kind {kind}")
 

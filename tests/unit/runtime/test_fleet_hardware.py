@@ -87,7 +87,7 @@ def test_a_set_profile_drops_curves_and_travels_with_each_shape() -> None:
     changed = with_profile(PLAIN, 0.5)
     for snapshot in (PLAIN, changed):
         [solver, *_] = [command.body for command in curves.list_solver_changes(snapshot, 0.0)]
-        assert solver == SolverChanged(compute_solver_fingerprint())
+        assert solver == SolverChanged(compute_solver_fingerprint(), get_fleet_hardware().digests)
         curves.request_shapes(snapshot, [WantedShape(KEY, SHAPE)])
         pool.run_one()
         [solved] = curves.collect_finished(0.0)
@@ -110,3 +110,14 @@ def test_points_from_replaced_figures_are_dropped_and_solved_again() -> None:
     [solved] = curves.collect_finished(0.0)
     assert isinstance(solved.body, CurveSolved)
     assert len(seen) == 2
+
+
+def test_a_change_of_another_gpu_model_keeps_solutions_in_the_making() -> None:
+    curves, pool, _ = new_builder()
+    curves.request_shapes(PLAIN, [WantedShape(KEY, SHAPE)])
+    changed = replace(PLAIN, gpu_profiles={"l4": GpuProfile("l4", read_gpu_json("l4"), 1, 0.0)})
+    [solver, *_] = [command.body for command in curves.list_solver_changes(changed, 0.0)]
+    assert solver == SolverChanged(compute_solver_fingerprint(), get_fleet_hardware().digests)
+    assert get_fleet_hardware().digests.keys() == {"l4"}
+    pool.run_one()
+    assert len(curves.collect_finished(0.0)) == 1

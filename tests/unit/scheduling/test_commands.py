@@ -37,13 +37,14 @@ from scheduler.domain.commands import (
 )
 from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
-from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Intent
 from scheduler.domain.job_queue import JobQueue, describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
-from scheduler.domain.scaling_curve import build_data_parallel_plan
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.domain.step_measurements import ModelMeasurements
 from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_node, a_snapshot, a_spec
 
@@ -128,6 +129,35 @@ def test_new_solver_drops_curves_and_keeps_running_plans() -> None:
     assert [event.code for event in absorbed.events] == [EventCode.CURVES_DROPPED]
     same = told(a_snapshot(FLEET, curves=curves, solver="new"), SolverChanged("new"))
     assert (same.snapshot.curves, same.events) == (curves, ())
+
+
+MIXED = GpuShape((GpuGroup("h100-80g", 1, 8), GpuGroup("l4", 1, 8)))
+
+
+def test_changed_hardware_drops_the_points_that_name_its_gpu_model() -> None:
+    four, cheap = GpuShape.packed("h100-80g", 4, 8), GpuShape.packed("l4", 4, 8)
+    mixed, other = a_curve({four: 1.0, cheap: 2.0, MIXED: 0.5}), a_curve({four: 1.0})
+    mixed = mixed.with_infeasible(GpuShape.packed("l4", 1, 8), "needs 94.1 GB")
+    rows = {"h100-80g gpt2": ModelMeasurements(1.0), "l4 gpt2": ModelMeasurements(1.0)}
+    snapshot = a_snapshot(FLEET, curves={"mixed": mixed, "other": other}, solver="5f0e", step_measurements=rows)
+    snapshot = replace(snapshot, curve_hardware={"h100-80g": "a1"})
+    absorbed = told(snapshot, SolverChanged("5f0e", {"h100-80g": "a1", "l4": "b2"}))
+    assert absorbed.snapshot.curves == {"mixed": a_curve({four: 1.0}), "other": other}
+    assert absorbed.snapshot.curves["other"] is other
+    assert absorbed.snapshot.step_measurements.keys() == {"h100-80g gpt2"}
+    assert absorbed.snapshot.curve_hardware == {"h100-80g": "a1", "l4": "b2"}
+    assert [event.code for event in absorbed.events] == [EventCode.CURVES_DROPPED]
+    deleted = told(absorbed.snapshot, SolverChanged("5f0e", {"l4": "b2"})).snapshot
+    assert deleted.curves == {"mixed": ScalingCurve(), "other": ScalingCurve()}
+    assert deleted.step_measurements == {}
+
+
+def test_hardware_of_unused_gpu_models_drops_nothing() -> None:
+    curve = a_curve({GpuShape.packed("h100-80g", 4, 8): 1.0})
+    snapshot = a_snapshot(FLEET, curves={"c": curve}, solver="5f0e")
+    absorbed = told(snapshot, SolverChanged("5f0e", {"t4": "c3"}))
+    assert (absorbed.snapshot.curves, absorbed.events) == ({"c": curve}, ())
+    assert absorbed.snapshot.curve_hardware == {"t4": "c3"}
 
 
 def test_duration_estimate_sets_the_step_time() -> None:

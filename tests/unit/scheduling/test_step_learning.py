@@ -7,7 +7,7 @@ from math import log
 
 import pytest
 
-from scheduler.domain.commands import Command, ReportProgress, SubmitJob
+from scheduler.domain.commands import Command, ReportProgress, SolverChanged, SubmitJob
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.learned_constants import CurveConstants
@@ -152,3 +152,15 @@ def test_a_waiting_job_switches_at_once() -> None:
     assert job.is_curve_current
     assert not job.needs_new_plan
     assert job.curve_correction == 1.0
+
+
+def test_changed_hardware_makes_jobs_forget_what_they_measured_on_it() -> None:
+    """The running plan stays, but no row is recorded of it: the prediction was for the old hardware."""
+    job = a_runner("a", "t0", "ann").with_constants(SLOW)
+    snapshot = with_measured_network(a_snapshot(FLEET, [job]), job.owner_key)
+    change = Command("c", 1.0, SolverChanged("", {"a100-80g": "digest"}), actor="solver")
+    changed = update_snapshot(replace(snapshot, now_s=1.0), Observation(1.0, -1), [change]).snapshot
+    assert not changed.step_measurements
+    assert changed.jobs["a"].constants.newest == ()
+    assert changed.jobs["a"].allocation == job.allocation
+    assert not run_until(changed, 300.0, 20).step_measurements

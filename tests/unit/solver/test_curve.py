@@ -12,17 +12,19 @@ import pytest
 
 from scheduler.domain.commands import CurveSolved
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.hardware import FleetHardware
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest, ScalingCurve
 from scheduler.solver.curve import (
     CURVE_TOLERANCE,
     build_curve_solved,
-    compute_source_fingerprint,
+    compute_solver_fingerprint,
     list_canonical_shapes,
     solve_curve,
     solve_point,
 )
-from scheduler.solver.profiles.catalog import ProfileError, load_gpu, load_model
+from scheduler.solver.profiles.catalog import ProfileError, load_gpu, load_model, read_gpu_json
+from scheduler.solver.profiles.fleet_hardware import use_fleet_hardware
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import solve_plan
 
@@ -99,6 +101,17 @@ def test_mixed_shape_also_yields_the_point_of_its_faster_model() -> None:
     assert {stage.gpu: stage.gpus for stage in own.stages} == {"a100-80g": 2, "t4": 1}
 
 
+def test_point_of_one_model_depends_on_its_own_hardware_only() -> None:
+    """A change of the other model's hardware therefore keeps it."""
+    mixed, alone = GpuShape.from_node_counts([("a100-80g", 2), ("t4", 1)]), GpuShape.packed("a100-80g", 2, 2)
+    slower = json.dumps({**json.loads(read_gpu_json("t4")), "efficiency": 0.01})
+    found = [solve_curve(TINY, (mixed,))[alone], solve_curve(TINY, (alone,))[alone]]
+    use_fleet_hardware(FleetHardware({"t4": slower}))
+    found += [solve_curve(TINY, (mixed,))[alone]]
+    assert all(isinstance(point, ParallelPlan) for point in found)
+    assert len({replace(point, optimality_gap=0.0) for point in found if isinstance(point, ParallelPlan)}) == 1
+
+
 def test_infeasible_mixed_shape_yields_the_point_of_one_model() -> None:
     """One layer cannot be split into the two stages that two GPU models need."""
     single = CurveRequest("", own_profile(layers=1), 12, 0)
@@ -123,7 +136,7 @@ def test_points_become_commands() -> None:
 def test_the_fingerprint_follows_code_and_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fingerprint() -> str:
         monkeypatch.setattr("scheduler.solver.curve.files", lambda _: tmp_path)
-        return compute_source_fingerprint.__wrapped__()
+        return compute_solver_fingerprint.__wrapped__()
 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "t4.json").write_text("{}")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from scheduler.domain.hardware import FleetHardware, NodeNetwork
-from scheduler.solver.curve import compute_solver_fingerprint, compute_source_fingerprint
 from scheduler.solver.profiles.catalog import (
     GpuSource,
     ProfileError,
@@ -18,7 +17,7 @@ from scheduler.solver.profiles.catalog import (
     load_gpu,
     read_gpu_json,
 )
-from scheduler.solver.profiles.fleet_hardware import use_fleet_hardware, with_slowest_network
+from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, use_fleet_hardware, with_slowest_network
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.solver.profiles.hardware_profile import Collective, CollectiveTable
 
@@ -52,13 +51,13 @@ def test_a_set_profile_may_add_a_gpu_model() -> None:
         load_gpu("x1-80g")
 
 
-def test_the_fingerprint_and_the_throughputs_follow_a_set_profile() -> None:
-    before, throughput = compute_solver_fingerprint(), list_throughputs()[GPU]
+def test_the_digests_and_the_throughputs_follow_a_set_profile() -> None:
+    throughput = list_throughputs()[GPU]
     set_profile(GPU, efficiency=SHIPPED.efficiency / 2)
-    assert compute_solver_fingerprint() != before == compute_source_fingerprint()
+    assert get_fleet_hardware().digests.keys() == {GPU}
     assert list_throughputs()[GPU] < throughput
     use_fleet_hardware(FleetHardware())
-    assert (compute_solver_fingerprint(), list_throughputs()[GPU]) == (before, throughput)
+    assert (get_fleet_hardware().digests, list_throughputs()[GPU]) == ({}, throughput)
 
 
 def test_plans_use_the_network_of_the_fleet_and_not_of_files() -> None:

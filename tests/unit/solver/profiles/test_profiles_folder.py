@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.solver.curve import compute_source_fingerprint
+from scheduler.solver.curve import compute_solver_fingerprint
 from scheduler.solver.profiles.catalog import (
     PROFILES_DIR,
     GpuSource,
@@ -128,5 +128,5 @@ def test_curves_are_solved_again_when_a_profile_in_the_folder_changes(folder: Pa
     for memory in (None, 10**11, 10**12):
         if memory:
             _write(folder, "gpus", "h100-80g", "b400", memory_bytes=memory)
-        fingerprints.add(compute_source_fingerprint.__wrapped__())
+        fingerprints.add(compute_solver_fingerprint.__wrapped__())
     assert len(fingerprints) == 3
