@@ -136,7 +136,7 @@ def test_default_plan_is_data_parallel_in_one_micro_batch() -> None:
             ),
             "`micro_batches` is 5.*multiple of 2",
         ),
-        (plan_of((LayerStrategy(4, dp=4, offload_parameters=True),)), "`offload_parameters` is true.*`offload` is false"),
+        (plan_of((LayerStrategy(4, dp=4, offload_parameters=True),)), "`offload_parameters` is true.*`offload` is f"),
         (
             plan_of((LayerStrategy(4, dp=4, zero=2, shard_group=4, offload=True, offload_parameters=True),)),
             "`offload_parameters` is true.*`zero` is 2 over 4",
