@@ -36,8 +36,8 @@ __all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate"
 class TimeParts:
     """Seconds of a device per micro-batch, by cause.
 
-    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, changes of layout and
-    gathering at borders.
+    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, streaming from the
+    host, changes of layout and gathering at borders.
     """
 
     compute_s: float = 0.0

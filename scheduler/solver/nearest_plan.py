@@ -93,8 +93,8 @@ def _list_offloads(base: LayerStrategy) -> list[tuple[bool, bool, bool]]:
 
 def _count_changes(base: LayerStrategy, strategy: LayerStrategy) -> int:
     """Count the fields that differ. The shard group follows from the others, except for shards within a node."""
-    fields = ("tp", "sequence_sharding", "dp", "zero", "ulysses", "ring", "ep", "recompute", "offload")
-    fields += ("offload_parameters", "offload_activations")
+    degrees = ("tp", "sequence_sharding", "dp", "zero", "ulysses", "ring", "ep")
+    fields = (*degrees, "recompute", "offload", "offload_parameters", "offload_activations")
     changes = [field for field in fields if getattr(base, field) != getattr(strategy, field)]
     return len(changes) + int(_is_hybrid(base) != _is_hybrid(strategy))
 

@@ -71,7 +71,8 @@ in fp32 (4 + 4 read, 4 written). It also reads and writes its moments."""
 class LayerTimes:
     """Seconds by cause, [T, N].
 
-    `data_s` is the part that computation does not hide. `other_s` is the optimizer step.
+    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, and what streaming
+    from the host adds.
     """
 
     compute_s: Floats
@@ -117,16 +118,20 @@ def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates
     data = _compute_state_traffic(
         table, candidates, compute_reduction_times(table, candidates, setting), setting.hardware
     )
-    if candidates.streamed.any() or candidates.inputs_offload.any():
-        data = _add_host_traffic(data, table, candidates, setting.hardware)
     windows_s = (ring_forward_s + early_s, ring_backward_s + (beside_s - early_s))
+    data_s = _compute_exposed_s(data, windows_s, candidates, setting.hardware.overlap_coefficient)
+    other_s = _compute_optimizer_step_s(table, candidates, setting)
+    if candidates.streamed.any() or candidates.inputs_offload.any():
+        both = _add_host_traffic(data, table, candidates, setting.hardware)
+        both_s = _compute_exposed_s(both, windows_s, candidates, setting.hardware.overlap_coefficient)
+        other_s = other_s + (both_s - data_s)
     return LayerTimes(
         compute_s=forward_s + backward_s + attached_s,
         tensor_s=tensor_s,
         sequence_s=ulysses_s + (ring_forward_s - forward_s) + (ring_backward_s - backward_s),
         expert_s=_compute_expert_s(table, candidates, sent.expert_s, data, setting.hardware),
-        data_s=_compute_exposed_s(data, windows_s, candidates, setting.hardware.overlap_coefficient),
-        other_s=_compute_optimizer_step_s(table, candidates, setting),
+        data_s=data_s,
+        other_s=other_s,
     )
 
 
