@@ -129,6 +129,11 @@ def _strategy_errors(
         strategy.shard_group not in groups,
         f"shard_group is {strategy.shard_group}; it must be {' or '.join(map(str, groups))} at zero={strategy.zero}",
     )
+    yield from _offload_errors(strategy)
+
+
+def _offload_errors(strategy: LayerStrategy) -> Iterator[tuple[bool, str]]:
+    replicas = strategy.dp * strategy.ulysses * strategy.ring
     yield (
         strategy.offload and not strategy.zero and replicas > 1,
         "offload is true; with several replicas, zero must be above 0",
