@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, NotRequired, cast
 
 from pydantic import Field
@@ -112,6 +112,25 @@ class StrategyView(TypedDict):
         Recompute, Field(description="Activations that the backward pass recomputes instead of storing them.")
     ]
     offload: Annotated[bool, Field(description="Whether optimizer state is kept in host memory.")]
+    offload_parameters: NotRequired[
+        Annotated[
+            bool,
+            Field(
+                description=(
+                    "Whether parameters and gradients are in host memory, streamed for each micro-batch. "
+                    "Absent if they are not."
+                )
+            ),
+        ]
+    ]
+    offload_activations: NotRequired[
+        Annotated[
+            bool,
+            Field(
+                description="Whether the inputs of recomputed layers are kept in host memory. Absent if they are not."
+            ),
+        ]
+    ]
 
 
 class StageView(TypedDict):
@@ -404,7 +423,7 @@ def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
     if document.host_memory == 0:
         raise_invalid_field("host_memory", 0, "above 0; exclude `offload` in `limits` for plans without host memory")
     if document.host_memory is not None:
-        hardware = tuple(replace(profile, host_memory_bytes=document.host_memory) for profile in hardware)
+        hardware = tuple(profile.with_host_memory(document.host_memory) for profile in hardware)
     largest, memory_bytes = max(hardware, key=lambda profile: profile.memory_bytes), document.memory or 0
     if memory_bytes > largest.memory_bytes:
         raise_invalid_field(

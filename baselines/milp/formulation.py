@@ -297,9 +297,10 @@ class MilpFormulation:
             (use, (sizes[0] - instance.capacity_bytes[group]) / limit),
             upper=0.0,
         )
-        if instance.host_capacity_bytes and costs.host_bytes is not None:
+        held = costs.compute_host_bytes(instance.in_flight[device])
+        if instance.host_capacity_bytes and held is not None:
             host_limit = max(instance.host_capacity_bytes[group], 1) / 100
-            on_host = ((chunk.node, costs.host_bytes[self._types(chunk)] / host_limit) for chunk in chunks)
+            on_host = ((chunk.node, held[self._types(chunk)] / host_limit) for chunk in chunks)
             self.model.add_row(*on_host, (use, -instance.host_capacity_bytes[group] / host_limit), upper=0.0)
         for (step, size), chunk in product(zip(steps, sizes[1:], strict=True), chunks):
             for nodes in chunk.node[:, costs.working_bytes >= size]:

@@ -22,9 +22,10 @@ from scheduler.solver.profiles.profile_document import ProfileError, parse_objec
 VERSION = 1
 _INTEGER_FIELDS = {
     "types", "counts", "capacity_bytes", "micro_batches", "interleave", "borders",
-    "layouts", "state_bytes", "kept_bytes", "working_bytes", "stage_layers", "host_bytes", "host_capacity_bytes",
+    "layouts", "state_bytes", "kept_bytes", "working_bytes", "stage_layers", "host_bytes", "host_kept_bytes",
+    "host_capacity_bytes",
 }  # fmt: skip
-_OPTIONAL_COST_FIELDS = ("host_bytes",)
+_OPTIONAL_COST_FIELDS = ("host_bytes", "host_kept_bytes")
 _COST_FIELDS = tuple(field.name for field in fields(StageCosts) if field.name not in _OPTIONAL_COST_FIELDS)
 _OPTIONAL_FIELDS = ("stage_layers", "host_capacity_bytes")
 _INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name not in ("costs", *_OPTIONAL_FIELDS))
@@ -136,7 +137,7 @@ def _parse_costs(value: Any, owner: str) -> StageCosts:
         working_bytes=read.read_array("working_bytes", time_s.shape[1], minimum=0),
         reshard_s=reshard_s,
         border_s=read.read_array("border_s", *time_s.shape, minimum=0),
-        host_bytes=read.read_array("host_bytes", *time_s.shape, minimum=0) if "host_bytes" in document else None,
+        **{name: read.read_array(name, *time_s.shape, minimum=0) for name in _OPTIONAL_COST_FIELDS if name in document},
     )
 
 

@@ -50,7 +50,7 @@ def render_plan(plan: PlanJson, *, shape: str, model: ModelProfile) -> Renderabl
 
 def render_stages(plan: PlanJson) -> RenderableType:
     """Return one line per strategy of each pipeline stage."""
-    offloads = any(strategy.get("offload") for stage in plan["stages"] for strategy in stage["strategies"])
+    offloads = any(_list_offloads(strategy) for stage in plan["stages"] for strategy in stage["strategies"])
     return render_table(
         ([*row[:-1], *(row[-1:] if offloads else ())] for row in _format_stage_rows(plan)),
         headers=["stage", "layers", "GPUs", "strategy", "sharded", "recompute", *(["offload"] if offloads else [])],
@@ -186,8 +186,13 @@ def _format_stage_rows(plan: PlanJson) -> Iterator[list[str]]:
                 format_degrees(strategy),
                 _format_sharding(strategy),
                 str(strategy["recompute"]),
-                "yes" if strategy.get("offload") else "no",
+                ", ".join(_list_offloads(strategy)) or "no",
             ]
+
+
+def _list_offloads(strategy: Mapping[str, Any]) -> list[str]:
+    names = {"offload": "optimizer", "offload_parameters": "parameters", "offload_activations": "activations"}
+    return [name for field, name in names.items() if strategy.get(field)]
 
 
 def _group_layers_by_strategy(stages: Sequence[Mapping[str, Any]]) -> list[tuple[Strategy, list[int]]]:

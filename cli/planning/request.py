@@ -88,7 +88,8 @@ HostMemoryOption = Annotated[
     _plan_option(
         "--host-memory",
         metavar="60GB",
-        help="Host memory that a plan may use per GPU. Default: that of the GPU profile, or no limit without one.",
+        help="Host memory that a plan may use per GPU, also to stream parameters and activations if nothing else fits. "
+        "Default: that of the GPU profile, or no limit without one.",
     ),
 ]
 OnlyOption = Annotated[
@@ -233,13 +234,12 @@ def build_query(
     memory_bytes = _parse_memory(memory, hardware)
     if host_memory is not None:
         host_bytes = _parse_host_memory(host_memory)
-        hardware = tuple(replace(profile, host_memory_bytes=host_bytes) for profile in hardware)
+        hardware = tuple(profile.with_host_memory(host_bytes) for profile in hardware)
     return PlanQuery(model, hardware, shapes, is_curve, global_batch, memory_bytes, limits)
 
 
 def _select_from_file(selection: GpuSelection, file: str) -> tuple[tuple[HardwareProfile, ...], tuple[GpuShape, ...]]:
     """Return the profiles and the shape in a shape file, whose GPUs are names or profile files as in --gpu."""
-    from dataclasses import replace
 
     from scheduler.documents.plan_request import parse_gpu_shape
     from scheduler.domain.gpu_sets import GpuShape

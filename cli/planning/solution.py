@@ -106,8 +106,11 @@ class _InstanceResult:
 
 
 def write_instances(request: SolveRequest, file: str) -> int:
-    """Write all instances of the request to `file` and return their number. Raises InputError if it cannot."""
-    instances = [pipeline.search.instance for _, pipeline in _enumerate_pipelines(request)]
+    """Write all instances of the request to `file` and return their number. Raises InputError if it cannot.
+
+    Plans that stream state from the host are left out.
+    """
+    instances = [pipeline.search.instance for _, pipeline in _enumerate_pipelines(request.without_streaming())]
     try:
         from baselines.milp.instance_document import format_instances
 
@@ -151,7 +154,14 @@ def solve_instances_file(file: str, solver_options: SolverOptions) -> Json:
 
 
 def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Json:
-    """Return the plan found by the MILP, like `solve_plan`. Objective and bound omit the fixed overhead of a step."""
+    """Return the plan found by the MILP, like `solve_plan`. Objective and bound omit the fixed overhead of a step.
+
+    As in `search_plan`, plans that stream state from the host are searched only if nothing else fits.
+    """
+    if request.may_stream:
+        found = solve_with_milp(request.without_streaming(), solver_options)
+        if found.get("constraint") != "memory":
+            return found
     started_s = time.perf_counter()
     pipelines = _enumerate_pipelines(request)
     report = SearchStats(sum(pipeline.candidates for _, pipeline in pipelines), 0)

@@ -34,6 +34,8 @@ class StrategyDocument(Document):
     ep: Count = 1
     recompute: Recompute = Recompute.NONE
     offload: bool = False
+    offload_parameters: bool = False
+    offload_activations: bool = False
 
 
 class StageDocument(Document):
@@ -132,4 +134,6 @@ def _to_strategy(document: StrategyDocument) -> LayerStrategy:
         ep=document.ep,
         recompute=document.recompute,
         offload=document.offload,
+        offload_parameters=document.offload_parameters,
+        offload_activations=document.offload_activations,
     )

@@ -75,7 +75,8 @@ class PlanRequestDocument(Document):
     host_memory: Size | None = Field(
         default=None,
         description="Memory of the host that a plan may use per GPU, in bytes or as text such as 60GB, above 0. "
-        "Default: that of the GPU profile, or no limit without one.",
+        "Plans stream parameters and activations from it if nothing else fits. Default: that of the GPU profile, or no "
+        "limit without one.",
     )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="Stop when no plan can be faster by more than this fraction. 0 is exact."

@@ -4,6 +4,7 @@ Each limit is a fact about the framework's newest release:
 
 * Megatron-LM shards optimizer states (ZeRO-1), and gradients and weights only through another data-parallel wrapper.
 * DeepSpeed's AutoTP excludes Ulysses, and ZeRO-3 with it is experimental. Its pipelines are part of the model's code.
+  It streams parameters from the host at ZeRO-3. Models must call its checkpointing to keep layer inputs there.
 * torchtitan needs a micro-batch per stage. Its shards spread over data and context parallelism together. Its expert
   groups take ranks from tensor groups, which our plans do not.
 * Accelerate refuses plain replication together with tensor or context parallelism.
@@ -36,9 +37,16 @@ FRAMEWORK_LIMITS: Mapping[str, PlanLimits] = {
     ),
     "deepspeed": replace(
         PlanLimits.allow_only(
-            (*(Use.DDP, Use.ZERO1, Use.ZERO2, Use.FSDP, Use.TENSOR, Use.ULYSSES, Use.RECOMPUTE, Use.OFFLOAD),)
+            (
+                *(Use.DDP, Use.ZERO1, Use.ZERO2, Use.FSDP, Use.TENSOR, Use.ULYSSES, Use.RECOMPUTE),
+                *(Use.OFFLOAD, Use.OFFLOAD_PARAMETERS),
+            )
         ),
-        exclusive=((Use.TENSOR, Use.FSDP), (Use.TENSOR, Use.ULYSSES)),
+        exclusive=(
+            (Use.TENSOR, Use.FSDP),
+            (Use.TENSOR, Use.OFFLOAD_PARAMETERS),
+            (Use.TENSOR, Use.ULYSSES),
+        ),
         is_uniform=True,
     ),
     "torchtitan": replace(
@@ -86,7 +94,9 @@ FRAMEWORK_LIMITS: Mapping[str, PlanLimits] = {
         has_equal_chunks=True,
     ),
     "llama-factory": replace(
-        PlanLimits.allow_only((Use.DDP, Use.ZERO1, Use.ZERO2, Use.FSDP, Use.OFFLOAD, Use.RECOMPUTE)),
+        PlanLimits.allow_only(
+            (Use.DDP, Use.ZERO1, Use.ZERO2, Use.FSDP, Use.OFFLOAD, Use.OFFLOAD_PARAMETERS, Use.RECOMPUTE)
+        ),
         is_uniform=True,
     ),
 }

@@ -36,6 +36,10 @@ class LayerStrategy:
 
     The product tp x dp x ulysses x ring is the number of GPUs of the stage. `zero` 0 is plain data parallelism (DDP); 1
     to 3 shard optimizer state, gradients and parameters over `shard_group` replicas (3 is FSDP).
+
+    `offload` keeps optimizer state in host memory. `offload_parameters` keeps parameters and gradients there as well,
+    and streams them to the GPU layer by layer; it needs `offload`. `offload_activations` keeps the inputs of layers
+    there until the backward pass; it needs full recomputation.
     """
 
     layers: int
@@ -49,6 +53,8 @@ class LayerStrategy:
     ep: int = 1
     recompute: Recompute = Recompute.NONE
     offload: bool = False
+    offload_parameters: bool = False
+    offload_activations: bool = False
 
     @property
     def gpus(self) -> int:
@@ -169,9 +175,16 @@ class ParallelPlan:
 
 
 def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
-    """Return the plan as plain JSON values, the contract of plan.json and of the API."""
+    """Return the plan as plain JSON values, the contract of plan.json and of the API.
+
+    Fields that agents and scripts of older releases do not know are left out where a plan does not use them.
+    """
     document = asdict(plan)
     del document["terms"], document["profile_time_s"]
+    for strategy in (strategy for stage in document["stages"] for strategy in stage["strategies"]):
+        for name in _STREAMED_FIELDS:
+            if not strategy[name]:
+                del strategy[name]
     if not plan.peak_bytes_by_model:
         del document["peak_bytes_by_model"]
     return document
@@ -198,6 +211,7 @@ def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
         raise ValueError(f"plan: {error}") from None
 
 
+_STREAMED_FIELDS = ("offload_parameters", "offload_activations")
 _SCALAR_FIELDS = (
     "micro_batches",
     "micro_batch_size",

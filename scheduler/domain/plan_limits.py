@@ -18,7 +18,8 @@ class PlanDimension(StrEnum):
 
     `ddp` to `hybrid_shard` say how several replicas hold the weights: `ddp` keeps them whole, `zero1`, `zero2` and
     `fsdp` shard them over all replicas, `hybrid_shard` is FSDP within a node. `1f1b`, `interleave` and `gpipe` are the
-    schedules of pipelines. `recompute` is full recomputation.
+    schedules of pipelines. `recompute` is full recomputation. `offload` keeps optimizer state in host memory,
+    `offload_parameters` parameters and gradients as well, and `offload_activations` the inputs of recomputed layers.
     """
 
     DATA = "data"
@@ -39,6 +40,8 @@ class PlanDimension(StrEnum):
     RECOMPUTE = "recompute"
     SELECTIVE_RECOMPUTE = "selective_recompute"
     OFFLOAD = "offload"
+    OFFLOAD_PARAMETERS = "offload_parameters"
+    OFFLOAD_ACTIVATIONS = "offload_activations"
 
 
 SHARDINGS = (
@@ -158,7 +161,8 @@ class PlanLimits:
         """Return limits that exclude all other dimensions.
 
         A dimension brings those that it cannot do without: a sharding brings data parallelism, a schedule brings
-        pipelines, sequence sharding brings tensor parallelism. If no sharding is listed, `ddp` is allowed, and if no
+        pipelines, sequence sharding brings tensor parallelism, `offload_parameters` brings `offload`, and
+        `offload_activations` brings `recompute`. If no sharding is listed, `ddp` is allowed, and if no
         schedule is, `1f1b` is.
         """
         allowed = set(dimensions)
@@ -319,6 +323,8 @@ def list_strategy_dimensions(strategy: LayerStrategy) -> tuple[PlanDimension, ..
         PlanDimension.RECOMPUTE: strategy.recompute is Recompute.FULL,
         PlanDimension.SELECTIVE_RECOMPUTE: strategy.recompute is Recompute.SELECTIVE,
         PlanDimension.OFFLOAD: strategy.offload,
+        PlanDimension.OFFLOAD_PARAMETERS: strategy.offload_parameters,
+        PlanDimension.OFFLOAD_ACTIVATIONS: strategy.offload_activations,
     }
     return tuple(dimension for dimension, used in uses.items() if used)
 
@@ -331,6 +337,8 @@ _REQUIRED = {
     PlanDimension.HYBRID_SHARD: (PlanDimension.DATA,),
     PlanDimension.EXPERT: (PlanDimension.DATA,),
     PlanDimension.SEQUENCE_SHARDING: (PlanDimension.TENSOR,),
+    PlanDimension.OFFLOAD_PARAMETERS: (PlanDimension.OFFLOAD,),
+    PlanDimension.OFFLOAD_ACTIVATIONS: (PlanDimension.RECOMPUTE,),
     PlanDimension.ONE_F_ONE_B: (PlanDimension.PIPELINE,),
     PlanDimension.INTERLEAVE: (PlanDimension.PIPELINE,),
     PlanDimension.GPIPE: (PlanDimension.PIPELINE,),

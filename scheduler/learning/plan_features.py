@@ -46,7 +46,8 @@ def describe_layout(plan: ParallelPlan, shape: GpuShape) -> tuple[float, ...]:
 
     Strategies that differ between layers count by their layers. The entries are the logarithms of the tensor, data,
     sequence, expert and pipeline degrees, of the micro-batches, of the nodes, and of the fullest node over the mean,
-    then the shares of layers with a sharded state, with its offload, and with full and selective recompute.
+    then the shares of layers with a sharded state, with its offload (2 if parameters are offloaded too), and with full
+    and selective recompute.
     """
     strategies = [strategy for stage in plan.stages for strategy in stage.strategies]
     layers = sum(strategy.layers for strategy in strategies)
@@ -57,7 +58,7 @@ def describe_layout(plan: ParallelPlan, shape: GpuShape) -> tuple[float, ...]:
             log2(strategy.ulysses * strategy.ring),
             log2(strategy.ep),
             float(strategy.zero > 0),
-            float(strategy.offload),
+            float(strategy.offload + strategy.offload_parameters),
             float(strategy.recompute is Recompute.FULL),
             float(strategy.recompute is Recompute.SELECTIVE),
         )

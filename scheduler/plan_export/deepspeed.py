@@ -25,6 +25,9 @@ def build_configuration(plan: ParallelPlan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": max(strategy.zero, 1) if strategy.offload else strategy.zero}
     if strategy.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if strategy.offload_parameters:
+        # DeepSpeed streams parameters at stage 3 only, which one replica can use as well.
+        zero |= {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}}
     configuration: dict[str, Any] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": count_samples_per_replica(plan),

@@ -18,6 +18,7 @@ from scheduler.solver.costs.layer_chain import Layer, build_layer_chain, build_l
 from scheduler.solver.costs.layer_memory import (
     compute_activation_bytes,
     compute_buffer_bytes,
+    compute_host_activation_bytes,
     compute_host_bytes,
     compute_state_bytes,
 )
@@ -35,8 +36,8 @@ __all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate"
 class TimeParts:
     """Seconds of a device per micro-batch, by cause.
 
-    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, changes of layout and
-    gathering at borders.
+    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, streaming from the
+    host, changes of layout and gathering at borders.
     """
 
     compute_s: float = 0.0
@@ -183,6 +184,7 @@ class _GroupCosts:
     kept_bytes: Ints
     working_bytes: Ints
     host_bytes: Ints | None
+    host_kept_bytes: Ints | None
     border_s: Floats
     reshard_s: Floats
 
@@ -208,6 +210,7 @@ def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: Devic
         kept_bytes=compute_activation_bytes(kinds, candidates, setting),
         working_bytes=compute_buffer_bytes(kinds, candidates, setting),
         host_bytes=compute_host_bytes(kinds, candidates, setting),
+        host_kept_bytes=compute_host_activation_bytes(kinds, candidates),
         border_s=compute_border_s(table, candidates.degrees, setting),
         reshard_s=compute_reshard_s(table, layouts, batches, setting)[0],
     )
@@ -230,6 +233,7 @@ def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> S
             planned_bytes += int(costs.state_bytes[place]) + ceil(float(costs.kept_bytes[place]) * held)
             working = max(working, int(costs.working_bytes[place[1]]))
             host_bytes += 0 if costs.host_bytes is None else int(costs.host_bytes[place])
+            host_bytes += 0 if costs.host_kept_bytes is None else ceil(float(costs.host_kept_bytes[place]) * held)
         parts = parts.add(TimeParts(other_s=_compute_layout_changes_s(stage, places, strategies, costs)))
     memory_bytes = costs.group.hardware.occupied_bytes(planned_bytes + working)
     return StageEvaluation(parts, memory_bytes, host_bytes, held)

@@ -92,8 +92,10 @@ def _round_up_gb(size_bytes: float) -> float:
 def _describe_plan(need: _StageNeed, request: SolveRequest) -> str:
     strategy, micro_batches = need.strategy, need.pipeline.config.micro_batches
     sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
+    streamed = ", offload_parameters" if strategy.offload_parameters else ""
+    streamed += ", offload_activations" if strategy.offload_activations else ""
     return (
-        f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}, "
+        f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}{streamed}, "
         f"{micro_batches} micro-batches of {request.global_batch // micro_batches}"
     )
 
@@ -221,8 +223,9 @@ def _tabulate_excess_bytes(member: PipelineGroup, types: Ints, held: float) -> F
 def _tabulate_host_bytes(member: PipelineGroup, types: Ints, held: float) -> Floats:
     """Return the same for the host; infinite where the GPU's own memory does not suffice."""
     costs = member.costed.costs.select_strategies(_find_lean_strategies(member.costed.costs))
-    held_on_host = np.zeros_like(costs.state_bytes) if costs.host_bytes is None else costs.host_bytes
-    needs = _sum_spans(held_on_host, types) - member.group.hardware.host_memory_bytes
+    on_host = costs.compute_host_bytes(held)
+    on_host = np.zeros_like(costs.state_bytes) if on_host is None else on_host
+    needs = _sum_spans(on_host, types) - member.group.hardware.host_memory_bytes
     return np.where(_tabulate_excess_bytes(member, types, held) <= 0, needs, np.inf)
 
 
@@ -235,7 +238,7 @@ def _sum_spans(sizes: Ints, types: Ints) -> Floats:
 
 def _find_lean_strategies(costs: StageCosts) -> Ints:
     """Return the strategies that no other strategy undercuts in state, activation, buffer and host bytes."""
-    host = [] if costs.host_bytes is None else [costs.host_bytes]
+    host = [each for each in (costs.host_bytes, costs.host_kept_bytes) if each is not None]
     columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None], *host])
     first = np.unique(columns, axis=1, return_index=True)[1]
     distinct = columns[:, first]

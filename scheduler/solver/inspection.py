@@ -35,9 +35,10 @@ class Bound(StrEnum):
 class DeviceInspection:
     """One device of the pipeline over one step. The six parts and `idle_s` add up to the step.
 
-    `other_s` is the optimizer step, changes of layout and the host overhead of each step. `layers` are the runs
-    (first, last) that the device holds; `memory_bytes_max` is the memory of one GPU that a plan may use. `host_bytes`
-    is what offload keeps on the host for one GPU, and `host_bytes_max` what it may keep; None if that is unknown.
+    `other_s` is the optimizer step, streaming from the host, changes of layout and the host overhead of each step.
+    `layers` are the runs (first, last) that the device holds; `memory_bytes_max` is the memory of one GPU that a plan
+    may use. `host_bytes` is what offload keeps on the host for one GPU, and `host_bytes_max` what it may keep; None if
+    that is unknown.
     """
 
     gpu: str

@@ -32,6 +32,7 @@ class StageCosts:
         reshard_s      [T, K, K]  after a layer, from its layout to the next layer's, within a stage
         border_s       [T, S]     gathering at the first and the last layer of a stage that has a neighbor there
         host_bytes     [T, S]     of one layer in host memory, for one GPU; None if the host sets no limit
+        host_kept_bytes [T, S]    the same for each micro-batch in flight; None if there is nothing
     """
 
     layouts: Ints
@@ -42,6 +43,7 @@ class StageCosts:
     reshard_s: Floats
     border_s: Floats
     host_bytes: Ints | None = None
+    host_kept_bytes: Ints | None = None
 
     @property
     def strategies(self) -> int:
@@ -51,6 +53,12 @@ class StageCosts:
         """Return [T, S]: memory of one layer with the activations of `in_flight` micro-batches, rounded up."""
         kept = self.kept_bytes * in_flight
         return np.asarray(self.state_bytes + np.ceil(kept).astype(np.int64))
+
+    def compute_host_bytes(self, in_flight: float) -> Ints | None:
+        """Return [T, S]: the same in the memory of the host; None if the host sets no limit."""
+        if self.host_bytes is None or self.host_kept_bytes is None:
+            return self.host_bytes
+        return np.asarray(self.host_bytes + np.ceil(self.host_kept_bytes * in_flight).astype(np.int64))
 
     def select_strategies(self, strategies: Ints) -> StageCosts:
         """Return the costs of only these strategies, in this order; layouts keep their numbers."""
@@ -63,6 +71,7 @@ class StageCosts:
             reshard_s=self.reshard_s,
             border_s=self.border_s[:, strategies],
             host_bytes=None if self.host_bytes is None else self.host_bytes[:, strategies],
+            host_kept_bytes=None if self.host_kept_bytes is None else self.host_kept_bytes[:, strategies],
         )
 
 
@@ -180,11 +189,12 @@ def evaluate_solution(instance: Instance, solution: Solution) -> SolutionCost:
         costs = instance.costs[solution.order[device]]
         devices_s[device] += _compute_chunk_s(instance, costs, solution.choice, first, end)
         needs = costs.compute_memory_bytes(instance.in_flight[device])
+        on_host = costs.compute_host_bytes(instance.in_flight[device])
         for layer in range(first, end):
             memory[device] += int(needs[instance.types[layer], solution.choice[layer]])
             working[device] = max(working[device], int(costs.working_bytes[solution.choice[layer]]))
-            if costs.host_bytes is not None:
-                host[device] += int(costs.host_bytes[instance.types[layer], solution.choice[layer]])
+            if on_host is not None:
+                host[device] += int(on_host[instance.types[layer], solution.choice[layer]])
     totals = tuple(map(sum, zip(memory, working, strict=True)))
     links_s = _compute_link_loads_s(instance, solution)
     loads_s = (*devices_s, *links_s)

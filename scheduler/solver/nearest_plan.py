@@ -66,8 +66,8 @@ def _list_variants(base: LayerStrategy) -> Iterator[LayerStrategy]:
     for tp, (dp, ulysses, ring) in product(dict.fromkeys((base.tp, 1)), contexts):
         degrees = replace(base, tp=tp, dp=dp * base.tp // tp, ulysses=ulysses, ring=ring)
         replicas = degrees.dp * ulysses * ring
-        for zero, recompute, offload, ep in product(
-            range(4), Recompute, dict.fromkeys((base.offload, False)), dict.fromkeys((base.ep, 1))
+        for zero, recompute, (offload, parameters, inputs), ep in product(
+            range(4), Recompute, _list_offloads(base), dict.fromkeys((base.ep, 1))
         ):
             is_hybrid = zero == base.zero == 3 and base.shard_group < base.dp * base.ulysses * base.ring
             groups = [1] if zero == 0 else [replicas, base.shard_group] if is_hybrid else [replicas]
@@ -78,14 +78,23 @@ def _list_variants(base: LayerStrategy) -> Iterator[LayerStrategy]:
                     shard_group=group,
                     recompute=recompute,
                     offload=offload,
+                    offload_parameters=parameters,
+                    offload_activations=inputs and recompute is Recompute.FULL,
                     ep=ep,
                     sequence_sharding=sharding,
                 )
 
 
+def _list_offloads(base: LayerStrategy) -> list[tuple[bool, bool, bool]]:
+    """Return what the host may hold: optimizer state, parameters, inputs of layers; each as given, or on the GPU."""
+    states = dict.fromkeys(((base.offload, base.offload_parameters), (base.offload, False), (False, False)))
+    return [(*state, inputs) for state in states for inputs in dict.fromkeys((base.offload_activations, False))]
+
+
 def _count_changes(base: LayerStrategy, strategy: LayerStrategy) -> int:
     """Count the fields that differ. The shard group follows from the others, except for shards within a node."""
-    fields = ("tp", "sequence_sharding", "dp", "zero", "ulysses", "ring", "ep", "recompute", "offload")
+    degrees = ("tp", "sequence_sharding", "dp", "zero", "ulysses", "ring", "ep")
+    fields = (*degrees, "recompute", "offload", "offload_parameters", "offload_activations")
     changes = [field for field in fields if getattr(base, field) != getattr(strategy, field)]
     return len(changes) + int(_is_hybrid(base) != _is_hybrid(strategy))
 

@@ -129,9 +129,23 @@ def _strategy_errors(
         strategy.shard_group not in groups,
         f"shard_group is {strategy.shard_group}; it must be {' or '.join(map(str, groups))} at zero={strategy.zero}",
     )
+    yield from _offload_errors(strategy)
+
+
+def _offload_errors(strategy: LayerStrategy) -> Iterator[tuple[bool, str]]:
+    replicas = strategy.dp * strategy.ulysses * strategy.ring
     yield (
         strategy.offload and not strategy.zero and replicas > 1,
         "offload is true; with several replicas, zero must be above 0",
+    )
+    yield strategy.offload_parameters and not strategy.offload, "offload_parameters is true; offload must be true too"
+    yield (
+        strategy.offload_parameters and replicas > 1 and (strategy.zero, strategy.shard_group) != (3, replicas),
+        "offload_parameters is true; with several replicas, zero must be 3 over all of them",
+    )
+    yield (
+        strategy.offload_activations and strategy.recompute is not Recompute.FULL,
+        f"offload_activations is true; recompute is {strategy.recompute.value}, and must be full",
     )
 
 
@@ -149,6 +163,8 @@ def _list_required_dimensions(strategy: LayerStrategy) -> Iterator[Dimension]:
         Dimension.RECOMPUTE: strategy.recompute is Recompute.FULL,
         Dimension.SELECTIVE_RECOMPUTE: strategy.recompute is Recompute.SELECTIVE,
         Dimension.OFFLOAD: strategy.offload,
+        Dimension.OFFLOAD_PARAMETERS: strategy.offload_parameters,
+        Dimension.OFFLOAD_ACTIVATIONS: strategy.offload_activations,
     }
     return (dimension for dimension, used in uses.items() if used)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting
-from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
+from scheduler.solver.profiles.hardware_profile import STREAMED_DIMENSIONS, HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import ModelProfile
 
 
@@ -112,6 +113,24 @@ class SolveRequest:
         groups = tuple(group for group in self.shape.groups if group.gpu == gpu)
         hardware = tuple(profile for profile in self.hardware if profile.gpu == gpu)
         return replace(self, hardware=hardware, shape=GpuShape(groups))
+
+    @property
+    def may_stream(self) -> bool:
+        """Whether a worker may use the host link in every micro-batch."""
+        return any(profile.dimensions.intersection(STREAMED_DIMENSIONS) for profile in self.hardware)
+
+    def for_plans_like(self, plan: ParallelPlan) -> SolveRequest:
+        """Return the request whose plans use the host link in every micro-batch only if `plan` does."""
+        is_streamed = any(
+            strategy.offload_parameters or strategy.offload_activations
+            for stage in plan.stages
+            for strategy in stage.strategies
+        )
+        return self if is_streamed or not self.may_stream else self.without_streaming()
+
+    def without_streaming(self) -> SolveRequest:
+        """Return the same request for plans that use the host link at most once in a step."""
+        return replace(self, hardware=tuple(profile.without_streaming() for profile in self.hardware))
 
     def _build_device_group(self, hardware: HardwareProfile) -> DeviceGroup:
         members = [group for group in self.shape.groups if group.gpu == hardware.gpu]

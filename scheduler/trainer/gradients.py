@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scheduler.trainer.layout import Layout, locate_rank
-from scheduler.trainer.local_shards import get_local_tensor, is_counted_copy
+from scheduler.trainer.local_shards import find_compute_device, get_local_tensor, is_counted_copy
 from scheduler.trainer.model_parts import ModelPart
 
 _EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
@@ -30,7 +30,7 @@ class GlobalGradients:
         trained = [(number, each) for number, layer in numbered for each in layer.parameters() if each.requires_grad]
         number_in_group = layout.rank_in_group(rank)
         # A rank whose layers are all frozen takes part in the sum, which NCCL computes on GPUs only.
-        self._device = next(each.device for _, layer in numbered for each in layer.parameters())
+        self._device = find_compute_device(next(each for _, layer in numbered for each in layer.parameters()))
         self._parameters = [parameter for _, parameter in trained]
         self.counted = [
             parameter for number, parameter in trained if _is_counted(parameter, layout, number, number_in_group)
@@ -39,7 +39,7 @@ class GlobalGradients:
     @torch.no_grad()
     def compute_norm(self) -> Tensor:
         """Return the 2-norm of all gradients of the whole model, float64, the same on every rank. Collective."""
-        norms = [torch.linalg.vector_norm(each) for each in _local_gradients(self.counted)]
+        norms = [torch.linalg.vector_norm(each).to(self._device) for each in _local_gradients(self.counted)]
         total = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
         total = total.to(self._device)
         dist.all_reduce(total)
@@ -48,9 +48,11 @@ class GlobalGradients:
     @torch.no_grad()
     def multiply(self, factor: Tensor) -> None:
         """Multiply all gradients in place."""
-        gradients = list(_local_gradients(self._parameters))
-        if gradients:
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for gradient in _local_gradients(self._parameters):
+            by_device.setdefault(gradient.device, []).append(gradient)
+        for device, gradients in by_device.items():
+            torch._foreach_mul_(gradients, factor.to(device, gradients[0].dtype))
 
 
 def compute_clip_factor(norm: Tensor, max_norm: float) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class Layout:
         """Whether every rank holds the whole model, so that DDP can run it: data and context parallelism only."""
         is_uniform = len({mesh_key(strategy) for strategy in self.strategies}) == 1
         first = self.first_strategy
+        if any(strategy.offload_parameters for strategy in self.strategies):
+            return False
         return is_uniform and self.group_count == 1 and first.tp == 1 and first.zero == 0 and first.ep == 1
 
     def group_of(self, rank: int) -> int:
@@ -214,6 +216,17 @@ def _validate_strategy(strategy: LayerStrategy, plan: ParallelPlan) -> None:
         raise ValueError(f"`ep` is {strategy.ep}. It must divide the {replicas} data-parallel ranks.")
     if strategy.sequence_sharding and strategy.tp == 1:
         raise ValueError("`sequence_sharding` is true, but `tp` is 1. It needs `tp` of 2 or more.")
+    if strategy.offload_parameters and not strategy.offload:
+        raise ValueError("`offload_parameters` is true, but `offload` is false. Set `offload` to true as well.")
+    if strategy.offload_parameters and replicas > 1 and (strategy.zero, count_shards(strategy)) != (3, replicas):
+        raise ValueError(
+            f"`offload_parameters` is true, but `zero` is {strategy.zero} over {count_shards(strategy)} ranks. "
+            f"It needs `zero` of 3 over all {replicas} data-parallel ranks."
+        )
+    if strategy.offload_activations and strategy.recompute is not Recompute.FULL:
+        raise ValueError(
+            f"`offload_activations` is true, but `recompute` is {strategy.recompute}. It needs `recompute` of full."
+        )
 
 
 def _validate_schedule(plan: ParallelPlan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -9,6 +10,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 def get_local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def find_compute_device(tensor: Tensor) -> torch.device:
+    """Return the device that computes with this rank's part, which may be in host memory."""
+    return torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor.device
 
 
 def find_local_region(tensor: Tensor) -> tuple[slice, ...]:

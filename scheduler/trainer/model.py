@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -125,12 +126,14 @@ class Block(nn.Module):
 
     Attributes:
         recompute: which activations the backward pass recomputes.
+        offloads_inputs: inputs of a fully recomputed block stay in host memory until its backward pass.
         compute: the function of inputs and token numbers that `forward` calls; torch.compile replaces it.
     """
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
         self.recompute = Recompute.NONE
+        self.offloads_inputs = False
         self.attention_norm = Norm(size.hidden)
         self.attention = Attention(size)
         self.attention_dropout = TokenDropout()
@@ -140,7 +143,12 @@ class Block(nn.Module):
         self.compute: Callable[[Tensor, Tensor | None], Tensor] = self.compute_eagerly
 
     def forward(self, inputs: Tensor, token_numbers: Tensor | None = None) -> Tensor:
-        return _run_with_recompute(self.recompute is Recompute.FULL, self.compute, inputs, token_numbers)
+        is_recomputed = self.recompute is Recompute.FULL
+        if not self.offloads_inputs:
+            return _run_with_recompute(is_recomputed, self.compute, inputs, token_numbers)
+        # A recomputed block saves nothing but its inputs.
+        with save_on_cpu(pin_memory=inputs.is_cuda):
+            return _run_with_recompute(is_recomputed, self.compute, inputs, token_numbers)
 
     def compute_eagerly(self, inputs: Tensor, token_numbers: Tensor | None) -> Tensor:
         attended = _run_with_recompute(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -40,6 +40,9 @@ from scheduler.trainer.layout import Layout, locate_rank
 from scheduler.trainer.mesh import LayerMeshes, Meshes
 from scheduler.trainer.mixture_of_experts import MixtureOfExperts, shard_experts
 from scheduler.trainer.model import Block, Embedding, Gpt, GptSize, build_meta_gpt, compile_blocks, initialize_weights
+
+_STREAMED = "streams_parameters"
+"""Attribute of an FSDP module: its parameters are in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +105,18 @@ def build_model_parts(layout: Layout, meshes: Meshes, options: BuildOptions) -> 
             compile_blocks(model, backend=options.compile_backend)
         if not layout.uses_ddp:
             _shard(model, layout, meshes, options)
-        model.to_empty(device=options.device)
+        _allocate_weights(model, layout, options.device)
         if not options.for_loading:
             initialize_weights(model, options.size, seed=options.seed)
         # DDP cannot wrap a model without memory. Every rank holds all weights anyway.
         parts.append(ModelPart(stage, model, _wrap_ddp(model) if layout.uses_ddp and layout.world_size > 1 else model))
     return tuple(parts)
+
+
+def _allocate_weights(model: Gpt, layout: Layout, device: str) -> None:
+    """Allocate each layer's shards on the device, or on the host if they are streamed from there."""
+    for number, layer in model.numbered_layers():
+        layer.to_empty(device="cpu" if layout.strategies[number].offload_parameters else device)
 
 
 def validate_divisibility(layout: Layout, size: GptSize) -> None:
@@ -127,13 +136,19 @@ def validate_divisibility(layout: Layout, size: GptSize) -> None:
 
 @contextmanager
 def gradient_sync(module: nn.Module, *, enabled: bool) -> Iterator[None]:
-    """Enable or disable the sum of gradients over ranks. It runs once per step, in the last micro-batch."""
+    """Enable or disable the sum of gradients over ranks. It runs once per step, in the last micro-batch.
+
+    Gradients of streamed layers are summed in each micro-batch, since they are accumulated on the host.
+    """
     if isinstance(module, DistributedDataParallel) and not enabled:
         with module.no_sync():
             yield
         return
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(enabled)
+        for layer in module.modules():
+            if isinstance(layer, FSDPModule) and getattr(layer, _STREAMED, False):
+                layer.set_requires_gradient_sync(True, recurse=False)
     yield
 
 
@@ -155,6 +170,7 @@ def _connect_layers(
             ).to(options.device)
         elif isinstance(layer, Block):
             layer.recompute = strategy.recompute
+            layer.offloads_inputs = strategy.offload_activations
             if strategy.ulysses * strategy.ring > 1:
                 layer.attention.attend = partial(context_attention, groups=ContextGroups(mesh.ulysses, mesh.ring))
 
@@ -238,15 +254,18 @@ def _apply_fsdp(
     """Apply FSDP2, with a shard group of one for plain replication.
 
     ZeRO 1 and 2 keep whole parameters between forward and backward. Gradients are scattered once per step, so 1 and
-    2 are the same here.
+    2 are the same here. Streamed parameters and their gradients are in host memory.
     """
+    is_streamed = strategy.offload_parameters
     sharded = fully_shard(
         layer,
         mesh=mesh if mesh["replicate"].size() > 1 else mesh["shard"],
-        reshard_after_forward=strategy.zero == 3,
+        reshard_after_forward=strategy.zero == 3 or is_streamed,
         mp_policy=policy,
+        offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if is_streamed else OffloadPolicy(),
         shard_placement_fn=placement,
     )
+    setattr(layer, _STREAMED, is_streamed)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
 

@@ -81,7 +81,8 @@ class ShardedOptimizer(Optimizer):
             if self.counts_steps:
                 state["step"] = torch.tensor(0.0, dtype=torch.float32)
             for name in self.state_names:
-                state[name] = wrap_like(torch.zeros_like(get_local_tensor(parameter)), parameter)
+                # Wrapping moves a part to the device of its mesh. Streamed parameters are on the host.
+                state[name] = wrap_like(torch.zeros_like(get_local_tensor(parameter)), parameter).to(parameter.device)
         return state
 
     def _move_state(self, parameter: Tensor, device: torch.device) -> None:
@@ -168,7 +169,8 @@ class ShardedMuon(ShardedOptimizer):
             whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
             update = orthogonalize(whole)[find_local_region(parameter)]
             rate = group["lr"] * _MUON_RMS * math.sqrt(max(parameter.shape[-2:]))
-            get_local_tensor(parameter).mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
+            local = get_local_tensor(parameter)
+            local.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.to(local.device), alpha=rate)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

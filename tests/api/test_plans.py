@@ -114,6 +114,18 @@ def test_the_memory_of_the_host_bounds_what_is_offloaded(service: ApiService, pr
     assert enough["inspection"]["devices"][0]["host_bytes_max"] == device["host_bytes"]
 
 
+def test_parameters_are_streamed_from_the_host_that_a_request_states(service: ApiService, problem: Problem) -> None:
+    large = {"model": "llama-2-13b", "gpu": "v100-16g", "gpus": 1, "globalBatch": 1, "sequenceLength": 128}
+    assert problem(service.post("/v1/plans", large), 422)["type"] == "urn:ebbtide:problem:infeasible"
+    plan = service.made("/v1/plans", large | {"hostMemory": "300GB"})
+    runs = [run for stage in plan["stages"] for run in stage["strategies"]]
+    assert sum(run["layers"] for run in runs if run.get("offload_parameters")) > 20
+    assert plan["inspection"]["devices"][0]["host_bytes"] <= 300e9
+    for limits in ({"without": ["offload_parameters"]}, {"without": ["offload"]}):
+        refused = problem(service.post("/v1/plans", large | {"hostMemory": "300GB", "limits": limits}), 422)
+        assert refused["type"] == "urn:ebbtide:problem:infeasible"
+
+
 def test_an_infeasible_request_names_the_binding_constraint(service: ApiService, problem: Problem) -> None:
     big = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 1, "globalBatch": 8, "memory": "16GB"}
     body = problem(service.post("/v1/plans", big), 422)

@@ -30,6 +30,18 @@ PLANS = {
     "pp2 x tp2": plan((L(2, tp=2),), (L(2, tp=2),), micro_batches=3),
     "cp2, Ulysses": plan((L(LAYERS, ulysses=2, recompute=Recompute.SELECTIVE),)),
     "cp2, ring": plan((L(LAYERS, ring=2, zero=3, shard_group=2, offload=True),)),
+    "streamed": plan(
+        (
+            L(
+                *(LAYERS, 1, False, 2, 3, 2),
+                recompute=Recompute.FULL,
+                offload=True,
+                offload_parameters=True,
+                offload_activations=True,
+            ),
+        ),
+        micro_batches=3,
+    ),
     "one": plan((L(LAYERS),)),
     "one, then dp2": plan((L(1),), (L(3, dp=2),), micro_batches=3),
 }

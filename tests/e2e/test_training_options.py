@@ -32,7 +32,7 @@ L = LayerStrategy
 FULL = [pytest.param(options, count, "", marks=pytest.mark.full) for options in TOLERANCES for count in (2, 3, 4)]
 
 
-@pytest.mark.parametrize(("options", "count", "only"), [("together", 2, "unlike"), *FULL])
+@pytest.mark.parametrize(("options", "count", "only"), [("together", 2, "unlike"), ("together", 2, "streamed"), *FULL])
 def test_losses_under_every_plan_are_those_of_one_rank(
     ranks: RankLauncher, tmp_path: Path, options: str, count: int, only: str
 ) -> None:
@@ -42,6 +42,7 @@ def test_losses_under_every_plan_are_those_of_one_rank(
         expected = alone["experts: one" if case.startswith("experts") else "one"]
         for losses in (of_rank[case] for of_rank in found):
             assert losses == pytest.approx(expected, abs=TOLERANCES[options]), case
+    assert alone["streamed to one"] == pytest.approx(alone["one"], abs=TOLERANCES[options])
     assert alone["one"][-2] < alone["one"][0]
 
 

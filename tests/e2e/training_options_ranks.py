@@ -10,6 +10,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,12 @@ def plan(*stages: tuple[LayerStrategy, ...], micro_batches: int = 1, interleave:
     return make_plan(*stages, batch=BATCH, micro_batches=micro_batches, interleave=interleave)
 
 
+STREAMED: dict[str, Any] = {
+    "offload": True,
+    "offload_parameters": True,
+    "offload_activations": True,
+    "recompute": Recompute.FULL,
+}
 GPIPE = Schedule(ScheduleName.GPIPE)
 PLANS = {
     "one": plan((L(1),)),
@@ -42,6 +49,11 @@ PLANS = {
     "pp2 interleaved": plan((L(1),), (L(1),), (L(1),), (L(1),), micro_batches=2, interleave=2),
     "zero1 over dp2": plan((L(2, dp=2, zero=1, shard_group=2, offload=True),)),
     "zero3 over dp2": plan((L(2, dp=2, zero=3, shard_group=2, recompute=Recompute.FULL),), micro_batches=2),
+    "streamed over dp2": plan((L(2, **STREAMED, dp=2, zero=3, shard_group=2),), micro_batches=2),
+    "streamed over tp2": plan((L(2, **STREAMED, tp=2, sequence_sharding=True),)),
+    "streamed, pp2": plan((L(1, **STREAMED),), (L(1),), micro_batches=3),
+    "experts: streamed over ep2": plan((L(2, **STREAMED, dp=2, ep=2, zero=3, shard_group=2),), micro_batches=2),
+    "streamed to one": plan((L(1, **STREAMED), L(1))),
     "ulysses2": plan((L(2, ulysses=2),), micro_batches=2),
     "ring2": plan((L(2, ring=2, zero=3, shard_group=2),)),
     "unlike layers": plan((L(1, tp=2), L(1, dp=2, zero=3, shard_group=2)), micro_batches=2),

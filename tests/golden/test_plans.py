@@ -16,6 +16,9 @@ FOLDER = Path(__file__).parent / "plans"
 ONE_GPU = build_plan(4)
 REPLICAS = build_plan(4, strategy=LayerStrategy(1, dp=8))
 ZERO_3 = build_plan(4, strategy=LayerStrategy(1, dp=8, zero=3, shard_group=8, recompute=Recompute.FULL))
+ZERO_3_STREAMED = build_plan(
+    4, strategy=LayerStrategy(1, dp=4, zero=3, shard_group=4, offload=True, offload_parameters=True)
+)
 ZERO_2_OFFLOAD = build_plan(4, strategy=LayerStrategy(1, dp=4, zero=2, shard_group=4, offload=True))
 HYBRID = build_plan(4, strategy=LayerStrategy(1, tp=2, dp=8, zero=3, shard_group=4))
 TENSOR = build_plan(4, strategy=LayerStrategy(1, tp=4, dp=2, zero=2, shard_group=2))
@@ -39,7 +42,13 @@ BY_LAYER = build_plan(
 
 PLANS: dict[str, dict[str, ParallelPlan]] = {
     "megatron-lm": {"uneven": UNEVEN, "interleaved": INTERLEAVED, "ulysses and ring": USP, "one gpu": ONE_GPU},
-    "deepspeed": {"zero 3": ZERO_3, "zero 2 with offload": ZERO_2_OFFLOAD, "tensor": TENSOR, "ulysses": ULYSSES},
+    "deepspeed": {
+        "zero 3": ZERO_3,
+        "zero 3 streamed": ZERO_3_STREAMED,
+        "zero 2 with offload": ZERO_2_OFFLOAD,
+        "tensor": TENSOR,
+        "ulysses": ULYSSES,
+    },
     "torchtitan": {"even": EVEN, "interleaved": INTERLEAVED, "hybrid": HYBRID, "ring": RING, "experts": EXPERTS},
     "accelerate": {"replicas": REPLICAS, "zero 3": ZERO_3, "hybrid": HYBRID, "ring": RING, "one gpu": ONE_GPU},
     "galvatron": {"by layer": BY_LAYER},

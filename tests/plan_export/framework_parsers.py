@@ -41,6 +41,7 @@ def parse_deepspeed(case: Case) -> dict[str, Any]:
         "global_batch": parsed.train_batch_size,
         "dp": replicas,
         "offload": parsed.zero_config.offload_optimizer is not None,
+        "offload_parameters": parsed.zero_config.offload_param is not None,
     }
 
 

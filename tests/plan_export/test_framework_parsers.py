@@ -66,4 +66,5 @@ def _list_expected(plan: ParallelPlan) -> dict[str, object]:
         "total": plan.world_size,
         "recompute": strategy.recompute.value,
         "offload": strategy.offload,
+        "offload_parameters": strategy.offload_parameters,
     }

@@ -126,7 +126,8 @@ def allowed_strategies(model: ModelProfile, group: DeviceGroup, gpus: int, sampl
     has = group.hardware.supports
     shardings = [dimension for dimension in _SHARDINGS if has(dimension)]
     recomputes = [again for again, dimension in _RECOMPUTES.items() if dimension is None or has(dimension)]
-    offloads = (False, True) if has(Dimension.OFFLOAD) else (False,)
+    offloads = [(False, False), *([(True, False)] if has(Dimension.OFFLOAD) else [])]
+    offloads += [(True, True)] if has(Dimension.OFFLOAD) and has(Dimension.OFFLOAD_PARAMETERS) else []
     found = []
     for tp, sharded, dp, ulysses, ring, ep in _spreads(model, group, gpus, samples):
         replicas, in_node = gpus // tp, gcd(group.node_gpus, gpus) // tp
@@ -136,9 +137,15 @@ def allowed_strategies(model: ModelProfile, group: DeviceGroup, gpus: int, sampl
             nested = in_node % ep == 0 or ep % in_node == 0
             if has(Dimension.HYBRID_SHARD) and 1 < in_node < replicas and nested:
                 kinds.append((3, in_node))
-        for (zero, shards), again, offload in product(kinds, recomputes, offloads):
-            if not offload or zero or replicas == 1:
-                found.append(LayerStrategy(1, tp, sharded, dp, zero, shards, ulysses, ring, ep, again, offload))
+        for (zero, shards), again, (offload, streamed) in product(kinds, recomputes, offloads):
+            if offload and not zero and replicas > 1:
+                continue
+            if streamed and replicas > 1 and (zero, shards) != (3, replicas):
+                continue
+            for inputs in (False, True) if again is Recompute.FULL and has(Dimension.OFFLOAD_ACTIVATIONS) else (False,):
+                found.append(
+                    LayerStrategy(1, tp, sharded, dp, zero, shards, ulysses, ring, ep, again, offload, streamed, inputs)
+                )
     return found
 
 

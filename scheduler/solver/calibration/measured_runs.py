@@ -212,7 +212,7 @@ def _parse_cell(cell: str) -> Any:
 
 
 def _parse_strategy(cells: Mapping[str, str], counts: Mapping[str, int]) -> LayerStrategy:
-    degrees = {degree: counts.get(column, 1) for column, degree in _DEGREES.items()}
+    degrees: dict[str, Any] = {degree: counts.get(column, 1) for column, degree in _DEGREES.items()}
     zero = _parse_int(cells, "zero") if "zero" in cells else 0
     return LayerStrategy(
         layers=1,

@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.costs.layer_chain import Layer, LayerTable, build_layer_table
-from scheduler.solver.costs.layer_time import count_owned_parameters
+from scheduler.solver.costs.layer_time import compute_input_bytes, count_held_parameters, count_owned_parameters
 from scheduler.solver.costs.strategy_space import StrategyCandidates
 from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
@@ -45,25 +45,40 @@ def compute_state_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates
 
 
 def compute_host_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> Ints | None:
-    """Return the bytes that offload keeps in host memory per GPU, None if no candidate offloads.
+    """Return the bytes of state that offload keeps in host memory per GPU, None if no candidate uses the host.
 
     The host holds the gradients as they are sent, the master weights and the optimizer's moments (ZeRO-Offload, arXiv
-    2101.06840, section 4.1).
+    2101.06840, section 4.1). With streamed parameters it also holds the weights as they are sent, and accumulates
+    gradients in fp32 (ZeRO-Infinity, arXiv 2104.07857, section 3).
     """
-    if not candidates.offload.any():
+    if not (candidates.offload.any() or candidates.inputs_offload.any()):
         return None
     precision, table = setting.hardware.precision, build_layer_table(kinds)
     dense, experts = count_owned_parameters(table, candidates)
-    always = precision.value_bytes + precision.master_bytes
+    gradient_bytes = np.where(candidates.streamed == 1, precision.gradient_bytes, precision.value_bytes)
+    always = gradient_bytes + precision.master_bytes
     held = dense * (always + table.dense_moment_bytes) + experts * (always + table.expert_moment_bytes)
-    return _round_up_bytes(np.where(candidates.offload == 1, held, 0.0))
+    held = np.where(candidates.offload == 1, held, 0.0)
+    if candidates.streamed.any():
+        held = held + candidates.streamed * precision.value_bytes * count_held_parameters(table, candidates)
+    return _round_up_bytes(held)
+
+
+def compute_host_activation_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates) -> Ints | None:
+    """Return the bytes of layer inputs that one micro-batch keeps in host memory per GPU until its backward pass.
+
+    None if no candidate does so (ZeRO-Infinity, arXiv 2104.07857, section 5.1.2).
+    """
+    if not candidates.inputs_offload.any():
+        return None
+    return _round_up_bytes(candidates.inputs_offload * compute_input_bytes(build_layer_table(kinds), candidates))
 
 
 def compute_activation_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> Ints:
     """Return the activations that one micro-batch keeps until its backward pass (Korthikanti et al., arXiv 2205.05198).
 
-    Full recompute keeps only the layer's input. A layer without a backward pass keeps nothing, apart from the
-    activations of a trained head behind it.
+    Full recompute keeps only the layer's input, on the GPU or on the host. A layer without a backward pass keeps
+    nothing, apart from the activations of a trained head behind it.
     """
     table, index, degrees = build_layer_table(kinds), candidates.degree_index, candidates.degrees
     sharded = np.where(degrees.sharded, degrees.tp, 1)
@@ -76,15 +91,19 @@ def compute_activation_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandi
     if (candidates.recompute == 1).any():
         kept = kept - np.where(candidates.recompute == 1, _compute_recomputed_bytes(table, candidates)[:, index], 0.0)
     head = np.where(table.trained_head_parameters > 0, 1 - table.backward, 0.0) * table.attached_bytes / degrees.tp
-    return _round_up_bytes((table.backward * kept + head[:, index]) * (degrees.samples / degrees.context)[index])
+    held = (table.backward * kept + head[:, index]) * (degrees.samples / degrees.context)[index]
+    if candidates.inputs_offload.any():
+        held = held - candidates.inputs_offload * compute_input_bytes(table, candidates)
+    return _round_up_bytes(held)
 
 
 def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> Ints:
     """Return [N]: the buffer that a stage needs in addition if any of its layers follows the strategy.
 
     FSDP gathers two units at a time, and holds one unsharded gradient and its fp32 copy if the unit is trained.
-    Recompute holds one layer's activations again if there is a backward pass. Messages need buffers. The buffer is
-    sized for the largest of `kinds`, and a stage needs the largest buffer of its strategies.
+    Streamed parameters need the same. Recompute holds one layer's activations again if there is a backward pass, and
+    the inputs of two layers if they come from the host: one in use, one on its way. Messages need buffers. The buffer
+    is sized for the largest of `kinds`, and a stage needs the largest buffer of its strategies.
     """
     table, index, degrees = build_layer_table(kinds), candidates.degree_index, candidates.degrees
     precision = setting.hardware.precision
@@ -95,7 +114,7 @@ def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidate
     unit_bytes = _GATHERED_UNITS * precision.value_bytes * units
     unit_bytes = unit_bytes + (precision.value_bytes + precision.gradient_bytes) * trained
     size = _compute_message_buffers(table, candidates, setting.hardware)[:, index] + np.where(
-        candidates.zero == 3, unit_bytes[:, index], 0.0
+        (candidates.zero == 3) | (candidates.streamed == 1), unit_bytes[:, index], 0.0
     )
     again = table.backward * rows
     size = size + np.where(
@@ -105,6 +124,8 @@ def compute_buffer_bytes(kinds: tuple[Layer, ...], candidates: StrategyCandidate
         size = size + np.where(
             candidates.recompute == 1, (again * _compute_recomputed_bytes(table, candidates))[:, index], 0.0
         )
+    if candidates.inputs_offload.any():
+        size = size + 2 * candidates.inputs_offload * compute_input_bytes(table, candidates)
     return _round_up_bytes(size.max(axis=0))
 
 
@@ -113,7 +134,8 @@ def _compute_bytes_per_parameter(
 ) -> Floats:
     """Return the bytes of state on a GPU per weight that tensor and expert parallelism leave to it.
 
-    A frozen weight has no gradient and no optimizer state: no moments and no master weight.
+    A frozen weight has no gradient and no optimizer state: no moments and no master weight. Streamed weights and their
+    gradients are on the host.
     """
     precision, zero = setting.hardware.precision, candidates.zero
     weight = np.where(zero == 3, precision.value_bytes / group, precision.value_bytes)
@@ -126,7 +148,7 @@ def _compute_bytes_per_parameter(
         (precision.fsdp_bytes + moment_bytes) / group,
         weight + gradient + optimizer,
     )
-    return np.asarray(np.where(trained, master, weight))
+    return np.asarray((1 - candidates.streamed) * np.where(trained, master, weight))
 
 
 def _compute_layer_activations(table: LayerTable, candidates: StrategyCandidates) -> Floats:

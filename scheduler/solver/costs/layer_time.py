@@ -57,6 +57,11 @@ and residual read two values and write one and a mask (3.5). Every tensor rank d
 sequence is sharded."""
 
 
+_HOST_ADDITION_SHARE = 10 / 30
+"""Time to add a 16-bit gradient to an fp32 one on the host, as a share of Adam's time there, by bytes moved. The
+addition reads 2 + 4 and writes 4. Adam reads gradient, master weight and moments (16), and writes master weight,
+moments and a 16-bit weight (14)."""
+
 _OPTIMIZER_BYTES_PER_PARAMETER = 12
 """The optimizer reads gradient and master weight, and writes weights: 12 bytes in bf16 (2 + 4 read, 2 + 4 written) and
 in fp32 (4 + 4 read, 4 written). It also reads and writes its moments."""
@@ -66,7 +71,8 @@ in fp32 (4 + 4 read, 4 written). It also reads and writes its moments."""
 class LayerTimes:
     """Seconds by cause, [T, N].
 
-    `data_s` is the part that computation does not hide. `other_s` is the optimizer step.
+    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, and what streaming
+    from the host adds.
     """
 
     compute_s: Floats
@@ -113,13 +119,19 @@ def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates
         table, candidates, compute_reduction_times(table, candidates, setting), setting.hardware
     )
     windows_s = (ring_forward_s + early_s, ring_backward_s + (beside_s - early_s))
+    data_s = _compute_exposed_s(data, windows_s, candidates, setting.hardware.overlap_coefficient)
+    other_s = _compute_optimizer_step_s(table, candidates, setting)
+    if candidates.streamed.any() or candidates.inputs_offload.any():
+        both = _add_host_traffic(data, table, candidates, setting.hardware)
+        both_s = _compute_exposed_s(both, windows_s, candidates, setting.hardware.overlap_coefficient)
+        other_s = other_s + (both_s - data_s)
     return LayerTimes(
         compute_s=forward_s + backward_s + attached_s,
         tensor_s=tensor_s,
         sequence_s=ulysses_s + (ring_forward_s - forward_s) + (ring_backward_s - backward_s),
         expert_s=_compute_expert_s(table, candidates, sent.expert_s, data, setting.hardware),
-        data_s=_compute_exposed_s(data, windows_s, candidates, setting.hardware.overlap_coefficient),
-        other_s=_compute_optimizer_step_s(table, candidates, setting),
+        data_s=data_s,
+        other_s=other_s,
     )
 
 
@@ -254,6 +266,31 @@ def _compute_state_traffic(
     )
 
 
+def _add_host_traffic(
+    data: _StateTraffic, table: LayerTable, candidates: StrategyCandidates, hardware: HardwareProfile
+) -> _StateTraffic:
+    """Return the traffic with that of the host link, in each micro-batch.
+
+    Streamed parameters pass the link before each pass, and gradients after each backward pass, which sums them up on
+    the host (ZeRO-Infinity, arXiv 2104.07857, sections 4.1 and 6.2; PyTorch FSDP2, `CPUOffloadPolicy`). They overlap
+    with the passes like the collectives of ZeRO-3. They do not overlap with these collectives, since a worker that
+    prefetches one unit copies it and then gathers it. Inputs of layers are copied on the stream that computes, as by
+    PyTorch's `save_on_cpu`, so nothing overlaps with them.
+    """
+    value_bytes, link = hardware.precision.value_bytes, hardware.host_bandwidth_bytes_per_s
+    fetch_s = candidates.streamed * count_held_parameters(table, candidates) * value_bytes / link
+    forward_s = fetch_s * np.maximum(table.computed, table.trained_head_parameters > 0)
+    sum_s = _HOST_ADDITION_SHARE * hardware.host_optimizer_s_per_parameter * (candidates.micro_batches > 1)
+    send_s = candidates.streamed * sum(count_owned_parameters(table, candidates)) * (value_bytes / link + sum_s)
+    inputs_s = candidates.inputs_offload * compute_input_bytes(table, candidates) / link
+    return replace(
+        data,
+        forward_s=data.forward_s + forward_s,
+        backward_s=data.backward_s + table.backward * forward_s + send_s,
+        exposed_s=data.exposed_s + 2 * inputs_s,
+    )
+
+
 def _compute_exposed_s(
     data: _StateTraffic, windows_s: tuple[Floats, Floats], candidates: StrategyCandidates, coefficient: float
 ) -> Floats:
@@ -270,7 +307,11 @@ def _compute_exposed_s(
 
 
 def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> Floats:
-    """Return 1/c of the optimizer step. With offload, gradients move to the host and new weights come back."""
+    """Return 1/c of the optimizer step.
+
+    With offload, gradients move to the host and new weights come back. Streamed gradients are there already, and
+    streamed weights stay there.
+    """
     hardware = setting.hardware
     dense, experts = count_owned_parameters(table, candidates)
     owned = dense + experts
@@ -279,7 +320,7 @@ def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates,
     step_s = step_s + (_OPTIMIZER_BYTES_PER_PARAMETER + 2 * table.expert_moment_bytes) / bandwidth * experts
     if candidates.offload.any():
         moved_s = 2 * hardware.precision.value_bytes / hardware.host_bandwidth_bytes_per_s
-        host_s = (moved_s + hardware.host_optimizer_s_per_parameter) * owned
+        host_s = ((1 - candidates.streamed) * moved_s + hardware.host_optimizer_s_per_parameter) * owned
         step_s = np.where(candidates.offload == 1, host_s, step_s)
     return np.asarray(step_s / candidates.micro_batches)
 
@@ -290,6 +331,20 @@ def count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) ->
     experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(candidates.shard_group // ep, 1))
     dense = table.trained * table.dense_parameters + table.trained_head_parameters
     return dense / (tp * candidates.shard_group), experts
+
+
+def count_held_parameters(table: LayerTable, candidates: StrategyCandidates) -> Floats:
+    """Return the number of weights, trained or frozen, that one GPU holds if they are sharded over its group."""
+    tp, ep = candidates.degrees.tp[candidates.degree_index], candidates.degrees.ep[candidates.degree_index]
+    experts: Floats = table.expert_parameters / (tp * ep * np.maximum(candidates.shard_group // ep, 1))
+    return table.dense_parameters / (tp * candidates.shard_group) + experts
+
+
+def compute_input_bytes(table: LayerTable, candidates: StrategyCandidates) -> Floats:
+    """Return [T, N]: the bytes of one micro-batch's input of a layer on one GPU; 0 without a backward pass."""
+    degrees, index = candidates.degrees, candidates.degree_index
+    rows = degrees.samples / degrees.context / np.where(degrees.sharded, degrees.tp, 1)
+    return (table.backward * table.boundary_bytes * rows)[:, index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from scheduler.solver.costs.layer_chain import Layer, LayerChain, build_layer_ta
 from scheduler.solver.costs.layer_memory import (
     compute_activation_bytes,
     compute_buffer_bytes,
+    compute_host_activation_bytes,
     compute_host_bytes,
     compute_state_bytes,
 )
@@ -90,6 +91,7 @@ def compute_stage_costs(
             reshard_s=changes_s[row],
             border_s=joint.border_s[:, first:end],
             host_bytes=None if joint.host_bytes is None else joint.host_bytes[:, first:end],
+            host_kept_bytes=None if joint.host_kept_bytes is None else joint.host_kept_bytes[:, first:end],
         )
         found[count] = CostedStrategies(costs, candidates, numbers[first:end])
     return found
@@ -103,6 +105,7 @@ def _compute_joint_costs(
     The changes of layout depend on the number of micro-batches, so they are separate.
     """
     table, degrees = build_layer_table(kinds), candidates.degrees
+    is_limited = setting.hardware.host_memory_bytes > 0
     layouts, numbers = list_layouts(degrees)
     changes_s = compute_reshard_s(table, layouts, batches, setting)
     costs = StageCosts(
@@ -113,7 +116,8 @@ def _compute_joint_costs(
         working_bytes=compute_buffer_bytes(kinds, candidates, setting),
         reshard_s=changes_s[0],
         border_s=compute_border_s(table, degrees, setting)[:, candidates.degree_index],
-        host_bytes=compute_host_bytes(kinds, candidates, setting) if setting.hardware.host_memory_bytes else None,
+        host_bytes=compute_host_bytes(kinds, candidates, setting) if is_limited else None,
+        host_kept_bytes=compute_host_activation_bytes(kinds, candidates) if is_limited else None,
     )
     return costs, changes_s
 

@@ -18,12 +18,16 @@ Strategies that cannot win are left out. A property test covers each of these le
 * ZeRO-1 is left out if the worker supports ZeRO-2 and there is one micro-batch: both reduce once, and ZeRO-2 holds
   less.
 
+Parameters in host memory are sharded over all replicas, so that each byte passes one host link (ZeRO-Infinity, arXiv
+2104.07857, section 6.1), or belong to the only replica. Activations in host memory are the inputs of layers that are
+fully recomputed (section 5.1.2).
+
 Limits of the request (`PlanLimits`) can forbid the strategy that a lemma relies on. The lemma is then not used.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import gcd, isqrt, lcm
 
@@ -199,7 +203,8 @@ def _list_expert_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension],
 class StrategyCandidates:
     """Candidate strategies as columns [N].
 
-    `degree_index` points into `degrees`; `hybrid` is 1 for ZeRO-3 within a node.
+    `degree_index` points into `degrees`; `hybrid` is 1 for ZeRO-3 within a node. `offload` is 1 for optimizer state in
+    host memory, `streamed` for parameters and gradients, and `inputs_offload` for the inputs of layers.
     """
 
     degrees: ParallelDegrees
@@ -209,6 +214,8 @@ class StrategyCandidates:
     shard_group: Ints
     recompute: Ints
     offload: Ints
+    streamed: Ints
+    inputs_offload: Ints
 
     @property
     def micro_batches(self) -> Ints:
@@ -216,8 +223,8 @@ class StrategyCandidates:
 
     def select(self, chosen: NDArray[np.bool_]) -> StrategyCandidates:
         """Return the candidates for which `chosen` [N] is true."""
-        columns = self.degree_index, self.zero, self.hybrid, self.shard_group, self.recompute, self.offload
-        return StrategyCandidates(self.degrees, *(column[chosen] for column in columns))
+        columns = (getattr(self, field.name)[chosen] for field in fields(self) if field.name != "degrees")
+        return StrategyCandidates(self.degrees, *columns)
 
     def use(self, dimension: PlanDimension) -> NDArray[np.bool_]:
         """Return [N]: whether each candidate uses the dimension; false for those of pipelines."""
@@ -235,6 +242,8 @@ class StrategyCandidates:
             PlanDimension.RECOMPUTE: self.recompute == RECOMPUTES.index(Recompute.FULL),
             PlanDimension.SELECTIVE_RECOMPUTE: self.recompute == RECOMPUTES.index(Recompute.SELECTIVE),
             PlanDimension.OFFLOAD: self.offload == 1,
+            PlanDimension.OFFLOAD_PARAMETERS: self.streamed == 1,
+            PlanDimension.OFFLOAD_ACTIVATIONS: self.inputs_offload == 1,
         }
         return np.asarray(uses.get(dimension, np.zeros(len(at), dtype=np.bool_)))
 
@@ -268,6 +277,8 @@ class StrategyCandidates:
             shard_group=groups,
             recompute=np.array([RECOMPUTES.index(strategy.recompute) for strategy in strategies], dtype=np.int64),
             offload=np.array([strategy.offload for strategy in strategies], dtype=np.int64),
+            streamed=np.array([strategy.offload_parameters for strategy in strategies], dtype=np.int64),
+            inputs_offload=np.array([strategy.offload_activations for strategy in strategies], dtype=np.int64),
         )
 
     def build_strategy(self, number: int) -> LayerStrategy:
@@ -285,6 +296,8 @@ class StrategyCandidates:
             ep=int(degrees.ep[index]),
             recompute=RECOMPUTES[self.recompute[number]],
             offload=bool(self.offload[number]),
+            offload_parameters=bool(self.streamed[number]),
+            offload_activations=bool(self.inputs_offload[number]),
         )
 
 
@@ -302,16 +315,19 @@ def enumerate_candidates(
     base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch, plan_limits=plan_limits)
     variants = _list_variants(dimensions)
     index = np.repeat(np.arange(len(base.tp)), len(variants))
-    zero, hybrid, recompute, offload = np.tile(variants.T, len(base.tp))
+    zero, hybrid, recompute, offload, streamed, inputs_offload = np.tile(variants.T, len(base.tp))
     replicas, ep = base.replicas[index], base.ep[index]
     in_node = node_gpus // base.tp[index]
     group = np.where(zero == 0, 1, np.where(hybrid == 1, in_node, replicas))
     allowed = (zero == 0) | (replicas > 1)
     allowed &= (hybrid == 0) | ((in_node > 1) & (in_node < replicas) & ((in_node % ep == 0) | (ep % in_node == 0)))
     allowed &= (offload == 0) | (zero > 0) | (replicas == 1)
+    # Whole parameters are streamed to the only replica; with several replicas, ZeRO-3 shards them.
+    allowed &= (streamed == 0) | (zero == 3) | (replicas == 1)
     if Dimension.ZERO in dimensions and not plan_limits.may_forbid(PlanDimension.ZERO2):
         allowed &= (zero != 1) | (base.micro_batches[index] > 1)
-    found = StrategyCandidates(base, index, zero, hybrid, group, recompute, offload).select(allowed)
+    columns = zero, hybrid, group, recompute, offload, streamed, inputs_offload
+    found = StrategyCandidates(base, index, *columns).select(allowed)
     return found if plan_limits == NO_LIMITS else found.select(_find_within_limits(found, plan_limits))
 
 
@@ -326,7 +342,7 @@ def _find_within_limits(candidates: StrategyCandidates, plan_limits: PlanLimits)
 
 
 def _list_variants(dimensions: frozenset[Dimension]) -> Ints:
-    """Return rows (zero, hybrid, recompute, offload) that the worker supports."""
+    """Return rows (zero, hybrid, recompute, offload, streamed, inputs_offload) that the worker supports."""
     zeros = [(0, 0)]
     zeros += [(1, 0), (2, 0)] if Dimension.ZERO in dimensions else []
     zeros += [(3, 0)] if Dimension.FSDP in dimensions else []
@@ -334,6 +350,16 @@ def _list_variants(dimensions: frozenset[Dimension]) -> Ints:
     recomputes = [0]
     recomputes += [1] if Dimension.SELECTIVE_RECOMPUTE in dimensions else []
     recomputes += [2] if Dimension.RECOMPUTE in dimensions else []
-    offloads = [0, 1] if Dimension.OFFLOAD in dimensions else [0]
-    rows = [(*zero, recompute, offload) for zero in zeros for offload in offloads for recompute in recomputes]
+    offloads = [(0, 0)]
+    offloads += [(1, 0)] if Dimension.OFFLOAD in dimensions else []
+    offloads += [(1, 1)] if {Dimension.OFFLOAD, Dimension.OFFLOAD_PARAMETERS} <= dimensions else []
+    moves_inputs = Dimension.OFFLOAD_ACTIVATIONS in dimensions
+    rows = [
+        (*zero, recompute, *offload, inputs_offload)
+        for zero in zeros
+        for offload in offloads
+        if not offload[1] or zero in ((0, 0), (3, 0))
+        for recompute in recomputes
+        for inputs_offload in ((0, 1) if moves_inputs and recompute == 2 else (0,))
+    ]
     return np.array(rows, dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import ceil, floor
@@ -23,6 +23,7 @@ class Dimension(StrEnum):
 
     `zero` is ZeRO-1 and ZeRO-2, `fsdp` is ZeRO-3 over all replicas. `hybrid_shard` is ZeRO-3 within a node and plain
     data parallelism between nodes. `pipeline` is 1F1B; `gpipe` and `interleave` (interleaved 1F1B) require it.
+    `offload_parameters` requires `offload`, and `offload_activations` requires `recompute`.
     """
 
     DATA = "data"
@@ -40,6 +41,14 @@ class Dimension(StrEnum):
     RECOMPUTE = "recompute"
     SELECTIVE_RECOMPUTE = "selective_recompute"
     OFFLOAD = "offload"
+    OFFLOAD_PARAMETERS = "offload_parameters"
+    OFFLOAD_ACTIVATIONS = "offload_activations"
+
+
+STREAMED_DIMENSIONS = MappingProxyType(
+    {Dimension.OFFLOAD_PARAMETERS: Dimension.OFFLOAD, Dimension.OFFLOAD_ACTIVATIONS: Dimension.RECOMPUTE}
+)
+"""Dimensions that move data over the host link in every micro-batch, and the one that each of them requires."""
 
 
 class Precision(StrEnum):
@@ -204,11 +213,24 @@ class HardwareProfile:
             )
         if Dimension.DATA not in self.dimensions:
             raise ProfileError(f"{owner}: dimensions must contain {Dimension.DATA.value!r}")
-        if self.supports(Dimension.OFFLOAD):
+        if self.dimensions & {Dimension.OFFLOAD, *STREAMED_DIMENSIONS}:
             require_positive(owner, **{name: getattr(self, name) for name in _OFFLOAD_FIELDS})
 
     def supports(self, dimension: Dimension) -> bool:
         return dimension in self.dimensions
+
+    def with_host_memory(self, host_memory_bytes: int) -> HardwareProfile:
+        """Return the profile for plans that may use this much host memory per GPU, also for streamed state.
+
+        A streamed dimension is added if the one that it requires is supported, and the speed of the host link is known.
+        """
+        has_link = self.host_bandwidth_bytes_per_s > 0 and self.host_optimizer_s_per_parameter > 0
+        streamed = {each for each, required in STREAMED_DIMENSIONS.items() if has_link and self.supports(required)}
+        return replace(self, host_memory_bytes=host_memory_bytes, dimensions=self.dimensions | streamed)
+
+    def without_streaming(self) -> HardwareProfile:
+        """Return the profile without the dimensions that use the host link in every micro-batch."""
+        return replace(self, dimensions=self.dimensions.difference(STREAMED_DIMENSIONS))
 
     def trains_in(self, precision: Precision) -> bool:
         """Return whether the profile's figures hold for training in `precision`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
@@ -19,21 +19,39 @@ for a mistake and would make a search very long."""
 
 
 class TrainingOptimizer(StrEnum):
-    """The optimizer of a training. MUON updates the matrices of layers with Muon, and embedding and head with AdamW."""
+    """The optimizer of a training. SGD has momentum, and PLAIN_SGD has none.
+
+    MUON updates the matrices of layers with Muon, and embedding and head with AdamW. ADAFACTOR has no first moment.
+    """
 
     ADAMW = "adamw"
     SGD = "sgd"
+    PLAIN_SGD = "plain-sgd"
     MUON = "muon"
+    ADAFACTOR = "adafactor"
 
     @property
-    def matrix_moment_bytes(self) -> int:
+    def matrix_moment_bytes(self) -> float:
         """Bytes of moments per weight of a layer, in fp32: two in AdamW, one in SGD with momentum and in Muon."""
-        return 8 if self is TrainingOptimizer.ADAMW else 4
+        return _MOMENT_BYTES[self]
 
     @property
-    def end_moment_bytes(self) -> int:
+    def end_moment_bytes(self) -> float:
         """The same of embedding and head."""
-        return 4 if self is TrainingOptimizer.SGD else 8
+        return _MOMENT_BYTES[TrainingOptimizer.ADAMW if self is TrainingOptimizer.MUON else self]
+
+
+_FACTORED_MOMENT_BYTES = 0.01
+"""Adafactor keeps the sums of a matrix's rows and columns (Shazeer and Stern, arXiv 1804.04235, section 3). These are
+4 x (rows + columns) bytes, at most 0.01 per weight of a square matrix with 800 rows or more."""
+
+_MOMENT_BYTES: Mapping[TrainingOptimizer, float] = {
+    TrainingOptimizer.ADAMW: 8.0,
+    TrainingOptimizer.SGD: 4.0,
+    TrainingOptimizer.PLAIN_SGD: 0.0,
+    TrainingOptimizer.MUON: 4.0,
+    TrainingOptimizer.ADAFACTOR: _FACTORED_MOMENT_BYTES,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,17 @@ class SearchOutcome:
     full_shape_plan: ParallelPlan | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _SearchEffort:
+    """How far a search goes, as in `search_plan`. `explains`: say why nothing fits, which can take long."""
+
+    tolerance: float
+    labels_max: int
+    oracle_cache: OracleCache
+    runners_up: int = 0
+    explains: bool = True
+
+
 def solve_plan(request: SolveRequest, *, tolerance: float = 0.0) -> ParallelPlan | Infeasibility:
     """Return the fastest plan for `request`, proven within `tolerance`, or the reason why there is none."""
     return search_plan(request, tolerance=tolerance).result
@@ -91,51 +102,56 @@ def search_plan(
     tolerance *= _TOLERANCE_FACTOR
     if len(request.groups) > 2:
         return SearchOutcome(explain_infeasible_shape(request), SearchStats(0, 0))
-    outcome = _search_shape(request, tolerance, labels_max, runners_up, oracle_cache)
+    effort = _SearchEffort(tolerance, labels_max, oracle_cache, runners_up)
+    outcome = _search_shape(request, effort)
     nothing = outcome.result
     if request.limits == NO_LIMITS or not isinstance(nothing, Infeasibility) or nothing.constraint == "budget":
         return outcome
 
     def is_feasible(changed: SolveRequest) -> bool:
-        found = _search_shape(changed, _ANY_PLAN_TOLERANCE, labels_max, 0, oracle_cache).result
-        return isinstance(found, ParallelPlan)
+        hasty = replace(effort, tolerance=_ANY_PLAN_TOLERANCE, runners_up=0, explains=False)
+        return isinstance(_search_shape(changed, hasty).result, ParallelPlan)
 
     return replace(outcome, result=explain_infeasible_limits(request, nothing, is_feasible))
 
 
-def _search_shape(
-    request: SolveRequest, tolerance: float, labels_max: int, runners_up: int, oracle_cache: OracleCache
-) -> SearchOutcome:
-    """Search the plans that use all GPUs, or all of one model."""
-    outcome = _search_full_shape(request, tolerance, labels_max, runners_up, oracle_cache)
-    if len(request.groups) == 1:
-        return outcome
-    return _compare_with_single_models(request, outcome, tolerance, labels_max, oracle_cache)
+def _search_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOutcome:
+    """Search the plans that use all GPUs, or all of one model.
+
+    Plans that use the host link in every micro-batch are slow, and double the strategies. They are searched only if
+    nothing else fits.
+    """
+    if request.may_stream:
+        outcome = _search_shape(request.without_streaming(), replace(effort, explains=False))
+        if isinstance(outcome.result, ParallelPlan) or outcome.result.constraint != "memory":
+            return outcome
+    outcome = _search_full_shape(request, effort)
+    return outcome if len(request.groups) == 1 else _compare_with_single_models(request, outcome, effort)
 
 
-def _search_full_shape(
-    request: SolveRequest, tolerance: float, labels_max: int, runners_up: int, oracle_cache: OracleCache
-) -> SearchOutcome:
+def _search_full_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOutcome:
     """Search the plans that use all GPUs, at first without regard to host memory: it is seldom what limits them."""
     if any(profile.host_memory_bytes for profile in request.hardware):
         unlimited = tuple(replace(profile, host_memory_bytes=0) for profile in request.hardware)
-        free = _search_full_shape(replace(request, hardware=unlimited), tolerance, labels_max, runners_up, oracle_cache)
+        free = _search_full_shape(replace(request, hardware=unlimited), effort)
         plans = (free.result, *free.runners_up)
         if all(isinstance(plan, Infeasibility) or evaluate(plan, request).fits for plan in plans):
             return free
-    pipelines = list(enumerate_pipelines(request, oracle_cache))
+    pipelines = list(enumerate_pipelines(request, effort.oracle_cache))
     if not pipelines:
         return SearchOutcome(explain_infeasible_batch(request), SearchStats(0, 0))
-    result, best = _find_best_pipeline(pipelines, tolerance, labels_max)
+    result, best = _find_best_pipeline(pipelines, effort.tolerance, effort.labels_max)
     stats = SearchStats(sum(pipeline.candidates for pipeline in pipelines), result.labels)
     if best is None and result.bound_s < inf:
-        reason = f"no plan was found within the budget of {labels_max} labels; a larger budget may find one"
+        reason = f"no plan was found within the budget of {effort.labels_max} labels; a larger budget may find one"
         return SearchOutcome(Infeasibility(reason, "budget"), stats, result.bound_s)
     if best is None:
-        return SearchOutcome(explain_infeasible_memory(request, pipelines), stats)
+        unexplained = Infeasibility("needs more memory", "memory")
+        return SearchOutcome(explain_infeasible_memory(request, pipelines) if effort.explains else unexplained, stats)
     plan = build_plan(request, best, result.gap)
     bound_s = plan.iteration_time_s * (1.0 - result.gap)
-    return SearchOutcome(plan, stats, bound_s, tuple(_find_runners_up(request, pipelines, best, runners_up, tolerance)))
+    runners_up = _find_runners_up(request, pipelines, best, effort.runners_up, effort.tolerance)
+    return SearchOutcome(plan, stats, bound_s, tuple(runners_up))
 
 
 def _find_best_pipeline(
@@ -167,9 +183,7 @@ def _find_runners_up(
         yield build_plan(request, best, found.gap)
 
 
-def _compare_with_single_models(
-    request: SolveRequest, outcome: SearchOutcome, tolerance: float, labels_max: int, oracle_cache: OracleCache
-) -> SearchOutcome:
+def _compare_with_single_models(request: SolveRequest, outcome: SearchOutcome, effort: _SearchEffort) -> SearchOutcome:
     """Return `outcome`, or the plan of one GPU model alone if that is at least as fast."""
     best, bound_s = outcome, outcome.bound_s
     mixed = outcome.result if isinstance(outcome.result, ParallelPlan) else None
@@ -178,7 +192,7 @@ def _compare_with_single_models(
     slower = together or f"for all of {request.shape} {lacking}"
     for group in request.groups:
         single_request = request.restrict_to_gpu(group.hardware.gpu)
-        single = _search_full_shape(single_request, tolerance, labels_max, 0, oracle_cache)
+        single = _search_full_shape(single_request, replace(effort, runners_up=0))
         bound_s = min(bound_s, single.bound_s)
         if isinstance(single.result, ParallelPlan) and single.result.iteration_time_s <= _get_time_s(best):
             step_s = single.result.iteration_time_s

@@ -56,6 +56,7 @@ def find_simplest_plan(
         labels_max: budget of work of each of the searches.
     """
     used, oracle_cache = count_strategies(fastest), oracle_cache or OracleCache()
+    request = request.for_plans_like(fastest)
     if used == 1:
         return SimplestPlan(fastest, 1, 1)
     limit_s = (1.0 + ratio) * fastest.iteration_time_s * (1.0 + _ROUNDING)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.solver.instance import Floats, Ints, StageCosts
+from scheduler.solver.search.stage_problem import HOST_RATES
 
 _MAX_PRICES = 24
 """Any price gives a valid bound; more prices only tighten it."""
@@ -60,7 +61,13 @@ def build_windows(types: tuple[int, ...], kinds: int) -> LayerWindows:
 
 
 def compute_stage_lower_bounds(
-    windows: LayerWindows, costs: StageCosts, *, in_flight: float, capacity_bytes: int, prices: Floats
+    windows: LayerWindows,
+    costs: StageCosts,
+    *,
+    in_flight: float,
+    capacity_bytes: int,
+    prices: Floats,
+    host_capacity_bytes: int = 0,
 ) -> Floats:
     """Return bounds [U]: a time that no stage of each window can beat; infinite if none fits.
 
@@ -70,6 +77,7 @@ def compute_stage_lower_bounds(
       capacity holds for every stage that fits (and is exact if all layers follow one strategy).
     * For every price x >= 0, time >= sum min_s (t + x (m + w / n)) - x capacity (weak duality).
     * Changes of layout and border gathers cost at least 0 and are left out.
+    * Memory of the host is left out of the times, and decides with that of the GPU whether a stage can fit.
 
     The largest bound over `prices` [X] counts. Windows of similar length share n, the largest of them, so that w / n
     remains a lower bound.
@@ -86,18 +94,33 @@ def compute_stage_lower_bounds(
                 in_flight=in_flight,
                 capacity_bytes=capacity_bytes,
                 prices=prices,
+                host_capacity_bytes=host_capacity_bytes,
             )
     return bounds
 
 
 def compute_lower_bounds(
-    counts: Floats, costs: StageCosts, *, length: int, in_flight: float, capacity_bytes: int, prices: Floats
+    counts: Floats,
+    costs: StageCosts,
+    *,
+    length: int,
+    in_flight: float,
+    capacity_bytes: int,
+    prices: Floats,
+    host_capacity_bytes: int = 0,
 ) -> Floats:
     """Return the same for stages of `counts` [U, T] layers of each type, with at most `length` layers in total."""
     loaded = costs.compute_memory_bytes(in_flight) + costs.working_bytes // length
     priced = (costs.time_s + prices[:, None, None] * loaded).min(axis=-1)  # [X, T]
     bounds = (counts @ priced.T - prices * capacity_bytes).max(axis=1)
-    return np.where(counts @ loaded.min(axis=1) <= capacity_bytes, bounds, np.inf)
+    host = costs.compute_host_bytes(in_flight)
+    if host is None:
+        return np.where(counts @ loaded.min(axis=1) <= capacity_bytes, bounds, np.inf)
+    # At every rate of exchange, GPU and host together must have room for the least of both (surrogate duality).
+    rates = np.array(HOST_RATES)
+    least = (loaded + rates[:, None, None] * host).min(axis=-1)  # [R, T]
+    fits = (counts @ least.T <= capacity_bytes + rates * host_capacity_bytes).all(axis=1)
+    return np.where(fits, bounds, np.inf)
 
 
 def _list_length_classes(longest: int) -> list[int]:
@@ -146,9 +169,9 @@ def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
     """Return the numbers of the strategies that can be of use, ascending.
 
     Strategy a dominates b if both leave the same layout and, for every layer type, a takes no more time, no more at a
-    border, no more buffer, no more host memory, and no more memory with 1 and with `in_flight_max` micro-batches in
-    flight (memory is linear in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first
-    one stays.
+    border, no more buffer, and no more memory of GPU and host with 1 and with `in_flight_max` micro-batches in flight
+    (memory is linear in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first one
+    stays.
     """
     rows = list_comparable_costs(costs, in_flight_max=in_flight_max)
     kept = []
@@ -167,9 +190,15 @@ def list_comparable_costs(costs: StageCosts, *, in_flight_max: float) -> Floats:
             costs.compute_memory_bytes(1.0).astype(np.float64),
             costs.compute_memory_bytes(in_flight_max).astype(np.float64),
             costs.working_bytes[None].astype(np.float64),
-            *([] if costs.host_bytes is None else [costs.host_bytes.astype(np.float64)]),
+            *(host.astype(np.float64) for host in _list_host_costs(costs, in_flight_max)),
         ]
     )
+
+
+def _list_host_costs(costs: StageCosts, in_flight_max: float) -> list[Ints]:
+    held = [costs.compute_host_bytes(1.0)]
+    held += [costs.compute_host_bytes(in_flight_max)] if costs.host_kept_bytes is not None else []
+    return [each for each in held if each is not None]
 
 
 def find_undominated_columns(columns: Floats) -> Ints:

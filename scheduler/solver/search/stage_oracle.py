@@ -91,6 +91,7 @@ class StageOracle:
                 in_flight=in_flight,
                 capacity_bytes=self._capacity_bytes,
                 prices=self._get_prices(in_flight),
+                host_capacity_bytes=self._host_capacity_bytes,
             )
             self._times_s[in_flight] = known
         return known
@@ -110,6 +111,7 @@ class StageOracle:
             in_flight=in_flight,
             capacity_bytes=self._capacity_bytes,
             prices=self._get_prices(in_flight),
+            host_capacity_bytes=self._host_capacity_bytes,
         )
         return float(bounds[0])
 

@@ -112,7 +112,7 @@ def build_stage_problem(
         if start > 0:
             reshard_s[start - 1] = 0.0
         start = last + 1
-    memory = costs.compute_memory_bytes(in_flight)[held]
+    memory, host = costs.compute_memory_bytes(in_flight)[held], costs.compute_host_bytes(in_flight)
     return StageProblem(
         step_s,
         memory,
@@ -121,7 +121,7 @@ def build_stage_problem(
         reshard_s,
         prices,
         capacity_bytes,
-        host_bytes=None if costs.host_bytes is None else costs.host_bytes[held],
+        host_bytes=None if host is None else host[held],
         host_capacity_bytes=host_capacity_bytes,
     )
 

@@ -70,7 +70,7 @@ def read_deepspeed(exported: ExportedPlan, world_size: int) -> Said:
     assert batch == samples * steps * dp, "DeepSpeed refuses other batches"
     return {
         "pp": 1, "tp": tp, "dp": dp, "ulysses": ulysses, "zero": zero["stage"], "global_batch": batch,
-        "micro_batches": steps, "offload": "offload_optimizer" in zero,
+        "micro_batches": steps, "offload": "offload_optimizer" in zero, "offload_parameters": "offload_param" in zero,
     }  # fmt: skip
 
 

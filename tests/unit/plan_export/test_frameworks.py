@@ -18,6 +18,7 @@ from tests.builders_plan_export import build_plan, draw_plan
 
 ZERO_2 = LayerStrategy(1, dp=4, zero=2, shard_group=4)
 FSDP = LayerStrategy(1, dp=4, zero=3, shard_group=4)
+INPUTS_ON_HOST = replace(FSDP, recompute=Recompute.FULL, offload_activations=True)
 
 
 def test_every_framework_has_limits_and_every_limit_a_framework() -> None:
@@ -47,6 +48,11 @@ def test_an_unknown_framework_is_refused_with_what_is_accepted() -> None:
         ("colossalai", build_plan(4, strategy=FSDP), "fsdp"),
         ("colossalai", build_plan(1, 2, 2, 1, interleave=2), r"\[1, 2\]"),
         ("llama-factory", build_plan(4, strategy=LayerStrategy(1, tp=2)), "tensor"),
+        ("deepspeed", build_plan(4, strategy=INPUTS_ON_HOST), "offload_activations"),
+        *(
+            (name, build_plan(4, strategy=replace(FSDP, offload=True, offload_parameters=True)), "offload|fsdp")
+            for name in ("megatron-lm", "torchtitan", "accelerate", "galvatron", "colossalai")
+        ),
     ],
 )
 def test_a_plan_that_a_framework_cannot_express_is_refused_with_the_reason(

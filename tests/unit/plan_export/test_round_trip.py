@@ -51,7 +51,7 @@ def _list_differences(said: dict[str, Any], plan: ParallelPlan) -> Iterator[tupl
 
 
 def _compare_layers(own: LayerStrategy, said: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for field in ("tp", "dp", "ulysses", "ring", "ep", "offload", "recompute"):
+    for field in ("tp", "dp", "ulysses", "ring", "ep", "offload", "offload_parameters", "recompute"):
         if field in said:
             yield from _compare(field, said[field], getattr(own, field))
     if said.get("sequence_sharding") is not None:

@@ -136,6 +136,12 @@ def test_default_plan_is_data_parallel_in_one_micro_batch() -> None:
             ),
             "`micro_batches` is 5.*multiple of 2",
         ),
+        (plan_of((LayerStrategy(4, dp=4, offload_parameters=True),)), "`offload_parameters` is true.*`offload` is f"),
+        (
+            plan_of((LayerStrategy(4, dp=4, zero=2, shard_group=4, offload=True, offload_parameters=True),)),
+            "`offload_parameters` is true.*`zero` is 2 over 4",
+        ),
+        (plan_of((LayerStrategy(4, dp=4, offload_activations=True),)), "`offload_activations` is true.*is none"),
     ],
 )
 def test_plan_that_does_not_fit_is_rejected_with_field_and_value(plan: ParallelPlan, problem: str) -> None:

@@ -310,6 +310,8 @@ class StrategyView(TypedDict):
     ep: int
     layers: int
     offload: bool
+    offload_activations: NotRequired[bool]
+    offload_parameters: NotRequired[bool]
     recompute: str
     ring: int
     sequence_sharding: bool

@@ -109,7 +109,7 @@ def enumerate_strategies(gpus: int, experts: int) -> Iterator[LayerStrategy]:
                 (2, replicas),
                 *((3, shards) for shards in list_divisors(replicas)),
             ]:
-                for recompute, offload in product(Recompute, (False, True)):
+                for recompute, (offload, streamed), inputs in product(Recompute, _OFFLOADS, (False, True)):
                     yield LayerStrategy(
                         layers=1,
                         tp=tp,
@@ -122,4 +122,9 @@ def enumerate_strategies(gpus: int, experts: int) -> Iterator[LayerStrategy]:
                         ep=ep,
                         recompute=recompute,
                         offload=offload,
+                        offload_parameters=streamed,
+                        offload_activations=inputs,
                     )
+
+
+_OFFLOADS = ((False, False), (True, False), (True, True))

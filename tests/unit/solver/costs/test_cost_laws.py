@@ -13,7 +13,13 @@ from scheduler.domain.parallel_plan import LayerStrategy
 from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.costs.communication_time import compute_border_s, compute_reshard_s
 from scheduler.solver.costs.layer_chain import Layer, LayerChain, build_layer_table
-from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_memory import (
+    compute_activation_bytes,
+    compute_buffer_bytes,
+    compute_host_activation_bytes,
+    compute_host_bytes,
+    compute_state_bytes,
+)
 from scheduler.solver.costs.layer_time import compute_layer_times
 from scheduler.solver.costs.pipeline_costs import compute_stage_costs
 from scheduler.solver.costs.strategy_space import DegreeLimits, StrategyCandidates, list_divisors
@@ -57,8 +63,15 @@ def _columns(
         compute_state_bytes(kinds, chosen, setting),
         compute_activation_bytes(kinds, chosen, setting),
         compute_buffer_bytes(kinds, chosen, setting)[None],
+        *(each for each in _host_columns(kinds, chosen, setting) if each is not None),
         compute_border_s(build_layer_table(kinds), chosen.degrees, setting),
     ]
+
+
+def _host_columns(
+    kinds: tuple[Layer, ...], chosen: StrategyCandidates, setting: StageSetting
+) -> tuple[Ints | None, Ints | None]:
+    return compute_host_bytes(kinds, chosen, setting), compute_host_activation_bytes(kinds, chosen)
 
 
 @pytest.mark.parametrize(("gpus", "node"), WORLDS)

@@ -18,7 +18,8 @@ from scheduler.solver.profiles.catalog import ProfileError, load_gpu, load_model
 from scheduler.solver.profiles.model_profile import ModelProfile, TrainingOptimizer
 
 A100, GPT2 = load_gpu("a100-80g"), load_model("gpt2")
-ADAMW, SGD, MUON = TrainingOptimizer
+ADAMW, SGD, MUON = TrainingOptimizer.ADAMW, TrainingOptimizer.SGD, TrainingOptimizer.MUON
+PLAIN_SGD, ADAFACTOR = TrainingOptimizer.PLAIN_SGD, TrainingOptimizer.ADAFACTOR
 
 
 def _costs(model: ModelProfile, strategy: LayerStrategy) -> tuple[int, float]:
@@ -44,6 +45,11 @@ def test_one_moment_less_takes_four_bytes_less_of_each_weight_on_a_gpu(strategy:
     assert held - with_sgd == pytest.approx(4 * untied.parameters / shards, rel=1e-6)
     assert held - with_muon == pytest.approx(4 * (untied.parameters - ends) / shards, rel=1e-6)
     assert sgd_step_s < muon_step_s < step_s
+    without_moments, plain_step_s = _costs(replace(untied, optimizer=PLAIN_SGD), strategy)
+    factored, factored_step_s = _costs(replace(untied, optimizer=ADAFACTOR), strategy)
+    assert with_sgd - without_moments == pytest.approx(4 * untied.parameters / shards, rel=1e-6)
+    assert factored - without_moments == pytest.approx(0.01 * untied.parameters / shards, rel=1e-4)
+    assert plain_step_s < factored_step_s < sgd_step_s
 
 
 def test_trained_head_of_a_frozen_model_keeps_its_moments() -> None:
@@ -57,6 +63,7 @@ def test_optimizer_of_a_profile_is_read_and_checked() -> None:
     sizes = {"layers": 2, "hidden": 32, "heads": 2, "ffn": 128, "vocabulary": 256, "sequence_length": 64}
     document = {"name": "mine", "architecture": sizes}
     assert parse_model(json.dumps(document)).optimizer is ADAMW
-    assert parse_model(json.dumps(document | {"optimizer": "muon"})).optimizer is MUON
-    with pytest.raises(ProfileError, match="optimizer is 'lion'; allowed are adamw, sgd, muon"):
+    for each in TrainingOptimizer:
+        assert parse_model(json.dumps(document | {"optimizer": each.value})).optimizer is each
+    with pytest.raises(ProfileError, match="optimizer is 'lion'; allowed are adamw, sgd, plain-sgd, muon, adafactor"):
         parse_model(json.dumps(document | {"optimizer": "lion"}))

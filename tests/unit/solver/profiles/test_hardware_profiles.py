@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.solver.profiles.catalog import Dimension, Precision, ProfileError, list_gpu_names, load_gpu, parse_gpu
+from scheduler.solver.profiles.hardware_profile import STREAMED_DIMENSIONS
 from tools.gpu_presets import TARGET, build_presets, write_presets
 
 DATASHEETS = {
@@ -107,7 +108,7 @@ def test_the_documentation_lists_the_shipped_gpus() -> None:
 
 def test_cpu_supports_everything_but_offload_in_fp32() -> None:
     cpu = load_gpu("cpu")
-    assert cpu.dimensions == set(Dimension) - {Dimension.OFFLOAD}
+    assert cpu.dimensions == set(Dimension) - {Dimension.OFFLOAD, *STREAMED_DIMENSIONS}
     assert cpu.precision is Precision.FP32
 
 

@@ -81,6 +81,9 @@ class RandomStage:
             return np.ones(len(self.choices), dtype=np.bool_)
         held = np.concatenate([self.types[first:end] for first, end in self.chunks])
         used = self.costs.host_bytes[held, self.choices].sum(axis=1)
+        if self.costs.host_kept_bytes is not None:
+            kept = self.costs.host_kept_bytes[held, self.choices] * self.in_flight
+            used = used + np.ceil(kept).astype(np.int64).sum(axis=1)
         return np.asarray(used <= self.host_capacity_bytes)
 
     @property
@@ -94,7 +97,7 @@ def random_stage(seed: int, *, layers: int = 5, strategies: int = 5, has_host: b
     """Return a stage in which more time mostly needs less memory, and buffers and changes of layout matter.
 
     A third of the stages have two chunks. With `has_host`, half of the strategies use memory of a host that mostly has
-    too little for all layers.
+    too little for all layers, and in half of the stages some of it for each micro-batch in flight.
     """
     generator = np.random.default_rng(seed)
     kinds = int(generator.integers(1, layers + 1))
@@ -111,7 +114,9 @@ def random_stage(seed: int, *, layers: int = 5, strategies: int = 5, has_host: b
     offloads = generator.permuted(np.arange(strategies) % 2)
     host_bytes = offloads * generator.integers(50, 400, costs.time_s.shape)
     host_capacity_bytes = int(generator.uniform(0, 400 * layers * 0.6))
-    return replace(whole, costs=replace(costs, host_bytes=host_bytes), host_capacity_bytes=host_capacity_bytes)
+    kept = offloads * generator.integers(0, 60, costs.time_s.shape) if seed % 2 else None
+    costs = replace(costs, host_bytes=host_bytes, host_kept_bytes=kept)
+    return replace(whole, costs=costs, host_capacity_bytes=host_capacity_bytes)
 
 
 def random_costs(generator: np.random.Generator, kinds: int, strategies: int) -> StageCosts:
