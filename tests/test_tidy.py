@@ -54,7 +54,16 @@ USED_FROM_OUTSIDE = {
     "on_fit_end", "on_save_checkpoint",
 }  # fmt: skip
 """Names that a library or an operating system uses, each of a class or an object of theirs."""
-LIBRARY_DECORATORS = ["@*router*", "@app*", "@*_app*", "@event*", "@*validator*", "@*serializer*", "@pytest*"]
+LIBRARY_DECORATORS = [
+    "@*router*",
+    "@app*",
+    "@*_app*",
+    "@event*",
+    "@compiles*",
+    "@*validator*",
+    "@*serializer*",
+    "@pytest*",
+]
 """Decorators by which a library calls the function."""
 _OPENS_FUNCTION = re.compile(r"(\bfunction\b.*|^ +(?:async |#|static )*\w+\([^;]*\) |=> )\{$")
 
