@@ -115,32 +115,50 @@ def end_a_job(store: SqlStore) -> None:
     store.load()
 
 
-def measure(url: str, *, repetitions: int, server: PostgresServer | None = None) -> dict[str, float]:
-    """Return the mean CPU seconds of three pages of each list, and of a tick's commit.
+def measure(
+    few: str, many: str, *, repetitions: int, server: PostgresServer | None = None
+) -> dict[str, tuple[float, float]]:
+    """Return the mean CPU seconds of three pages of each list, and of a tick's commit, in two databases.
 
-    CPU time, also that of the database server, does not depend on what else the machine does.
+    The databases take turns, because what else the machine does changes the CPU time of the same work by up to twice.
+    CPU time is also that of the database server.
     """
-    store = SqlStore(url)
+    stores = SqlStore(few), SqlStore(many)
     try:
-        work: dict[str, Callable[[], object]] = {
-            name: partial(_list_all_pages, store, query) for name, query in QUERIES.items()
+        work: dict[str, Callable[[SqlStore], object]] = {
+            name: partial(_list_all_pages, query) for name, query in QUERIES.items()
         }
-        work["tick"] = partial(end_a_job, store)
-        return {name: _measure_cpu_s(each, repetitions, server) for name, each in work.items()}
+        work["tick"] = end_a_job
+        return {name: _measure_cpu_s(each, stores, repetitions, server) for name, each in work.items()}
     finally:
-        store.close()
+        for store in stores:
+            store.close()
 
 
-def _list_all_pages(store: SqlStore, query: JobQuery) -> list[list[str]]:
+def _list_all_pages(query: JobQuery, store: SqlStore) -> list[list[str]]:
     return list(list_pages(store, query))
 
 
-def _measure_cpu_s(work: Callable[[], object], repetitions: int, server: PostgresServer | None) -> float:
-    work()
-    before_s = _read_cpu_s(server)
-    for _ in range(repetitions):
-        work()
-    return (_read_cpu_s(server) - before_s) / repetitions
+_TURNS = 5
+
+
+def _measure_cpu_s(
+    work: Callable[[SqlStore], object],
+    stores: tuple[SqlStore, SqlStore],
+    repetitions: int,
+    server: PostgresServer | None,
+) -> tuple[float, float]:
+    """Return the mean CPU seconds in each store."""
+    spent_s = [0.0, 0.0]
+    for store in stores:
+        work(store)
+    for _ in range(_TURNS):
+        for at, store in enumerate(stores):
+            before_s = _read_cpu_s(server)
+            for _ in range(repetitions):
+                work(store)
+            spent_s[at] += _read_cpu_s(server) - before_s
+    return spent_s[0] / (_TURNS * repetitions), spent_s[1] / (_TURNS * repetitions)
 
 
 def _read_cpu_s(server: PostgresServer | None) -> float:

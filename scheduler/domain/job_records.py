@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 # The library of the ranks owns these records. The control plane imports them from here.
 from ebbtide.rank_status import LoadTraffic as LoadTraffic
@@ -65,6 +66,10 @@ OOM_ATTEMPTS_MAX = 3
 _BACKOFF_S = 10.0
 _GRID_PERCENT = 5
 """Corrections are rounded up to this grid, so that jobs of one model keep sharing their curves."""
+MEMORY_PERCENT_MIN = 70
+"""Least correction of predicted memory, however little was measured."""
+_UNSEEN_PERCENT = 10
+"""Assumed excess of a plan that was not measured over those that were."""
 _MARGIN_PERCENT = 2
 """Assumed excess over the GPU's memory if a failed plan could not be measured."""
 _GB = 1e9
@@ -95,8 +100,8 @@ class OomFailure:
 class MemoryRecord:
     """Out-of-memory failures of a job, and the correction of predicted memory that follows from them.
 
-    `percent` is the expected peak in percent of the predicted peak, at least 100. The job does not start before
-    `retry_at_s`.
+    `percent` is the expected peak in percent of the predicted peak. It is below 100 if jobs of the owner have measured
+    less, and above after a failure. The job does not start before `retry_at_s`.
     """
 
     percent: int = 100
@@ -104,8 +109,8 @@ class MemoryRecord:
     retry_at_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.percent < 100:
-            raise ValueError(f"percent must be at least 100, got {self.percent}")
+        if self.percent < MEMORY_PERCENT_MIN:
+            raise ValueError(f"percent must be at least {MEMORY_PERCENT_MIN}, got {self.percent}")
 
     @property
     def factor(self) -> float:
@@ -120,10 +125,19 @@ class MemoryRecord:
         """Return whether a plan of this predicted peak fits after the correction."""
         return predicted_bytes * self.percent <= 100 * gpu_memory_bytes
 
+    def with_measured(self, ratio: float) -> MemoryRecord:
+        """Return the record after plans of the job's model took at most `ratio` of their predicted peaks.
+
+        It changes nothing once the job itself has failed, and never expects more than predicted: failures tell that.
+        """
+        expected = ceil((100 + _UNSEEN_PERCENT) * ratio / _GRID_PERCENT) * _GRID_PERCENT
+        percent = min(100, max(MEMORY_PERCENT_MIN, expected))
+        return self if self.deaths or percent == self.percent else replace(self, percent=percent)
+
     def with_failure(self, failure: OomFailure, now_s: float) -> MemoryRecord:
         """Return the record with one more failure: the failed plan no longer fits, and the backoff is doubled."""
         pause_s = _BACKOFF_S * 2 ** len(self.deaths)
-        percent = self.percent
+        percent = max(100, self.percent)
         if failure.predicted_bytes:
             beyond = (100 + _MARGIN_PERCENT) * failure.gpu_memory_bytes // failure.predicted_bytes + 1
             measured = -(-100 * (failure.measured_bytes or 0) // failure.predicted_bytes)

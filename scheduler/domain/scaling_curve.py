@@ -260,7 +260,7 @@ def curve_key(
 ) -> str:
     """Return the content address of a curve: readable for presets, with digests of what is long."""
     name = _name_model(model, profile_json)
-    memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
+    memory = f"/memory-{memory_percent}" if memory_percent != 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
     unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
     limited = f"/limits-{limits.key}" if limits != NO_LIMITS else ""

@@ -12,7 +12,7 @@ ROWS_MAX = 12
 MODELS_MAX = 2048
 """Pairs of model and GPU model that a snapshot holds. The one that was longest without a change is dropped first."""
 CHANGE_MIN = 0.02
-"""A measured plan is replaced when its ratio changes by this share."""
+"""A measured plan is replaced when its ratio of times or of memory changes by this share."""
 _LOG_RATIO_MAX = log(1000.0)
 
 
@@ -21,7 +21,8 @@ class StepMeasurement:
     """Measured over predicted step time of one job under one plan.
 
     `owner` is the owner key of the job. `terms` are those of the plan, and `layout` is that of `describe_layout`, both
-    rounded. `log_ratio` is the logarithm of measured / predicted, limited to factors of 1,000.
+    rounded. `log_ratio` is the logarithm of measured / predicted, limited to factors of 1,000. `memory` is measured
+    over predicted peak memory, or 0 if unknown.
     """
 
     job: str
@@ -29,10 +30,11 @@ class StepMeasurement:
     terms: tuple[float, ...]
     layout: tuple[float, ...]
     log_ratio: float
+    memory: float = 0.0
     _hash: int = field(init=False, compare=False, repr=False, default=0, metadata={"derived": True})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.job, self.owner, self.terms, self.layout, self.log_ratio)))
+        object.__setattr__(self, "_hash", hash(self._fields))
 
     def __hash__(self) -> int:
         """Return the stored hash, because summaries of rows are looked up by all rows of a GPU model."""
@@ -40,15 +42,25 @@ class StepMeasurement:
 
     def __reduce__(self) -> tuple[type[StepMeasurement], tuple[object, ...]]:
         """Rebuild the hash in the receiving process, because string hashes differ between processes."""
-        return StepMeasurement, (self.job, self.owner, self.terms, self.layout, self.log_ratio)
+        return StepMeasurement, self._fields
+
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        return self.job, self.owner, self.terms, self.layout, self.log_ratio, self.memory
 
     @classmethod
     def from_ratio(
-        cls, job: str, owner: str, terms: tuple[float, ...], layout: tuple[float, ...], ratio: float
+        cls,
+        job: str,
+        owner: str,
+        terms: tuple[float, ...],
+        layout: tuple[float, ...],
+        ratio: float,
+        memory: float = 0.0,
     ) -> StepMeasurement:
         """Return the measurement of a step that took `ratio` times as long as predicted."""
         limited = min(max(log(ratio), -_LOG_RATIO_MAX), _LOG_RATIO_MAX) if ratio > 0.0 else -_LOG_RATIO_MAX
-        return cls(job, owner, _round(terms, 3), _round(layout, 2), round(limited, 3))
+        return cls(job, owner, _round(terms, 3), _round(layout, 2), round(limited, 3), round(memory, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,11 @@ class ModelMeasurements:
         """
         rows = [known for known in self.rows if (known.job, known.layout) != (row.job, row.layout)]
         before = next((known for known in self.rows if (known.job, known.layout) == (row.job, row.layout)), None)
-        if before is not None and abs(before.log_ratio - row.log_ratio) < CHANGE_MIN:
+        if (
+            before is not None
+            and abs(before.log_ratio - row.log_ratio) < CHANGE_MIN
+            and abs(before.memory - row.memory) < CHANGE_MIN
+        ):
             return self
         if len(rows) >= ROWS_MAX:
             counts = Counter(known.owner for known in rows)

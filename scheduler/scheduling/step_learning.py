@@ -30,6 +30,10 @@ MEASUREMENT_S_MIN = 120.0
 """Run time under a plan after which its step counts as measured. Drifts of 5 s are corrected, so it is within 4%."""
 
 
+MEMORY_PLANS_MIN = 2
+"""Measured plans of a model from which less memory than predicted is expected."""
+
+
 def record_step_times(snapshot: MutableSnapshot) -> None:
     """Record the measured steps of running jobs that have changed in this tick."""
     for job_id in sorted(snapshot.jobs.changed_keys):
@@ -38,7 +42,14 @@ def record_step_times(snapshot: MutableSnapshot) -> None:
             continue
         if (plan := _describe_plan(snapshot.nodes, job)) is not None:
             key, features = plan
-            row = StepMeasurement.from_ratio(job.id, job.owner_key, features.terms, features.layout, _get_ratio(job))
+            row = StepMeasurement.from_ratio(
+                job.id,
+                job.owner_key,
+                features.terms,
+                features.layout,
+                _get_ratio(job),
+                _get_memory_ratio(job),
+            )
             snapshot.step_measurements = record_measurement(snapshot.step_measurements, key, row, snapshot.now_s)
 
 
@@ -59,6 +70,12 @@ def _get_ratio(job: Job) -> float:
     return job.progress.correction * plan.iteration_time_s / plan.profile_time_s
 
 
+def _get_memory_ratio(job: Job) -> float:
+    """Return the measured peak memory of the job's plan over the predicted one, or 0 if either is unknown."""
+    plan, measured = job.allocation.plan, job.progress.peak_bytes
+    return measured / plan.peak_bytes_per_gpu if plan is not None and plan.peak_bytes_per_gpu and measured else 0.0
+
+
 def learn_constants(snapshot: MutableSnapshot) -> None:
     """Give live jobs the constants that the measured steps of their owner say.
 
@@ -76,9 +93,26 @@ def learn_constants(snapshot: MutableSnapshot) -> None:
         request, is_new = job.spec.curve_request, job.id not in snapshot.original.jobs
         if request is None or job.is_ended or not (is_new or job.owner_key in learners):
             continue
-        constants = settled(rows_of_owner(job.owner_key), request.model_key, job.constants.newest)
-        if constants != job.constants.newest:
-            snapshot.put_job(job.with_constants(constants))
+        rows = rows_of_owner(job.owner_key)
+        constants = settled(rows, request.model_key, job.constants.newest)
+        learned = job if constants == job.constants.newest else job.with_constants(constants)
+        if job.allocation.plan is None:
+            learned = _correct_memory(learned, rows, request.model_key)
+        if learned is not job:
+            snapshot.put_job(learned)
+
+
+def _correct_memory(job: Job, measured: OwnRows, model_key: str) -> Job:
+    """Return a job without a plan with the memory that plans of its model were measured to take."""
+    known = [
+        row.memory
+        for gpu, rows in measured
+        for key, plans in rows
+        for row in plans
+        if key == build_measurements_key(gpu, model_key) and row.memory
+    ]
+    memory = job.memory.with_measured(max(known) if len(known) >= MEMORY_PLANS_MIN else 1.0)
+    return job if memory is job.memory else replace(job, memory=memory)
 
 
 OwnRows = tuple[tuple[str, tuple[tuple[str, tuple[StepMeasurement, ...]], ...]], ...]

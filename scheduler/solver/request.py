@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.job_records import MEMORY_PERCENT_MIN
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting
@@ -54,7 +55,7 @@ class SolveRequest:
         hardware: one profile for each GPU model of the shape.
         global_batch: samples of one optimizer step over all GPUs.
         memory_bytes_max: memory per GPU that a plan may use, reserve included; 0 means all of it.
-        memory_percent: actual memory of a plan in percent of its predicted peak, at least 100; a plan must fit with it.
+        memory_percent: actual memory of a plan in percent of its predicted peak; a plan must fit with it.
         limits: what the plans may use.
     """
 
@@ -87,8 +88,8 @@ class SolveRequest:
             raise RequestError(
                 f"memory_bytes_max is {self.memory_bytes_max}; it must be 0 (all memory of the GPU) or above"
             )
-        if self.memory_percent < 100:
-            raise RequestError(f"memory_percent is {self.memory_percent}; it must be at least 100")
+        if self.memory_percent < MEMORY_PERCENT_MIN:
+            raise RequestError(f"memory_percent is {self.memory_percent}; it must be at least {MEMORY_PERCENT_MIN}")
 
     @property
     def gpus(self) -> int:

@@ -95,7 +95,7 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     GpuGroup: st.builds(GpuGroup, gpu=st.text(), nodes=_COUNT, gpus_per_node=_COUNT),
     Node: st.builds(Node, gpus=_COUNT, gpu_memory_bytes=_COUNT),
     JobQueue: st.builds(JobQueue, name=st.text(), limit_gpus=st.none() | _COUNT, weight=_POSITIVE_S),
-    MemoryRecord: st.builds(MemoryRecord, percent=st.integers(100, 900), retry_at_s=st.none() | _POSITIVE_S),
+    MemoryRecord: st.builds(MemoryRecord, percent=st.integers(70, 900), retry_at_s=st.none() | _POSITIVE_S),
     Program: st.builds(
         Program,
         archive=st.sampled_from([f"sha256:{'0' * 64}", f"sha256:{'f' * 64}"]),

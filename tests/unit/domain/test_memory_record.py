@@ -53,6 +53,17 @@ def test_failure_is_described_with_its_numbers() -> None:
     assert str(unknown) == "dp1 on 1 GPU (nothing predicted, nothing measured, 80.0 GB per GPU)"
 
 
-def test_correction_below_100_percent_is_rejected() -> None:
-    with pytest.raises(ValueError, match="percent must be at least 100, got 95"):
-        MemoryRecord(95)
+def test_correction_below_70_percent_is_rejected() -> None:
+    with pytest.raises(ValueError, match="percent must be at least 70, got 65"):
+        MemoryRecord(65)
+
+
+@pytest.mark.parametrize(("ratio", "percent"), [(0.5, 70), (0.8, 90), (0.86, 95), (0.95, 100), (1.3, 100)])
+def test_measured_memory_leaves_room_for_plans_that_were_not_measured(ratio: float, percent: int) -> None:
+    assert NO_OOM_FAILURES.with_measured(ratio).percent == percent
+
+
+def test_a_failure_ends_what_was_expected_of_measured_memory() -> None:
+    failed = NO_OOM_FAILURES.with_measured(0.5).with_failure(FAILURE, 0.0)
+    assert failed.percent == 120
+    assert failed.with_measured(0.5) is failed

@@ -164,3 +164,19 @@ def test_changed_hardware_makes_jobs_forget_what_they_measured_on_it() -> None:
     assert changed.jobs["a"].constants.newest == ()
     assert changed.jobs["a"].allocation == job.allocation
     assert not run_until(changed, 300.0, 20).step_measurements
+
+
+@pytest.mark.parametrize(("measured", "percent"), [((0.7, 0.8), 90), ((0.7, 0.98), 100), ((0.7, 0.0), 100)])
+def test_a_waiting_job_expects_the_memory_that_plans_of_its_model_took(
+    measured: tuple[float, ...], percent: int
+) -> None:
+    """One measured plan is not enough, and the largest of several counts."""
+    job = a_job("a", 8, model="gpt2", global_batch=64)
+    rows = tuple(
+        StepMeasurement.from_ratio(f"past-{at}", job.owner_key, NODE_TERMS, (float(at),), 1.0, memory)
+        for at, memory in enumerate(measured)
+    )
+    snapshot = a_snapshot(FLEET, [job], step_measurements={"a100-80g gpt2/seq-0": ModelMeasurements(0.0, rows)})
+    learned = learn(snapshot).jobs["a"]
+    assert learned.memory.percent == percent
+    assert (learned.curve_key == job.curve_key) == (percent == 100)

@@ -88,8 +88,8 @@ def test_three_gpu_models_are_infeasible() -> None:
 
 
 def test_memory_correction_only_raises_the_peak() -> None:
-    with pytest.raises(RequestError, match="memory_percent is 99"):
-        replace(PLAIN, memory_percent=99)
+    with pytest.raises(RequestError, match="memory_percent is 69"):
+        replace(PLAIN, memory_percent=69)
     (plain,), (corrected,) = PLAIN.groups, replace(PLAIN, memory_percent=125).groups
     assert corrected.limit_bytes == plain.limit_bytes * 4 // 5
 
