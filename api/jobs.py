@@ -143,7 +143,7 @@ class OutOfMemoryView(TypedDict):
 class MemoryView(TypedDict):
     """Measured GPU memory of the job, and its out-of-memory failures."""
 
-    factor: Annotated[float, Field(description="Expected peak memory divided by the predicted one, at least 1.")]
+    factor: Annotated[float, Field(description="Expected peak memory divided by the predicted one.")]
     deaths: Annotated[
         list[OutOfMemoryView],
         Field(description="Runs that ran out of memory, oldest first. After three, the job fails."),
