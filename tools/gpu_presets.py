@@ -22,7 +22,7 @@ TARGET = Path(__file__).resolve().parents[1] / "scheduler" / "solver" / "profile
 _COPIED = re.compile(r"estimate: as ([a-z0-9.-]+), ")
 _SHARED = re.compile(r".*; estimate: the share of it that ([a-z0-9.-]+) reaches")
 _BANDWIDTH = "memory_bandwidth_bytes_per_s"
-_OWN = {"dimensions", "collectives", "gpus_per_nic", "precisions", "prediction_error"}
+_OWN = {"dimensions", "collectives", "gpus_per_nic", "precisions", "prediction_error", "fp8_speedup"}
 """Fields that belong to the chip or the node and are never taken from another GPU."""
 Document = dict[str, Any]
 

@@ -12,6 +12,7 @@ from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.profiles.hardware_profile import STREAMED_DIMENSIONS, HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import ModelProfile
+from scheduler.solver.profiles.training_software import MatrixProducts
 
 
 class RequestError(ValueError):
@@ -81,6 +82,12 @@ class SolveRequest:
             precisions = sorted({f"{profile.precision.value} ({profile.gpu})" for profile in self.hardware})
             raise RequestError(
                 f"hardware has precisions {' and '.join(precisions)}; use GPU models that can train in the same one"
+            )
+        lacking = [profile.gpu for profile in self.hardware if not profile.fp8_speedup]
+        if self.model.software.products is MatrixProducts.FP8 and lacking:
+            raise RequestError(
+                f"software.products is 'fp8', and {', '.join(lacking)} has no fp8; "
+                "use 'plain', or GPU models whose profiles have fp8_speedup"
             )
         if self.global_batch < 1:
             raise RequestError(f"global_batch is {self.global_batch}; it must be at least 1")

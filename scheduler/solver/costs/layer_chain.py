@@ -10,7 +10,7 @@ import numpy as np
 from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profiles.training_software import LossKernel, TensorMessages
+from scheduler.solver.profiles.training_software import LossKernel, MatrixProducts, TensorMessages
 
 _EMBEDDING_TRAFFIC = 30
 """Traffic as a multiple of the boundary, for both passes: look-up, positions, dropout, and the gradient's scatter
@@ -62,6 +62,7 @@ class Layer:
             part of `parameters` that changes because it belongs to the head.
         head_width: values of an attention head, 0 if unknown. `attention_kernel`: generation of the fused kernel, 0 for
             that of the GPU profile. `overlaps_tensor`: messages of a sharded sequence overlap with products.
+        fp8_products: products with weights are in fp8, without those of the head.
         expert_imbalance: as in ModelProfile.
         computed: the forward pass runs; otherwise a cache has the output. `cached_bytes` are read from the cache, or
             written to it, in each forward pass.
@@ -106,6 +107,7 @@ class Layer:
     head_width: int = 0
     attention_kernel: int = 0
     overlaps_tensor: bool = False
+    fp8_products: bool = False
     expert_imbalance: float = 0.0
 
 
@@ -191,6 +193,7 @@ def _build_layer(run: LayerProfile, scale: float, model: ModelProfile, *, backwa
         head_width=run.head_width,
         attention_kernel=model.software.attention.generation,
         overlaps_tensor=model.software.tensor_messages is TensorMessages.OVERLAPPED,
+        fp8_products=model.software.products is MatrixProducts.FP8,
         expert_imbalance=model.expert_imbalance,
         tensor_messages=run.tensor_messages,
         experts=run.experts,
@@ -259,7 +262,7 @@ class LayerTable:
     Attributes:
         expert_flops: part of `flops`, in the experts that a sample's tokens visit.
         key_value_share: size of keys and values relative to queries (grouped queries have fewer key-value heads).
-        tied_inside, trained, backward, attached_trained, computed, overlaps_tensor: 1 or 0.
+        tied_inside, trained, backward, attached_trained, computed, overlaps_tensor, fp8_products: 1 or 0.
     """
 
     flops: Floats
@@ -288,6 +291,7 @@ class LayerTable:
     head_width: Floats
     attention_kernel: Floats
     overlaps_tensor: Floats
+    fp8_products: Floats
     expert_imbalance: Floats
     trained: Floats
     backward: Floats
@@ -334,6 +338,7 @@ def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.head_width,
             kind.attention_kernel,
             kind.overlaps_tensor,
+            kind.fp8_products,
             kind.expert_imbalance,
             kind.trained,
             kind.backward,

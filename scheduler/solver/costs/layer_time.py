@@ -29,7 +29,12 @@ from scheduler.solver.costs.layer_chain import Layer, LayerTable, build_layer_ta
 from scheduler.solver.costs.strategy_space import ParallelDegrees, StrategyCandidates
 from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
-from scheduler.solver.profiles.training_software import KERNEL_SPEEDS, REFERENCE_HEAD_WIDTH, SOFTMAX_SHARES
+from scheduler.solver.profiles.training_software import (
+    FP8_OPERAND_TRAFFIC,
+    KERNEL_SPEEDS,
+    REFERENCE_HEAD_WIDTH,
+    SOFTMAX_SHARES,
+)
 
 _FUSED_BACKWARD_FACTOR = 2.5
 """The backward pass of a fused attention core has five products; the forward pass has two (arXiv 2307.08691, section
@@ -373,7 +378,7 @@ def compute_pass_times(
     A frozen layer computes at most the gradients of its input. A cached layer computes nothing. Every tensor-parallel
     rank reads the last one's output from host memory, and nothing overlaps with that.
     """
-    rate = hardware.peak_flops_per_s * hardware.efficiency
+    rate = hardware.peak_flops_per_s * hardware.efficiency * np.where(table.fp8_products, hardware.fp8_speedup, 1.0)
     samples = degrees.samples / degrees.context
     samples_per_rank = samples / degrees.tp
     flops = table.flops + np.where(degrees.ep > 1, table.get_expert_imbalance(hardware) - 1, 0.0) * table.expert_flops
@@ -417,7 +422,8 @@ def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware
     rows = degrees.samples / degrees.context
     weights = value_bytes * (table.dense_parameters + table.expert_parameters / degrees.ep) / degrees.tp
     between = (table.activation_bytes - table.selective_bytes) * rows / degrees.tp
-    return weights + between + 2 * table.tensor_messages * table.boundary_bytes * rows
+    operands = weights + between + 2 * table.tensor_messages * table.boundary_bytes * rows
+    return np.where(table.fp8_products, FP8_OPERAND_TRAFFIC, 1.0) * operands
 
 
 def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, degrees: ParallelDegrees) -> Floats:

@@ -55,6 +55,7 @@ _GPU_OPTIONAL_UNITS = {
     "host_bandwidth_bytes_per_s": "bytes/s",
     "host_optimizer_s_per_parameter": "s/parameter",
     "host_memory_bytes": "bytes",
+    "fp8_speedup": "ratio",
     "prediction_error": "ratio",
 }
 

@@ -147,6 +147,7 @@ class HardwareProfile:
             on the host for one GPU while all GPUs of the node do the same. 0 if offload is not supported.
         host_memory_bytes: share of one GPU in the memory of its node, for state that plans keep on the host; 0 if
             unknown, and then without a limit.
+        fp8_speedup: peak rate of matrix products in fp8 over that in `precision`; 0 if the chip has no fp8.
         prediction_error: 95th percentile of the relative errors of predicted step times, on runs that were not used for
             the profile where it can be; 0 if unknown.
         collectives: measured times, which replace the formulas for these numbers of ranks: between nodes if they are
@@ -184,6 +185,7 @@ class HardwareProfile:
     host_bandwidth_bytes_per_s: float = 0.0
     host_optimizer_s_per_parameter: float = 0.0
     host_memory_bytes: int = 0
+    fp8_speedup: float = 0.0
     prediction_error: float = 0.0
     collectives: tuple[CollectiveTable, ...] = ()
     estimated: bool = False
@@ -285,6 +287,7 @@ _NON_NEGATIVE_FIELDS = (
     "intra_hop_s",
     "inter_hop_s",
     "gradient_overlap",
+    "fp8_speedup",
     "prediction_error",
     "host_memory_bytes",
     *_OFFLOAD_FIELDS,
@@ -308,6 +311,7 @@ _PLAUSIBLE: Mapping[str, tuple[float, float, str]] = MappingProxyType(
         "iteration_overhead_s": (*_TIMES, "s"),
         "host_optimizer_s_per_parameter": (0.0, 1e-3, "s/parameter"),
         "host_memory_bytes": (0.0, 1e14, "bytes"),
+        "fp8_speedup": (0.0, 8.0, "(a ratio)"),
         "reserve_ratio": (0.0, 1.0, "(a share)"),
     }
 )

@@ -70,6 +70,22 @@ class TensorMessages(StrEnum):
     OVERLAPPED = "overlapped"
 
 
+class MatrixProducts(StrEnum):
+    """The number format of the products of a layer's weights, in both passes.
+
+    PLAIN is the training precision. FP8 casts the operands of each product to 8 bits, with scales from their values,
+    and keeps weights, activations, head and attention as they are (torchao.float8, and TransformerEngine's recipes).
+    """
+
+    PLAIN = "plain"
+    FP8 = "fp8"
+
+
+FP8_OPERAND_TRAFFIC = 1.5
+"""Traffic of the operands of a product in fp8 over that in 16 bits. An input of 2 bytes is read, written with 1 and
+read again with 1. An output is written with 2, as in 16 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSoftware:
     """The kernels of the training program. The defaults are what plain PyTorch does today."""
@@ -77,6 +93,7 @@ class TrainingSoftware:
     attention: AttentionKernel = AttentionKernel.NEWEST
     loss: LossKernel = LossKernel.STORED
     tensor_messages: TensorMessages = TensorMessages.EXPOSED
+    products: MatrixProducts = MatrixProducts.PLAIN
 
 
 DEFAULT_SOFTWARE = TrainingSoftware()
@@ -93,6 +110,7 @@ def parse_software(words: Mapping[str, str]) -> TrainingSoftware:
         attention=_parse_word(words, "attention", DEFAULT_SOFTWARE.attention),
         loss=_parse_word(words, "loss", DEFAULT_SOFTWARE.loss),
         tensor_messages=_parse_word(words, "tensor_messages", DEFAULT_SOFTWARE.tensor_messages),
+        products=_parse_word(words, "products", DEFAULT_SOFTWARE.products),
     )
 
 
