@@ -80,8 +80,8 @@ TruthOption = Annotated[
     typer.Option(
         "--truth",
         metavar="models,error=0.15,duration=0.5",
-        help="Hide facts from policies: models by size, errors of speed curves and of declared durations, and true rates "
-        "relative to the profiles: compute=0.7, network=0.125, slow-node=0.8.",
+        help="Hide facts from policies: models by size, errors of speed curves and of declared durations, and rates of "
+        "the hardware relative to its profile: compute=0.7, network=0.125, slow-node=0.8.",
     ),
 ]
 ProcessesOption = Annotated[
