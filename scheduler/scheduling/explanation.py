@@ -12,6 +12,7 @@ from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job
 from scheduler.domain.job_account import RunFailure
 from scheduler.domain.job_state import JobState
+from scheduler.domain.learned_constants import describe_constants
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.policies.speed import describe_speeds, gpu_model, node_sizes, packed
@@ -197,7 +198,10 @@ def _describe_step_time(snapshot: Snapshot, job: Job) -> str:
     low_s, high_s = (plan.profile_time_s * bound for bound in factor.interval)
     predicted_s = plan.profile_time_s * factor.mean
     expected = f"predicted {predicted_s:.3g} s, {low_s:.3g} to {high_s:.3g} s in 80% of cases"
-    return f"; a step takes {job.step_time_s():.3g} s ({expected})"
+    learned = (
+        f"; as measured, {describe_constants(job.constants.plan)} as its profile says" if job.constants.plan else ""
+    )
+    return f"; a step takes {job.step_time_s():.3g} s ({expected}){learned}"
 
 
 def _describe_stragglers(snapshot: Snapshot, job: Job) -> str:

@@ -28,10 +28,11 @@ from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 MEASUREMENT_S_MIN = 120.0
 """Run time under a plan after which its step counts as measured. Drifts of 5 s are corrected, so it is within 4%."""
-
-
 MEMORY_PLANS_MIN = 2
 """Measured plans of a model from which less memory than predicted is expected."""
+
+OwnRows = tuple[tuple[str, tuple[tuple[str, tuple[StepMeasurement, ...]], ...]], ...]
+"""Measured plans of one owner: pairs (GPU model, pairs (key of measurements, rows))."""
 
 
 def record_step_times(snapshot: MutableSnapshot) -> None:
@@ -115,10 +116,6 @@ def _correct_memory(job: Job, measured: OwnRows, model_key: str) -> Job:
     return job if memory is job.memory else replace(job, memory=memory)
 
 
-OwnRows = tuple[tuple[str, tuple[tuple[str, tuple[StepMeasurement, ...]], ...]], ...]
-"""Measured plans of one owner: pairs (GPU model, pairs (key of measurements, rows))."""
-
-
 def _select_own_rows(known: Mapping[str, ModelMeasurements], owner: str) -> OwnRows:
     by_gpu: defaultdict[str, list[tuple[str, tuple[StepMeasurement, ...]]]] = defaultdict(list)
     for key, measured in sorted(known.items()):
@@ -184,6 +181,5 @@ def _describe_plan(nodes: Mapping[str, Node], job: Job) -> tuple[str, PlanFeatur
     if plan is None or request is None or not plan.terms or plan.is_mixed or not target.keys() <= nodes.keys():
         return None
     shape = GpuShape.from_node_counts((nodes[name].gpu, len(indices)) for name, indices in target.items())
-    return build_measurements_key(job.allocated_gpu, request.model_key), PlanFeatures(
-        plan.terms, describe_layout(plan, shape)
-    )
+    features = PlanFeatures(plan.terms, describe_layout(plan, shape))
+    return build_measurements_key(job.allocated_gpu, request.model_key), features
