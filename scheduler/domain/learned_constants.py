@@ -30,9 +30,9 @@ def list_factors(constants: LearnedConstants, gpu: str) -> tuple[float, ...]:
 
 
 def describe_constants(constants: LearnedConstants) -> str:
-    """Return what differs from the profiles, such as `a100-80g: network takes 7.5 times as long`."""
+    """Return what differs from the profiles, such as `network of a100-80g takes 7.5 times as long`."""
     parts = [
-        f"{gpu}: {name.replace('_', ' ')} takes {LEVEL_RATIO**level:.2g} times as long"
+        f"{name.replace('_', ' ')} of {gpu} takes {LEVEL_RATIO**level:.2g} times as long as in its profile"
         for gpu, levels in constants
         for name, level in zip(STEP_TERMS, levels, strict=True)
         if level

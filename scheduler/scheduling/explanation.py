@@ -198,9 +198,8 @@ def _describe_step_time(snapshot: Snapshot, job: Job) -> str:
     low_s, high_s = (plan.profile_time_s * bound for bound in factor.interval)
     predicted_s = plan.profile_time_s * factor.mean
     expected = f"predicted {predicted_s:.3g} s, {low_s:.3g} to {high_s:.3g} s in 80% of cases"
-    learned = (
-        f"; as measured, {describe_constants(job.constants.plan)} as its profile says" if job.constants.plan else ""
-    )
+    constants = job.constants.plan
+    learned = f"; its plan is for hardware as measured: {describe_constants(constants)}" if constants else ""
     return f"; a step takes {job.step_time_s():.3g} s ({expected}){learned}"
 
 

@@ -62,4 +62,4 @@ def test_a_plan_is_outdated_until_it_is_from_the_newest_curve() -> None:
 
 
 def test_only_what_differs_is_described() -> None:
-    assert describe_constants(NETWORK_SLOW) == "a100-80g: network takes 2 times as long"
+    assert describe_constants(NETWORK_SLOW) == "network of a100-80g takes 2 times as long as in its profile"

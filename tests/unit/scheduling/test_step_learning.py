@@ -76,6 +76,13 @@ def test_explanation_compares_measured_and_predicted_steps() -> None:
     assert f"predicted {10 * factor.mean:.3g} s" in explain(snapshot, {}, "a").summary
 
 
+def test_explanation_names_what_the_plan_learned() -> None:
+    job = a_runner("a", "t0", "ann")
+    job = replace(job, constants=CurveConstants(SLOW, SLOW, SLOW))
+    snapshot = run_until(a_snapshot(FLEET, [job]), 300.0, 20)
+    assert "network of a100-80g takes 3.1 times as long" in explain(snapshot, {}, "a").summary
+
+
 def test_a_stalled_job_hardly_moves_the_predictions_of_other_owners() -> None:
     jobs = [a_runner("a", "t0", "ann"), a_runner("b", "t1", "bob")]
     snapshot = run_until(a_snapshot(FLEET, jobs), 86_400.0, 1)
