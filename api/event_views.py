@@ -118,6 +118,10 @@ class SnapshotView(TypedDict):
         dict[str, dict[str, Any]],
         Field(description="Run times of the last ended jobs, by `owner NAME`, `queue NAME` and `cluster`."),
     ]
+    curve_hardware: Annotated[
+        dict[str, str],
+        Field(description="Digest of the profile and network that were set, by GPU model, that the curves are for."),
+    ]
     gpu_profiles: Annotated[
         dict[str, dict[str, Any]], Field(description="GPU profiles that were set on this service, by GPU model.")
     ]

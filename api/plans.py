@@ -171,6 +171,15 @@ class PlanView(TypedDict):
             ),
         ]
     ]
+    profile_time_s: NotRequired[
+        Annotated[
+            float,
+            Field(
+                description="Predicted seconds per step by the GPU profiles, without what measured steps say of the "
+                "hardware. 0 for a plan without a prediction."
+            ),
+        ]
+    ]
     stages: Annotated[
         list[StageView],
         Field(

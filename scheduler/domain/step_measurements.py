@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 
 ROWS_MAX = 12
@@ -50,17 +50,15 @@ class StepMeasurement:
 
     @classmethod
     def from_ratio(
-        cls,
-        job: str,
-        owner: str,
-        terms: tuple[float, ...],
-        layout: tuple[float, ...],
-        ratio: float,
-        memory: float = 0.0,
+        cls, job: str, owner: str, terms: tuple[float, ...], layout: tuple[float, ...], ratio: float
     ) -> StepMeasurement:
         """Return the measurement of a step that took `ratio` times as long as predicted."""
         limited = min(max(log(ratio), -_LOG_RATIO_MAX), _LOG_RATIO_MAX) if ratio > 0.0 else -_LOG_RATIO_MAX
-        return cls(job, owner, _round(terms, 3), _round(layout, 2), round(limited, 3), round(memory, 2))
+        return cls(job, owner, _round(terms, 3), _round(layout, 2), round(limited, 3))
+
+    def with_memory(self, ratio: float) -> StepMeasurement:
+        """Return the measurement of a plan whose peak memory was `ratio` times the predicted one."""
+        return replace(self, memory=round(ratio, 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,8 @@ def record_step_times(snapshot: MutableSnapshot) -> None:
             continue
         if (plan := _describe_plan(snapshot.nodes, job)) is not None:
             key, features = plan
-            row = StepMeasurement.from_ratio(
-                job.id,
-                job.owner_key,
-                features.terms,
-                features.layout,
-                _get_ratio(job),
-                _get_memory_ratio(job),
-            )
+            row = StepMeasurement.from_ratio(job.id, job.owner_key, features.terms, features.layout, _get_ratio(job))
+            row = row.with_memory(_get_memory_ratio(job))
             snapshot.step_measurements = record_measurement(snapshot.step_measurements, key, row, snapshot.now_s)
 
 

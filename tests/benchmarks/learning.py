@@ -155,8 +155,8 @@ def build_full_state(gpus: int, models: int, owners: int) -> Mapping[str, ModelM
             job, owner = f"job-{gpu:02}{model:03}{number:02}", f"owner-{number % owners}"
             known = known.with_row(
                 StepMeasurement.from_ratio(
-                    job, owner, row.features.terms, row.features.layout, float(np.exp(row.log_ratio)), 0.87
-                ),
+                    job, owner, row.features.terms, row.features.layout, float(np.exp(row.log_ratio))
+                ).with_memory(0.87),
                 1.0,
             )
         state[f"gpu-{gpu} model-{model}"] = known

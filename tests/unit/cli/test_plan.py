@@ -19,8 +19,8 @@ from scheduler.solver.profiles.catalog import load_model
 from tests.builders_plan_export import build_plan
 
 Run = Callable[..., Result]
-PLAN_FIELDS = {field.name for field in fields(ParallelPlan)} - {"peak_bytes_by_model", "terms"}
-"""The fields of every plan in plan.json, which has peaks by model for mixed plans only and no terms."""
+PLAN_FIELDS = {field.name for field in fields(ParallelPlan)} - {"peak_bytes_by_model", "terms", "profile_time_s"}
+"""The fields of every plan in plan.json, which has peaks by model for mixed plans only, and no terms and their time."""
 GPT2 = ("plan", "--model", "gpt2", "--global-batch", "8")
 LLAMA = ("plan", "--model", "llama-2-7b", "--global-batch", "16")
 

@@ -180,7 +180,7 @@ def test_a_waiting_job_expects_the_memory_that_plans_of_its_model_took(
     """One measured plan is not enough, and the largest of several counts."""
     job = a_job("a", 8, model="gpt2", global_batch=64)
     rows = tuple(
-        StepMeasurement.from_ratio(f"past-{at}", job.owner_key, NODE_TERMS, (float(at),), 1.0, memory)
+        StepMeasurement.from_ratio(f"past-{at}", job.owner_key, NODE_TERMS, (float(at),), 1.0).with_memory(memory)
         for at, memory in enumerate(measured)
     )
     snapshot = a_snapshot(FLEET, [job], step_measurements={"a100-80g gpt2/seq-0": ModelMeasurements(0.0, rows)})

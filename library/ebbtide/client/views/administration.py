@@ -135,6 +135,7 @@ class ServiceAccountTokenView(TypedDict):
 class SnapshotView(TypedDict):
     """The whole live state in the domain's own encoding, as `ebbtide replay` reads it."""
 
+    curve_hardware: dict[str, str]
     curves: dict[str, dict[str, Any]]
     demand: dict[str, dict[str, Any]]
     forecasts: dict[str, dict[str, Any]]
@@ -208,6 +209,7 @@ class AlternativePlanView(TypedDict):
     optimality_gap: float
     peak_bytes_by_model: NotRequired[list[list[str | int]]]
     peak_bytes_per_gpu: int
+    profile_time_s: NotRequired[float]
     samples_per_s: float
     schedule: ScheduleView
     slower_ratio: float
@@ -224,6 +226,7 @@ class SimplestPlanView(TypedDict):
     optimality_gap: float
     peak_bytes_by_model: NotRequired[list[list[str | int]]]
     peak_bytes_per_gpu: int
+    profile_time_s: NotRequired[float]
     samples_per_s: float
     schedule: ScheduleView
     slower_ratio: float
@@ -246,6 +249,7 @@ class SolvedPlanView(TypedDict):
     optimality_gap: float
     peak_bytes_by_model: NotRequired[list[list[str | int]]]
     peak_bytes_per_gpu: int
+    profile_time_s: NotRequired[float]
     remark: str
     runners_up: list[AlternativePlanView]
     samples_per_s: float

@@ -340,6 +340,7 @@ class PlanView(TypedDict):
     optimality_gap: float
     peak_bytes_by_model: NotRequired[list[list[str | int]]]
     peak_bytes_per_gpu: int
+    profile_time_s: NotRequired[float]
     samples_per_s: float
     schedule: ScheduleView
     stages: list[StageView]
