@@ -183,7 +183,7 @@ class Job:
         correction = self.progress.correction if known is None or not self.freezing.is_curve_current else known
         if constants.plan == constants.curve:
             return correction
-        # What was measured is relative to the plan's constants.
+        # The correction is relative to the constants of the plan.
         plan = self.allocation.plan
         return 1.0 if plan is None else rebase_correction(plan, correction, constants.curve)
 

@@ -36,6 +36,7 @@ OwnerRows = Mapping[str, Rows]
 
 _SPREAD = Spread()
 _RESIDUAL_SPREADS = tuple(_SPREAD.scale_residuals(factor) for factor in (0.3, 1.0))
+"""Spreads for a cost model that is wrong only in its constants, and for one that is not."""
 
 
 def predict_for_owner(

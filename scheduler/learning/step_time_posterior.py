@@ -109,12 +109,13 @@ class StepTimeFactor:
     @property
     def interval(self) -> tuple[float, float]:
         """The least and the greatest factor of the central 80%."""
-        return tuple(exp(self.log_mean + sign * INTERVAL_SDS * self.log_sd) for sign in (-1, 1))  # type: ignore[return-value]
+        half = INTERVAL_SDS * self.log_sd
+        return exp(self.log_mean - half), exp(self.log_mean + half)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSummary:
-    """What the rows of one model say about the shared constants, and about its residual given these.
+    """Evidence of the rows of one model for the shared constants, and for its residual given these.
 
     Attributes:
         center: [K] own and shared constants together, at which the model is linear.

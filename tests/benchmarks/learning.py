@@ -1,4 +1,4 @@
-"""Errors of step times after learning from a few measured plans, beside those of one correction per job.
+"""Errors of step times after learning from a few measured plans, compared with those of one correction per job.
 
 `python -m tests.benchmarks learning` prints them. A correction per job is the geometric mean of measured / predicted
 over its rows. All predictions start from shipped constants, except those of vTrain, whose start is VTRAIN_GUESS.

@@ -108,7 +108,7 @@ def estimate_profile(inventory: MachineInventory, *, hidden: AbstractSet[str] = 
     entries |= _describe_links(device) | _describe_network(inventory)
     if device.architecture != reported.device.architecture:
         entries.pop("fp8_speedup", None)
-        entries["gradient_overlap"] = 1.0, "ratio", "PyTorch DDP and FSDP reduce beside the backward pass"
+        entries["gradient_overlap"] = 1.0, "ratio", "PyTorch DDP and FSDP reduce during the backward pass"
     precision, precisions = _find_precisions(device, known)
     document: dict[str, Any] = {"gpu": name_estimate(device), "estimated": True, "precision": precision}
     document |= {"precisions": precisions} if precisions else {}
