@@ -21,7 +21,7 @@ from ebbtide.client import Client
 from scheduler.store.schema_migration import migrate
 from tests.loopback import find_free_port
 
-TIMEOUT_S = 45.0
+TIMEOUT_S = 90.0
 _POLL_PERIOD_S = 0.05
 
 

@@ -165,6 +165,7 @@ SlurmctldPort={find_free_port()}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=cred_expire=15,socket={folder}/munge/socket
+SchedulerParameters=sched_interval=2,bf_interval=2
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

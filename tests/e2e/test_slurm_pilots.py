@@ -87,7 +87,17 @@ class PilotSite:
         return job_id
 
     def wait_for_nodes(self, job_id: str, nodes: int) -> None:
-        self.site.wait(lambda: len([name for name in self.up_nodes() if name.startswith(f"slurm-{job_id}-")]) == nodes)
+        prefix = f"slurm-{job_id}-"
+        try:
+            self.site.wait(lambda: sum(name.startswith(prefix) for name in self.up_nodes()) == nodes)
+        except AssertionError as error:
+            error.add_note(self.describe())
+            raise
+
+    def describe(self) -> str:
+        """Return what Slurm and the pilots say of themselves."""
+        logs = "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.logs.glob("*.log")))
+        return "\n".join((self.cluster.run("squeue", "-l"), self.cluster.logs(), logs))
 
     def up_nodes(self) -> list[str]:
         return [node["name"] for node in self.site.client.nodes() if node["state"] == "up" and not node["draining"]]
