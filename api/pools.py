@@ -101,6 +101,9 @@ class ForecastView(TypedDict):
         list[float],
         Field(description="Most GPUs needed over the shortest worthwhile loan. Empty: the horizon covers it."),
     ]
+    is_calibrated: Annotated[
+        bool, Field(description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent.")
+    ]
 
 
 class PoolForecastView(TypedDict):

@@ -89,7 +89,18 @@ SUBCOMMANDS = (
     ),
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
     Subcommand("secrets", "cli.commands.queue_secrets:app", FLEET_PANEL, "Set, list or delete the secrets of a queue."),
-    Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
+    Subcommand(
+        "lending",
+        "cli.commands.lending:app",
+        FLEET_PANEL,
+        "Pause or resume lending, recall loans, or test lending on recorded demand.",
+    ),
+    Subcommand(
+        "forecast",
+        "cli.commands.forecast:app",
+        FLEET_PANEL,
+        "Show the demand forecast of a pool, or test forecasts on recorded demand.",
+    ),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
     Subcommand(
         "whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name, id and roles on the service."

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from sqlalchemy import Engine, event
 from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.executor import RecordingExecutor
-from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.forecast.forecaster import PoolForecaster
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
-from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.settings import Settings
@@ -98,7 +100,7 @@ def main(record: Path, point: str = "") -> None:
             clock=clock,
             policies=load_policy_set(settings.policy),
             curves=CurveBuilder(ProcessPool(1), in_flight_max=4),
-            demand=DemandForecaster(store, SeasonalForecaster, history_s=1.0),
+            demand=DemandForecaster(store, PoolForecaster, history_s=1.0, fits=ThreadPoolExecutor(1)),
             on_report=write,
             config=ControllerConfig(lease_s=settings.lease_s),
             stage_hook=stopper.at,

@@ -1,4 +1,4 @@
-"""Fleet commands (`pools`, `nodes`, `cordon`, `drain`, `uncordon`, `loans`, `lending`, `top`) and their tables."""
+"""Fleet commands (`pools`, `nodes`, `cordon`, `drain`, `uncordon`, `loans`, `top`) and their tables."""
 
 from __future__ import annotations
 
@@ -171,8 +171,6 @@ def uncordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOpt
     print_document(response, output, lambda: render_facts({"node": f"{node} uncordoned"}))
 
 
-lending_app = typer.Typer(name="lending", help="Pause or resume lending, or recall loans.")
-
 LoanStateOption = Annotated[str, typer.Option("--state", help="Show only loans in this state.")]
 
 
@@ -192,31 +190,6 @@ def render_loans(loans: Iterable[Mapping[str, Any]]) -> RenderableType:
         headers=["lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
         empty="No node is lent.",
     )
-
-
-@lending_app.command()
-def pause(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Stop making new loans. Current loans continue."""
-    with service_client(url) as client:
-        _print_lending(client.pause_lending(), output, "Lending is paused. Current loans continue.")
-
-
-@lending_app.command()
-def resume(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Resume lending."""
-    with service_client(url) as client:
-        _print_lending(client.resume_lending(), output, "Lending is resumed.")
-
-
-@lending_app.command("recall-all")
-def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Recall every loan and pause lending."""
-    with service_client(url) as client:
-        _print_lending(client.recall_all(), output, "All loans are recalled and lending is paused.")
-
-
-def _print_lending(document: Mapping[str, Any], output: OutputFormat, sentence: str) -> None:
-    print_document(document, output, lambda: render_facts({"lending": sentence}))
 
 
 def _format_deadline(loan: Mapping[str, Any]) -> str:

@@ -73,7 +73,8 @@ SeedsOption = Annotated[
     ),
 ]
 ForecastOption = Annotated[
-    Literal["seasonal", "oracle"], typer.Option("--forecast", help="Demand forecast; `oracle` knows the future.")
+    Literal["combined", "seasonal", "persistence", "oracle"],
+    typer.Option("--forecast", help="Demand forecast; `combined` is the service's, `oracle` knows the future."),
 ]
 TruthOption = Annotated[
     str,
@@ -105,7 +106,7 @@ def simulate(
     policy: PolicyOption = "ebbtide",
     seed: SeedOption = 0,
     seeds: SeedsOption = None,
-    forecast: ForecastOption = "seasonal",
+    forecast: ForecastOption = "combined",
     truth: TruthOption = "",
     limit: LimitOption = None,
     processes: ProcessesOption = None,

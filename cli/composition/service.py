@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -20,13 +21,14 @@ from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.executor import Executor
 from scheduler.executors.run_ledger import RunLedger
 from scheduler.executors.stored_logs import LogRoot
-from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.forecast.forecaster import HISTORY_SEASONS, PoolForecaster
 from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, ControllerConfig
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.departed_machines import DepartedMachines
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
-from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from api.queue_secrets.missing_secrets import MissingSecretWatch
     from api.webhooks.deliverer import Backoff, DeliveryTimings, WebhookDeliverer
 
-
-HISTORY_SEASONS = 14
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def assemble_controller(
 
     `load_hardware` makes the hardware of a snapshot known to this process. None: the controller has its own.
     """
-    forecaster, recorder = partial(SeasonalForecaster, season_s=settings.season_s), TickRecorder()
+    forecaster, recorder = partial(PoolForecaster, season_s=settings.season_s), TickRecorder()
     return Controller(
         holder=holder,
         store=store,
@@ -119,7 +119,12 @@ def assemble_controller(
             on_solved=record_solve,
             load_hardware=load_hardware or FleetHardwareLoader(store).load_for,
         ),
-        demand=DemandForecaster(store, forecaster, history_s=HISTORY_SEASONS * settings.season_s),
+        demand=DemandForecaster(
+            store,
+            forecaster,
+            history_s=HISTORY_SEASONS * settings.season_s,
+            fits=ThreadPoolExecutor(1, thread_name_prefix="forecast-fit"),
+        ),
         on_report=_notify_all(recorder.record, TickTracer().record),
         on_leadership_lost=recorder.reset,
         has_changes=has_news,

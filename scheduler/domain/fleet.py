@@ -274,7 +274,8 @@ class Forecast:
 
     `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
     `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
-    empty if the horizon covers it.
+    empty if the horizon covers it. Without calibration the quantiles are a guess: too few forecasts have met their
+    outcome.
     """
 
     made_at_s: float
@@ -283,6 +284,7 @@ class Forecast:
     gpus: tuple[float, ...]
     method: str
     lasting_gpus: tuple[float, ...] = ()
+    is_calibrated: bool = True
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(self.gpus) or not self.quantiles:

@@ -1,9 +1,6 @@
-"""The demand of a pool's inference over time, and a rolling array for its newest values."""
+"""Arrays of a pool's demand over time: gaps in recordings, and a rolling array for the newest values."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,71 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 MISSING_BELOW = 0.01
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DemandHistory:
-    """A step function: demand `gpus[i]` applies from `times_s[i]` until the next time; the last one still applies.
-
-    Both are float64 arrays of shape (n,), copied and read-only. Times ascend strictly and may be irregular.
-
-    Raises:
-        ValueError: lengths differ, a value is not finite, times do not ascend, or a demand is negative.
-    """
-
-    times_s: FloatArray
-    gpus: FloatArray
-
-    def __post_init__(self) -> None:
-        times_s, gpus = _copy_readonly("times_s", self.times_s), _copy_readonly("gpus", self.gpus)
-        if len(times_s) != len(gpus):
-            raise ValueError(f"times_s and gpus must be equally long, got {len(times_s)} and {len(gpus)}")
-        invalid = np.flatnonzero(np.diff(times_s) <= 0)
-        if len(invalid):
-            raise ValueError(f"times_s must ascend, got {times_s[invalid[0] + 1]} after {times_s[invalid[0]]}")
-        if len(gpus) and gpus.min() < 0:
-            raise ValueError(f"gpus must not be negative, got {gpus.min()} at index {gpus.argmin()}")
-        object.__setattr__(self, "times_s", times_s)
-        object.__setattr__(self, "gpus", gpus)
-
-    @classmethod
-    def from_sequences(cls, times_s: Sequence[float] | FloatArray, gpus: Sequence[float] | FloatArray) -> DemandHistory:
-        """Create a history from two sequences of numbers; raises ValueError as the class does."""
-        return cls(np.asarray(times_s, dtype=np.float64), np.asarray(gpus, dtype=np.float64))
-
-    def __len__(self) -> int:
-        return len(self.times_s)
-
-    def append(self, time_s: float, gpus: float, *, retention_s: float | None = None) -> DemandHistory:
-        """Return the history with one more reading.
-
-        Args:
-            retention_s: drop readings that ceased to apply more than this before `time_s`.
-
-        Raises:
-            ValueError: the reading is not later than the last one, negative or not finite.
-        """
-        first = 0
-        if retention_s is not None and len(self):
-            first = max(0, int(np.searchsorted(self.times_s, time_s - retention_s, side="right")) - 1)
-        return DemandHistory(np.append(self.times_s[first:], time_s), np.append(self.gpus[first:], gpus))
-
-    def resample(self, step_s: float) -> DemandHistory:
-        """Return the demand at every multiple of `step_s`, from that of the first reading to the last one.
-
-        The first point is at or before the first reading and has its value.
-
-        Raises:
-            ValueError: `step_s` is not a positive number.
-        """
-        if not step_s > 0:
-            raise ValueError(f"step_s must be positive, got {step_s}")
-        if not len(self):
-            return self
-        first, last = np.floor(self.times_s[[0, -1]] / step_s).astype(np.int64)
-        grid_s = np.arange(first, last + 1) * step_s
-        in_force = np.maximum(np.searchsorted(self.times_s, grid_s, side="right") - 1, 0)
-        return DemandHistory(grid_s, self.gpus[in_force])
 
 
 def fill_gaps(load: ArrayLike, *, missing_below: float = MISSING_BELOW) -> FloatArray:
@@ -100,17 +32,6 @@ def fill_gaps(load: ArrayLike, *, missing_below: float = MISSING_BELOW) -> Float
     known[known] = values[known] >= missing_below * np.median(values[known])
     source = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
     return np.asarray(values[np.where(source < 0, known.argmax(), source)])
-
-
-def _copy_readonly(field: str, values: FloatArray) -> FloatArray:
-    array = np.array(values, dtype=np.float64)
-    if array.ndim != 1:
-        raise ValueError(f"{field} must have one dimension, got shape {array.shape}")
-    if not np.isfinite(array).all():
-        invalid = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ValueError(f"{field} must be finite, got {array[invalid]} at index {invalid}")
-    array.setflags(write=False)
-    return array
 
 
 class RollingArray:

@@ -1,250 +1,185 @@
-"""SeasonalForecaster: quantile forecasts of a pool's largest demand ahead, and their walk-forward backtest."""
+"""PoolForecaster: quantile forecasts of a pool's largest demand ahead, from readings that arrive over time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
-
-import numpy as np
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from scheduler.domain.fleet import Forecast
-from scheduler.forecast.demand_history import DemandHistory, FloatArray, RollingArray
-from scheduler.forecast.seasonal import (
-    CALIBRATION_MIN_RESIDUALS,
-    SEASONS,
-    STEPS_PER_SEASON,
-    Season,
-    compute_point_forecasts,
-    compute_residual_quantile,
-    compute_residual_scales,
-    max_demand_ahead,
-)
+from scheduler.forecast.binned_demand import BinnedDemand, DemandWindow
+from scheduler.forecast.candidates import Candidates, Horizon
+from scheduler.forecast.coverage import TRACKED_LEVELS, WorkingLevels
+from scheduler.forecast.demand_history import FloatArray
+from scheduler.forecast.pool_model import METHODS, PastForecasts, PoolModel, RecentForecasts, forecast_recent
+from scheduler.forecast.regression import NormalEquations, compute_prior
+from scheduler.forecast.seasonality import DAY_S, STEPS_PER_SEASON, Season
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
-DAY_S = 86_400.0
-RESIDUAL_SEASONS = 14
-ORIGINS_PER_BATCH = 512
+HISTORY_SEASONS = 28
+_OFFSET_SHARE = 0.05
+REFITS_PER_SEASON = 4
+LEARNS_PER_SEASON = 24
+_UNCALIBRATED_FACTOR = 2.0
 
 
-class SeasonalForecaster:
-    """Forecaster of one pool. It keeps a bounded window, so a forecast costs the same after a day and after a year.
+@dataclass(frozen=True, slots=True, eq=False)
+class FitTask:
+    """The input of a fit, so that it can run elsewhere. `prior` is (FEATURES,), the coefficients of all pools."""
 
-    Equal readings and calls give equal forecasts. A horizon is calibrated by the residuals of the forecasts that this
-    method would have made for it at the beginning of each bin. A new horizon is therefore calibrated from the whole
-    window at once, and later calls add only the bins that have closed since.
+    demand: BinnedDemand
+    season: Season
+    horizon_bins: int
+    prior: FloatArray
+
+    def run(self) -> PoolModel:
+        offset = compute_offset(self.demand.peaks[self.demand.known])
+        candidates = Candidates(self.demand, self.season, Horizon(self.horizon_bins), offset)
+        return PastForecasts(candidates, self.prior).fit(len(self.demand) - 1)
+
+
+def compute_offset(peaks: FloatArray) -> float:
+    """Return the GPUs to add to demand before its logarithm is taken, from the peaks of known bins, (m,)."""
+    return _OFFSET_SHARE * float(peaks.mean() if len(peaks) else 0.0) + 1e-9
+
+
+@dataclass(slots=True)
+class _HorizonState:
+    """The model of one horizon, and its working levels, which have learned from the outcomes before a bin."""
+
+    model: PoolModel | None = None
+    levels: WorkingLevels = field(default_factory=WorkingLevels)
+    learned_until: int | None = None
+    newest: tuple[tuple[int, float, float], RecentForecasts] | None = None
+
+
+class PoolForecaster:
+    """Forecaster of one pool. It keeps a bounded window, so a forecast costs the same after a month and after a year.
+
+    Equal readings, calls and models give equal forecasts. Fits are due four times a season. `list_due_fits` returns
+    them and `accept` takes the results, so that a service can run them in the background.
     """
 
-    def __init__(self, *, season_s: float = DAY_S, step_s: float | None = None) -> None:
-        """Raises ValueError unless `season_s` is a whole number of `step_s` (default: 1/288 of the season)."""
-        self.season = Season(season_s, season_s / STEPS_PER_SEASON if step_s is None else step_s)
-        self._opens: RollingArray | None = None
-        self._peaks: RollingArray | None = None
-        self._residuals: dict[int, RollingArray] = {}
-        self._observed_at_s = float("-inf")
-        self._gpus = 0.0
-
-    def observe(self, time_s: float, gpus: float) -> None:
-        """Record that demand is `gpus` from `time_s` on.
-
-        A reading from before the last forecast's bin counts from that bin on.
+    def __init__(
+        self, *, season_s: float = DAY_S, step_s: float | None = None, zone: str = "UTC", method: str | None = None
+    ) -> None:
+        """Args:
+            method: use this one of `METHODS` alone, for comparison.
 
         Raises:
-            ValueError: a value is not finite, `gpus` is negative, or `time_s` is before the last reading.
+            ValueError: `season_s` is not a whole number of `step_s` (default: 1/288 of the season).
         """
-        if not isfinite(time_s):
-            raise ValueError(f"time_s must be finite, got {time_s}")
-        if not (isfinite(gpus) and gpus >= 0):
-            raise ValueError(f"gpus must be finite and not negative, got {gpus}")
-        if time_s < self._observed_at_s:
-            raise ValueError(f"time_s must not be before the last reading's {self._observed_at_s}, got {time_s}")
-        self._observed_at_s = time_s
-        number = self.season.bin_index(time_s)
-        if self._opens is None or self._peaks is None:
-            # Each bin of the window needs seven seasons before it and its horizon after it.
-            capacity = (RESIDUAL_SEASONS + 2 * SEASONS + 1) * self.season.bins
-            self._opens, self._peaks = (
-                RollingArray(capacity, start_index=number),
-                RollingArray(capacity, start_index=number),
-            )
-        if number >= self._opens.end_index:
-            is_first = not len(self._opens.values)
-            starts_bin = is_first or time_s - number * self.season.step_s <= 1e-9 * self.season.step_s
-            self._extend_bins(number if starts_bin else number + 1)
-            if starts_bin:
-                self._opens.append_repeated(gpus, 1)
-                self._peaks.append_repeated(gpus, 1)
-        self._peaks.raise_last(gpus)
-        self._gpus = gpus
+        self._method = method
+        self._base = Season(season_s, season_s / STEPS_PER_SEASON if step_s is None else step_s, zone)
+        self._window = DemandWindow(self._base.step_s, HISTORY_SEASONS * self._base.bins)
+        self._states: dict[float, _HorizonState] = {}
+
+    def observe(self, time_s: float, gpus: float) -> None:
+        """Record that demand is `gpus` from `time_s` on. Raises ValueError as `DemandWindow.observe` does."""
+        self._window.observe(time_s, gpus)
+
+    @property
+    def equations(self) -> tuple[NormalEquations, ...]:
+        """Contributions of this pool to the coefficients of all pools, one for each horizon."""
+        return tuple(state.model.equations for state in self._states.values() if state.model is not None)
 
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...] = QUANTILES) -> Forecast:
         """Return quantiles of the largest demand from now until `horizon_s` later; none is below the demand now.
 
-        Until `CALIBRATION_MIN_RESIDUALS` forecasts have met their outcome, levels above 0.5 allow for demand to rise by
-        at least its own size, and `method` says so.
+        Until a model is fitted from at least a season of readings and 20 outcomes, levels above 0.5 allow for demand to
+        rise by its own size, and the forecast is not calibrated.
 
         Raises:
             ValueError: there is no reading yet, `now_s` is before the last reading, the horizon is not positive or
                 longer than 7 seasons, or a quantile is not in (0, 1).
         """
-        if self._opens is None or self._peaks is None:
-            raise ValueError("a forecast needs at least one demand reading, got none")
-        if not self._observed_at_s <= now_s < float("inf"):
-            raise ValueError(f"now_s must not be before the last reading's {self._observed_at_s}, got {now_s}")
         if not all(0 < level < 1 for level in quantiles):
             raise ValueError(f"quantiles must be in (0, 1), got {quantiles}")
-        horizon_bins = self.season.count_horizon_bins(horizon_s)
-        self._extend_bins(self.season.bin_index(now_s) + 1)
-        residuals = self._update_residuals(horizon_bins)
-        current = self._opens.values.copy()
-        current[-1] = self._gpus
-        point, scale = self._compute_point_forecasts(current, len(current) - 1, len(current), horizon_bins)
-        ordered = np.sort(residuals)
-        gpus = tuple(
-            max(
-                float(point[0] + compute_residual_quantile(ordered, level, overlap=horizon_bins + 1) * scale[0]),
-                self._gpus,
-            )
-            for level in quantiles
-        )
-        return Forecast(now_s, horizon_s, quantiles, gpus, self._describe_method(horizon_bins, len(ordered)))
+        demand = self._window.read(now_s)
+        season = replace(self._base, step_s=demand.step_s)
+        bins = season.count_horizon_bins(horizon_s)
+        state = self._states.setdefault(horizon_s, _HorizonState())
+        model = state.model
+        if model is None or not model.is_calibrated or len(model.sizes_by_time) != season.bins:
+            gpus = [self._window.gpus * (_UNCALIBRATED_FACTOR if level > 0.5 else 1.0) for level in quantiles]
+            return Forecast(now_s, horizon_s, quantiles, tuple(gpus), "persistence", is_calibrated=False)
+        demand, horizon = demand.mark_missing(), Horizon(bins)
+        self._learn_levels(state, model, demand, season, horizon)
+        recent = self._forecast_now(state, model, demand, season, horizon)
+        found = model.combine(recent.points, recent.scales, [state.levels.find(level) for level in quantiles])[0]
+        gpus = [max(float(value), self._window.gpus) for value in found]
+        return Forecast(now_s, horizon_s, quantiles, tuple(gpus), describe_method(model))
 
-    def count_residuals(self, horizon_s: float) -> int:
-        """Return the number of outcomes that calibrate a horizon; 0 if it has not been forecast yet."""
-        kept = self._residuals.get(self.season.count_horizon_bins(horizon_s))
-        return 0 if kept is None else len(kept.latest())
+    def list_due_fits(self, now_s: float, prior: FloatArray) -> Mapping[float, FitTask]:
+        """Return the fits that are due now, by horizon in seconds: of horizons that were forecast before."""
+        if self._window.is_empty:
+            return {}
+        demand = self._window.read(now_s).mark_missing()
+        season = replace(self._base, step_s=demand.step_s)
+        end, known_s = demand.first_bin + len(demand) - 1, len(demand) * demand.step_s
+        due = {}
+        for horizon_s, state in self._states.items():
+            bins = season.count_horizon_bins(horizon_s)
+            if known_s > self._base.season_s and not _is_current(state.model, season, end):
+                due[horizon_s] = FitTask(demand, season, bins, prior)
+        return due
 
-    def _extend_bins(self, end: int) -> None:
-        """Open all bins before number `end`, with the last demand still in force."""
-        assert self._opens is not None
-        assert self._peaks is not None
-        missing = end - self._opens.end_index
-        if missing > 0:
-            self._opens.append_repeated(self._gpus, missing)
-            self._peaks.append_repeated(self._gpus, missing)
+    def accept(self, horizon_s: float, model: PoolModel) -> None:
+        """Use a fitted model for the forecasts of a horizon."""
+        state = self._states[horizon_s]
+        state.model = model if self._method is None else model.select(self._method)
+        state.newest = None
 
-    def _update_residuals(self, horizon_bins: int) -> FloatArray:
-        """Return the residuals of the horizon for all outcomes known by now; the newest bin is still open."""
-        assert self._opens is not None
-        assert self._peaks is not None
-        first = self._opens.start_index
-        kept = self._residuals.get(horizon_bins)
-        if kept is None or kept.end_index < first:
-            oldest = max(first, self._opens.end_index - 1 - horizon_bins - RESIDUAL_SEASONS * self.season.bins)
-            kept = self._residuals[horizon_bins] = RollingArray(RESIDUAL_SEASONS * self.season.bins, start_index=oldest)
-        begin, end = max(kept.end_index, first) - first, self._opens.end_index - 1 - horizon_bins - first
-        for start in range(begin, end, ORIGINS_PER_BATCH):
-            stop = min(start + ORIGINS_PER_BATCH, end)
-            points, scales = self._compute_point_forecasts(self._opens.values, start, stop, horizon_bins)
-            outcome = max_demand_ahead(self._peaks.values, np.arange(start, stop), horizon_bins)
-            kept.extend((outcome - points) / scales)
-        return kept.latest()
+    def _forecast_now(
+        self, state: _HorizonState, model: PoolModel, demand: BinnedDemand, season: Season, horizon: Horizon
+    ) -> RecentForecasts:
+        """Return the forecasts at the newest bin, which stay the same until demand changes."""
+        key = demand.first_bin + len(demand), float(demand.opens[-1]), float(demand.peaks[-1])
+        if state.newest is None or state.newest[0] != key:
+            state.newest = key, forecast_recent(model, demand, season, horizon, 1)
+        return state.newest[1]
 
-    def _compute_point_forecasts(
-        self, current: FloatArray, start: int, stop: int, horizon_bins: int
-    ) -> tuple[FloatArray, FloatArray]:
-        assert self._peaks is not None
-        peaks, origins = self._peaks.values, np.arange(start, stop)
-        points = compute_point_forecasts(peaks, current, origins, season=self.season, horizon_bins=horizon_bins)
-        return points, compute_residual_scales(peaks, points, origins, season=self.season)
-
-    def _describe_method(self, horizon_bins: int, residuals: int) -> str:
-        assert self._opens is not None
-        is_seasonal = len(self._opens.values) >= self.season.count_required_bins(horizon_bins)
-        name = "level-adjusted seasonal" if is_seasonal else "persistence"
-        return name if residuals >= CALIBRATION_MIN_RESIDUALS else f"{name}, uncalibrated"
-
-
-def forecast_from_history(
-    history: DemandHistory,
-    *,
-    now_s: float,
-    horizon_s: float,
-    quantiles: tuple[float, ...] = QUANTILES,
-    season_s: float = DAY_S,
-    step_s: float | None = None,
-) -> Forecast:
-    """Return the forecast from a whole history. To forecast repeatedly, keep a SeasonalForecaster instead.
-
-    Raises:
-        ValueError: the history is empty or reaches beyond `now_s`, or as SeasonalForecaster raises it.
-    """
-    forecaster = SeasonalForecaster(season_s=season_s, step_s=step_s)
-    for time_s, gpus in zip(history.times_s.tolist(), history.gpus.tolist(), strict=True):
-        forecaster.observe(time_s, gpus)
-    return forecaster.forecast(now_s, horizon_s, quantiles=quantiles)
+    def _learn_levels(
+        self, state: _HorizonState, model: PoolModel, demand: BinnedDemand, season: Season, horizon: Horizon
+    ) -> None:
+        """Adapt the working levels to the outcomes of the last hour, once an hour."""
+        end = demand.first_bin + len(demand) - 1 - horizon.bins
+        batch = max(1, season.bins // LEARNS_PER_SEASON)
+        if state.learned_until is None or end - state.learned_until > 2 * season.bins:
+            state.learned_until = end
+        count = end - state.learned_until
+        if count < batch:
+            return
+        recent = forecast_recent(model, demand, season, horizon, count + horizon.bins + 1)
+        levels = [state.levels.find(level) for level in TRACKED_LEVELS]
+        quantiles = model.combine(recent.points[:count], recent.scales[:count], levels)
+        state.levels = state.levels.learn(recent.outcomes[:count], quantiles, overlap=horizon.bins + 1)
+        state.learned_until = end
 
 
-@dataclass(frozen=True, slots=True)
-class BacktestReport:
-    """Quality of `forecasts` forecasts of one horizon; tuples have one entry per quantile.
-
-    * `weighted_quantile_loss`: 2 x pinball loss / mean outcome, averaged over forecasts and quantiles.
-    * `coverage`: share of forecasts that the largest demand within the horizon did not exceed.
-    * `underforecast_share`: share of steps whose demand exceeded the oldest forecast that covers them, which is the one
-      that a recall would have had to act on.
-    * `surplus`: mean forecast above the mean outcome, relative to the mean outcome.
-    """
-
-    forecasts: int
-    horizon_s: float
-    quantiles: tuple[float, ...]
-    weighted_quantile_loss: float
-    coverage: tuple[float, ...]
-    underforecast_share: tuple[float, ...]
-    surplus: tuple[float, ...]
+def _is_current(model: PoolModel | None, season: Season, end_bin: int) -> bool:
+    """Return whether a model needs no fit before bin `end_bin`. One without calibration is fitted each hour."""
+    if model is None or len(model.sizes_by_time) != season.bins:
+        return False
+    fits = REFITS_PER_SEASON if model.is_calibrated else LEARNS_PER_SEASON
+    return end_bin - model.end_bin < max(1, season.bins // fits)
 
 
-def run_backtest(
-    history: DemandHistory,
-    *,
-    horizon_s: float,
-    quantiles: tuple[float, ...] = QUANTILES,
-    season_s: float = DAY_S,
-    step_s: float | None = None,
-    warm_up_s: float | None = None,
-) -> BacktestReport:
-    """Forecast at every step after `warm_up_s` (default: one season) whose outcome the history holds.
-
-    Demand is read at the beginning of each step, as a polling scheduler reads it.
-
-    Raises:
-        ValueError: the history is too short for one forecast, or as SeasonalForecaster raises it.
-    """
-    forecaster = SeasonalForecaster(season_s=season_s, step_s=step_s)
-    season = forecaster.season
-    horizon_bins = season.count_horizon_bins(horizon_s)
-    demand = history.resample(season.step_s)
-    first = int(np.ceil((season_s if warm_up_s is None else warm_up_s) / season.step_s))
-    count = len(demand) - horizon_bins - first
-    if count < 1:
-        raise ValueError(
-            f"history must be longer than warm-up and horizon, {first + horizon_bins} steps, got {len(demand)}"
-        )
-    forecasts = np.empty((count, len(quantiles)))
-    for index in range(first + count):
-        now_s = float(demand.times_s[index])
-        forecaster.observe(now_s, float(demand.gpus[index]))
-        if index >= first:
-            forecasts[index - first] = forecaster.forecast(now_s, horizon_s, quantiles=quantiles).gpus
-    return _build_report(
-        demand.gpus[first:], forecasts, horizon_s=horizon_s, horizon_bins=horizon_bins, quantiles=quantiles
-    )
+def list_quantiles(lending_level: float) -> tuple[float, ...]:
+    """Return the levels of a forecast for a pool that lends by `lending_level`, ascending."""
+    return tuple(sorted({0.5, 0.9, 0.95, 0.99, lending_level}))
 
 
-def _build_report(
-    demand: FloatArray, forecasts: FloatArray, *, horizon_s: float, horizon_bins: int, quantiles: tuple[float, ...]
-) -> BacktestReport:
-    """Build the report from `demand`, shape (m + horizon_bins,), and `forecasts`, shape (m, quantiles)."""
-    outcome = np.lib.stride_tricks.sliding_window_view(demand, horizon_bins + 1).max(axis=1)[:, None]
-    mean = max(float(outcome.mean()), np.finfo(np.float64).tiny)
-    levels = np.array(quantiles)
-    pinball = np.maximum(levels * (outcome - forecasts), (levels - 1) * (outcome - forecasts))
-    return BacktestReport(
-        forecasts=len(forecasts),
-        horizon_s=horizon_s,
-        quantiles=quantiles,
-        weighted_quantile_loss=2 * float(pinball.mean()) / mean,
-        coverage=tuple((outcome <= forecasts).mean(axis=0).tolist()),
-        underforecast_share=tuple((demand[horizon_bins:, None] > forecasts).mean(axis=0).tolist()),
-        surplus=tuple(((forecasts.mean(axis=0) - mean) / mean).tolist()),
-    )
+def fit_due(forecasters: Iterable[PoolForecaster], now_s: float) -> None:
+    """Run all fits that are due, with the coefficients of all these pools as their prior."""
+    known = list(forecasters)
+    prior = compute_prior(each for forecaster in known for each in forecaster.equations)
+    for forecaster in known:
+        for horizon_s, task in forecaster.list_due_fits(now_s, prior).items():
+            forecaster.accept(horizon_s, task.run())
+
+
+def describe_method(model: PoolModel) -> str:
+    """Return the method with the largest weight at level 0.95, with its weight."""
+    weights = model.find_weights(0.95)
+    name, share = METHODS[int(weights.argmax())], float(weights.max())
+    return name if share == 1.0 else f"combination, {share:.0%} {name}"

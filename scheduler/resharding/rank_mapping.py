@@ -329,7 +329,7 @@ def find_best_assignment(gains: Sequence[Floats]) -> list[int]:
 
 def _solve_assignment(cost: Floats) -> list[int]:
     # Imported on the first resize: this import takes a quarter as long as all others of a process together.
-    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy ships no types
+    from scipy.optimize import linear_sum_assignment
 
     return list(map(int, linear_sum_assignment(cost)[1]))
 

@@ -13,7 +13,8 @@ from scheduler.domain.commands import Command
 from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
-from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.reconciler import StageHook, ignore_stage, tick
 from scheduler.scheduling.cycle import next_full_pass_s
 from scheduler.scheduling.policy_sets import PolicySet
@@ -162,6 +163,7 @@ class Controller:
         """Stop background work and release the lease."""
         self._executor.close()
         self._curves.close()
+        self._demand.close()
         try:
             self.step_down()
         except UnavailableError as error:

@@ -17,7 +17,7 @@ from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
-from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
 
 T = TypeVar("T")
 
@@ -168,14 +168,14 @@ def fill_gaps(loads: list[float]) -> list[float]:
     return filled
 
 
-SEASONAL = "seasonal"
+COMBINED = "combined"
 
 
 class Forecaster(Protocol):
     def observe(self, time_s: float, gpus: float) -> None:
         """Record that demand is `gpus` from `time_s` on."""
 
-    def forecast(self, now_s: float, horizon_s: float) -> Forecast:
+    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
         """Return quantiles of the largest demand from now to `horizon_s` later."""
 
 
@@ -194,20 +194,22 @@ class OracleForecaster:
     def observe(self, time_s: float, gpus: float) -> None:
         """Do nothing: the future demand is known."""
 
-    def forecast(self, now_s: float, horizon_s: float) -> Forecast:
+    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...] = (0.999,)) -> Forecast:
         while self._future_changes.next_at_s <= now_s + horizon_s + self._period_s:
             self._known.append(self._future_changes.take())
         while len(self._known) > 1 and self._known[1].at_s <= now_s:
             self._known.popleft()
         end_s = max(now_s, self._known[0].at_s) + horizon_s + self._period_s
         largest = max(change.gpus for change in self._known if change.at_s <= end_s)
-        return Forecast(now_s, horizon_s, (0.999,), (largest,), "oracle")
+        return Forecast(now_s, horizon_s, quantiles, (largest,) * len(quantiles), "oracle")
 
 
 ForecasterFactory = Callable[[DemandTrace, int, float], Forecaster]
 FORECASTERS: Mapping[str, ForecasterFactory] = MappingProxyType(
     {
-        SEASONAL: lambda trace, seed, period_s: SeasonalForecaster(),
+        COMBINED: lambda trace, seed, period_s: PoolForecaster(),
+        "seasonal": lambda trace, seed, period_s: PoolForecaster(method="daily seasonal"),
+        "persistence": lambda trace, seed, period_s: PoolForecaster(method="persistence"),
         "oracle": lambda trace, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
     }
 )
@@ -221,7 +223,7 @@ class ForecastSource:
         self,
         pools: Iterable[Pool],
         traces: Iterable[DemandTrace],
-        make_forecaster: Callable[[DemandTrace], Forecaster] = lambda trace: SeasonalForecaster(),
+        make_forecaster: Callable[[DemandTrace], Forecaster] = lambda trace: PoolForecaster(),
     ) -> None:
         by_pool = {trace.pool: trace for trace in traces}
         self._pools = tuple(
@@ -237,7 +239,8 @@ class ForecastSource:
             self._pools_with_demand.add(change.pool)
 
     def make_forecasts(self, now_s: float) -> tuple[ForecastMade, ...]:
-        """Return a forecast for every lending pool with observed demand."""
+        """Return a forecast for every lending pool with observed demand, after the fits that are due."""
+        fit_due((each for each in self._forecasters.values() if isinstance(each, PoolForecaster)), now_s)
         return tuple(
             ForecastMade(pool.name, _make_forecast(self._forecasters[pool.name], pool.lending, now_s))
             for pool in self._pools
@@ -246,7 +249,8 @@ class ForecastSource:
 
 
 def _make_forecast(forecaster: Forecaster, rules: LendingPolicy, now_s: float) -> Forecast:
-    forecast = forecaster.forecast(now_s, rules.horizon_s)
+    levels = list_quantiles(rules.quantile)
+    forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
     if rules.loan_s_min <= rules.horizon_s:
         return forecast
-    return forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min))
+    return forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))

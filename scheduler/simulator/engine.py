@@ -35,8 +35,8 @@ from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.cycle import next_full_pass_s
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.simulator.demand import (
+    COMBINED,
     FORECASTERS,
-    SEASONAL,
     DemandChange,
     DemandTrace,
     ForecastSource,
@@ -97,7 +97,7 @@ class Scenario:
     demand: tuple[DemandTrace, ...]
     delays: Delays
     seed: int
-    forecast: str = SEASONAL
+    forecast: str = COMBINED
     truth: GroundTruth = NOTHING_HIDDEN
     queues: tuple[JobQueue, ...] = ()
     gpu_throughputs: Mapping[str, float] = field(default_factory=dict)

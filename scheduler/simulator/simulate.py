@@ -24,7 +24,7 @@ from scheduler.domain.fleet import DAY_S
 from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
-from scheduler.simulator.demand import FORECASTERS, SEASONAL, DemandChange, build_demand_traces
+from scheduler.simulator.demand import COMBINED, FORECASTERS, DemandChange, build_demand_traces
 from scheduler.simulator.engine import Scenario, Simulation, TickRecord
 from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_true_submissions
 from scheduler.simulator.recorder import ReportRecorder
@@ -117,7 +117,7 @@ class SimulationOptions:
         truth: differences between the cluster and the policies' view of it. Its seed is that of the simulation.
     """
 
-    forecast: str = SEASONAL
+    forecast: str = COMBINED
     profiles: tuple[MeasuredSteps, ...] = ()
     truth: GroundTruth = NOTHING_HIDDEN
 

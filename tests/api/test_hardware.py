@@ -10,8 +10,8 @@ import pytest
 
 from api.openapi import load_examples
 from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
-from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.solver.profiles.catalog import load_gpu
 from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import ApiService, Problem

@@ -145,7 +145,7 @@ def simulate_one(one: Play, folder: Path) -> Report:
     cluster, curves = regime_cluster(regime.nodes, regime.training_gpu, regime.inference_gpu), CurveFile(folder)
     policies = variant(one.policy, cluster)
     options = SimulationOptions(
-        forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_ground_truth(one.truth or regime.truth)
+        forecast="oracle" if one.policy == ORACLE else "combined", truth=parse_ground_truth(one.truth or regime.truth)
     )
     world = build_scenario(
         rows, read_demand(data / DEMAND), cluster, policies, seed=one.seed, curves=curves, options=options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool
@@ -14,7 +14,7 @@ from scheduler.domain.fleet import DAY_S, LendingPolicy, Node, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
-from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.forecast.forecaster import PoolForecaster
 from scheduler.kubernetes.agent_injection import AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.api_objects import JOB_LABEL, POD, Object
@@ -25,7 +25,7 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.pod_view import count_requested_gpus
 from scheduler.runtime.clock import RealClock
-from scheduler.runtime.planning_inputs import DemandForecaster
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import load_policy_set
@@ -59,7 +59,7 @@ class Site:
         self.most_held: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self.waiting: dict[str, Reason] = {}
-        self._demand = DemandForecaster(self.store, partial(SeasonalForecaster, season_s=DAY_S), history_s=DAY_S)
+        self._demand = DemandForecaster(self.store, PoolForecaster, history_s=DAY_S, fits=ThreadPoolExecutor(1))
         self.sent = 0
 
     def new_executor(self) -> KubernetesExecutor:

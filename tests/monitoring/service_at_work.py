@@ -19,7 +19,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.planning_inputs import CurveBuilder
+from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.retention import Retention, RetentionPeriods
 from scheduler.store.api_protocol import HistoryLog

@@ -18,7 +18,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.planning_inputs import CurveBuilder
+from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.store.memory_store import MemoryStore

@@ -11,14 +11,15 @@ from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import DemandRow, JobRow
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.gpu_sets import count
-from scheduler.scheduling.policy_sets import load_policy_set
+from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.simulator.demand import DemandChange
-from scheduler.simulator.engine import Simulation, TickRecord
-from scheduler.simulator.simulate import build_scenario, simulate
+from scheduler.simulator.engine import Scenario, Simulation, TickRecord
+from scheduler.simulator.simulate import SimulationOptions, build_scenario, simulate
 from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 
 NO_DEMAND = tuple(DemandRow(2 + hour, hour * 3600.0, "served", 0.0, is_load=False) for hour in range(48))
+KNOWN_DEMAND = SimulationOptions(forecast="oracle")  # a forecast from readings lends nothing on the first day
 RIGID = tuple(JobRow(2 + n, f"job-{n}", 60.0 * n, 7200.0, 8) for n in range(6))
 
 
@@ -31,8 +32,12 @@ def cluster(lent: str, *, inference: int = 3, own: str = "v100-32g") -> ClusterD
     return parse_document(ClusterDocument, {"pools": pools})
 
 
+def build_lending(document: ClusterDocument, policies: PolicySet) -> Scenario:
+    return build_scenario(RIGID, NO_DEMAND, document, policies, seed=0, curves=CurveCache(), options=KNOWN_DEMAND)
+
+
 def mean_completion_s(lent: str, policy: str = "ebbtide") -> float:
-    (result,) = simulate(RIGID, NO_DEMAND, cluster(lent), policy, seed=0).policies
+    (result,) = simulate(RIGID, NO_DEMAND, cluster(lent), policy, seed=0, options=KNOWN_DEMAND).policies
     assert result.violations == 0
     return result.jct_s.mean
 
@@ -65,7 +70,9 @@ def test_lending_slower_gpus_gains_less() -> None:
 @pytest.mark.parametrize("lent", ["t4", "h100-80g"])
 def test_jobs_run_at_the_speed_of_the_lent_model(lent: str) -> None:
     policies, seen = load_policy_set("ebbtide"), StepTimes()
-    scenario = build_scenario(RIGID, NO_DEMAND, cluster(lent), policies, seed=0, curves=CurveCache())
+    scenario = build_scenario(
+        RIGID, NO_DEMAND, cluster(lent), policies, seed=0, curves=CurveCache(), options=KNOWN_DEMAND
+    )
     Simulation(scenario, policies, observers=[seen]).run()
     throughputs = list_throughputs()
     assert seen.loans
@@ -76,7 +83,9 @@ def test_jobs_run_at_the_speed_of_the_lent_model(lent: str) -> None:
 def test_scheduler_learns_the_true_speed_of_a_lent_model() -> None:
     """The table says that both models are equally fast. In the simulated world, a T4 is much slower."""
     policies = load_policy_set("ebbtide")
-    scenario = build_scenario(RIGID, NO_DEMAND, cluster("t4"), policies, seed=0, curves=CurveCache())
+    scenario = build_scenario(
+        RIGID, NO_DEMAND, cluster("t4"), policies, seed=0, curves=CurveCache(), options=KNOWN_DEMAND
+    )
     simulation = Simulation(scenario, policies, observers=[seen := StepTimes()])
     simulation._scenario = replace(scenario, gpu_throughputs={"t4": 1.0, "v100-32g": 1.0})
     simulation.run()
@@ -86,7 +95,9 @@ def test_scheduler_learns_the_true_speed_of_a_lent_model() -> None:
 
 def test_fleet_of_one_model_gives_the_same_report_without_the_table() -> None:
     policies = load_policy_set("ebbtide")
-    scenario = build_scenario(RIGID, NO_DEMAND, cluster("v100-32g"), policies, seed=0, curves=CurveCache())
+    scenario = build_scenario(
+        RIGID, NO_DEMAND, cluster("v100-32g"), policies, seed=0, curves=CurveCache(), options=KNOWN_DEMAND
+    )
     ended = []
     for each in (scenario, replace(scenario, gpu_throughputs={})):
         simulation = Simulation(each, policies)

@@ -39,9 +39,9 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
 
     floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does with
     its LSTM; the quantile and the bounds of the pool's owner are additions. A cordoned node counts only with what
-    inference has on it, because inference can add nothing there. Without a demand reading nothing is lent; with a stale
-    reading or without a forecast, there are no new loans. A new loan must also fit the forecast demand over the
-    shortest worthwhile loan; running loans are not recalled for that.
+    inference has on it, because inference can add nothing there. Without a demand reading nothing is lent. With a stale
+    reading, or without a calibrated forecast, there are no new loans. A new loan must also fit the forecast demand over
+    the shortest worthwhile loan. Running loans are not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
@@ -57,7 +57,8 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     stale = snapshot.now_s - reading.at_s > stale_s
     lasting = max(needed, forecast.min_loan_demand_at(rules.quantile)) if forecast else needed
     nodes = _spare_nodes(snapshot, pool, needed)
-    may_grow = not (stale or forecast is None or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
+    has_forecast = forecast is not None and forecast.is_calibrated
+    may_grow = not (stale or not has_forecast or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
     numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
     numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes)}
     detail = (

@@ -6,7 +6,7 @@ The wrappers only fail as they are told. `FaultCase` says when.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -15,6 +15,10 @@ from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.forecast.demand_history import FloatArray
+from scheduler.forecast.forecaster import FitTask
+from scheduler.forecast.pool_model import PoolModel
+from scheduler.forecast.regression import NormalEquations
 from scheduler.runtime.clock import CATCH_UP_RATE
 from scheduler.simulator.campaign.case import CaseEventKind
 from scheduler.simulator.fault_injection import LossyStore
@@ -229,7 +233,9 @@ class FaultyExecutor:
 
 
 class PersistenceForecaster:
-    """Forecaster that expects the last reading to last, with a margin that grows with the quantile."""
+    """Forecaster that expects the last reading to last, with a margin that grows with the quantile. It fits nothing."""
+
+    equations: tuple[NormalEquations, ...] = ()
 
     def __init__(self) -> None:
         self._gpus = 0.0
@@ -240,3 +246,11 @@ class PersistenceForecaster:
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
         gpus = tuple(self._gpus * (0.9 + 0.2 * level) for level in quantiles)
         return Forecast(now_s, horizon_s, quantiles, gpus, "persistence")
+
+    def list_due_fits(self, now_s: float, prior: FloatArray) -> Mapping[float, FitTask]:
+        """Return nothing: there is no model to fit."""
+        return {}
+
+    def accept(self, horizon_s: float, model: PoolModel) -> None:
+        """Raise AssertionError: no fit was due."""
+        raise AssertionError("no fit was due")

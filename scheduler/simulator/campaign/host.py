@@ -8,7 +8,8 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.runtime.controller import Controller, ControllerConfig
-from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.simulator.campaign.faulty_parts import (
     ExecutorError,
@@ -100,7 +101,7 @@ class Host:
             clock=self.clock,
             policies=self._policies,
             curves=CurveBuilder(InlineExecutor(), in_flight_max=_SHAPES_MAX, solve=solve_stand_in),
-            demand=DemandForecaster(self._store, PersistenceForecaster, history_s=_HISTORY_S),
+            demand=DemandForecaster(self._store, PersistenceForecaster, history_s=_HISTORY_S, fits=InlineExecutor()),
             on_report=self._on_report,
             has_changes=lambda: self._world.next_event_s() <= self._world.now_s,
             config=ControllerConfig(tick_s_max=POLL_S, lease_s=LEASE_S, commands_max=64),

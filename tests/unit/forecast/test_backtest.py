@@ -1,59 +1,56 @@
-"""The figures of a backtest, and the forecaster's quality on synthetic demand."""
+"""The figures of a backtest, and the forecast's quality on synthetic demand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from scheduler.forecast.demand_history import DemandHistory
-from scheduler.forecast.forecaster import run_backtest
-
-STEP_S = 1_800.0
-
-
-def _demand(generator: np.random.Generator, *, days: int, drift: float = 0.0) -> DemandHistory:
-    times_s = np.arange(0.0, days * 86_400.0, STEP_S)
-    wave = 100.0 + 60.0 * np.sin(2 * np.pi * times_s / 86_400.0)
-    noise = np.convolve(generator.standard_normal(len(times_s) + 3), [0.4, 0.3, 0.2, 0.1], mode="valid")
-    return DemandHistory(times_s, wave * np.exp(0.1 * noise + drift * times_s / 86_400.0))
+from scheduler.forecast.backtest import COMBINATION, ETS, BacktestReport, MethodScore, run_backtest
+from scheduler.forecast.candidates import Target
+from tests.unit.forecast.demands import DAY_S, HOUR_S, make_days
 
 
-def test_constant_demand_is_covered_without_surplus() -> None:
-    history = DemandHistory.from_sequences([0.0, 10 * 86_400.0], [7.0, 7.0])
-    report = run_backtest(history, horizon_s=STEP_S, step_s=STEP_S)
-    assert report.coverage == (1.0,) * 5
-    assert report.underforecast_share == (0.0,) * 5
-    assert report.surplus == pytest.approx((0.0,) * 5)
-    assert report.weighted_quantile_loss == pytest.approx(0.0)
+def score(report: BacktestReport, method: str = COMBINATION) -> MethodScore:
+    return next(each for each in report.scores if each.method == method)
 
 
-def test_jump_is_missed_only_by_the_forecast_before_it() -> None:
-    history = DemandHistory.from_sequences([0.0, 5 * 86_400.0, 6 * 86_400.0], [7.0, 70.0, 70.0])
-    report = run_backtest(history, horizon_s=STEP_S, step_s=STEP_S, quantiles=(0.9,))
-    assert report.forecasts == 5 * 48
-    assert report.coverage[0] == pytest.approx(1 - 1 / report.forecasts)
-    assert report.underforecast_share[0] == pytest.approx(1 / report.forecasts)
+def test_constant_demand_costs_nothing() -> None:
+    times_s = np.arange(0.0, 10 * DAY_S, HOUR_S)
+    report = run_backtest(times_s, np.full(len(times_s), 7.0), horizon_s=HOUR_S)
+    assert (report.step_s, report.forecasts, report.mean_gpus) == (3_600.0, 58, 7.0)
+    assert score(report).loss == pytest.approx(0.0, abs=1e-6)
+    assert score(report).coverage == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("seed", [11, 12, 13])
+@pytest.mark.parametrize("target", list(Target))
 @pytest.mark.parametrize("drift", [0.0, 0.02])
-def test_quantiles_reach_their_coverage_on_seasonal_demand(seed: int, drift: float) -> None:
-    history = _demand(np.random.default_rng(seed), days=40, drift=drift)
-    report = run_backtest(history, horizon_s=2 * STEP_S, step_s=STEP_S)
-    for level, covered in zip(report.quantiles[1:4], report.coverage[1:4], strict=True):
-        assert covered == pytest.approx(level, abs=0.025)
-    assert report.underforecast_share[-1] <= 0.003
-    assert report.surplus[-1] < 0.5
+def test_combination_is_calibrated_and_no_worse_than_any_method(drift: float, target: Target) -> None:
+    times_s, gpus = make_days(50, noise=0.1, step_s=1_800.0, drift=drift)
+    report = run_backtest(times_s, gpus, horizon_s=HOUR_S, target=target)
+    losses = {each.method: each.loss for each in report.scores}
+    assert losses[COMBINATION] <= 1.03 * min(losses.values())
+    assert losses[COMBINATION] < 0.97 * min(losses["persistence"], losses["daily seasonal"])
+    assert score(report).coverage[0] == pytest.approx(0.95, abs=0.025)
+    assert score(report).coverage[1] >= 0.995
 
 
-def test_correct_season_lowers_the_loss() -> None:
-    history = _demand(np.random.default_rng(14), days=20)
-    knowing = run_backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, warm_up_s=7 * 86_400.0)
-    # A wrong season is useless: its rises belong to other hours.
-    unknowing = run_backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, season_s=30 * STEP_S, warm_up_s=7 * 86_400.0)
-    assert knowing.weighted_quantile_loss < 0.8 * unknowing.weighted_quantile_loss
+def test_level_shift_is_survived() -> None:
+    times_s, gpus = make_days(40, noise=0.05, step_s=1_800.0)
+    gpus[34 * 48 :] *= 3.0
+    report = run_backtest(times_s, gpus, horizon_s=HOUR_S)
+    assert score(report).coverage[0] > 0.9
+    assert score(report).loss < 1.05 * min(score(report, name).loss for name in ("persistence", ETS))
 
 
-def test_history_too_short_for_one_outcome_is_rejected() -> None:
-    with pytest.raises(ValueError, match="history must be longer than warm-up and horizon, 49 steps, got 10"):
-        run_backtest(DemandHistory.from_sequences([0.0, 9 * STEP_S], [1.0, 1.0]), horizon_s=STEP_S, step_s=STEP_S)
+def test_missing_readings_are_no_outcomes() -> None:
+    times_s, gpus = make_days(20, noise=0.05)
+    kept = (times_s < 17 * DAY_S) | (times_s > 18 * DAY_S)
+    whole, parts = (run_backtest(times_s[rows], gpus[rows], horizon_s=HOUR_S) for rows in (times_s >= 0, kept))
+    assert whole.forecasts - parts.forecasts == pytest.approx(24, abs=4)
+
+
+@pytest.mark.parametrize("days", [0, 1])
+def test_short_recording_is_refused(days: int) -> None:
+    times_s, gpus = make_days(days)
+    with pytest.raises(ValueError, match="demand"):
+        run_backtest(times_s, gpus, horizon_s=HOUR_S)

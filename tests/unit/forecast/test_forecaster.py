@@ -1,139 +1,137 @@
-"""SeasonalForecaster: validation, bounded memory, and the quality of its quantiles."""
+"""PoolForecaster: cold start, fits, working levels and bounded memory."""
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from scheduler.forecast.demand_history import DemandHistory
-from scheduler.forecast.forecaster import QUANTILES, SeasonalForecaster, forecast_from_history
-
-HOUR_S = 3_600.0
-
-
-def _noisy_days(generator: np.random.Generator, *, days: int, step_s: float = HOUR_S) -> DemandHistory:
-    times_s = np.arange(0.0, days * 86_400.0, step_s)
-    wave = 100.0 + 60.0 * np.sin(2 * np.pi * times_s / 86_400.0)
-    return DemandHistory(times_s, wave * np.exp(0.05 * generator.standard_normal(len(times_s))))
+from scheduler.forecast.coverage import TRACKED_LEVELS, WorkingLevels
+from scheduler.forecast.demand_history import FloatArray
+from scheduler.forecast.forecaster import PoolForecaster, fit_due
+from scheduler.forecast.regression import FEATURES, NormalEquations, compute_prior
+from tests.unit.forecast.demands import HOUR_S, make_days
 
 
-def test_forecast_without_readings_is_rejected() -> None:
-    with pytest.raises(ValueError, match="at least one demand reading"):
-        SeasonalForecaster().forecast(0.0, 600.0)
-
-
-@pytest.mark.parametrize(("time_s", "gpus"), [(float("nan"), 1.0), (1.0, float("inf")), (1.0, -1.0)])
-def test_invalid_reading_is_rejected(time_s: float, gpus: float) -> None:
-    with pytest.raises(ValueError, match=r"must be finite"):
-        SeasonalForecaster().observe(time_s, gpus)
-
-
-def test_readings_must_be_in_time_order() -> None:
-    forecaster = SeasonalForecaster()
-    forecaster.observe(1_000.0, 4.0)
-    with pytest.raises(ValueError, match=r"time_s must not be before the last reading's 1000\.0, got 999\.0"):
-        forecaster.observe(999.0, 4.0)
-    with pytest.raises(ValueError, match="now_s must not be before the last reading"):
-        forecaster.forecast(999.0, 600.0)
+def learn(times_s: FloatArray, gpus: FloatArray, *, horizon_s: float = 2 * HOUR_S, **options: str) -> PoolForecaster:
+    """Return a forecaster that has observed all readings and was fitted when fits were due."""
+    forecaster = PoolForecaster(step_s=HOUR_S, **options)
+    for time_s, value in zip(times_s.tolist(), gpus.tolist(), strict=True):
+        forecaster.observe(time_s, value)
+        forecaster.forecast(time_s, horizon_s)
+        fit_due([forecaster], time_s)
+    return forecaster
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -0.5])
 def test_quantile_must_be_between_zero_and_one(quantile: float) -> None:
-    forecaster = SeasonalForecaster()
+    forecaster = PoolForecaster()
     forecaster.observe(0.0, 4.0)
     with pytest.raises(ValueError, match="quantiles must be in"):
         forecaster.forecast(0.0, 600.0, quantiles=(quantile,))
 
 
-def test_first_forecast_is_cautious_and_marked_uncalibrated() -> None:
-    forecaster = SeasonalForecaster()
-    forecaster.observe(0.0, 10.0)
-    made = forecaster.forecast(0.0, 600.0)
-    assert made.demand_at(0.5) == 10.0
-    assert made.demand_at(0.9) == 20.0
-    assert made.method == "persistence, uncalibrated"
+def test_first_day_is_cautious_and_not_calibrated() -> None:
+    times_s, gpus = make_days(1)
+    forecaster = learn(times_s, gpus)
+    made = forecaster.forecast(float(times_s[-1]), 2 * HOUR_S)
+    assert (made.demand_at(0.5), made.demand_at(0.9)) == (gpus[-1], 2 * gpus[-1])
+    assert not made.is_calibrated
 
 
-def test_constant_demand_is_forecast_exactly() -> None:
-    forecaster = SeasonalForecaster()
-    forecaster.observe(0.0, 10.0)
-    made = forecaster.forecast(3 * 86_400.0, 600.0)
-    assert made.gpus == pytest.approx((10.0,) * len(QUANTILES))
-    assert made.method == "level-adjusted seasonal"
+@pytest.mark.parametrize("gpus", [0.0, 10.0])
+def test_constant_demand_is_forecast_exactly(gpus: float) -> None:
+    times_s, _ = make_days(4)
+    forecaster = learn(times_s, np.full(len(times_s), gpus))
+    made = forecaster.forecast(float(times_s[-1]), 2 * HOUR_S)
+    assert made.is_calibrated
+    assert made.gpus == pytest.approx((gpus,) * 5, abs=1e-6)
 
 
-def test_zero_demand_is_forecast_without_a_warning() -> None:
-    forecaster = SeasonalForecaster()
-    forecaster.observe(0.0, 0.0)
-    assert forecaster.forecast(3 * 86_400.0, 600.0).gpus == (0.0,) * len(QUANTILES)
-
-
-def test_no_quantile_is_below_the_current_demand() -> None:
-    history = _noisy_days(np.random.default_rng(3), days=9)
-    forecaster = SeasonalForecaster(step_s=HOUR_S)
-    for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
-        forecaster.observe(float(time_s), float(gpus))
-        made = forecaster.forecast(float(time_s), 2 * HOUR_S)
-        assert min(made.gpus) >= gpus
+def test_quantiles_ascend_and_none_is_below_the_current_demand() -> None:
+    times_s, gpus = make_days(6, noise=0.1)
+    forecaster = PoolForecaster(step_s=HOUR_S)
+    for time_s, value in zip(times_s.tolist(), gpus.tolist(), strict=True):
+        forecaster.observe(time_s, value)
+        made = forecaster.forecast(time_s, 2 * HOUR_S)
+        fit_due([forecaster], time_s)
+        assert min(made.gpus) >= value
         assert list(made.gpus) == sorted(made.gpus)
 
 
-def test_incremental_forecasts_match_a_single_forecast_at_the_end() -> None:
-    history = _noisy_days(np.random.default_rng(4), days=12)
-    forecaster = SeasonalForecaster(step_s=HOUR_S)
-    for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
-        forecaster.observe(float(time_s), float(gpus))
-        along = forecaster.forecast(float(time_s), 2 * HOUR_S)
-    once = forecast_from_history(history, now_s=float(history.times_s[-1]), horizon_s=2 * HOUR_S, step_s=HOUR_S)
-    assert along.gpus == pytest.approx(once.gpus)
-    assert along.method == once.method
+def test_equal_readings_give_equal_forecasts() -> None:
+    times_s, gpus = make_days(5, noise=0.1)
+    made = [learn(times_s, gpus).forecast(float(times_s[-1]), 2 * HOUR_S) for _ in range(2)]
+    assert made[0] == made[1]
 
 
-def test_memory_is_bounded_and_old_history_is_dropped() -> None:
-    long = _noisy_days(np.random.default_rng(5), days=150, step_s=2 * HOUR_S)
-    recent = long.times_s >= long.times_s[-1] - 60 * 86_400.0
-    short = DemandHistory(long.times_s[recent], long.gpus[recent])
-    made = [
-        forecast_from_history(history, now_s=float(long.times_s[-1]), horizon_s=4 * HOUR_S, step_s=2 * HOUR_S)
-        for history in (long, short)
-    ]
-    assert made[0].gpus == pytest.approx(made[1].gpus)
+def test_fits_are_due_four_times_a_day_and_each_hour_until_calibrated() -> None:
+    forecaster, due = PoolForecaster(step_s=HOUR_S), list[int]()
+    times_s, gpus = make_days(4, noise=0.1)
+    for hour, (time_s, value) in enumerate(zip(times_s.tolist(), gpus.tolist(), strict=True)):
+        forecaster.observe(time_s, value)
+        forecaster.forecast(time_s, HOUR_S)
+        for horizon_s, task in forecaster.list_due_fits(time_s, np.zeros(FEATURES)).items():
+            forecaster.accept(horizon_s, task.run())
+            due.append(hour)
+    assert due[:4] == [24, 25, 26, 27]
+    assert [later - earlier for earlier, later in zip(due[-7:], due[-6:], strict=False)] == [6] * 6
 
 
-def test_gap_of_years_is_filled_in_bounded_time() -> None:
-    forecaster = SeasonalForecaster()
-    forecaster.observe(0.0, 5.0)
-    forecaster.forecast(3_000.0, 600.0)
-    forecaster.observe(1e12, 8.0)
-    made = forecaster.forecast(1e12, 600.0)
-    assert made.demand_at(0.5) == 8.0
-    assert forecaster.count_residuals(600.0) == 14 * 288
+def test_readings_older_than_a_month_do_not_matter() -> None:
+    times_s, gpus = make_days(60, noise=0.1, step_s=HOUR_S)
+    old, now_s = gpus.copy(), float(times_s[-1])
+    old[: 30 * 24] = 7.0
+    forecasters = []
+    for values in (gpus, old):
+        forecaster = PoolForecaster(step_s=HOUR_S)
+        for time_s, value in zip(times_s.tolist(), values.tolist(), strict=True):
+            forecaster.observe(time_s, value)
+        forecaster.forecast(now_s, HOUR_S)
+        fit_due([forecaster], now_s)
+        forecasters.append(forecaster)
+    made = [each.forecast(now_s, HOUR_S).gpus for each in forecasters]
+    assert made[0] == made[1]
 
 
-def test_largest_reading_of_a_step_counts() -> None:
-    forecaster = SeasonalForecaster(season_s=180.0)
-    for index in range(4 * 180 * 5):
-        forecaster.observe(index / 5, 8.0 if index % 50 == 0 else 2.0)
-    made = forecaster.forecast(720.0, 10.0)
-    assert made.demand_at(0.5) > 2.0
-    assert made.demand_at(0.9) >= 8.0
+def test_forecast_by_one_method_alone() -> None:
+    times_s, gpus = make_days(4, noise=0.1)
+    made = learn(times_s, gpus, method="persistence").forecast(float(times_s[-1]), 2 * HOUR_S)
+    assert made.method == "persistence"
+    assert made.is_calibrated
 
 
-def test_late_reading_counts_from_the_last_forecast_on() -> None:
-    forecaster = SeasonalForecaster()
-    forecaster.observe(0.0, 5.0)
-    forecaster.forecast(3_000.0, 600.0)
-    forecaster.observe(1_000.0, 50.0)
-    assert forecaster.forecast(3_000.0, 600.0).demand_at(0.5) == 50.0
+def test_working_level_falls_with_each_miss_and_recovers() -> None:
+    levels = WorkingLevels()
+    above = np.full((1, len(TRACKED_LEVELS)), 5.0)
+    missed = levels.learn(np.array([9.0]), above, overlap=1)
+    assert missed.find(0.95) > 0.95
+    assert missed.find(0.5) == 0.5
+    kept = missed.learn(np.full(100, 1.0), np.repeat(above, 100, axis=0), overlap=1)
+    assert 0.9 <= kept.find(0.95) < missed.find(0.95)
+    assert levels.learn(np.array([np.nan]), above, overlap=1) == levels
 
 
-def test_new_horizon_is_calibrated_from_the_whole_window() -> None:
-    forecaster = SeasonalForecaster(step_s=HOUR_S)
-    history = _noisy_days(np.random.default_rng(6), days=5)
-    for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
-        forecaster.observe(float(time_s), float(gpus))
-    now_s = float(history.times_s[-1])
-    assert forecaster.count_residuals(HOUR_S) == 0
-    forecaster.forecast(now_s, HOUR_S)
-    assert forecaster.count_residuals(HOUR_S) == 5 * 24 - 2
-    assert forecaster.forecast(now_s, 6 * HOUR_S).demand_at(0.99) > forecaster.forecast(now_s, HOUR_S).demand_at(0.99)
+@pytest.mark.parametrize("level", TRACKED_LEVELS[:2])
+def test_adapted_levels_are_missed_as_often_as_promised(level: float) -> None:
+    """The forecast's quantiles have three quarters of the true spread."""
+    generator, levels, misses, unadapted = np.random.default_rng(4), WorkingLevels(), 0, 0
+    for outcome in np.abs(generator.standard_normal(4_000)):
+        quantiles = np.array([[0.75 * find_half_normal(levels.find(each)) for each in TRACKED_LEVELS]])
+        misses += int(outcome > quantiles[0, TRACKED_LEVELS.index(level)])
+        unadapted += int(outcome > 0.75 * find_half_normal(level))
+        levels = levels.learn(np.array([outcome]), quantiles, overlap=1)
+    assert misses / 4_000 == pytest.approx(1 - level, rel=0.3)
+    assert misses < unadapted / 1.8
+
+
+def find_half_normal(level: float) -> float:
+    return NormalDist().inv_cdf(0.5 + level / 2)
+
+
+def test_pools_without_an_own_fit_start_from_the_coefficients_of_all() -> None:
+    known = NormalEquations.empty().add_rows(np.eye(FEATURES), np.ones(FEATURES), np.ones(FEATURES), decay=1.0)
+    prior = compute_prior([known, NormalEquations.empty()])
+    assert prior[:-1] == pytest.approx(np.full(FEATURES - 1, 0.97), abs=0.03)
+    assert NormalEquations.empty().solve(prior) is prior

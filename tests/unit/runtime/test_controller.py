@@ -15,10 +15,11 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.executor import Executor as WorldExecutor
 from scheduler.executors.executor import RecordingExecutor
-from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.forecast.forecaster import PoolForecaster
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.controller import Controller, ControllerConfig
-from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.solver.curve import compute_solver_fingerprint
 from scheduler.store.memory_store import MemoryStore
@@ -47,7 +48,7 @@ class Rig:
             clock=self.clock,
             policies=load_policy_set("ebbtide"),
             curves=CurveBuilder(self.pool, in_flight_max=1),
-            demand=DemandForecaster(self.store, SeasonalForecaster, history_s=1000.0),
+            demand=DemandForecaster(self.store, PoolForecaster, history_s=1000.0, fits=ThreadPoolExecutor(1)),
             on_report=self.reports.append,
             on_leadership_lost=self.count_lost_leadership,
             has_changes=lambda: self.news,

@@ -15,7 +15,7 @@ from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
-from scheduler.runtime.planning_inputs import CurveBuilder
+from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.solver.curve import CurvePoint, compute_solver_fingerprint
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.solver.request import Infeasibility

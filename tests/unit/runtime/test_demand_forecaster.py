@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+
+import numpy as np
 
 from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
 from scheduler.domain.snapshot import Snapshot
-from scheduler.runtime.planning_inputs import DemandForecaster
+from scheduler.forecast.demand_history import FloatArray
+from scheduler.forecast.forecaster import FitTask
+from scheduler.forecast.pool_model import PoolModel
+from scheduler.forecast.regression import FEATURES, NormalEquations
+from scheduler.forecast.seasonality import Season
+from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
 from tests.builders import a_fleet, a_snapshot
+from tests.unit.forecast.demands import DAY_S, HOUR_S, bin_values, make_days
 
 
 class RecordingForecaster:
-    """Forecaster that records its calls."""
+    """Forecaster that records its calls, and whose fits are due at each call."""
+
+    equations: tuple[NormalEquations, ...] = ()
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, float]] = []
+        self.accepted: list[tuple[float, PoolModel]] = []
+        self.task: FitTask | None = None
 
     def observe(self, time_s: float, gpus: float) -> None:
         self.heard.append((time_s, gpus))
@@ -25,13 +39,20 @@ class RecordingForecaster:
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
         return Forecast(now_s, horizon_s, quantiles, (float(len(self.heard)),) * len(quantiles), "listener")
 
+    def list_due_fits(self, now_s: float, prior: FloatArray) -> Mapping[float, FitTask]:
+        return {600.0: self.task} if self.task is not None else {}
+
+    def accept(self, horizon_s: float, model: PoolModel) -> None:
+        self.accepted.append((horizon_s, model))
+
 
 class Rig:
     def __init__(self, lending: LendingPolicy | None = None) -> None:
         self.snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=2, lending=lending))
         self.store = MemoryStore(self.snapshot)
         self.listeners: list[RecordingForecaster] = []
-        self.watch = DemandForecaster(self.store, self._new, history_s=1000.0)
+        self.fits = ThreadPoolExecutor(1)
+        self.watch = DemandForecaster(self.store, self._new, history_s=1000.0, fits=self.fits)
         self.store.acquire_lease("rig", now_s=0.0, ttl_s=1e9)
 
     def record(self, at_s: float, gpus: float) -> None:
@@ -99,3 +120,19 @@ def test_minimum_loan_beyond_the_horizon_adds_a_second_forecast() -> None:
     (made,) = rig.watch.make_forecasts(rig.snapshot, 200.0)
     assert isinstance(made.body, ForecastMade)
     assert (made.body.forecast.horizon_s, len(made.body.forecast.lasting_gpus)) == (600.0, 5)
+
+
+def test_models_are_fitted_in_the_background_and_used_by_a_later_pass() -> None:
+    rig = Rig()
+    rig.record(100.0, 9.0)
+    rig.watch.make_forecasts(rig.snapshot, 200.0)
+    _, gpus = make_days(3, noise=0.1)
+    listener = rig.listeners[0]
+    listener.task = FitTask(bin_values(gpus), Season(DAY_S, HOUR_S), 1, np.zeros(FEATURES))
+    rig.watch.make_forecasts(rig.snapshot, 300.0)
+    assert listener.accepted == []
+    listener.task = None
+    rig.watch.close()
+    rig.watch.make_forecasts(rig.snapshot, 400.0)
+    ((horizon_s, model),) = listener.accepted
+    assert (horizon_s, model.is_calibrated) == (600.0, True)

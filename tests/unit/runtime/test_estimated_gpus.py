@@ -13,8 +13,8 @@ from scheduler.domain.machine import EstimatedGpu, GpuDevice, MachineInventory
 from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
+from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.estimated_gpus import EstimatedGpuLoader
-from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.solver.curve import CurvePoint
 from scheduler.solver.profiles import catalog
 from scheduler.solver.profiles.catalog import list_estimated_gpus

@@ -16,8 +16,8 @@ from scheduler.domain.machine import EstimatedGpu
 from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
+from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
-from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.solver.curve import CurvePoint, compute_solver_fingerprint
 from scheduler.solver.profiles import catalog
 from scheduler.solver.profiles.catalog import load_gpu, read_gpu_json

@@ -17,7 +17,7 @@ from scheduler.simulator.seed_sweep import (
     flatten_metrics,
     simulate_seeds,
 )
-from scheduler.simulator.simulate import SimulationInputs, simulate
+from scheduler.simulator.simulate import SimulationInputs, SimulationOptions, simulate
 from scheduler.simulator.workloads import WorkloadError
 from tests.simulation.synthetic import small_cluster, synthetic_jobs
 
@@ -27,6 +27,7 @@ INPUTS = SimulationInputs(
     tuple(DemandRow(at + 2, at * 1800.0, "inference", gpus, is_load=False) for at, gpus in enumerate(WAVE_GPUS)),
     small_cluster(training=1, inference=3),
 )
+OPTIONS = SimulationOptions(forecast="oracle")
 
 
 def without_durations(report: PolicyReport) -> PolicyReport:
@@ -60,7 +61,7 @@ def test_parallel_reports_equal_those_of_simulate() -> None:
 
 
 def test_report_has_means_intervals_and_differences_to_the_first_policy() -> None:
-    runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2, 3))
+    runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2, 3), options=OPTIONS)
     document = SweepReport(runs).to_json()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert (document["seeds"], document["runs"]) == ([1, 2, 3], [run.to_json() for run in runs])

@@ -161,5 +161,5 @@ def test_oracle_lends_without_a_shortage() -> None:
     ).policies
     assert report.loans > 0
     assert (report.inference_short_intervals_ratio.all, report.recalls_late) == (0.0, 0)
-    with pytest.raises(ValueError, match=r"forecast: .*'tarot'.*seasonal, oracle"):
+    with pytest.raises(ValueError, match=r"forecast: .*'tarot'.*persistence, oracle"):
         SimulationOptions(forecast="tarot")

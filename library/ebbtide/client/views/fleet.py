@@ -90,6 +90,7 @@ class ForecastView(TypedDict):
 
     gpus: list[float]
     horizon_s: float
+    is_calibrated: bool
     lasting_gpus: list[float]
     made_at_s: float
     method: str

@@ -1,4 +1,4 @@
-"""Inputs of a tick that do not come from the inbox: solved points of scaling curves, and demand forecasts."""
+"""CurveBuilder: solved points of scaling curves, for ticks that request them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from scheduler.domain.commands import (
     Command,
     CommandBody,
     CurveSolved,
-    ForecastMade,
     GpuThroughputsChanged,
     SolverChanged,
 )
-from scheduler.domain.fleet import Forecast, Pool, PoolKind
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.hardware import FleetHardware
 from scheduler.domain.parallel_plan import ParallelPlan
@@ -28,7 +25,6 @@ from scheduler.solver.curve import CurvePoint, build_curve_solved, compute_solve
 from scheduler.solver.profiles.catalog import add_estimated_gpus, list_estimated_gpus
 from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, use_fleet_hardware
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
-from scheduler.store.protocol import Store
 
 Points = Mapping[GpuShape, CurvePoint]
 SolveFunction = Callable[[CurveRequest, tuple[GpuShape, ...]], Points]
@@ -163,58 +159,3 @@ def _time_solve(
     use_fleet_hardware(hardware)
     started_s = clock.elapsed_s()
     return solve(request, shapes), clock.elapsed_s() - started_s
-
-
-class Forecaster(Protocol):
-    """Interface of scheduler.forecast.forecaster.SeasonalForecaster."""
-
-    def observe(self, time_s: float, gpus: float) -> None: ...
-
-    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast: ...
-
-
-class DemandForecaster:
-    """Forecasters of the lending pools, fed with the stored demand readings."""
-
-    def __init__(self, store: Store, new_forecaster: Callable[[], Forecaster], *, history_s: float) -> None:
-        self._store = store
-        self._new_forecaster = new_forecaster
-        self._history_s = history_s
-        self._forecasters: dict[str, Forecaster] = {}
-        self._last_reading_s: dict[str, float] = {}
-
-    def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """Return a new forecast for each inference pool that lends and has demand readings."""
-        made = [self._make_forecast(snapshot, pool, now_s) for pool in snapshot.pools.values() if _lends(pool)]
-        return tuple(command for command in made if command is not None)
-
-    def _make_forecast(self, snapshot: Snapshot, pool: Pool, now_s: float) -> Command | None:
-        if pool.name not in snapshot.demand:
-            return None
-        forecaster = self._forecasters.get(pool.name)
-        if forecaster is None:
-            forecaster = self._forecasters[pool.name] = self._new_forecaster()
-        self._feed_new_readings(forecaster, pool.name, now_s)
-        if pool.name not in self._last_reading_s:  # its last reading is older than the history that is read
-            return None
-        rules, levels = pool.lending, _choose_quantiles(pool)
-        forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
-        if rules.loan_s_min > rules.horizon_s:
-            forecast = forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
-        return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
-
-    def _feed_new_readings(self, forecaster: Forecaster, pool: str, now_s: float) -> None:
-        since_s = self._last_reading_s.get(pool, now_s - self._history_s)
-        for reading in self._store.list_readings(pool, since_s=since_s):
-            if reading.at_s > self._last_reading_s.get(pool, float("-inf")):
-                forecaster.observe(reading.at_s, reading.asked_gpus)
-                self._last_reading_s[pool] = reading.at_s
-
-
-def _lends(pool: Pool) -> bool:
-    return pool.kind is PoolKind.INFERENCE and pool.lending.enabled
-
-
-def _choose_quantiles(pool: Pool) -> tuple[float, ...]:
-    """Return common quantiles and the one by which the pool lends."""
-    return tuple(sorted({0.5, 0.9, 0.95, 0.99, pool.lending.quantile}))

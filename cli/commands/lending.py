@@ -1,0 +1,102 @@
+"""`ebbtide lending`: pauses and resumes lending, recalls loans, and tests lending on recorded demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.commands.forecast import DemandOption, ZoneOption
+from cli.connection import DEFAULT_URL, UrlOption, service_client
+from cli.inputs import input_errors_from
+from cli.output import OutputFormat, OutputOption, format_percent, print_document, render_facts, render_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scheduler.documents.simulation import ClusterDocument
+    from scheduler.simulator.demand import DemandTrace
+
+app = typer.Typer(name="lending", help="Pause or resume lending, recall loans, or test lending on recorded demand.")
+
+ClusterOption = Annotated[
+    Path, typer.Option("--cluster", metavar="CLUSTER.yaml", help="YAML file of the inference pools and their nodes.")
+]
+
+
+@app.command()
+def pause(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Stop making new loans. Current loans continue."""
+    with service_client(url) as client:
+        _print_lending(client.pause_lending(), output, "Lending is paused. Current loans continue.")
+
+
+@app.command()
+def resume(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Resume lending."""
+    with service_client(url) as client:
+        _print_lending(client.resume_lending(), output, "Lending is resumed.")
+
+
+@app.command("recall-all")
+def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Recall every loan and pause lending."""
+    with service_client(url) as client:
+        _print_lending(client.recall_all(), output, "All loans are recalled and lending is paused.")
+
+
+@app.command("frontier")
+def frontier(
+    demand: DemandOption,
+    cluster: ClusterOption,
+    time_zone: ZoneOption = "UTC",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Compare GPU-hours lent with shortages, by forecast and quantile, on recorded demand.
+
+    Everything that a forecast allows is lent, in one pass over the demand. An oracle, which knows the demand of the
+    horizon, lends all that can be lent.
+    """
+    from scheduler.documents.simulation import read_cluster
+    from scheduler.documents.trace_files import read_demand
+    from scheduler.simulator.demand import build_demand_traces
+
+    with input_errors_from(""):
+        document = read_cluster(cluster)
+        traces = build_demand_traces(read_demand(demand), document)
+        rows = [row for trace in traces for row in _compute_rows(trace, document, time_zone)]
+    print_document({"demand": str(demand), "points": rows}, output, lambda: _render_frontier(rows))
+
+
+def _compute_rows(trace: DemandTrace, document: ClusterDocument, zone: str) -> Iterator[dict[str, Any]]:
+    from scheduler.documents.fleet import to_lending_policy
+    from scheduler.forecast.lending_frontier import LendingPool, compute_frontier
+
+    (pool,) = [each for each in document.pools if each.name == trace.pool]
+    rules = to_lending_policy(pool.lending)
+    nodes = LendingPool(pool.nodes, pool.gpus_per_node, rules.headroom)
+    for point in compute_frontier(trace.times_s, trace.gpus, nodes, horizon_s=rules.horizon_s, zone=zone):
+        yield {"pool": trace.pool, "horizon_s": rules.horizon_s, **asdict(point)}
+
+
+def _render_frontier(rows: list[dict[str, Any]]) -> RenderableType:
+    headers = ["pool", "forecast", "quantile", "GPU-hours lent", "of the oracle's", "intervals short"]
+    cells = [
+        [
+            row["pool"],
+            row["method"],
+            f"{row['quantile']:g}",
+            f"{row['gpu_hours']:,.0f}",
+            format_percent(row["oracle_share"]),
+            f"{row['short_ratio']:.3%}",
+        ]
+        for row in rows
+    ]
+    return render_table(cells, headers=headers, right_aligned=headers[2:])
+
+
+def _print_lending(document: Mapping[str, Any], output: OutputFormat, sentence: str) -> None:
+    print_document(document, output, lambda: render_facts({"lending": sentence}))
