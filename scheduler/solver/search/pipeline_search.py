@@ -129,7 +129,10 @@ class PipelineSearch:
             self.closed = self.bound_s >= budget.useful_s
             return
         best, bound_s = find_best_partition(
-            self._collect_stage_times(), self.instance.objective, useful_s=budget.useful_s
+            self._collect_stage_times(),
+            self.instance.objective,
+            useful_s=budget.useful_s,
+            target_s=budget.target_s,
         )
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = best is None or self.bound_s >= budget.useful_s
@@ -154,7 +157,10 @@ class PipelineSearch:
     def _recheck_partition(self, before: Partition, budget: _Budget) -> None:
         """Close the search unless another partition than the one just solved is now the best."""
         again, bound_s = find_best_partition(
-            self._collect_stage_times(), self.instance.objective, useful_s=budget.useful_s
+            self._collect_stage_times(),
+            self.instance.objective,
+            useful_s=budget.useful_s,
+            target_s=budget.target_s,
         )
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = again is None or self.bound_s >= min(self.cost_s * budget.improvement_factor, budget.useful_s)
@@ -256,10 +262,15 @@ class PipelineSearch:
 
 
 def compute_balanced_bound_s(oracles: Sequence[StageOracle], counts: Sequence[int], objective: Objective) -> float:
-    """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines."""
+    """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines.
+
+    Each device holds a layer of its own, so a group's slower devices add what their layers take longer than elsewhere.
+    """
     fastest_s = [oracle.fastest_s for oracle in oracles]
-    least_s = float(np.minimum.reduce(fastest_s).sum())
-    return objective.compute_time_s(least_s, compute_bottleneck_bound_s(fastest_s, counts))
+    least_s = np.minimum.reduce(fastest_s)
+    excess_s = [float(np.sort(each - least_s)[:count].sum()) for each, count in zip(fastest_s, counts, strict=True)]
+    sum_s = float(least_s.sum()) + sum(excess_s)
+    return objective.compute_time_s(sum_s, compute_bottleneck_bound_s(fastest_s, counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from scheduler.solver.search.stage_bounds import (
 from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem, StageSolution, build_stage_problem
 from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR, solve_stage
 
+_LEAST_S = 1e-300
+"""Stands for a time of zero where it is divided by."""
 LayerRuns = tuple[tuple[int, int], ...]
 """Runs of layers that one device holds: (a, b) for the layers a to b-1."""
 
@@ -186,17 +188,17 @@ def _merge_solutions(before: StageSolution | None, after: StageSolution) -> Stag
 def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
     """Return a lower bound of the fullest device's load, if layers can be split freely between devices.
 
-    `fastest_s` holds one array [L] per group. For two groups, any weight w gives a bound (weak duality of the split):
-    the first group's devices count w, the others 1 - w, and each layer goes to the group where it weighs less.
+    `fastest_s` holds one array [L] per group. Any weights of the groups give a bound (weak duality of the split): a
+    device counts as much as its group weighs, and each layer goes to the group where its weighted time is least.
     """
     if len(counts) == 1:
         return float(fastest_s[0].sum()) / counts[0]
-    one, two = fastest_s
-    balance = float(two.sum() / (one.sum() + two.sum()))
-    best = -inf
-    for weight in (balance, 0.5 * balance, 0.5 + 0.5 * balance):
-        split_s = np.minimum(weight * one, (1 - weight) * two).sum()
-        best = max(best, float(split_s / (weight * counts[0] + (1 - weight) * counts[1])))
+    layers_s = np.stack(fastest_s)
+    speeds = 1.0 / np.maximum(layers_s.sum(axis=1), _LEAST_S)
+    balance, best = speeds / speeds.sum(), -inf
+    for weights in (balance, *(0.5 * balance + 0.5 * np.eye(len(counts)))):
+        split_s = (weights[:, None] * layers_s).min(axis=0).sum()
+        best = max(best, float(split_s / (weights @ np.array(counts))))
     return best
 
 
