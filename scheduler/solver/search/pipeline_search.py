@@ -25,7 +25,8 @@ import numpy as np
 
 from scheduler.solver.instance import Floats, Instance, Ints, Objective, Solution
 from scheduler.solver.search.partition import Partition, StageTimes, compute_quick_bound_s, find_best_partition
-from scheduler.solver.search.stage_oracle import LayerRuns, StageOracle, compute_bottleneck_bound_s
+from scheduler.solver.search.pipeline_bounds import PipelineOutline
+from scheduler.solver.search.stage_oracle import LayerRuns, StageOracle
 from scheduler.solver.search.stage_problem import StageSolution
 from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR
 
@@ -78,13 +79,14 @@ class PipelineSearch:
         build: creates the instance when it is needed; for most pipelines `bound_s` alone decides.
     """
 
-    def __init__(self, build: Callable[[], Instance], oracles: tuple[StageOracle, ...], bound_s: float) -> None:
+    def __init__(self, outline: PipelineOutline, build: Callable[[], Instance]) -> None:
         self.closed = False
         self.cost_s = inf
         self.solution: Solution | None = None
-        self.bound_s = bound_s
+        self.bound_s = outline.compute_balanced_bound_s()
         self._build = build
-        self._oracles = oracles
+        self._outline = outline
+        self._oracles = outline.oracles
         self._steps = 0
 
     @classmethod
@@ -101,7 +103,10 @@ class PipelineSearch:
             )
             for costs, capacity, host in zip(instance.costs, instance.capacity_bytes, hosts, strict=True)
         )
-        return cls(lambda: instance, oracles, compute_balanced_bound_s(oracles, instance.counts, instance.objective))
+        outline = PipelineOutline(
+            oracles, instance.counts, instance.in_flight, instance.objective, has_fixed_cuts=bool(instance.borders)
+        )
+        return cls(outline, lambda: instance)
 
     @cached_property
     def instance(self) -> Instance:
@@ -113,7 +118,7 @@ class PipelineSearch:
         Plans that take `target_s` or longer are ignored. A step ends as soon as it can find no better plan.
         """
         budget = _Budget(target_s, tolerance, labels_max)
-        if self.instance.borders:
+        if self._outline.has_fixed_cuts:
             self._refine_fixed(budget)
         else:
             self._refine_free(budget)
@@ -123,6 +128,10 @@ class PipelineSearch:
         return budget.spent
 
     def _refine_free(self, budget: _Budget) -> None:
+        if not self._steps and len(self._oracles) > 1:
+            self.bound_s = max(self.bound_s, self._outline.compute_length_bound_s())
+            self.closed = self.bound_s >= budget.useful_s
+            return
         if not self._steps:
             unlimited = self._collect_stage_times(lambda oracle, _: oracle.unlimited_s)
             self.bound_s = max(self.bound_s, compute_quick_bound_s(unlimited, self.instance.objective))
@@ -259,18 +268,6 @@ class PipelineSearch:
 
     def _evaluate_objective_s(self, sum_s: float, largest_s: float) -> float:
         return self.instance.objective.compute_time_s(sum_s, largest_s)
-
-
-def compute_balanced_bound_s(oracles: Sequence[StageOracle], counts: Sequence[int], objective: Objective) -> float:
-    """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines.
-
-    Each device holds a layer of its own, so a group's slower devices add what their layers take longer than elsewhere.
-    """
-    fastest_s = [oracle.fastest_s for oracle in oracles]
-    least_s = np.minimum.reduce(fastest_s)
-    excess_s = [float(np.sort(each - least_s)[:count].sum()) for each, count in zip(fastest_s, counts, strict=True)]
-    sum_s = float(least_s.sum()) + sum(excess_s)
-    return objective.compute_time_s(sum_s, compute_bottleneck_bound_s(fastest_s, counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from scheduler.solver.costs.strategy_space import list_divisors
 from scheduler.solver.instance import Instance, Ints, Objective
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import DeviceGroup, SolveRequest
-from scheduler.solver.search.pipeline_search import PipelineSearch, compute_balanced_bound_s
+from scheduler.solver.search.pipeline_bounds import PipelineOutline
+from scheduler.solver.search.pipeline_search import PipelineSearch
 from scheduler.solver.search.shared_strategies import list_shared_strategies
 from scheduler.solver.search.stage_oracle import OracleCache
 
@@ -64,6 +65,13 @@ class PipelineConfig:
     @property
     def objective(self) -> Objective:
         return Objective(self.micro_batches, self.schedule.interleave)
+
+    def list_in_flight(self, devices: int) -> tuple[float, ...]:
+        """Return the micro-batches that each device holds at its peak, by position."""
+        return tuple(
+            count_in_flight(self.schedule, micro_batches=self.micro_batches, devices=devices, position=position)
+            for position in range(devices)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,8 +266,10 @@ def _build_pipeline(
         )
         for member in groups
     )
-    bound_s = compute_balanced_bound_s(oracles, [member.devices for member in groups], config.objective)
-    search = PipelineSearch(partial(_build_instance, layers, groups, config), oracles, bound_s)
+    counts = tuple(member.devices for member in groups)
+    in_flight = config.list_in_flight(sum(counts))
+    outline = PipelineOutline(oracles, counts, in_flight, config.objective, has_fixed_cuts=bool(config.borders))
+    search = PipelineSearch(outline, partial(_build_instance, layers, groups, config))
     return Pipeline(layers, groups, config, search, restriction)
 
 
@@ -276,10 +286,7 @@ def _build_instance(layers: LayerChain, groups: tuple[PipelineGroup, ...], confi
         costs=tuple(member.costed.costs for member in groups),
         counts=tuple(member.devices for member in groups),
         capacity_bytes=tuple(member.group.capacity_bytes for member in groups),
-        in_flight=tuple(
-            count_in_flight(schedule, micro_batches=micro_batches, devices=devices, position=position)
-            for position in range(devices)
-        ),
+        in_flight=config.list_in_flight(devices),
         hand_over_s=compute_hand_over_table_s(layers, stage_groups, batch, interleave=schedule.interleave),
         micro_batches=micro_batches,
         interleave=schedule.interleave,

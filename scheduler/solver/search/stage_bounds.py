@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
 
@@ -16,6 +17,20 @@ _MAX_PRICES = 24
 
 _KINDS_SAMPLED = 8
 """Number of layer types that prices are derived from."""
+
+
+class WindowEnds(IntEnum):
+    """The ends of the chain that a window of layers touches."""
+
+    NONE = 0
+    FIRST = 1
+    LAST = 2
+    BOTH = 3
+
+    @classmethod
+    def of_position(cls, position: int, devices: int) -> WindowEnds:
+        """Return the ends that the stage at a position of a pipeline touches."""
+        return cls(int(position == 0) + 2 * int(position == devices - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +53,14 @@ class LayerWindows:
     @property
     def lengths(self) -> Ints:
         return np.asarray(self.spans[:, 1] - self.spans[:, 0])
+
+    def find_least_by_length(self, times_s: Floats) -> Floats:
+        """Return [4, L]: the least of the times [U] of windows of n + 1 layers or more, by `WindowEnds`."""
+        layers = len(self.types)
+        ends = (self.spans[:, 0] == 0) + 2 * (self.spans[:, 1] == layers)
+        least = np.full((len(WindowEnds), layers), np.inf)
+        np.minimum.at(least, (ends, self.lengths - 1), times_s)
+        return np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
 
 
 @lru_cache(maxsize=64)

@@ -6,10 +6,9 @@ number of stages nor the position. So all pipelines of a curve with such a devic
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cached_property
-from math import inf
 
 import numpy as np
 
@@ -27,8 +26,6 @@ from scheduler.solver.search.stage_bounds import (
 from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem, StageSolution, build_stage_problem
 from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR, solve_stage
 
-_LEAST_S = 1e-300
-"""Stands for a time of zero where it is divided by."""
 LayerRuns = tuple[tuple[int, int], ...]
 """Runs of layers that one device holds: (a, b) for the layers a to b-1."""
 
@@ -56,6 +53,7 @@ class StageOracle:
         self._solutions: dict[tuple[float, LayerRuns], StageSolution] = {}
         self._free: dict[LayerRuns, StageSolution] = {}
         self._known_prices: dict[float, Floats] = {}
+        self._length_bounds_s: dict[float, Floats] = {}
 
     @cached_property
     def _useful(self) -> Ints:
@@ -96,6 +94,14 @@ class StageOracle:
                 host_capacity_bytes=self._host_capacity_bytes,
             )
             self._times_s[in_flight] = known
+        return known
+
+    def get_length_bounds_s(self, in_flight: float) -> Floats:
+        """Return [4, L]: a lower bound of the time of windows of n + 1 layers or more, by `WindowEnds`."""
+        known = self._length_bounds_s.get(in_flight)
+        if known is None:
+            known = self.windows.find_least_by_length(self.get_bounds_s(in_flight))
+            self._length_bounds_s[in_flight] = known
         return known
 
     def get_bound_s(self, span: tuple[int, int], in_flight: float) -> float:
@@ -183,23 +189,6 @@ def _merge_solutions(before: StageSolution | None, after: StageSolution) -> Stag
         return after
     best = after if after.time_s <= before.time_s else before
     return replace(best, bound_s=max(before.bound_s, after.bound_s), labels=after.labels)
-
-
-def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
-    """Return a lower bound of the fullest device's load, if layers can be split freely between devices.
-
-    `fastest_s` holds one array [L] per group. Any weights of the groups give a bound (weak duality of the split): a
-    device counts as much as its group weighs, and each layer goes to the group where its weighted time is least.
-    """
-    if len(counts) == 1:
-        return float(fastest_s[0].sum()) / counts[0]
-    layers_s = np.stack(fastest_s)
-    speeds = 1.0 / np.maximum(layers_s.sum(axis=1), _LEAST_S)
-    balance, best = speeds / speeds.sum(), -inf
-    for weights in (balance, *(0.5 * balance + 0.5 * np.eye(len(counts)))):
-        split_s = (weights[:, None] * layers_s).min(axis=0).sum()
-        best = max(best, float(split_s / (weights @ np.array(counts))))
-    return best
 
 
 class OracleCache:

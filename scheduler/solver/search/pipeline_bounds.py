@@ -1,0 +1,141 @@
+"""Lower bounds of the time of a pipeline that need neither cuts nor an order of its groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, inf, log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.solver.instance import Floats, Objective
+from scheduler.solver.search.stage_bounds import WindowEnds
+from scheduler.solver.search.stage_oracle import StageOracle
+
+_LEAST_S = 1e-300
+"""Stands for a time of zero where it is divided by."""
+
+_NO_STAGE = -(10**6)
+"""Layers that a device holds on which no stage fits: the layers of other devices never make up for it."""
+
+_GRID = 32
+"""Loads that are tried at once."""
+
+_GRID_FACTOR = 4.0
+"""The largest load that is tried, as a multiple of the load without memory limits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineOutline:
+    """The devices of a pipeline, as in `Instance`; group g has the stages of `oracles[g]`."""
+
+    oracles: tuple[StageOracle, ...]
+    counts: tuple[int, ...]
+    in_flight: tuple[float, ...]
+    objective: Objective
+    has_fixed_cuts: bool = False
+
+    def compute_balanced_bound_s(self) -> float:
+        """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines."""
+        return self.objective.compute_time_s(self._compute_least_sum_s(), self._compute_bottleneck_s())
+
+    def compute_length_bound_s(self) -> float:
+        """Return a bound that considers memory and how many layers each device holds, but not which.
+
+        If no load is above w, then a device at a position holds at most as many layers as the longest stage that takes
+        w or less there. If these are fewer than all layers for every order of the groups, some load is above w.
+        """
+        longest = _LongestStages.build(self)
+        feasible = longest.find_feasible(np.array([inf]))
+        if not feasible[0]:
+            return inf
+        least_s = self._compute_bottleneck_s()
+        loads_s = np.geomspace(least_s, least_s * _GRID_FACTOR, _GRID)
+        for _ in range(2):
+            failed = np.flatnonzero(~longest.find_feasible(loads_s))
+            if not len(failed):
+                break
+            least_s = float(loads_s[failed[-1]])
+            if failed[-1] == len(loads_s) - 1:
+                break
+            loads_s = np.linspace(least_s, float(loads_s[failed[-1] + 1]), _GRID)
+        return self.objective.compute_time_s(self._compute_least_sum_s(), least_s)
+
+    def _compute_least_sum_s(self) -> float:
+        """Return the time of all layers, each where it is fastest.
+
+        Each device holds a layer of its own, so a group's slower devices add what their layers take longer than
+        elsewhere.
+        """
+        fastest_s = [oracle.fastest_s for oracle in self.oracles]
+        least_s = np.minimum.reduce(fastest_s)
+        excess_s = [
+            float(np.sort(each - least_s)[:count].sum()) for each, count in zip(fastest_s, self.counts, strict=True)
+        ]
+        return float(least_s.sum()) + sum(excess_s)
+
+    def _compute_bottleneck_s(self) -> float:
+        return compute_bottleneck_bound_s([oracle.fastest_s for oracle in self.oracles], self.counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LongestStages:
+    """Times of stages by their length, at B kinds of positions of a pipeline.
+
+        sizes     [B]        positions of each kind
+        counts    [G]        devices of each group
+        times_s   [B, G, D]  least time of a stage of n + 1 layers or more
+
+    Positions are of one kind if they are alike at the ends of the pipeline and in their micro-batches in flight,
+    rounded down to a power of two: fewer of them never take longer.
+    """
+
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    times_s: Floats
+    layers: int
+
+    @classmethod
+    def build(cls, outline: PipelineOutline) -> _LongestStages:
+        devices, layers = len(outline.in_flight), len(outline.oracles[0].windows.types)
+        positions = Counter(
+            (WindowEnds.of_position(position, devices), 2.0 ** floor(log2(max(in_flight, 1.0))))
+            for position, in_flight in enumerate(outline.in_flight)
+        )
+        times_s = [
+            [oracle.get_length_bounds_s(in_flight)[ends, : layers - devices + 1] for oracle in outline.oracles]
+            for ends, in_flight in positions
+        ]
+        return cls(np.array(list(positions.values())), np.array(outline.counts), np.array(times_s), layers)
+
+    def find_feasible(self, loads_s: Floats) -> NDArray[np.bool_]:
+        """Return [W]: whether the layers may fit if no device takes longer than each of `loads_s` [W].
+
+        Any prices of a device of each group give a bound of the layers that fit (weak duality of the assignment of
+        groups to positions). Those tried are the layers that a device of the group holds at some kind of position.
+        """
+        held = (self.times_s[:, :, None, :] <= loads_s[:, None]).sum(axis=-1)  # [B, G, W]
+        mean = np.tensordot(self.sizes, held, axes=1) / self.sizes.sum()
+        prices = np.concatenate([held, mean[None]])[:, None]  # [C, 1, G, W]
+        gains = (np.where(held > 0, held, _NO_STAGE) - prices).max(axis=2)  # [C, B, W]
+        most = np.tensordot(gains, self.sizes, axes=(1, 0)) + np.tensordot(prices[:, 0], self.counts, axes=(1, 0))
+        return np.asarray((most >= self.layers - 0.5).all(axis=0))
+
+
+def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
+    """Return a lower bound of the fullest device's load, if layers can be split freely between devices.
+
+    `fastest_s` holds one array [L] per group. Any weights of the groups give a bound (weak duality of the split): a
+    device counts as much as its group weighs, and each layer goes to the group where its weighted time is least.
+    """
+    if len(counts) == 1:
+        return float(fastest_s[0].sum()) / counts[0]
+    layers_s = np.stack(fastest_s)
+    speeds = 1.0 / np.maximum(layers_s.sum(axis=1), _LEAST_S)
+    balance, best = speeds / speeds.sum(), -inf
+    for weights in (balance, *(0.5 * balance + 0.5 * np.eye(len(counts)))):
+        split_s = (weights[:, None] * layers_s).min(axis=0).sum()
+        best = max(best, float(split_s / (weights @ np.array(counts))))
+    return best
