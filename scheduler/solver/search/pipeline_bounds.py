@@ -20,11 +20,11 @@ _LEAST_S = 1e-300
 _NO_STAGE = -(10**6)
 """Layers that a device holds on which no stage fits: the layers of other devices never make up for it."""
 
-_GRID = 32
-"""Loads that are tried at once."""
+_GRID = np.linspace(0.0, 1.0, 32)
+"""Positions of loads that are tried at once, between one that is too small and one that may do."""
 
-_GRID_FACTOR = 4.0
-"""The largest load that is tried, as a multiple of the load without memory limits."""
+_GRID_FACTORS = np.geomspace(1.0, 4.0, 32)
+"""Loads that are tried at first, as multiples of the load without memory limits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class PipelineOutline:
 
     def compute_balanced_bound_s(self) -> float:
         """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines."""
-        return self.objective.compute_time_s(self._compute_least_sum_s(), self._compute_bottleneck_s())
+        return self.objective.compute_time_s(*self._compute_balanced_loads_s())
 
     def compute_length_bound_s(self) -> float:
         """Return a bound that considers memory and how many layers each device holds, but not which.
@@ -47,37 +47,33 @@ class PipelineOutline:
         If no load is above w, then a device at a position holds at most as many layers as the longest stage that takes
         w or less there. If these are fewer than all layers for every order of the groups, some load is above w.
         """
+        sum_s, least_s = self._compute_balanced_loads_s()
         longest = _LongestStages.build(self)
-        feasible = longest.find_feasible(np.array([inf]))
-        if not feasible[0]:
-            return inf
-        least_s = self._compute_bottleneck_s()
-        loads_s = np.geomspace(least_s, least_s * _GRID_FACTOR, _GRID)
+        loads_s = np.append(least_s * _GRID_FACTORS, inf)
         for _ in range(2):
             failed = np.flatnonzero(~longest.find_feasible(loads_s))
             if not len(failed):
                 break
             least_s = float(loads_s[failed[-1]])
-            if failed[-1] == len(loads_s) - 1:
+            if failed[-1] >= len(loads_s) - 2:
                 break
-            loads_s = np.linspace(least_s, float(loads_s[failed[-1] + 1]), _GRID)
-        return self.objective.compute_time_s(self._compute_least_sum_s(), least_s)
+            loads_s = least_s + _GRID * (loads_s[failed[-1] + 1] - least_s)
+        return self.objective.compute_time_s(sum_s, least_s) if least_s < inf else inf
 
-    def _compute_least_sum_s(self) -> float:
-        """Return the time of all layers, each where it is fastest.
+    def _compute_balanced_loads_s(self) -> tuple[float, float]:
+        """Return lower bounds of the sum of all loads and of the largest, with every layer at its fastest.
 
         Each device holds a layer of its own, so a group's slower devices add what their layers take longer than
         elsewhere.
         """
-        fastest_s = [oracle.fastest_s for oracle in self.oracles]
-        least_s = np.minimum.reduce(fastest_s)
-        excess_s = [
-            float(np.sort(each - least_s)[:count].sum()) for each, count in zip(fastest_s, self.counts, strict=True)
-        ]
-        return float(least_s.sum()) + sum(excess_s)
-
-    def _compute_bottleneck_s(self) -> float:
-        return compute_bottleneck_bound_s([oracle.fastest_s for oracle in self.oracles], self.counts)
+        if len(self.oracles) == 1:
+            total_s = float(self.oracles[0].fastest_s.sum())
+            return total_s, total_s / self.counts[0]
+        layers_s = np.stack([oracle.fastest_s for oracle in self.oracles])
+        least_s = layers_s.min(axis=0)
+        excess_s = np.sort(layers_s - least_s, axis=1)
+        sum_s = least_s.sum() + sum(excess_s[group, :count].sum() for group, count in enumerate(self.counts))
+        return float(sum_s), compute_bottleneck_bound_s(layers_s, self.counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,18 +120,18 @@ class _LongestStages:
         return np.asarray((most >= self.layers - 0.5).all(axis=0))
 
 
-def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
+def compute_bottleneck_bound_s(fastest_s: Floats, counts: Sequence[int]) -> float:
     """Return a lower bound of the fullest device's load, if layers can be split freely between devices.
 
-    `fastest_s` holds one array [L] per group. Any weights of the groups give a bound (weak duality of the split): a
-    device counts as much as its group weighs, and each layer goes to the group where its weighted time is least.
+    Any weights of the groups give a bound (weak duality of the split): a device counts as much as its group weighs, and
+    each layer goes to the group where its weighted time is least.
+
+    Args:
+        fastest_s: [G, L], times of the layers on a device of each group.
+        counts: devices of each group.
     """
-    if len(counts) == 1:
-        return float(fastest_s[0].sum()) / counts[0]
-    layers_s = np.stack(fastest_s)
-    speeds = 1.0 / np.maximum(layers_s.sum(axis=1), _LEAST_S)
-    balance, best = speeds / speeds.sum(), -inf
-    for weights in (balance, *(0.5 * balance + 0.5 * np.eye(len(counts)))):
-        split_s = (weights[:, None] * layers_s).min(axis=0).sum()
-        best = max(best, float(split_s / (weights @ np.array(counts))))
-    return best
+    speeds = 1.0 / np.maximum(fastest_s.sum(axis=1), _LEAST_S)
+    balance = speeds / speeds.sum()
+    weights = np.concatenate([balance[None], 0.5 * balance + 0.5 * np.eye(len(counts))])
+    split_s = (weights[:, :, None] * fastest_s).min(axis=1).sum(axis=1)
+    return float((split_s / (weights @ np.array(counts))).max())

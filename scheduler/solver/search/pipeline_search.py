@@ -23,7 +23,7 @@ from math import inf
 
 import numpy as np
 
-from scheduler.solver.instance import Floats, Instance, Ints, Objective, Solution
+from scheduler.solver.instance import Floats, Instance, Ints, Solution
 from scheduler.solver.search.partition import Partition, StageTimes, compute_quick_bound_s, find_best_partition
 from scheduler.solver.search.pipeline_bounds import PipelineOutline
 from scheduler.solver.search.stage_oracle import LayerRuns, StageOracle

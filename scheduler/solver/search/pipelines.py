@@ -109,17 +109,16 @@ def enumerate_pipelines(
     if request.limits.is_uniform:
         request = _keep_common_dimensions(request)
     limits = request.limits
-    for layers, widths in _enumerate_widths(request):
-        settings = [group.build_stage_setting(width, request.global_batch) for group, width in widths]
-        costed = [compute_stage_costs(layers, setting, limits) for setting in settings]
-        devices = sum(group.gpus // width for group, width in widths)
+    for layers, members in _enumerate_widths(request, oracle_cache):
+        costed = [compute_stage_costs(layers, setting, limits) for _, setting in members]
+        devices = sum(group.gpus // setting.gpus for group, setting in members)
         stage_layers = len(layers) // devices if limits.has_equal_stages and devices > 1 else 0
         for micro_batches in sorted(set(costed[0]).intersection(*costed[1:])):
             if limits is not NO_LIMITS and not limits.allows_micro_batches(micro_batches, devices):
                 continue
             groups = tuple(
-                PipelineGroup(group, group.gpus // width, setting, costs[micro_batches])
-                for (group, width), setting, costs in zip(widths, settings, costed, strict=True)
+                PipelineGroup(group, group.gpus // setting.gpus, setting, costs[micro_batches])
+                for (group, setting), costs in zip(members, costed, strict=True)
             )
             for schedule, borders in _enumerate_schedules(groups, micro_batches, len(layers), limits):
                 config = PipelineConfig(schedule, micro_batches, borders, 0 if borders else stage_layers)
@@ -133,15 +132,24 @@ def _keep_common_dimensions(request: SolveRequest) -> SolveRequest:
     return replace(request, hardware=tuple(replace(hardware, dimensions=common) for hardware in request.hardware))
 
 
-def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[tuple[DeviceGroup, int]]]]:
-    """Yield (layers, [(group, GPUs of one of its stages)]) for every pipeline with at most as many stages as layers."""
+def _enumerate_widths(
+    request: SolveRequest, oracle_cache: OracleCache
+) -> Iterator[tuple[LayerChain, tuple[tuple[DeviceGroup, StageSetting], ...]]]:
+    """Yield (layers, ((group, setting of its stages), ...)) for every pipeline with no more stages than layers."""
     groups, limits = request.groups, request.limits
     pipelined = all(group.hardware.supports(Dimension.PIPELINE) for group in groups)
     stages_max = request.model.layer_count if pipelined else 1
     stages_max = limits.compute_degree_max(PlanDimension.PIPELINE, stages_max)
-    for widths in product(*(list_divisors(group.gpus) for group in groups)):
-        stages = sum(group.gpus // width for group, width in zip(groups, widths, strict=True))
-        if limits.is_uniform and len(set(widths)) > 1:
+    settings = [
+        [
+            (group, oracle_cache.intern_setting(group.build_stage_setting(width, request.global_batch)))
+            for width in list_divisors(group.gpus)
+        ]
+        for group in groups
+    ]
+    for members in product(*settings):
+        stages = sum(group.gpus // setting.gpus for group, setting in members)
+        if limits.is_uniform and len({setting.gpus for _, setting in members}) > 1:
             continue
         if limits.has_equal_stages and request.model.layer_count % stages:
             continue
@@ -149,7 +157,7 @@ def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[
             precision = groups[0].hardware.precision
             one_node = len(groups) == 1 and groups[0].gpus <= groups[0].node_gpus
             layers = build_layer_chain(request.model, precision, stages=stages, one_node=one_node)
-            yield layers, list(zip(groups, widths, strict=True))
+            yield layers, members
 
 
 def _enumerate_schedules(

@@ -199,6 +199,11 @@ class OracleCache:
 
     def __init__(self) -> None:
         self._oracles: dict[tuple[LayerChain, StageSetting, int, int, Hashable], StageOracle] = {}
+        self._settings: dict[StageSetting, StageSetting] = {}
+
+    def intern_setting(self, setting: StageSetting) -> StageSetting:
+        """Return the first equal setting: identical keys are found without comparing profiles, which is slow."""
+        return self._settings.setdefault(setting, setting)
 
     def get_oracle(
         self,
