@@ -20,11 +20,17 @@ _LEAST_S = 1e-300
 _NO_STAGE = -(10**6)
 """Layers that a device holds on which no stage fits: the layers of other devices never make up for it."""
 
+_ANY_LOAD_S = float(np.finfo(np.float64).max)
+"""A load that permits all stages that fit."""
+
 _GRID = np.linspace(0.0, 1.0, 32)
 """Positions of loads that are tried at once, between one that is too small and one that may do."""
 
 _GRID_FACTORS = np.geomspace(1.0, 4.0, 32)
 """Loads that are tried at first, as multiples of the load without memory limits."""
+
+_TRADE_OFFS = np.linspace(1.0, 1.06, 25)
+"""Largest loads that are weighed against the sum of all loads, as multiples of the least one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +55,7 @@ class PipelineOutline:
         """
         sum_s, least_s = self._compute_balanced_loads_s()
         longest = _LongestStages.build(self)
-        loads_s = np.append(least_s * _GRID_FACTORS, inf)
+        loads_s = np.append(least_s * _GRID_FACTORS, _ANY_LOAD_S)
         for _ in range(2):
             failed = np.flatnonzero(~longest.find_feasible(loads_s))
             if not len(failed):
@@ -58,7 +64,12 @@ class PipelineOutline:
             if failed[-1] >= len(loads_s) - 2:
                 break
             loads_s = least_s + _GRID * (loads_s[failed[-1] + 1] - least_s)
-        return self.objective.compute_time_s(sum_s, least_s) if least_s < inf else inf
+        if least_s == _ANY_LOAD_S:
+            return inf
+        # With the largest load between two neighbors, the sum is at least what the larger one permits.
+        loads_s = least_s * _TRADE_OFFS
+        sums_s = np.append(np.maximum(longest.compute_least_sums_s(loads_s[1:]), sum_s), sum_s)
+        return min(map(self.objective.compute_time_s, sums_s.tolist(), loads_s.tolist()))
 
     def _compute_balanced_loads_s(self) -> tuple[float, float]:
         """Return lower bounds of the sum of all loads and of the largest, with every layer at its fastest.
@@ -112,12 +123,37 @@ class _LongestStages:
         Any prices of a device of each group give a bound of the layers that fit (weak duality of the assignment of
         groups to positions). Those tried are the layers that a device of the group holds at some kind of position.
         """
-        held = (self.times_s[:, :, None, :] <= loads_s[:, None]).sum(axis=-1)  # [B, G, W]
+        held = self._count_layers(loads_s)
         mean = np.tensordot(self.sizes, held, axes=1) / self.sizes.sum()
         prices = np.concatenate([held, mean[None]])[:, None]  # [C, 1, G, W]
         gains = (np.where(held > 0, held, _NO_STAGE) - prices).max(axis=2)  # [C, B, W]
         most = np.tensordot(gains, self.sizes, axes=(1, 0)) + np.tensordot(prices[:, 0], self.counts, axes=(1, 0))
         return np.asarray((most >= self.layers - 0.5).all(axis=0))
+
+    def compute_least_sums_s(self, loads_s: Floats) -> Floats:
+        """Return [W]: a lower bound of the sum of all loads if none is above each of `loads_s` [W].
+
+        Any price of a layer and of a device of each group gives a bound, as in `find_feasible`. The prices of a layer
+        that are tried are its shares of a full device of each group.
+        """
+        held = self._count_layers(loads_s)
+        shares_s = (
+            loads_s.mean() * self.sizes.sum() / np.maximum(np.tensordot(self.sizes, held, axes=1).mean(axis=1), 1)
+        )
+        owed_s = self.times_s - shares_s[:, None, None, None] * np.arange(1, self.times_s.shape[-1] + 1)  # [M, B, G, D]
+        least_s = np.minimum.accumulate(owed_s, axis=-1)
+        least_s = np.take_along_axis(least_s, np.maximum(held - 1, 0)[None], axis=-1)  # [M, B, G, W]
+        least_s = np.where(held > 0, least_s, inf)
+        finite_s = np.where(held > 0, least_s, 0.0)
+        mean_s = np.einsum("b,mbgw->mgw", self.sizes / self.sizes.sum(), finite_s)
+        prices_s = -np.concatenate([finite_s, mean_s[:, None]], axis=1)  # [M, C, G, W]
+        devices_s = (least_s[:, None] + prices_s[:, :, None]).min(axis=3)  # [M, C, B, W]
+        sums_s = np.tensordot(devices_s, self.sizes, axes=(2, 0)) - np.tensordot(prices_s, self.counts, axes=(2, 0))
+        return np.asarray((sums_s + self.layers * shares_s[:, None, None]).max(axis=(0, 1)))
+
+    def _count_layers(self, loads_s: Floats) -> NDArray[np.int64]:
+        """Return [B, G, W]: the most layers that a device holds within each load."""
+        return np.asarray((self.times_s[:, :, None, :] <= loads_s[:, None]).sum(axis=-1))
 
 
 def compute_bottleneck_bound_s(fastest_s: Floats, counts: Sequence[int]) -> float:
