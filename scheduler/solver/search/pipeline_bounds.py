@@ -26,8 +26,8 @@ _ANY_LOAD_S = float(np.finfo(np.float64).max)
 _GRID = np.linspace(0.0, 1.0, 32)
 """Positions of loads that are tried at once, between one that is too small and one that may do."""
 
-_GRID_FACTORS = np.geomspace(1.0, 4.0, 32)
-"""Loads that are tried at first, as multiples of the load without memory limits."""
+_GRID_FACTORS = np.concatenate([np.geomspace(1.0, 2.0, 20), np.geomspace(2.2, 200.0, 12)])
+"""Loads that are tried at first, as multiples of the load without memory limits. A slow GPU can make it many times."""
 
 _TRADE_OFFS = np.linspace(1.0, 1.06, 25)
 """Largest loads that are weighed against the sum of all loads, as multiples of the least one."""
@@ -125,8 +125,9 @@ class _LongestStages:
         """
         held = self._count_layers(loads_s)
         mean = np.tensordot(self.sizes, held, axes=1) / self.sizes.sum()
+        held = np.where(held > 0, held, _NO_STAGE)
         prices = np.concatenate([held, mean[None]])[:, None]  # [C, 1, G, W]
-        gains = (np.where(held > 0, held, _NO_STAGE) - prices).max(axis=2)  # [C, B, W]
+        gains = (held - prices).max(axis=2)  # [C, B, W]
         most = np.tensordot(gains, self.sizes, axes=(1, 0)) + np.tensordot(prices[:, 0], self.counts, axes=(1, 0))
         return np.asarray((most >= self.layers - 0.5).all(axis=0))
 
