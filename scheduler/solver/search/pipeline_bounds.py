@@ -47,6 +47,23 @@ class PipelineOutline:
         """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines."""
         return self.objective.compute_time_s(*self._compute_balanced_loads_s())
 
+    def compute_capacity_bound_s(self) -> float:
+        """Return a bound that considers memory, as if each device held one micro-batch in flight.
+
+        If no load is above w, then a device holds at most as many layers as its longest stage that takes w or less. The
+        least w at which all devices hold all layers follows from one sorting of the times of stages by length.
+        """
+        layers, devices = len(self.oracles[0].windows.types), len(self.in_flight)
+        if devices == 1:
+            return self.compute_balanced_bound_s()
+        times_s = np.stack([oracle.get_capacity_bounds_s()[: layers - devices + 1] for oracle in self.oracles])
+        order = np.argsort(times_s, axis=None)
+        held = np.cumsum(np.repeat(self.counts, times_s.shape[1])[order])
+        largest_s = float(times_s.ravel()[order[np.searchsorted(held, layers)]])
+        sum_s, least_s = self._compute_balanced_loads_s()
+        largest_s = max(largest_s, float(times_s[:, 0].max()), least_s)
+        return self.objective.compute_time_s(sum_s, largest_s) if largest_s < inf else inf
+
     def compute_length_bound_s(self) -> float:
         """Return a bound that considers memory and how many layers each device holds, but not which.
 

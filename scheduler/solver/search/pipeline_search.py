@@ -88,6 +88,12 @@ class PipelineSearch:
         self._outline = outline
         self._oracles = outline.oracles
         self._steps = 0
+        is_mixed = len(outline.oracles) > 1
+        self._quick_bounds: tuple[Callable[[], float], ...] = (
+            (outline.compute_capacity_bound_s, outline.compute_length_bound_s)
+            if is_mixed
+            else (self._compute_unlimited_bound_s,)
+        )
 
     @classmethod
     def from_instance(cls, instance: Instance) -> PipelineSearch:
@@ -123,18 +129,13 @@ class PipelineSearch:
         else:
             self._refine_free(budget)
         # A step that solved no stage would not solve one next time either.
-        self.closed = self.closed or (self._steps > 1 and not budget.solved)
+        self.closed = self.closed or (self._steps > len(self._quick_bounds) and not budget.solved)
         self._steps += 1
         return budget.spent
 
     def _refine_free(self, budget: _Budget) -> None:
-        if not self._steps and len(self._oracles) > 1:
-            self.bound_s = max(self.bound_s, self._outline.compute_length_bound_s())
-            self.closed = self.bound_s >= budget.useful_s
-            return
-        if not self._steps:
-            unlimited = self._collect_stage_times(lambda oracle, _: oracle.unlimited_s)
-            self.bound_s = max(self.bound_s, compute_quick_bound_s(unlimited, self.instance.objective))
+        if self._steps < len(self._quick_bounds):
+            self.bound_s = max(self.bound_s, self._quick_bounds[self._steps]())
             self.closed = self.bound_s >= budget.useful_s
             return
         best, bound_s = find_best_partition(
@@ -145,7 +146,7 @@ class PipelineSearch:
         )
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = best is None or self.bound_s >= budget.useful_s
-        if best is None or self.closed or self._steps == 1:
+        if best is None or self.closed or self._steps == len(self._quick_bounds):
             return  # There is no useful plan, or another pipeline may now have a lower bound.
         oracles = [self._oracles[group] for group in best.order]
         spans = list(pairwise(best.borders))
@@ -162,6 +163,10 @@ class PipelineSearch:
         if len(solutions) == len(places):
             self._record_plan(best.order, best.borders, [solutions[position] for position in range(len(places))])
         self._recheck_partition(best, budget)
+
+    def _compute_unlimited_bound_s(self) -> float:
+        unlimited = self._collect_stage_times(lambda oracle, _: oracle.unlimited_s)
+        return compute_quick_bound_s(unlimited, self.instance.objective)
 
     def _recheck_partition(self, before: Partition, budget: _Budget) -> None:
         """Close the search unless another partition than the one just solved is now the best."""

@@ -17,6 +17,7 @@ from scheduler.solver.costs.layer_chain import LayerChain
 from scheduler.solver.costs.pipeline_costs import CostedStrategies
 from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.search.stage_bounds import (
+    WindowEnds,
     build_windows,
     compute_candidate_prices,
     compute_lower_bounds,
@@ -54,6 +55,7 @@ class StageOracle:
         self._free: dict[LayerRuns, StageSolution] = {}
         self._known_prices: dict[float, Floats] = {}
         self._length_bounds_s: dict[float, Floats] = {}
+        self._capacity_bounds_s: Floats | None = None
 
     @cached_property
     def _useful(self) -> Ints:
@@ -103,6 +105,12 @@ class StageOracle:
             known = self.windows.find_least_by_length(self.get_bounds_s(in_flight))
             self._length_bounds_s[in_flight] = known
         return known
+
+    def get_capacity_bounds_s(self) -> Floats:
+        """Return [L]: a lower bound of the time of n + 1 layers or more, on any device but an only one."""
+        if self._capacity_bounds_s is None:
+            self._capacity_bounds_s = self.get_length_bounds_s(1.0)[: WindowEnds.BOTH].min(axis=0)
+        return self._capacity_bounds_s
 
     def get_bound_s(self, span: tuple[int, int], in_flight: float) -> float:
         """Return the bound of the layers a to b-1."""
