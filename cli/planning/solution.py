@@ -174,7 +174,7 @@ def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Jso
     if not pipelines:
         nothing = (
             explain_infeasible_shape(request, GPU_MODELS_MAX)
-            if len(request.groups) > 2
+            if len(request.groups) > GPU_MODELS_MAX
             else explain_infeasible_batch(request)
         )
         return {**infeasible_to_json(nothing), "search_time_s": 0.0, "candidates": 0}

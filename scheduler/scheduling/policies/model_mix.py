@@ -1,4 +1,4 @@
-"""Growth over GPU models: the number of whole nodes of one model for each job that also holds another model.
+"""Growth over GPU models: the number of whole nodes of one model for each job that also holds other models.
 
 Lyra (EuroSys'23, section 5.2) deals counts of equal GPUs. Inference clusters mostly have other GPUs than training
 clusters, and the solver plans pipelines over unlike groups. What a job gains from them depends on the shape, so each

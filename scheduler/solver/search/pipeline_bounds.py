@@ -35,7 +35,10 @@ _TRADE_OFFS = np.linspace(1.0, 1.06, 25)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineOutline:
-    """The devices of a pipeline, as in `Instance`; group g has the stages of `oracles[g]`."""
+    """The devices of a pipeline, as in `Instance`; group g has the stages of `oracles[g]`.
+
+    The bounds by capacity and length are those of several devices, each with one micro-batch in flight or more.
+    """
 
     oracles: tuple[StageOracle, ...]
     counts: tuple[int, ...]
@@ -53,10 +56,9 @@ class PipelineOutline:
         If no load is above w, then a device holds at most as many layers as its longest stage that takes w or less. The
         least w at which all devices hold all layers follows from one sorting of the times of stages by length.
         """
-        layers, devices = len(self.oracles[0].windows.types), len(self.in_flight)
-        if devices == 1:
-            return self.compute_balanced_bound_s()
-        times_s = np.stack([oracle.get_capacity_bounds_s()[: layers - devices + 1] for oracle in self.oracles])
+        layers = len(self.oracles[0].windows.types)
+        depth = layers - len(self.in_flight) + 1
+        times_s = np.stack([oracle.get_capacity_bounds_s()[:depth] for oracle in self.oracles])
         order = np.argsort(times_s, axis=None)
         held = np.cumsum(np.repeat(self.counts, times_s.shape[1])[order])
         largest_s = float(times_s.ravel()[order[np.searchsorted(held, layers)]])
@@ -125,7 +127,7 @@ class _LongestStages:
     def build(cls, outline: PipelineOutline) -> _LongestStages:
         devices, layers = len(outline.in_flight), len(outline.oracles[0].windows.types)
         positions = Counter(
-            (WindowEnds.of_position(position, devices), 2.0 ** floor(log2(max(in_flight, 1.0))))
+            (WindowEnds.of_position(position, devices), 2.0 ** floor(log2(in_flight)))
             for position, in_flight in enumerate(outline.in_flight)
         )
         times_s = [

@@ -3,8 +3,10 @@
 The proof is a chain of lower bounds. Each bound is tighter and costs more than the one before:
 
 1. All layers at their fastest, and perfectly even stages (PipelineSearch.bound_s at first).
-2. The best partition if every stage takes its Lagrangian bound (stage_bounds, partition).
-3. The same if the stages of this partition take their proven time (stage_search).
+2. On one GPU model, the best partition without memory limits. On several, the layers that each device can hold within
+   memory, first with one micro-batch in flight and then with those of its position (pipeline_bounds).
+3. The best partition if every stage takes its Lagrangian bound (stage_bounds, partition).
+4. The same if the stages of this partition take their proven time (stage_search).
 
 A heap orders pipelines by their bound. The search refines the one with the lowest bound by one step and puts it
 back. It ends when the lowest bound in the heap reaches the best plan found, because no remaining pipeline can then
@@ -69,11 +71,10 @@ class _Budget:
 class PipelineSearch:
     """Search of one pipeline with a fixed number of micro-batches. It holds a lower bound, which `refine` raises.
 
-    The bounds become tighter with each step: layers alone, stages without a memory limit, stages within memory. Stage
-    times start as lower bounds. `refine` takes the best partition under the times known so far, and solves the stages
-    that it uses. When every stage of the best partition is proven, no other partition can be faster by more than the
-    tolerance, because it costs at least as much under its bounds already. Only stages of some best partition are ever
-    solved, and equal stages only once.
+    The bounds become tighter with each step, as the module describes. Stage times start as lower bounds. `refine` takes
+    the best partition under the times known so far, and solves the stages that it uses. When every stage of the best
+    partition is proven, no other partition can be faster by more than the tolerance, because it costs at least as much
+    under its bounds already. Only stages of some best partition are ever solved, and equal stages only once.
 
     Args:
         build: creates the instance when it is needed; for most pipelines `bound_s` alone decides.

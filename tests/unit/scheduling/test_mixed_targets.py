@@ -1,4 +1,4 @@
-"""Jobs that no single GPU model can hold start on two models, and jobs on two models shrink on their own."""
+"""Jobs that no single GPU model can hold start on several models, and jobs on several shrink and grow."""
 
 from __future__ import annotations
 
