@@ -394,9 +394,9 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
 
     `inspection` shows how each device spends the step, its memory and its bottleneck. `runners_up` has as many plans as
     `alternatives` asks for. A plan may use fewer GPUs, if the batch cannot be split over all of them, or if more are no
-    faster, or if mixing two GPU models does not pay: `remark` then says so, and `whole` is the best plan that uses the
-    whole shape. With `framework`, the plan is the fastest that the framework can run, and `export` has its arguments
-    and its file. If no plan is feasible, the problem names the binding constraint.
+    faster, or if some of the GPU models are at least as fast without the others: `remark` then says so, and `whole` is
+    the best plan that uses the whole shape. With `framework`, the plan is the fastest that the framework can run, and
+    `export` has its arguments and its file. If no plan is feasible, the problem names the binding constraint.
     """
     service.state_reader.read(service.clock.now_s())  # the hardware of the fleet is part of the state
     found = _search_plans(_to_solve_request(document), document, service)

@@ -79,13 +79,17 @@ def _priced(instance: Instance, order: tuple[int, ...], borders: tuple[int, ...]
     return PricedPartition(order, borders, choices, loads_s, memory + working, time_s)
 
 
-def random_instance(generator: np.random.Generator) -> Instance:
-    """Return an instance of 2 to 5 layers on 1 to 3 devices with unlimited memory; half of them have many ties."""
-    layers = int(generator.integers(2, 6))
+def random_instance(generator: np.random.Generator, counts: tuple[int, ...] = ()) -> Instance:
+    """Return an instance of 2 to 5 layers on 1 to 3 devices with unlimited memory; half of them have many ties.
+
+    With `counts`, it has these devices of each group instead, and at least as many layers.
+    """
+    layers = int(generator.integers(max(2, sum(counts)), 6))
     kinds = int(generator.integers(1, layers + 1))
-    counts: tuple[int, ...] = (int(generator.integers(1, min(layers, 3) + 1)),)
-    if generator.random() < 0.15:
-        counts = (1, int(generator.integers(1, min(layers - 1, 2) + 1)))
+    if not counts:
+        counts = (int(generator.integers(1, min(layers, 3) + 1)),)
+        if generator.random() < 0.15:
+            counts = (1, int(generator.integers(1, min(layers - 1, 2) + 1)))
     devices, rounds = sum(counts), int(generator.integers(1, 7))
     chunks = 2 if len(counts) == 1 and layers >= 2 * devices and generator.random() < 0.3 else 1
     inner = generator.choice(np.arange(1, layers), devices * chunks - 1, replace=False)

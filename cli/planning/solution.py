@@ -25,7 +25,13 @@ from scheduler.solver.instance import Instance, Solution, evaluate_solution
 from scheduler.solver.request import Infeasibility, SolveRequest
 from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
 from scheduler.solver.search.pipelines import Pipeline, enumerate_pipelines
-from scheduler.solver.search.plan_search import SearchOutcome, SearchStats, build_evaluated_plan, search_plan
+from scheduler.solver.search.plan_search import (
+    GPU_MODELS_MAX,
+    SearchOutcome,
+    SearchStats,
+    build_evaluated_plan,
+    search_plan,
+)
 from scheduler.solver.search.simple_plan import find_simplest_plan
 from scheduler.solver.search.stage_oracle import OracleCache
 
@@ -166,7 +172,11 @@ def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Jso
     pipelines = _enumerate_pipelines(request)
     report = SearchStats(sum(pipeline.candidates for _, pipeline in pipelines), 0)
     if not pipelines:
-        nothing = explain_infeasible_shape(request) if len(request.groups) > 2 else explain_infeasible_batch(request)
+        nothing = (
+            explain_infeasible_shape(request, GPU_MODELS_MAX)
+            if len(request.groups) > GPU_MODELS_MAX
+            else explain_infeasible_batch(request)
+        )
         return {**infeasible_to_json(nothing), "search_time_s": 0.0, "candidates": 0}
     answer = _solve_instances([pipeline.search.instance for _, pipeline in pipelines], solver_options)
     took = {"search_time_s": time.perf_counter() - started_s, "candidates": report.candidates}
@@ -184,15 +194,12 @@ def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Jso
 
 
 def _enumerate_pipelines(request: SolveRequest) -> list[tuple[SolveRequest, Pipeline]]:
-    """Return all pipelines of the request. With two GPU models, also those on either model alone."""
-    if len(request.groups) > 2:
+    """Return all pipelines of the request. With several GPU models, also those on some of them alone."""
+    if len(request.groups) > GPU_MODELS_MAX:
         return []
-    alone = (
-        [request.restrict_to_gpu(group.hardware.gpu) for group in request.groups] if len(request.groups) == 2 else []
-    )
     return [
         (pipeline_request, pipeline)
-        for pipeline_request in (request, *alone)
+        for pipeline_request in (request, *request.list_parts())
         for pipeline in enumerate_pipelines(pipeline_request, OracleCache())
     ]
 

@@ -41,7 +41,7 @@ Groups = Annotated[list[GroupDocument], Field(min_length=1, max_length=GROUPS_MA
 
 
 class ShapeDocument(Document):
-    """A shape of up to two GPU models."""
+    """A shape of up to four GPU models."""
 
     groups: Groups
 
@@ -60,7 +60,7 @@ class PlanRequestDocument(Document):
     nodes: GpuCount | None = Field(
         default=None, description="Number of hosts that share `gpus` equally. Null: packed 8 per host."
     )
-    shape: Groups | None = Field(default=None, description="Groups of equal nodes, of up to two GPU models.")
+    shape: Groups | None = Field(default=None, description="Groups of equal nodes, of up to four GPU models.")
     global_batch: Batch = Field(description="Samples per optimizer step.")
     sequence_length: SequenceLength | None = Field(
         default=None, description="Tokens per sample. Default: that of the model."

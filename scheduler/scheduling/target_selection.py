@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import permutations
 from math import inf
 
@@ -13,7 +13,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import LinearCurve
 from scheduler.scheduling.cycle import SchedulingCycle
-from scheduler.scheduling.policies.model_mix import split_unlike
+from scheduler.scheduling.policies.model_mix import GPU_MODELS_MAX, split_unlike
 from scheduler.scheduling.policies.placement import group_by_model
 from scheduler.scheduling.policies.speed import packed
 from scheduler.scheduling.shrink_selection import select_cheapest_part, select_part, select_part_of_shape
@@ -99,29 +99,40 @@ def move_target(
 
 
 def find_mixed_target(cycle: SchedulingCycle, job: Job, need: int) -> Target | None:
-    """Choose `need` free GPUs of two models, for a job that no single model can hold.
+    """Choose `need` free GPUs of as few models as can hold them, for a job that no single model can hold.
 
-    Each split takes whole nodes of one model, as many as possible, and the rest of another. The fastest split with a
-    solved plan is taken; unsolved ones are requested. Other jobs start on one model. `stages/mixed_growth` may add
-    nodes of another model later.
+    Each split takes whole nodes of all its models but the last, as many as possible, and the rest of the last one. The
+    fastest split with a solved plan is taken; unsolved ones are requested. Other jobs start on one model.
+    `stages/mixed_growth` may add nodes of another model later.
     """
     if not job.spec.has_profile or job.spec.gpu or cycle.fit.needs_one_node(job):
         return None
     by_model = group_by_model(cycle.view, cycle.usable_gpus(job), {})
     free = {group[0].gpu: group for group in by_model}
-    found: list[Target] = []
-    for first, second in permutations(sorted(free), 2):
-        whole = [node for node in free[first] if len(node.indices) == cycle.node_sizes[first]]
-        count = min(_count_free(whole), need - 1)
-        if not count or _count_free(free[second]) < need - count:
-            continue
-        one = cycle.policies.place(cycle.view, whole, job, count)
-        other = cycle.policies.place(cycle.view, free[second], job, need - count)
-        if one is not None and other is not None:
-            gpus = gpu_sets.union(one, other)
-            if plan := cycle.plan_for(job, gpus):
-                found.append((gpus, plan))
-    return min(found, key=lambda target: target[1].iteration_time_s, default=None)
+    for models in range(2, GPU_MODELS_MAX + 1):
+        splits = [
+            _select_split(cycle, job, [free[gpu] for gpu in gpus], need) for gpus in permutations(sorted(free), models)
+        ]
+        possible = [gpus for gpus in splits if gpus is not None]
+        found = [(gpus, plan) for gpus in possible if (plan := cycle.plan_for(job, gpus))]
+        if possible:
+            return min(found, key=lambda target: target[1].iteration_time_s, default=None)
+    return None
+
+
+def _select_split(cycle: SchedulingCycle, job: Job, rooms: Sequence[Sequence[FreeGpus]], need: int) -> Gpus | None:
+    """Return `need` GPUs from the rooms of each GPU model in turn, or None if a model cannot give its part."""
+    taken = gpu_sets.NO_GPUS
+    for number, room in enumerate(rooms, start=1):
+        missing, is_last = need - gpu_sets.count(taken), number == len(rooms)
+        usable = room if is_last else [node for node in room if len(node.indices) == cycle.node_sizes[node.gpu]]
+        count = missing if is_last else min(_count_free(usable), missing - len(rooms) + number)
+        if count < 1 or _count_free(usable) < count:
+            return None
+        if (part := cycle.policies.place(cycle.view, usable, job, count)) is None:
+            return None
+        taken = gpu_sets.union(taken, part)
+    return taken
 
 
 def trim_target(cycle: SchedulingCycle, job: Job, gpus: Gpus, *, request_missing: bool = True) -> Target | None:

@@ -142,7 +142,7 @@ def _solve_points(request: SolveRequest, simplicity: float, oracle_cache: Oracle
             result = simplest if simplest.world_size == request.gpus else result
         return {request.shape: result}
     assert isinstance(outcome.result, ParallelPlan), "only a feasible plan can leave GPUs unused"
-    part = request.restrict_to_gpu(outcome.result.stages[0].gpu).shape
+    part = request.restrict_to_gpus({stage.gpu for stage in outcome.result.stages}).shape
     return {part: outcome.result, request.shape: outcome.full_shape_plan or Infeasibility(outcome.remark, "shape")}
 
 

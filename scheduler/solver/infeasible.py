@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import permutations
 
 import numpy as np
 
@@ -27,10 +28,10 @@ _GPU_MULTIPLES = (2, 4, 8)
 """Multiples of the GPUs that are tried before no larger shape is proposed."""
 
 
-def explain_infeasible_shape(request: SolveRequest) -> Infeasibility:
-    """Explain that the shape holds more than two GPU models."""
+def explain_infeasible_shape(request: SolveRequest, models_max: int) -> Infeasibility:
+    """Explain that the shape holds more than `models_max` GPU models."""
     models = ", ".join(group.hardware.gpu for group in request.groups)
-    reason = f"{request.shape} holds {len(request.groups)} GPU models ({models}); a plan can use two"
+    reason = f"{request.shape} holds {len(request.groups)} GPU models ({models}); a plan can use {models_max}"
     return Infeasibility(reason, "shape")
 
 
@@ -168,11 +169,7 @@ def _list_orders(candidates: Iterable[Pipeline]) -> list[tuple[Pipeline, tuple[i
     """
     listed = list(candidates)
     plain = [pipeline for pipeline in listed if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED]
-    return [
-        (pipeline, teams)
-        for pipeline in plain or listed
-        for teams in dict.fromkeys((tuple(range(len(pipeline.groups))), tuple(reversed(range(len(pipeline.groups))))))
-    ]
+    return [(pipeline, teams) for pipeline in plain or listed for teams in permutations(range(len(pipeline.groups)))]
 
 
 def _compute_excess_bound(pipeline: Pipeline) -> float:

@@ -100,6 +100,10 @@ class Objective:
             return inf  # Avoids 0 x inf: one micro-batch has max_weight 0.
         return self.sum_weight * sum_s + self.max_weight * largest_s
 
+    def compute_largest_s(self, sum_s: float, time_s: float) -> float:
+        """Return the largest load with which an iteration of this sum of loads takes `time_s`."""
+        return (time_s - self.sum_weight * sum_s) / self.max_weight if self.max_weight else inf
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:

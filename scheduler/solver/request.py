@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import gcd
 
 from scheduler.domain.gpu_sets import GpuShape
@@ -116,10 +118,10 @@ class SolveRequest:
             self._build_device_group(by_name[gpu]) for gpu in dict.fromkeys(group.gpu for group in self.shape.groups)
         )
 
-    def restrict_to_gpu(self, gpu: str) -> SolveRequest:
-        """Return the same request for the GPUs of one model only."""
-        groups = tuple(group for group in self.shape.groups if group.gpu == gpu)
-        hardware = tuple(profile for profile in self.hardware if profile.gpu == gpu)
+    def restrict_to_gpus(self, gpus: Collection[str]) -> SolveRequest:
+        """Return the same request for the GPUs of these models only."""
+        groups = tuple(group for group in self.shape.groups if group.gpu in gpus)
+        hardware = tuple(profile for profile in self.hardware if profile.gpu in gpus)
         return replace(self, hardware=hardware, shape=GpuShape(groups))
 
     @property
@@ -139,6 +141,12 @@ class SolveRequest:
     def without_streaming(self) -> SolveRequest:
         """Return the same request for plans that use the host link at most once in a step."""
         return replace(self, hardware=tuple(profile.without_streaming() for profile in self.hardware))
+
+    def list_parts(self) -> tuple[SolveRequest, ...]:
+        """Return the same request for each proper subset of its GPU models, smallest first; none for one model."""
+        gpus = [group.hardware.gpu for group in self.groups]
+        sizes = range(1, len(gpus))
+        return tuple(self.restrict_to_gpus(chosen) for size in sizes for chosen in combinations(gpus, size))
 
     def _build_device_group(self, hardware: HardwareProfile) -> DeviceGroup:
         members = [group for group in self.shape.groups if group.gpu == hardware.gpu]

@@ -109,10 +109,14 @@ class Pipe:
 
 
 def enumerate_pipes(request: SolveRequest) -> Iterator[Pipe]:
-    """Yield all pipelines that use every GPU of the request and, of two GPU models, those that use every GPU of one."""
-    if len(request.groups) > 1:
-        for group in request.groups:
-            yield from enumerate_pipes(request.restrict_to_gpu(group.hardware.gpu))
+    """Yield all pipelines that use every GPU of the request, or every GPU of some of its models."""
+    models = [group.hardware.gpu for group in request.groups]
+    for number in range(1, 2 ** len(models)):
+        chosen = [gpu for place, gpu in enumerate(models) if number >> place & 1]
+        yield from _enumerate_full_pipes(request.restrict_to_gpus(chosen))
+
+
+def _enumerate_full_pipes(request: SolveRequest) -> Iterator[Pipe]:
     for widths in product(*(_divisors(group.gpus) for group in request.groups)):
         for micro_batches in _divisors(request.global_batch):
             for schedule, borders in _schedules(request, widths, micro_batches):

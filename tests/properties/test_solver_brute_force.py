@@ -1,6 +1,7 @@
 """The search against brute force on thousands of tiny instances. The two share the evaluator alone.
 
-4,400 instances are arrays without any physical sense, judged by `price`; 800 are requests, judged by `evaluate`.
+4,400 instances are arrays without any physical sense, judged by `price`; 800 are requests, judged by `evaluate`. 440
+arrays and 80 requests more have three or four GPU models.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from tests.properties.plan_space import Pipe, enumerate_pipes
 from tests.properties.toy_requests import toy_request
 
 ARRAYS, PLANS = 4400, 800
+MANY_ARRAYS, MANY_PLANS = 440, 80
+MANY_COUNTS = ((1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1), (1, 1, 1, 1))
+"""Devices of each group in instances of three and four groups."""
 CHUNKS = 4
 QUARTERS = [0, *(pytest.param(chunk, marks=pytest.mark.full) for chunk in range(1, CHUNKS))]
 """One quarter of the instances runs in `make test`, all of them in `make test-full`."""
+MANY_CHUNKS = 10
+TENTHS = [0, *(pytest.param(chunk, marks=pytest.mark.full) for chunk in range(1, MANY_CHUNKS))]
+"""The same for requests of three and four GPU models, whose plans take long to enumerate."""
 CHOICES_MAX = 3000
 """Choices of strategies for the layers of a request's pipeline; requests with more are drawn again."""
 
@@ -72,8 +79,26 @@ def test_plan_search_matches_brute_force(chunk: int) -> None:
     shares.check(PLANS // CHUNKS)
 
 
-def _compare_arrays(generator: np.random.Generator, shares: Shares) -> None:
-    free = random_instance(generator)
+@pytest.mark.parametrize("chunk", QUARTERS)
+def test_pipeline_search_matches_brute_force_on_arrays_of_many_groups(chunk: int) -> None:
+    shares = Shares()
+    for number in range(chunk, MANY_ARRAYS, CHUNKS):
+        _compare_arrays(np.random.default_rng(10_000 + number), shares, MANY_COUNTS[number % len(MANY_COUNTS)])
+    assert shares.instances == MANY_ARRAYS // CHUNKS
+    assert shares.binding >= 0.3 * shares.instances
+
+
+@pytest.mark.parametrize("chunk", TENTHS)
+def test_plan_search_matches_brute_force_on_three_and_four_gpu_models(chunk: int) -> None:
+    shares = Shares()
+    for number in range(chunk, MANY_PLANS, MANY_CHUNKS):
+        _compare_plans(random.Random(f"many {number}"), shares, models=3 + number // MANY_CHUNKS % 2)
+    assert shares.instances == MANY_PLANS // MANY_CHUNKS
+    assert shares.binding >= 1
+
+
+def _compare_arrays(generator: np.random.Generator, shares: Shares, counts: tuple[int, ...] = ()) -> None:
+    free = random_instance(generator, counts)
     every = list(price_partitions(free))
     sizes = np.concatenate([part.memory_bytes.max(axis=1) for part in every])
     times_s = np.concatenate([part.time_s for part in every])
@@ -132,8 +157,8 @@ def _is_uneven_or_mixed(solution: Solution) -> bool:
     return len({len(run) for run in runs}) > 1 or any(len(set(run)) > 1 for run in runs)
 
 
-def _compare_plans(rng: random.Random, shares: Shares) -> None:
-    free, every = _enumerable(rng)
+def _compare_plans(rng: random.Random, shares: Shares, models: int = 0) -> None:
+    free, every = _enumerable(rng, models)
     times_s = np.concatenate([pipe.time_s(part) for pipe, part in every])
     sizes = np.concatenate([pipe.peak_bytes(part) for pipe, part in every])
     limit = _limit(sizes, times_s, rng.uniform(-0.06, 1.1))
@@ -160,11 +185,13 @@ def _compare_plans(rng: random.Random, shares: Shares) -> None:
     shares.uneven_or_mixed += _is_an_uneven_or_mixed_plan(_plan(every, int(fitting_s.argmin())))
 
 
-def _enumerable(rng: random.Random) -> tuple[SolveRequest, list[tuple[Pipe, PricedPartition]]]:
-    """Draw requests until one has plans, and few enough to enumerate."""
+def _enumerable(rng: random.Random, many: int = 0) -> tuple[SolveRequest, list[tuple[Pipe, PricedPartition]]]:
+    """Draw requests until one has plans, and few enough to enumerate; of `many` GPU models, or else of one or two."""
     while True:
-        models = 2 if rng.random() < 0.1 else 1
+        models = many or (2 if rng.random() < 0.1 else 1)
         gpus, layers = ([1, 2, 2], [1, 2, 3]) if models > 1 else ([1, 2, 2, 3, 4, 4, 6], [1, 2, 3, 3, 4, 4, 4, 6])
+        if many:
+            gpus, layers = [1, 1, 2], [many, many + 1]
         request = toy_request(rng, gpus=gpus, layers=layers, models=models)
         pipes = list(enumerate_pipes(request))
         choices = (max(map(len, pipe.options)) ** request.model.layer_count for pipe in pipes)

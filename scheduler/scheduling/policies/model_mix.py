@@ -1,4 +1,4 @@
-"""Growth over GPU models: the number of whole nodes of one model for each job that also holds another model.
+"""Growth over GPU models: the number of whole nodes of one model for each job that also holds other models.
 
 Lyra (EuroSys'23, section 5.2) deals counts of equal GPUs. Inference clusters mostly have other GPUs than training
 clusters, and the solver plans pipelines over unlike groups. What a job gains from them depends on the shape, so each
@@ -32,8 +32,8 @@ MIXED_SHAPES_MAX = 40
 """Most mixed shapes that are solved for one curve."""
 REQUESTS_MAX = 2
 """Most mixed shapes that a job requests in one full pass: those that promise most."""
-GPU_MODELS_MAX = 2
-"""Most GPU models that the solver plans for together."""
+GPU_MODELS_MAX = 3
+"""Most GPU models that a job holds. A plan for three takes about a second, and one for four up to three."""
 SPEEDUP_MIN = 1.05
 """Least promised speedup of a shape that is solved."""
 

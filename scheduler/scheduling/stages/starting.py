@@ -271,7 +271,7 @@ class _StartingStage:
         return widths
 
     def _start_on_mixed_models(self, queue: Iterable[str]) -> None:
-        """Start jobs that no single GPU model can hold on free GPUs of two models."""
+        """Start jobs that no single GPU model can hold on free GPUs of several models."""
         cycle = self._cycle
         if len(cycle.node_sizes) < 2:
             return

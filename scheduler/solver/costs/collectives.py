@@ -14,7 +14,7 @@ all-gather.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 
 import numpy as np
@@ -43,6 +43,22 @@ class StageSetting:
     gpus: int
     global_batch: int
     node_gpus_min: int
+    _hash: int = field(init=False, compare=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self._values))
+
+    @property
+    def _values(self) -> tuple[HardwareProfile, int, int, int, int]:
+        return self.hardware, self.node_gpus, self.gpus, self.global_batch, self.node_gpus_min
+
+    def __hash__(self) -> int:
+        """Return the stored hash, because settings are keys of many caches and that of a profile is slow."""
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[StageSetting], tuple[HardwareProfile, int, int, int, int]]:
+        """Rebuild the hash in the receiving process, because string hashes differ between processes."""
+        return StageSetting, self._values
 
     @classmethod
     def for_stage(

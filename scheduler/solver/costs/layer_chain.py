@@ -140,12 +140,12 @@ def build_layer_chain(model: ModelProfile, precision: Precision, *, stages: int,
     last stage holds a copy of the embedding. The embedding is frozen if the first layer is; the head never is.
     """
     copied = model.shares_embedding and stages > 1
-    return _build_layer_chain(model, precision, copied, copied and one_node)
+    return _build_layer_chain(model, precision.value_bytes, copied, copied and one_node)
 
 
 @lru_cache(maxsize=256)
-def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, one_node: bool) -> LayerChain:
-    scale = precision.value_bytes / REFERENCE_VALUE_BYTES
+def _build_layer_chain(model: ModelProfile, value_bytes: int, copied: bool, one_node: bool) -> LayerChain:
+    scale = value_bytes / REFERENCE_VALUE_BYTES
     layers: list[Layer] = []
     backward = False
     for run in model.layers:

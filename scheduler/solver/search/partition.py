@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from functools import lru_cache
+from math import inf, prod
 
 import numpy as np
 
 from scheduler.solver.instance import Floats, Ints, Objective
 
+_ROUNDING_FACTOR = 1.0 + 1e-12
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTimes:
-    """Times of candidate stages of a pipeline of P devices in G groups (1 or 2) over L layers.
+    """Times of candidate stages of a pipeline of P devices in G groups over L layers.
 
     D = L - P + 1, because each stage has at least one layer:
 
@@ -46,7 +49,7 @@ class Partition:
 
 
 def find_best_partition(
-    times: StageTimes, objective: Objective, *, useful_s: float = inf
+    times: StageTimes, objective: Objective, *, useful_s: float = inf, target_s: float = inf
 ) -> tuple[Partition | None, float]:
     """Return the partition with the smallest objective (None if none is finite), and a lower bound of the time.
 
@@ -54,9 +57,16 @@ def find_best_partition(
     sum among those whose largest part is smaller than before, and so on. Each step lowers the largest part, so every
     trade-off between the two is met once. The enumeration ends when the sum alone rules out the rest, or when nothing
     below `useful_s` is left; in the latter case the partition is not the best one.
+
+    Trade-offs that cannot win are skipped: no later sum is smaller than the last one, so it says how large the largest
+    part may be for a time below `target_s` and below the best so far. The first to compare with is the partition with
+    the smallest largest part. If partitions of `target_s` or longer were skipped, the bound is at most that.
     """
     narrowest_s = compute_smallest_bottleneck_s(times)
-    best, best_s = None, inf
+    best = _find_least_sum(times.limit_to(narrowest_s))
+    if best is None:
+        return None, inf
+    best_s, skipped_s = objective.compute_time_s(best.sum_s, best.largest_s), inf
     found = _find_least_sum(times)
     while found is not None:
         cost_s = objective.compute_time_s(found.sum_s, found.largest_s)
@@ -64,9 +74,14 @@ def find_best_partition(
             best, best_s = found, cost_s
         left_s = objective.compute_time_s(found.sum_s, narrowest_s)
         if left_s >= min(best_s, useful_s) or found.largest_s <= narrowest_s:
-            return best, min(best_s, max(left_s, useful_s)) if left_s < best_s else best_s
-        found = _find_least_sum(times.limit_to(np.nextafter(found.largest_s, 0.0)))
-    return best, best_s
+            proven_s = min(best_s, max(left_s, useful_s)) if left_s < best_s else best_s
+            return best, min(proven_s, skipped_s)
+        limit_s = float(np.nextafter(found.largest_s, 0.0))
+        winning_s = objective.compute_largest_s(found.sum_s, min(best_s, target_s)) * _ROUNDING_FACTOR
+        if winning_s < limit_s:
+            limit_s, skipped_s = winning_s, min(best_s, target_s)
+        found = _find_least_sum(times.limit_to(limit_s))
+    return best, min(best_s, skipped_s)
 
 
 def compute_quick_bound_s(times: StageTimes, objective: Objective) -> float:
@@ -77,72 +92,69 @@ def compute_quick_bound_s(times: StageTimes, objective: Objective) -> float:
 
 def compute_smallest_bottleneck_s(times: StageTimes) -> float:
     """Return the minimum time of the largest stage or hand-over."""
-    reach = _init_reach(times)
-    for position in range(1, len(times.stages_s)):
-        arrived = np.maximum(reach[:, :, None], times.hand_over_s[position - 1][None]).min(axis=1)
-        reach = _add_device(arrived, times, position, np.maximum)[0]
-    return float(reach[times.counts[1] if len(times.counts) > 1 else 0, :, -1].min())
+    return float(_list_reaches(times, np.maximum)[-1][-1, :, -1].min())
 
 
 def _find_least_sum(times: StageTimes) -> Partition | None:
     """Return the partition with the smallest sum.
 
-    It is a shortest path over (devices used of the second group, last group, border).
+    It is a shortest path over (devices used of each group, last group, border).
     """
-    reach = _init_reach(times)
-    trail: list[tuple[Ints, Ints]] = []
-    for position in range(1, len(times.stages_s)):
-        handed = reach[:, :, None] + times.hand_over_s[position - 1][None]  # [used, before, now, D]
-        senders = handed.argmin(axis=1)
-        reach, origins = _add_device(handed.min(axis=1), times, position, np.add)
-        trail.append((senders, origins))
-    used = times.counts[1] if len(times.counts) > 1 else 0
-    group = int(reach[used, :, -1].argmin())
-    if not np.isfinite(reach[used, group, -1]):
-        return None
-    return _trace_partition(times, trail, used, group)
+    reaches = _list_reaches(times, np.add)
+    return _trace_partition(times, reaches) if np.isfinite(reaches[-1][-1, :, -1]).any() else None
 
 
-def _init_reach(times: StageTimes) -> Floats:
-    """Return [used, group, D]: times after the first device; impossible states are infinite."""
-    groups, depth = times.stages_s.shape[1], times.stages_s.shape[2]
-    used_max = times.counts[1] if groups > 1 else 0
-    reach = np.full((used_max + 1, groups, depth), np.inf)
-    if times.counts[0]:
-        reach[0, 0] = times.stages_s[0, 0, 0]
-    if used_max:
-        reach[1, 1] = times.stages_s[0, 1, 0]
-    return reach
+@lru_cache(maxsize=1024)
+def _list_moves(counts: tuple[int, ...]) -> tuple[tuple[tuple[Ints, int], ...], ...]:
+    """Return by position and group: the states that a device of the group can lead to, and what it adds to a state.
 
-
-def _add_device(arrived: Floats, times: StageTimes, position: int, join: np.ufunc) -> tuple[Floats, Ints]:
-    """Add the device at `position`.
-
-    Args:
-        arrived: [used, group, D], the time that the device starts from, by its own group.
+    A state numbers the devices used of all groups but the first, in mixed radix: the position and the state give those
+    of the first group. The last state has used all devices.
     """
-    reach, origins = np.full_like(arrived, np.inf), np.zeros(arrived.shape, dtype=np.int64)
-    used_max = len(arrived) - 1
-    for group in range(arrived.shape[1]):
-        shift = 1 if group else 0
-        totals = join(arrived[: used_max + 1 - shift, group, :, None], times.stages_s[position, group])
-        origins[shift:, group] = totals.argmin(axis=1)
-        reach[shift:, group] = totals.min(axis=1)
-    first_group_used = position + 1 - np.arange(used_max + 1)  # Devices used of the first group
-    reach[(first_group_used > times.counts[0]) | (first_group_used < 0)] = np.inf
-    return reach, origins
+    sizes = [count + 1 for count in counts[1:]]
+    used = np.array(list(np.ndindex(*sizes)), dtype=np.int64).reshape(prod(sizes), len(sizes))
+    strides = [0, *(prod(sizes[group:]) for group in range(1, len(counts)))]
+    moves = []
+    for position in range(sum(counts)):
+        first = position + 1 - used.sum(axis=1)
+        possible = (first >= 0) & (first <= counts[0])
+        digits = [first, *used.T]
+        moves.append(tuple((np.flatnonzero(possible & (digits[g] > 0)), strides[g]) for g in range(len(counts))))
+    return tuple(moves)
 
 
-def _trace_partition(times: StageTimes, trail: list[tuple[Ints, Ints]], used: int, group: int) -> Partition:
-    devices, depth = times.stages_s.shape[0], times.stages_s.shape[2]
-    at, order, ends = depth - 1, [group], [depth - 1]
-    for senders, origins in reversed(trail):
-        x = int(origins[used, group, at])
-        used -= 1 if group else 0
-        group = int(senders[used, group, x])
-        at = x
+def _list_reaches(times: StageTimes, join: np.ufunc) -> list[Floats]:
+    """Return [state, group, D] for each position: the least time up to its device, if that is of the group.
+
+    `join` adds up times or takes the largest. Impossible states are infinite.
+    """
+    moves, depth = _list_moves(times.counts), times.stages_s.shape[2]
+    states_count = prod(count + 1 for count in times.counts[1:])
+    reaches: list[Floats] = []
+    for position, moves_here in enumerate(moves):
+        reach = np.full((states_count, len(times.counts), depth), np.inf)
+        for group, (states, added) in enumerate(moves_here):
+            if position:
+                handed = join(reaches[-1][states - added], times.hand_over_s[position - 1, :, group]).min(axis=1)
+                reach[states, group] = join(handed[:, :, None], times.stages_s[position, group]).min(axis=1)
+            else:
+                reach[states, group] = times.stages_s[0, group, 0]
+        reaches.append(reach)
+    return reaches
+
+
+def _trace_partition(times: StageTimes, reaches: list[Floats]) -> Partition:
+    """Return the partition that leads to the least sum, from its last device to its first."""
+    devices, at = len(reaches), times.stages_s.shape[2] - 1
+    state, group = len(reaches[-1]) - 1, int(reaches[-1][-1, :, -1].argmin())
+    order, ends = [group], [at]
+    for position in range(devices - 1, 0, -1):
+        state -= _list_moves(times.counts)[position][group][1]
+        handed = reaches[position - 1][state] + times.hand_over_s[position - 1, :, group]
+        at = int((handed.min(axis=0) + times.stages_s[position, group, :, at]).argmin())
+        group = int(handed[:, at].argmin())
         order.append(group)
-        ends.append(x)
+        ends.append(at)
     order.reverse()
     ends.reverse()
     borders = (0, *(position + 1 + end for position, end in enumerate(ends)))

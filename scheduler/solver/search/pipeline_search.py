@@ -3,8 +3,10 @@
 The proof is a chain of lower bounds. Each bound is tighter and costs more than the one before:
 
 1. All layers at their fastest, and perfectly even stages (PipelineSearch.bound_s at first).
-2. The best partition if every stage takes its Lagrangian bound (stage_bounds, partition).
-3. The same if the stages of this partition take their proven time (stage_search).
+2. On one GPU model, the best partition without memory limits. On several, the layers that each device can hold within
+   memory, first with one micro-batch in flight and then with those of its position (pipeline_bounds).
+3. The best partition if every stage takes its Lagrangian bound (stage_bounds, partition).
+4. The same if the stages of this partition take their proven time (stage_search).
 
 A heap orders pipelines by their bound. The search refines the one with the lowest bound by one step and puts it
 back. It ends when the lowest bound in the heap reaches the best plan found, because no remaining pipeline can then
@@ -23,9 +25,10 @@ from math import inf
 
 import numpy as np
 
-from scheduler.solver.instance import Floats, Instance, Ints, Objective, Solution
+from scheduler.solver.instance import Floats, Instance, Ints, Solution
 from scheduler.solver.search.partition import Partition, StageTimes, compute_quick_bound_s, find_best_partition
-from scheduler.solver.search.stage_oracle import LayerRuns, StageOracle, compute_bottleneck_bound_s
+from scheduler.solver.search.pipeline_bounds import PipelineOutline
+from scheduler.solver.search.stage_oracle import LayerRuns, StageOracle
 from scheduler.solver.search.stage_problem import StageSolution
 from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR
 
@@ -68,24 +71,30 @@ class _Budget:
 class PipelineSearch:
     """Search of one pipeline with a fixed number of micro-batches. It holds a lower bound, which `refine` raises.
 
-    The bounds become tighter with each step: layers alone, stages without a memory limit, stages within memory. Stage
-    times start as lower bounds. `refine` takes the best partition under the times known so far, and solves the stages
-    that it uses. When every stage of the best partition is proven, no other partition can be faster by more than the
-    tolerance, because it costs at least as much under its bounds already. Only stages of some best partition are ever
-    solved, and equal stages only once.
+    The bounds become tighter with each step, as the module describes. Stage times start as lower bounds. `refine` takes
+    the best partition under the times known so far, and solves the stages that it uses. When every stage of the best
+    partition is proven, no other partition can be faster by more than the tolerance, because it costs at least as much
+    under its bounds already. Only stages of some best partition are ever solved, and equal stages only once.
 
     Args:
         build: creates the instance when it is needed; for most pipelines `bound_s` alone decides.
     """
 
-    def __init__(self, build: Callable[[], Instance], oracles: tuple[StageOracle, ...], bound_s: float) -> None:
+    def __init__(self, outline: PipelineOutline, build: Callable[[], Instance]) -> None:
         self.closed = False
         self.cost_s = inf
         self.solution: Solution | None = None
-        self.bound_s = bound_s
+        self.bound_s = outline.compute_balanced_bound_s()
         self._build = build
-        self._oracles = oracles
+        self._outline = outline
+        self._oracles = outline.oracles
         self._steps = 0
+        is_mixed = len(outline.oracles) > 1
+        self._quick_bounds: tuple[Callable[[], float], ...] = (
+            (outline.compute_capacity_bound_s, outline.compute_length_bound_s)
+            if is_mixed
+            else (self._compute_unlimited_bound_s,)
+        )
 
     @classmethod
     def from_instance(cls, instance: Instance) -> PipelineSearch:
@@ -101,7 +110,10 @@ class PipelineSearch:
             )
             for costs, capacity, host in zip(instance.costs, instance.capacity_bytes, hosts, strict=True)
         )
-        return cls(lambda: instance, oracles, compute_balanced_bound_s(oracles, instance.counts, instance.objective))
+        outline = PipelineOutline(
+            oracles, instance.counts, instance.in_flight, instance.objective, has_fixed_cuts=bool(instance.borders)
+        )
+        return cls(outline, lambda: instance)
 
     @cached_property
     def instance(self) -> Instance:
@@ -113,27 +125,29 @@ class PipelineSearch:
         Plans that take `target_s` or longer are ignored. A step ends as soon as it can find no better plan.
         """
         budget = _Budget(target_s, tolerance, labels_max)
-        if self.instance.borders:
+        if self._outline.has_fixed_cuts:
             self._refine_fixed(budget)
         else:
             self._refine_free(budget)
         # A step that solved no stage would not solve one next time either.
-        self.closed = self.closed or (self._steps > 1 and not budget.solved)
+        self.closed = self.closed or (self._steps > len(self._quick_bounds) and not budget.solved)
         self._steps += 1
         return budget.spent
 
     def _refine_free(self, budget: _Budget) -> None:
-        if not self._steps:
-            unlimited = self._collect_stage_times(lambda oracle, _: oracle.unlimited_s)
-            self.bound_s = max(self.bound_s, compute_quick_bound_s(unlimited, self.instance.objective))
+        if self._steps < len(self._quick_bounds):
+            self.bound_s = max(self.bound_s, self._quick_bounds[self._steps]())
             self.closed = self.bound_s >= budget.useful_s
             return
         best, bound_s = find_best_partition(
-            self._collect_stage_times(), self.instance.objective, useful_s=budget.useful_s
+            self._collect_stage_times(),
+            self.instance.objective,
+            useful_s=budget.useful_s,
+            target_s=budget.target_s,
         )
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = best is None or self.bound_s >= budget.useful_s
-        if best is None or self.closed or self._steps == 1:
+        if best is None or self.closed or self._steps == len(self._quick_bounds):
             return  # There is no useful plan, or another pipeline may now have a lower bound.
         oracles = [self._oracles[group] for group in best.order]
         spans = list(pairwise(best.borders))
@@ -151,10 +165,17 @@ class PipelineSearch:
             self._record_plan(best.order, best.borders, [solutions[position] for position in range(len(places))])
         self._recheck_partition(best, budget)
 
+    def _compute_unlimited_bound_s(self) -> float:
+        unlimited = self._collect_stage_times(lambda oracle, _: oracle.unlimited_s)
+        return compute_quick_bound_s(unlimited, self.instance.objective)
+
     def _recheck_partition(self, before: Partition, budget: _Budget) -> None:
         """Close the search unless another partition than the one just solved is now the best."""
         again, bound_s = find_best_partition(
-            self._collect_stage_times(), self.instance.objective, useful_s=budget.useful_s
+            self._collect_stage_times(),
+            self.instance.objective,
+            useful_s=budget.useful_s,
+            target_s=budget.target_s,
         )
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = again is None or self.bound_s >= min(self.cost_s * budget.improvement_factor, budget.useful_s)
@@ -253,13 +274,6 @@ class PipelineSearch:
 
     def _evaluate_objective_s(self, sum_s: float, largest_s: float) -> float:
         return self.instance.objective.compute_time_s(sum_s, largest_s)
-
-
-def compute_balanced_bound_s(oracles: Sequence[StageOracle], counts: Sequence[int], objective: Objective) -> float:
-    """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines."""
-    fastest_s = [oracle.fastest_s for oracle in oracles]
-    least_s = float(np.minimum.reduce(fastest_s).sum())
-    return objective.compute_time_s(least_s, compute_bottleneck_bound_s(fastest_s, counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from scheduler.solver.costs.strategy_space import list_divisors
 from scheduler.solver.instance import Instance, Ints, Objective
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import DeviceGroup, SolveRequest
-from scheduler.solver.search.pipeline_search import PipelineSearch, compute_balanced_bound_s
+from scheduler.solver.search.pipeline_bounds import PipelineOutline
+from scheduler.solver.search.pipeline_search import PipelineSearch
 from scheduler.solver.search.shared_strategies import list_shared_strategies
 from scheduler.solver.search.stage_oracle import OracleCache
 
@@ -64,6 +65,13 @@ class PipelineConfig:
     @property
     def objective(self) -> Objective:
         return Objective(self.micro_batches, self.schedule.interleave)
+
+    def list_in_flight(self, devices: int) -> tuple[float, ...]:
+        """Return the micro-batches that each device holds at its peak, by position."""
+        return tuple(
+            count_in_flight(self.schedule, micro_batches=self.micro_batches, devices=devices, position=position)
+            for position in range(devices)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,17 +109,16 @@ def enumerate_pipelines(
     if request.limits.is_uniform:
         request = _keep_common_dimensions(request)
     limits = request.limits
-    for layers, widths in _enumerate_widths(request):
-        settings = [group.build_stage_setting(width, request.global_batch) for group, width in widths]
-        costed = [compute_stage_costs(layers, setting, limits) for setting in settings]
-        devices = sum(group.gpus // width for group, width in widths)
+    for layers, members in _enumerate_widths(request, oracle_cache):
+        costed = [compute_stage_costs(layers, setting, limits) for _, setting in members]
+        devices = sum(group.gpus // setting.gpus for group, setting in members)
         stage_layers = len(layers) // devices if limits.has_equal_stages and devices > 1 else 0
         for micro_batches in sorted(set(costed[0]).intersection(*costed[1:])):
             if limits is not NO_LIMITS and not limits.allows_micro_batches(micro_batches, devices):
                 continue
             groups = tuple(
-                PipelineGroup(group, group.gpus // width, setting, costs[micro_batches])
-                for (group, width), setting, costs in zip(widths, settings, costed, strict=True)
+                PipelineGroup(group, group.gpus // setting.gpus, setting, costs[micro_batches])
+                for (group, setting), costs in zip(members, costed, strict=True)
             )
             for schedule, borders in _enumerate_schedules(groups, micro_batches, len(layers), limits):
                 config = PipelineConfig(schedule, micro_batches, borders, 0 if borders else stage_layers)
@@ -125,15 +132,24 @@ def _keep_common_dimensions(request: SolveRequest) -> SolveRequest:
     return replace(request, hardware=tuple(replace(hardware, dimensions=common) for hardware in request.hardware))
 
 
-def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[tuple[DeviceGroup, int]]]]:
-    """Yield (layers, [(group, GPUs of one of its stages)]) for every pipeline with at most as many stages as layers."""
+def _enumerate_widths(
+    request: SolveRequest, oracle_cache: OracleCache
+) -> Iterator[tuple[LayerChain, tuple[tuple[DeviceGroup, StageSetting], ...]]]:
+    """Yield (layers, ((group, setting of its stages), ...)) for every pipeline with no more stages than layers."""
     groups, limits = request.groups, request.limits
     pipelined = all(group.hardware.supports(Dimension.PIPELINE) for group in groups)
     stages_max = request.model.layer_count if pipelined else 1
     stages_max = limits.compute_degree_max(PlanDimension.PIPELINE, stages_max)
-    for widths in product(*(list_divisors(group.gpus) for group in groups)):
-        stages = sum(group.gpus // width for group, width in zip(groups, widths, strict=True))
-        if limits.is_uniform and len(set(widths)) > 1:
+    settings = [
+        [
+            (group, oracle_cache.intern_setting(group.build_stage_setting(width, request.global_batch)))
+            for width in list_divisors(group.gpus)
+        ]
+        for group in groups
+    ]
+    for members in product(*settings):
+        stages = sum(group.gpus // setting.gpus for group, setting in members)
+        if limits.is_uniform and len({setting.gpus for _, setting in members}) > 1:
             continue
         if limits.has_equal_stages and request.model.layer_count % stages:
             continue
@@ -141,7 +157,7 @@ def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[
             precision = groups[0].hardware.precision
             one_node = len(groups) == 1 and groups[0].gpus <= groups[0].node_gpus
             layers = build_layer_chain(request.model, precision, stages=stages, one_node=one_node)
-            yield layers, list(zip(groups, widths, strict=True))
+            yield layers, members
 
 
 def _enumerate_schedules(
@@ -258,8 +274,10 @@ def _build_pipeline(
         )
         for member in groups
     )
-    bound_s = compute_balanced_bound_s(oracles, [member.devices for member in groups], config.objective)
-    search = PipelineSearch(partial(_build_instance, layers, groups, config), oracles, bound_s)
+    counts = tuple(member.devices for member in groups)
+    in_flight = config.list_in_flight(sum(counts))
+    outline = PipelineOutline(oracles, counts, in_flight, config.objective, has_fixed_cuts=bool(config.borders))
+    search = PipelineSearch(outline, partial(_build_instance, layers, groups, config))
     return Pipeline(layers, groups, config, search, restriction)
 
 
@@ -276,10 +294,7 @@ def _build_instance(layers: LayerChain, groups: tuple[PipelineGroup, ...], confi
         costs=tuple(member.costed.costs for member in groups),
         counts=tuple(member.devices for member in groups),
         capacity_bytes=tuple(member.group.capacity_bytes for member in groups),
-        in_flight=tuple(
-            count_in_flight(schedule, micro_batches=micro_batches, devices=devices, position=position)
-            for position in range(devices)
-        ),
+        in_flight=config.list_in_flight(devices),
         hand_over_s=compute_hand_over_table_s(layers, stage_groups, batch, interleave=schedule.interleave),
         micro_batches=micro_batches,
         interleave=schedule.interleave,

@@ -33,6 +33,12 @@ _TOLERANCE_FACTOR = 1.0 - 1e-9
 _INTERMEDIATE_TOLERANCES = (0.01, 0.001)
 """Tolerances that are proven on the way to a tighter one."""
 
+_TIES_FACTOR = 1.0 + 1e-9
+"""Plans of some GPU models that are as fast as the best one are searched as well, because they use fewer GPUs."""
+
+GPU_MODELS_MAX = 4
+"""Most GPU models of a shape. Each further one doubles the subsets that are searched, and multiplies the pipelines."""
+
 _ANY_PLAN_TOLERANCE = 0.9
 """Tolerance of a search that only has to find out whether there is a plan."""
 
@@ -64,13 +70,18 @@ class SearchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _SearchEffort:
-    """How far a search goes, as in `search_plan`. `explains`: say why nothing fits, which can take long."""
+    """How far a search goes, as in `search_plan`.
+
+    `explains`: say why nothing fits, which can take long. Plans that take `useful_s` or longer are of no use, so that
+    none may be found; the bound holds up to there.
+    """
 
     tolerance: float
     labels_max: int
     oracle_cache: OracleCache
     runners_up: int = 0
     explains: bool = True
+    useful_s: float = inf
 
 
 def solve_plan(request: SolveRequest, *, tolerance: float = 0.0) -> ParallelPlan | Infeasibility:
@@ -88,20 +99,20 @@ def search_plan(
 ) -> SearchOutcome:
     """Search the fastest plan for `request`. The result is deterministic.
 
-    One GPU model alone may serve a shape of two models best; the outcome then says so.
+    Some of the GPU models alone may serve a mixed shape best; the outcome then says so.
 
     Args:
         tolerance: stop as soon as no plan can be faster by more than this ratio. The plan's `optimality_gap` is the gap
             that was proven. It can be smaller, and is larger only if `labels_max` is used up.
-        labels_max: budget of work of one search. A shape of two GPU models takes three searches; runners-up have their
-            own.
+        labels_max: budget of work of one search. A mixed shape takes one search for each subset of its GPU models;
+            runners-up have their own.
         runners_up: number of plans of pipelines with other stage widths to find and prove as well.
         oracle_cache: shares work with other searches of the same model.
     """
     oracle_cache = oracle_cache or OracleCache()
     tolerance *= _TOLERANCE_FACTOR
-    if len(request.groups) > 2:
-        return SearchOutcome(explain_infeasible_shape(request), SearchStats(0, 0))
+    if len(request.groups) > GPU_MODELS_MAX:
+        return SearchOutcome(explain_infeasible_shape(request, GPU_MODELS_MAX), SearchStats(0, 0))
     effort = _SearchEffort(tolerance, labels_max, oracle_cache, runners_up)
     outcome = _search_shape(request, effort)
     nothing = outcome.result
@@ -116,7 +127,7 @@ def search_plan(
 
 
 def _search_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOutcome:
-    """Search the plans that use all GPUs, or all of one model.
+    """Search the plans that use all GPUs, or all of some models.
 
     Plans that use the host link in every micro-batch are slow, and double the strategies. They are searched only if
     nothing else fits.
@@ -126,7 +137,7 @@ def _search_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOutcome
         if isinstance(outcome.result, ParallelPlan) or outcome.result.constraint != "memory":
             return outcome
     outcome = _search_full_shape(request, effort)
-    return outcome if len(request.groups) == 1 else _compare_with_single_models(request, outcome, effort)
+    return outcome if len(request.groups) == 1 else _compare_with_parts(request, outcome, effort)
 
 
 def _search_full_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOutcome:
@@ -140,11 +151,12 @@ def _search_full_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOu
     pipelines = list(enumerate_pipelines(request, effort.oracle_cache))
     if not pipelines:
         return SearchOutcome(explain_infeasible_batch(request), SearchStats(0, 0))
-    result, best = _find_best_pipeline(pipelines, effort.tolerance, effort.labels_max)
+    overhead_s = max(profile.iteration_overhead_s for profile in request.hardware)
+    result, best = _find_best_pipeline(pipelines, effort.tolerance, effort.labels_max, effort.useful_s - overhead_s)
     stats = SearchStats(sum(pipeline.candidates for pipeline in pipelines), result.labels)
     if best is None and result.bound_s < inf:
         reason = f"no plan was found within the budget of {effort.labels_max} labels; a larger budget may find one"
-        return SearchOutcome(Infeasibility(reason, "budget"), stats, result.bound_s)
+        return SearchOutcome(Infeasibility(reason, "budget"), stats, result.bound_s + overhead_s)
     if best is None:
         unexplained = Infeasibility("needs more memory", "memory")
         return SearchOutcome(explain_infeasible_memory(request, pipelines) if effort.explains else unexplained, stats)
@@ -155,7 +167,7 @@ def _search_full_shape(request: SolveRequest, effort: _SearchEffort) -> SearchOu
 
 
 def _find_best_pipeline(
-    pipelines: list[Pipeline], tolerance: float, labels_max: int
+    pipelines: list[Pipeline], tolerance: float, labels_max: int, useful_s: float = inf
 ) -> tuple[BestFirstResult, Pipeline | None]:
     """Prove looser tolerances first: if the budget is used up, the gap is at most the last one that was proven."""
     found, labels = BestFirstResult(None, inf, 0), 0
@@ -164,6 +176,7 @@ def _find_best_pipeline(
             [pipeline.search for pipeline in pipelines],
             tolerance=tolerance_step,
             labels_max=max(labels_max - labels, 0),
+            useful_s=useful_s,
         )
         labels += found.labels
     found = replace(found, labels=labels)
@@ -183,21 +196,21 @@ def _find_runners_up(
         yield build_plan(request, best, found.gap)
 
 
-def _compare_with_single_models(request: SolveRequest, outcome: SearchOutcome, effort: _SearchEffort) -> SearchOutcome:
-    """Return `outcome`, or the plan of one GPU model alone if that is at least as fast."""
+def _compare_with_parts(request: SolveRequest, outcome: SearchOutcome, effort: _SearchEffort) -> SearchOutcome:
+    """Return `outcome`, or the plan of some GPU models alone if that is at least as fast."""
     best, bound_s = outcome, outcome.bound_s
     mixed = outcome.result if isinstance(outcome.result, ParallelPlan) else None
     together = mixed and f"the best plan found for all of {request.shape} takes {mixed.iteration_time_s:.4g} s"
     lacking = "there is no plan" if outcome.bound_s == inf else "no plan was found within the budget"
     slower = together or f"for all of {request.shape} {lacking}"
-    for group in request.groups:
-        single_request = request.restrict_to_gpu(group.hardware.gpu)
-        single = _search_full_shape(single_request, replace(effort, runners_up=0))
-        bound_s = min(bound_s, single.bound_s)
-        if isinstance(single.result, ParallelPlan) and single.result.iteration_time_s <= _get_time_s(best):
-            step_s = single.result.iteration_time_s
-            remark = f"{single_request.shape} alone takes {step_s:.4g} s per step; {slower}"
-            best = replace(single, runners_up=outcome.runners_up, remark=remark, full_shape_plan=mixed)
+    for part in request.list_parts():
+        useful_s = _get_time_s(best) * _TIES_FACTOR
+        alone = _search_full_shape(part, replace(effort, runners_up=0, useful_s=useful_s))
+        bound_s = min(bound_s, alone.bound_s)
+        if isinstance(alone.result, ParallelPlan) and _get_rank(alone) < _get_rank(best):
+            step_s = alone.result.iteration_time_s
+            remark = f"{part.shape} alone takes {step_s:.4g} s per step; {slower}"
+            best = replace(alone, runners_up=outcome.runners_up, remark=remark, full_shape_plan=mixed)
     if isinstance(best.result, Infeasibility):
         return best
     gap = max(best.result.optimality_gap, 1.0 - bound_s / best.result.iteration_time_s)
@@ -206,6 +219,11 @@ def _compare_with_single_models(request: SolveRequest, outcome: SearchOutcome, e
 
 def _get_time_s(outcome: SearchOutcome) -> float:
     return outcome.result.iteration_time_s if isinstance(outcome.result, ParallelPlan) else inf
+
+
+def _get_rank(outcome: SearchOutcome) -> tuple[float, int]:
+    """Return what makes a plan better: less time, and of equal times fewer GPUs."""
+    return _get_time_s(outcome), outcome.result.world_size if isinstance(outcome.result, ParallelPlan) else 0
 
 
 def build_plan(request: SolveRequest, pipeline: Pipeline, gap: float) -> ParallelPlan:

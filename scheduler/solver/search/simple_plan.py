@@ -76,11 +76,10 @@ def _find_uniform_plan(
 ) -> tuple[ParallelPlan | None, bool]:
     """Return the fastest plan with one strategy below `limit_s`, and whether its absence is proven.
 
-    Of two GPU models, each alone is searched as well.
+    Of several GPU models, some of them alone are searched as well.
     """
-    alone = [request.restrict_to_gpu(group.hardware.gpu) for group in request.groups] if len(request.groups) > 1 else []
     plans, is_proven = list[ParallelPlan](), True
-    for part in (request, *alone):
+    for part in (request, *request.list_parts()):
         uniform = replace(part, limits=replace(part.limits, is_uniform=True))
         useful_s = limit_s - _get_overhead_s(part)
         pipelines = list(enumerate_pipelines(uniform, oracle_cache, useful_s=useful_s))

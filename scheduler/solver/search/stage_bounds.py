@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
 
@@ -14,8 +15,25 @@ from scheduler.solver.search.stage_problem import HOST_RATES
 _MAX_PRICES = 24
 """Any price gives a valid bound; more prices only tighten it."""
 
+_ENTRIES_MAX = 100_000
+"""Most entries of an array of prices: more at once fit into no cache."""
+
 _KINDS_SAMPLED = 8
 """Number of layer types that prices are derived from."""
+
+
+class WindowEnds(IntEnum):
+    """The ends of the chain that a window of layers touches."""
+
+    NONE = 0
+    FIRST = 1
+    LAST = 2
+    BOTH = 3
+
+    @classmethod
+    def of_position(cls, position: int, devices: int) -> WindowEnds:
+        """Return the ends that the stage at a position of a pipeline touches."""
+        return cls(int(position == 0) + 2 * int(position == devices - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +56,14 @@ class LayerWindows:
     @property
     def lengths(self) -> Ints:
         return np.asarray(self.spans[:, 1] - self.spans[:, 0])
+
+    def find_least_by_length(self, times_s: Floats) -> Floats:
+        """Return [4, L]: the least of the times [U] of windows of n + 1 layers or more, by `WindowEnds`."""
+        layers = len(self.types)
+        ends = (self.spans[:, 0] == 0) + 2 * (self.spans[:, 1] == layers)
+        least = np.full((len(WindowEnds), layers), np.inf)
+        np.minimum.at(least, (ends, self.lengths - 1), times_s)
+        return np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
 
 
 @lru_cache(maxsize=64)
@@ -83,19 +109,15 @@ def compute_stage_lower_bounds(
     remains a lower bound.
     """
     bounds = np.full(len(windows.spans), np.inf)
-    lengths = windows.lengths
-    for shortest, longest in pairwise(_list_length_classes(int(lengths.max()))):
-        rows = np.flatnonzero((lengths > shortest) & (lengths <= longest))
-        if len(rows):
-            bounds[rows] = compute_lower_bounds(
-                windows.counts[rows],
-                costs,
-                length=longest,
-                in_flight=in_flight,
-                capacity_bytes=capacity_bytes,
-                prices=prices,
-                host_capacity_bytes=host_capacity_bytes,
-            )
+    classes = np.array(_list_length_classes(int(windows.lengths.max())))
+    at_once = max(1, _ENTRIES_MAX // (costs.time_s.size * len(prices)))
+    number_of_class = np.searchsorted(classes, windows.lengths) - 1
+    for begin in range(0, len(classes) - 1, at_once):
+        longest = classes[1:][begin : begin + at_once]
+        terms = _LayerTerms.build(costs, longest, in_flight=in_flight, prices=prices)
+        for number in range(len(longest)):
+            rows = np.flatnonzero(number_of_class == begin + number)
+            bounds[rows] = terms.compute_bounds_s(number, windows.counts[rows], capacity_bytes, host_capacity_bytes)
     return bounds
 
 
@@ -110,17 +132,43 @@ def compute_lower_bounds(
     host_capacity_bytes: int = 0,
 ) -> Floats:
     """Return the same for stages of `counts` [U, T] layers of each type, with at most `length` layers in total."""
-    loaded = costs.compute_memory_bytes(in_flight) + costs.working_bytes // length
-    priced = (costs.time_s + prices[:, None, None] * loaded).min(axis=-1)  # [X, T]
-    bounds = (counts @ priced.T - prices * capacity_bytes).max(axis=1)
-    host = costs.compute_host_bytes(in_flight)
-    if host is None:
-        return np.where(counts @ loaded.min(axis=1) <= capacity_bytes, bounds, np.inf)
-    # At every rate of exchange, GPU and host together must have room for the least of both (surrogate duality).
-    rates = np.array(HOST_RATES)
-    least = (loaded + rates[:, None, None] * host).min(axis=-1)  # [R, T]
-    fits = (counts @ least.T <= capacity_bytes + rates * host_capacity_bytes).all(axis=1)
-    return np.where(fits, bounds, np.inf)
+    terms = _LayerTerms.build(costs, np.array([length]), in_flight=in_flight, prices=prices)
+    return terms.compute_bounds_s(0, counts, capacity_bytes, host_capacity_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LayerTerms:
+    """The least that a layer of each type adds to a stage of each of K lengths.
+
+    prices  [X]
+    priced  [K, X, T]  time and priced memory
+    rates   [R]        of exchange between bytes of the host and of the GPU; only 0 if the host sets no limit
+    least   [K, R, T]  memory of the GPU, and of the host at these rates
+    """
+
+    prices: Floats
+    priced: Floats
+    rates: Floats
+    least: Floats
+
+    @classmethod
+    def build(cls, costs: StageCosts, lengths: Ints, *, in_flight: float, prices: Floats) -> _LayerTerms:
+        memory, host = costs.compute_memory_bytes(in_flight), costs.compute_host_bytes(in_flight)
+        loaded = memory.T[:, None] + (costs.working_bytes[:, None] // lengths)[:, :, None]  # [S, K, T]
+        priced = (costs.time_s.T[:, None, None] + prices[:, None] * loaded[:, :, None]).min(axis=0)
+        if host is None:
+            return cls(prices, priced, np.zeros(1), loaded.min(axis=0)[:, None].astype(np.float64))
+        rates = np.array(HOST_RATES)
+        return cls(prices, priced, rates, (loaded[:, :, None] + rates[:, None] * host.T[:, None, None]).min(axis=0))
+
+    def compute_bounds_s(self, number: int, counts: Floats, capacity_bytes: int, host_capacity_bytes: int) -> Floats:
+        """Return bounds [U] of stages of `counts` [U, T] layers, whose length is at most that of this number.
+
+        At every rate of exchange, GPU and host together must have room for the least of both (surrogate duality).
+        """
+        bounds = (counts @ self.priced[number].T - self.prices * capacity_bytes).max(axis=1)
+        room = capacity_bytes + self.rates * host_capacity_bytes
+        return np.where((counts @ self.least[number].T <= room).all(axis=1), bounds, np.inf)
 
 
 def _list_length_classes(longest: int) -> list[int]:

@@ -6,10 +6,9 @@ number of stages nor the position. So all pipelines of a curve with such a devic
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cached_property
-from math import inf
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from scheduler.solver.costs.layer_chain import LayerChain
 from scheduler.solver.costs.pipeline_costs import CostedStrategies
 from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.search.stage_bounds import (
+    WindowEnds,
     build_windows,
     compute_candidate_prices,
     compute_lower_bounds,
@@ -54,6 +54,8 @@ class StageOracle:
         self._solutions: dict[tuple[float, LayerRuns], StageSolution] = {}
         self._free: dict[LayerRuns, StageSolution] = {}
         self._known_prices: dict[float, Floats] = {}
+        self._length_bounds_s: dict[float, Floats] = {}
+        self._capacity_bounds_s: Floats | None = None
 
     @cached_property
     def _useful(self) -> Ints:
@@ -95,6 +97,20 @@ class StageOracle:
             )
             self._times_s[in_flight] = known
         return known
+
+    def get_length_bounds_s(self, in_flight: float) -> Floats:
+        """Return [4, L]: a lower bound of the time of windows of n + 1 layers or more, by `WindowEnds`."""
+        known = self._length_bounds_s.get(in_flight)
+        if known is None:
+            known = self.windows.find_least_by_length(self.get_bounds_s(in_flight))
+            self._length_bounds_s[in_flight] = known
+        return known
+
+    def get_capacity_bounds_s(self) -> Floats:
+        """Return [L]: a lower bound of the time of n + 1 layers or more, on any device but an only one."""
+        if self._capacity_bounds_s is None:
+            self._capacity_bounds_s = self.get_length_bounds_s(1.0)[: WindowEnds.BOTH].min(axis=0)
+        return self._capacity_bounds_s
 
     def get_bound_s(self, span: tuple[int, int], in_flight: float) -> float:
         """Return the bound of the layers a to b-1."""
@@ -183,23 +199,6 @@ def _merge_solutions(before: StageSolution | None, after: StageSolution) -> Stag
     return replace(best, bound_s=max(before.bound_s, after.bound_s), labels=after.labels)
 
 
-def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
-    """Return a lower bound of the fullest device's load, if layers can be split freely between devices.
-
-    `fastest_s` holds one array [L] per group. For two groups, any weight w gives a bound (weak duality of the split):
-    the first group's devices count w, the others 1 - w, and each layer goes to the group where it weighs less.
-    """
-    if len(counts) == 1:
-        return float(fastest_s[0].sum()) / counts[0]
-    one, two = fastest_s
-    balance = float(two.sum() / (one.sum() + two.sum()))
-    best = -inf
-    for weight in (balance, 0.5 * balance, 0.5 + 0.5 * balance):
-        split_s = np.minimum(weight * one, (1 - weight) * two).sum()
-        best = max(best, float(split_s / (weight * counts[0] + (1 - weight) * counts[1])))
-    return best
-
-
 class OracleCache:
     """Oracles shared by the searches of one curve, so that a stage is solved once for all pipelines.
 
@@ -208,6 +207,11 @@ class OracleCache:
 
     def __init__(self) -> None:
         self._oracles: dict[tuple[LayerChain, StageSetting, int, int, Hashable], StageOracle] = {}
+        self._settings: dict[StageSetting, StageSetting] = {}
+
+    def intern_setting(self, setting: StageSetting) -> StageSetting:
+        """Return the first equal setting: identical keys are found without comparing profiles, which is slow."""
+        return self._settings.setdefault(setting, setting)
 
     def get_oracle(
         self,

@@ -128,13 +128,25 @@ def test_an_invalid_plan_file_is_rejected_by_field(run: Run, tmp_path: Path, tex
     assert field in result.stderr
 
 
-def test_shape_with_three_gpu_models_is_infeasible(run: Run, tmp_path: Path) -> None:
+def _write_shape(tmp_path: Path, *gpus: str) -> str:
     file = tmp_path / "shape.json"
-    gpus = ("h100-80g", "l40s", "a100-80g")
     file.write_text(json.dumps([{"gpu": gpu, "nodes": 1, "gpus_per_node": 1} for gpu in gpus]))
-    result = run(*GPT2, "--shape", str(file))
-    assert result.exit_code == 1
-    assert "\n  binding: shape" in result.stderr
+    return str(file)
+
+
+def test_a_shape_may_have_three_gpu_models(run: Run, tmp_path: Path) -> None:
+    shape = _write_shape(tmp_path, "h100-80g", "a100-80g", "v100-32g")
+    plan = answer(run("plan", "--model", "gpt2", "--global-batch", "48", "--shape", shape, "-o", "json"))
+    assert {stage["gpu"] for stage in plan["stages"]} <= {"h100-80g", "a100-80g", "v100-32g"}
+    assert plan["optimality_gap"] == 0
+
+
+def test_shape_with_five_gpu_models_is_infeasible(run: Run, tmp_path: Path) -> None:
+    shape = _write_shape(tmp_path, "h100-80g", "l40s", "a100-80g", "v100-32g", "t4")
+    for solver in ("exact", "milp"):
+        result = run(*GPT2, "--shape", shape, "--solver", solver)
+        assert result.exit_code == 1
+        assert "\n  binding: shape" in result.stderr
 
 
 def test_custom_gpu_profile_replaces_a_name(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that no single GPU model can hold start on two models, and jobs on two models shrink on their own."""
+"""Jobs that no single GPU model can hold start on several models, and jobs on several shrink and grow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from scheduler.scheduling.target_selection import extend_target
 from scheduler.simulator.throughput_curves import CurveCache
 from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot
 
-OTHER = "h100-80g"
+OTHER, THIRD = "h100-80g", "v100-32g"
+WHOLE = tuple(range(8))
 MIXED = GpuShape.from_node_counts([(GPU, 8), (OTHER, 4)])
 OTHER_WAY = GpuShape.from_node_counts([(GPU, 4), (OTHER, 8)])
 
@@ -60,6 +61,27 @@ def started(result: TickResult) -> list[Gpus]:
 def test_job_too_large_for_one_model_starts_on_two() -> None:
     result = decided(seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)})))
     assert started(result) == [{"h0": (0, 1, 2, 3), "t0": tuple(range(8))}]
+
+
+def plan_over_three(first: int, second: int, third: int, step_s: float) -> ParallelPlan:
+    """Return a plan of one stage on each model."""
+    plan = plan_over(first, second, step_s)
+    third_stage = Stage(2, 2, THIRD, third, build_data_parallel_plan(THIRD, third).stages[0].strategies)
+    return replace(plan, stages=(*plan.stages, third_stage))
+
+
+def test_job_too_large_for_two_models_starts_on_three() -> None:
+    shape = GpuShape.from_node_counts([(GPU, 8), (OTHER, 8), (THIRD, 4)])
+    pools, nodes = a_fleet(training=1, inference=0)
+    nodes = {**nodes, "h0": a_node("h0", gpu=OTHER), "v0": a_node("v0", gpu=THIRD)}
+    job = replace(large(), spec=replace(large().spec, min_gpus=20, max_gpus=20))
+    snapshot = a_snapshot((pools, nodes), [job])
+    requested = {wanted.shape for wanted in decided(snapshot).wanted_shapes}
+    assert shape in requested
+    solved = ScalingCurve({shape: plan_over_three(8, 8, 4, 1.0)})
+    assert started(decided(replace(snapshot, curves={job.spec.curve_key: solved}))) == [
+        {"t0": WHOLE, "h0": WHOLE, "v0": (0, 1, 2, 3)}
+    ]
 
 
 def test_mixed_start_respects_the_queue_limit() -> None:
@@ -137,9 +159,6 @@ def resized(snapshot: Snapshot) -> dict[str, Gpus]:
     return {each.job_id: each.gpus for each in decided(snapshot).decisions if isinstance(each, ResizeJob)}
 
 
-WHOLE = tuple(range(8))
-
-
 def test_job_on_two_models_shrinks_for_one_that_gains_more() -> None:
     """Sixteen GPUs hardly speed `mixed` up, and make `steep`, which gets them once they are free, twice as fast."""
     steep = running("steep", 16, 16, {"t2": WHOLE})
@@ -175,3 +194,16 @@ def test_growth_over_models_stays_within_the_limit_that_jobs_share(limit: int, g
         queues={"default": JobQueue("default", 0, limit)},
     )
     assert len(resized(snapshot)) == grown
+
+
+@pytest.mark.parametrize(("step_s", "grown"), [(5.0, 1), (10.5, 0)])
+def test_job_on_two_models_grows_onto_a_third_if_that_gains(step_s: float, grown: int) -> None:
+    on = {"t0": WHOLE, "h0": WHOLE}
+    job = running("mixed", 24, 8, on)
+    plan, three = plan_over(8, 8, 10.0), GpuShape.from_node_counts([(GPU, 8), (OTHER, 8), (THIRD, 8)])
+    pools, nodes = a_fleet(training=1, inference=0)
+    nodes = {**nodes, "h0": a_node("h0", gpu=OTHER), "v0": a_node("v0", gpu=THIRD)}
+    snapshot = a_snapshot((pools, nodes), [replace(job, allocation=replace(job.allocation, plan=plan))])
+    curve = ScalingCurve({snapshot.shape_of(on): plan, three: plan_over_three(8, 8, 8, step_s)})
+    snapshot = replace(snapshot, curves={job.spec.curve_key: curve})
+    assert [*resized(snapshot).values()] == [{**on, "v0": WHOLE}] * grown

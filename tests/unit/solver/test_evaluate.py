@@ -96,7 +96,7 @@ def test_stages_on_different_gpus_have_their_own_times_and_memory() -> None:
     )
     assert (
         evaluate(alone, request).iteration_time_s
-        == evaluate(alone, request.restrict_to_gpu("h100-80g")).iteration_time_s
+        == evaluate(alone, request.restrict_to_gpus(["h100-80g"])).iteration_time_s
     )
 
 

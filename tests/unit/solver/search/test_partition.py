@@ -16,12 +16,14 @@ from scheduler.solver.search.partition import (
 )
 
 LAYERS = 7
+COUNTS = ((1,), (4,), (2,), (1, 2), (2, 1), (2, 2), (1, 1, 1), (2, 1, 2), (1, 3, 1), (1, 1, 1, 1), (1, 1, 2, 1))
+"""Devices of each group."""
 
 
 def _drawn(seed: int) -> tuple[StageTimes, Objective]:
-    """1 to 4 devices in one group or two; some stages fit nowhere, some hand-overs are the slowest part."""
+    """1 to 5 devices in 1 to 4 groups; some stages fit nowhere, some hand-overs are the slowest part."""
     generator = np.random.default_rng(seed)
-    counts = tuple(generator.integers(1, 3, 2).tolist()) if seed % 3 == 0 else (int(generator.integers(1, 5)),)
+    counts = COUNTS[seed % len(COUNTS)]
     devices, groups, depth = sum(counts), len(counts), LAYERS - sum(counts) + 1
     stages_s = np.full((devices, groups, depth, depth), np.inf)
     first, last = np.triu_indices(depth)

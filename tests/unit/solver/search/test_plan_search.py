@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -83,6 +84,32 @@ def test_two_gpu_models_share_the_layers_by_their_speed() -> None:
     for stage in outcome.result.stages:
         layers[stage.gpu] += stage.last_layer - stage.first_layer + 1
     assert layers["h100-80g"] > layers["a100-80g"] > 0
+
+
+def test_three_gpu_models_share_the_layers_by_their_speed() -> None:
+    groups = (GpuGroup("h100-80g", 1, 8), GpuGroup("a100-80g", 1, 8), GpuGroup("v100-32g", 1, 8))
+    plan = _plan(_mixed("llama-2-13b", *groups, batch=64))
+    layers = Counter[str]()
+    for stage in plan.stages:
+        layers[stage.gpu] += stage.last_layer - stage.first_layer + 1
+    assert layers["h100-80g"] > layers["a100-80g"] > layers["v100-32g"] > 0
+    for left_out in groups:
+        fewer = _mixed("llama-2-13b", *(group for group in groups if group is not left_out), batch=64)
+        part = search_plan(fewer, tolerance=TOLERANCE).result
+        assert isinstance(part, ParallelPlan)
+        assert part.iteration_time_s > plan.iteration_time_s
+
+
+def test_two_of_three_gpu_models_are_chosen_with_a_remark() -> None:
+    request = _mixed(
+        "llama-2-7b", GpuGroup("h100-80g", 1, 8), GpuGroup("a100-80g", 1, 8), GpuGroup("t4", 1, 1), batch=64
+    )
+    outcome = search_plan(request, tolerance=5e-3)
+    assert isinstance(outcome.result, ParallelPlan)
+    assert {stage.gpu for stage in outcome.result.stages} == {"h100-80g", "a100-80g"}
+    assert outcome.remark.startswith("1x8 h100-80g + 1x8 a100-80g alone takes ")
+    assert outcome.full_shape_plan is not None
+    assert outcome.full_shape_plan.world_size == 17
 
 
 def test_faster_gpu_model_alone_is_chosen_with_a_remark() -> None:
