@@ -16,6 +16,7 @@ from scheduler.forecast.pool_model import METHODS, WEIGHT_LEVELS, PastForecasts,
 from scheduler.forecast.regression import FEATURES
 from scheduler.forecast.seasonality import DAY_S, STEPS_PER_SEASON, Season
 
+Readings = Sequence[float] | FloatArray
 COVERAGE_LEVELS = (0.95, 0.999)
 COMBINATION, ETS = "combination", "deseasonalised exponential smoothing"
 REPORTED = (COMBINATION, *(name for name in METHODS if name not in ETS_NAMES), ETS)
@@ -48,7 +49,7 @@ class BacktestReport:
     scores: tuple[MethodScore, ...]
 
 
-def bin_readings(times_s: Sequence[float], gpus: Sequence[float], season: Season) -> BinnedDemand:
+def bin_readings(times_s: Readings, gpus: Readings, season: Season) -> BinnedDemand:
     """Return a whole recording in bins of the season's step, or longer ones if readings are further apart.
 
     Raises:
@@ -63,8 +64,8 @@ def bin_readings(times_s: Sequence[float], gpus: Sequence[float], season: Season
 
 
 def run_backtest(
-    times_s: Sequence[float],
-    gpus: Sequence[float],
+    times_s: Readings,
+    gpus: Readings,
     *,
     horizon_s: float,
     target: Target = Target.PEAK,
@@ -93,7 +94,7 @@ def run_backtest(
 
 
 def forecast_past(
-    times_s: Sequence[float], gpus: Sequence[float], *, horizon_s: float, target: Target, season: Season
+    times_s: Readings, gpus: Readings, *, horizon_s: float, target: Target, season: Season
 ) -> PastForecasts:
     """Return the forecasts of all methods at each bin of a recording.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from scheduler.forecast.backtest import REPORTED, forecast_past, walk_forward
+from scheduler.forecast.backtest import REPORTED, Readings, forecast_past, walk_forward
 from scheduler.forecast.candidates import Target
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.seasonality import DAY_S, STEPS_PER_SEASON, Season
@@ -49,8 +49,8 @@ class FrontierPoint:
 
 
 def compute_frontier(
-    times_s: Sequence[float],
-    gpus: Sequence[float],
+    times_s: Readings,
+    gpus: Readings,
     pool: LendingPool,
     *,
     horizon_s: float,

@@ -23,8 +23,8 @@ from statistics import median, quantiles
 from time import perf_counter
 
 import numpy as np
-from scipy.optimize import linprog  # type: ignore[import-untyped]  # scipy ships no types
-from scipy.sparse import eye_array, kron, vstack  # type: ignore[import-untyped]  # scipy ships no types
+from scipy.optimize import linprog
+from scipy.sparse import eye_array, kron, vstack
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest

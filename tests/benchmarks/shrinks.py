@@ -29,8 +29,8 @@ from statistics import median, quantiles
 from time import perf_counter
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment, linprog  # type: ignore[import-untyped]  # scipy ships no types
-from scipy.sparse import eye_array, kron  # type: ignore[import-untyped]  # scipy ships no types
+from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import eye_array, kron
 
 from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
 from scheduler.domain.gpu_sets import GpuShape

@@ -52,7 +52,7 @@ def test_sparse_readings_make_coarser_bins_and_no_gaps() -> None:
     window = DemandWindow(300.0, 2_000)
     observe_all(window, times_s.tolist(), gpus.tolist())
     demand = window.read(float(times_s[-1]))
-    assert (demand.step_s, len(demand), demand.known.all()) == (3_600.0, 72, True)
+    assert (demand.step_s, len(demand), bool(demand.known.all())) == (3_600.0, 72, True)
     assert demand.peaks == pytest.approx(gpus)
 
 

@@ -14,9 +14,11 @@ from scheduler.forecast.regression import FEATURES, NormalEquations, compute_pri
 from tests.unit.forecast.demands import HOUR_S, make_days
 
 
-def learn(times_s: FloatArray, gpus: FloatArray, *, horizon_s: float = 2 * HOUR_S, **options: str) -> PoolForecaster:
+def learn(
+    times_s: FloatArray, gpus: FloatArray, *, horizon_s: float = 2 * HOUR_S, method: str | None = None
+) -> PoolForecaster:
     """Return a forecaster that has observed all readings and was fitted when fits were due."""
-    forecaster = PoolForecaster(step_s=HOUR_S, **options)
+    forecaster = PoolForecaster(step_s=HOUR_S, method=method)
     for time_s, value in zip(times_s.tolist(), gpus.tolist(), strict=True):
         forecaster.observe(time_s, value)
         forecaster.forecast(time_s, horizon_s)
