@@ -34,6 +34,9 @@ ClassesOption = Annotated[int, typer.Option("--classes", min=1, max=1_000, help=
 LongestOption = Annotated[
     int, typer.Option("--longest", min=0, help="Length that the last class must take. Default: the longest request.")
 ]
+OverheadOption = Annotated[
+    int, typer.Option("--overhead", min=0, help="Cost of a request besides its own tokens, in tokens.")
+]
 ReplicasOption = Annotated[int, typer.Option("--replicas", min=0, help="Replicas to split over the classes.")]
 
 
@@ -70,6 +73,7 @@ def classes(
     lengths: LengthsOption,
     count: ClassesOption = 8,
     longest: LongestOption = 0,
+    overhead: OverheadOption = 0,
     replicas: ReplicasOption = 0,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -80,9 +84,8 @@ def classes(
 
     with input_errors_from(""):
         counts = Counter(read_lengths(Path(lengths)))
-        found = choose_length_classes(
-            {tokens: float(number) for tokens, number in counts.items()}, count, longest=longest
-        )
+        weights = {tokens: float(number) for tokens, number in counts.items()}
+        found = choose_length_classes(weights, count, longest=longest, cost_of=lambda tokens: overhead + tokens)
         loads = [each.cost for each in found.classes]
         split = split_replicas(loads, replicas) if replicas else ()
     document = to_classes_document(found)

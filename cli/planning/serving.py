@@ -116,7 +116,7 @@ def render_size(capacity: Capacity, objective: LatencyObjective, fitted: Calibra
 
 
 def to_classes_document(found: LengthClasses) -> dict[str, Any]:
-    """Return the answer of `ebbtide serving classes` in plain values; tokens are those after padding."""
+    """Return the answer of `ebbtide serving classes` in plain values."""
     total = sum(each.cost for each in found.classes)
     rows = [
         {"above": each.above, "limit": each.limit, "requests": each.requests, "share": each.cost / total}
@@ -137,4 +137,4 @@ def render_classes(document: dict[str, Any], replicas: tuple[int, ...]) -> Rende
         for number, each in enumerate(document["classes"])
     ]
     table = render_table(rows, headers=headers, right_aligned=headers)
-    return stack(table, f"Padded tokens are {document['padding_ratio']:.3f} times the tokens of the requests.")
+    return stack(table, f"Padding makes the work {document['padding_ratio']:.3f} times that of the unpadded requests.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares  # type: ignore[import-untyped]  # scipy ships no types
 
 from scheduler.serving.latency_tails import PoolTails
 from scheduler.serving.length_moments import compute_moments

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import exp, inf, lgamma, log, sqrt
 
 import numpy as np
-from scipy.special import gammaincc, ndtr
+from scipy.special import gammaincc, ndtr  # type: ignore[import-untyped]  # scipy ships no types
 
 from scheduler.serving.length_moments import LengthMoments
 from scheduler.serving.replica_load import PoolLoad, ReplicaLoad
@@ -92,7 +92,7 @@ class PoolTails:
         offered = self.pool.rate_per_s * mean_s
         if offered >= servers:
             return Wait(1.0, inf)
-        burst, alone = self.pool.arrival_scv, 1 / servers**2
+        burst, alone = self.pool.arrival_scv, servers**-1.5
         queued = compute_erlang_c(servers, offered)
         mean_wait_s = queued * mean_s / (servers - offered) * (burst + scv) / 2
         # Bursts: a request waits for those that arrived with it and went to the same replica, even at an idle pool.

@@ -87,7 +87,7 @@ def _group(values: Floats, shares: Floats) -> tuple[Floats, Floats]:
     order = np.argsort(values, kind="stable")
     values, shares = values[order], shares[order] / shares.sum()
     numbers = np.minimum(((np.cumsum(shares) - shares / 2) * GROUPS).astype(np.int64), GROUPS - 1)
-    weights = np.bincount(numbers, weights=shares, minlength=GROUPS)
+    weights = np.bincount(numbers, weights=shares, minlength=GROUPS).astype(np.float64)
     sums = np.bincount(numbers, weights=shares * values, minlength=GROUPS)
     held = weights > 0
     return sums[held] / weights[held], weights[held]

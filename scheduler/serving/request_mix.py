@@ -91,7 +91,7 @@ def build_request_mix(
 
 def _merge_equal(rows: Floats, counts: Floats) -> tuple[Floats, Floats]:
     found, inverse = np.unique(rows, axis=0, return_inverse=True)
-    return found, np.bincount(inverse.ravel(), weights=counts, minlength=len(found))
+    return found, np.bincount(inverse.ravel(), weights=counts, minlength=len(found)).astype(np.float64)
 
 
 def _merge_rows(rows: Floats, counts: Floats) -> tuple[Floats, Floats]:
@@ -104,7 +104,7 @@ def _merge_rows(rows: Floats, counts: Floats) -> tuple[Floats, Floats]:
         if inside.size:
             bins[inside] = number * per_slice + _slice_by_weight(rows[inside, 0], counts[inside], per_slice)
     _, bins = np.unique(bins, return_inverse=True)
-    weights = np.bincount(bins, weights=counts)
+    weights = np.bincount(bins, weights=counts).astype(np.float64)
     sums = [np.bincount(bins, weights=counts * rows[:, side]) for side in (0, 1)]
     return np.stack(sums, axis=1) / weights[:, None], weights
 

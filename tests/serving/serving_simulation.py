@@ -197,8 +197,6 @@ class SimulatedReplica:
     def _preempt_last(self) -> None:
         while self._order and (self._order[-1].end_s >= 0 or self._order[-1].finish_step < 0):
             self._order.pop()
-        if not self._order:
-            raise ValueError("one request needs more KV cache than the replica has")
         request = self._order.pop()
         grown = self._step - request.start_step
         held = request.done + grown
@@ -230,7 +228,11 @@ class ServingReport(NamedTuple):
 def simulate(
     numbers: ReplicaNumbers, replicas: int, arrivals: Sequence[Arrival], *, measured: tuple[float, float] = (0.0, 1.0)
 ) -> ServingReport:
-    """Simulate arrivals, in ascending order of time, on a pool. `measured` are shares of the arrivals by order."""
+    """Simulate arrivals, in ascending order of time, on a pool. `measured` are shares of the arrivals by order.
+
+    Raises:
+        ValueError: a request needs more KV cache than a replica has.
+    """
     pool = [SimulatedReplica(numbers) for _ in range(replicas)]
     scores = [0] * replicas
     ends: list[tuple[float, int]] = []
@@ -245,6 +247,8 @@ def simulate(
             heappush(ends, (replica.busy_until_s, chosen))
         scores[chosen] = replica.score
     end_s = _run_until(pool, scores, ends, float("inf"))
+    if any(request.end_s < 0 for request in requests):
+        raise ValueError("one request needs more KV cache than the replica has")
     begin, end = (round(share * len(requests)) for share in measured)
     chosen_requests = requests[begin:end]
     iterations = sum(replica.iterations for replica in pool)
