@@ -30,7 +30,7 @@ BurstinessOption = Annotated[
 LengthsOption = Annotated[
     str, typer.Option("--lengths", metavar="FILE", help="Length in tokens of one request a line.")
 ]
-ClassesOption = Annotated[int, typer.Option("--classes", min=1, max=1_000, help="Most classes.")]
+ClassesOption = Annotated[int, typer.Option("--classes", min=1, max=1_000, help="Largest number of runtimes.")]
 LongestOption = Annotated[
     int, typer.Option("--longest", min=0, help="Length that the last class must take. Default: the longest request.")
 ]

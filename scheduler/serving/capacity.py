@@ -24,7 +24,7 @@ OVERFLOW_MAX = 0.1
 pool falls behind: with greedy admission its latency then grows without bound."""
 TTFT_MARGIN = 0.06
 """Part of the bound on TTFT that sizing leaves free, for the same reason: its tail is approximate."""
-_QUANTILE_STEPS = 14
+_QUANTILE_STEPS = 10
 
 
 class CapacityError(ValueError):

@@ -66,7 +66,7 @@ def compute_erlang_c(servers: int, offered: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolTails:
-    """Latencies of a pool in its steady state; raises nothing, and every tail is 1 if the pool cannot keep up."""
+    """Latencies of a pool in its steady state. Every tail is 1 if the pool cannot keep up."""
 
     moments: LengthMoments
     replica: ReplicaModel
@@ -81,8 +81,9 @@ class PoolTails:
     def compute_prompt_wait(self) -> Wait:
         """Return the wait for earlier prompts: M/G/c with Erlang C and the correction of Allen and Cunneen.
 
-        A prompt occupies a replica for its own seconds and for its share of the decode part of iterations. Sources:
-        Allen, "Probability, Statistics, and Queueing Theory", 2nd ed., section 5.3.4.
+        A prompt occupies a replica for its own seconds and for its share of the decode part of iterations. Source:
+        Allen, "Probability, Statistics, and Queueing Theory", 2nd ed., section 5.3.4. Bursts add to it the wait for
+        those that arrived at the same time and went to the same replica.
         """
         moments, state, servers = self.moments, self.state, self.pool.replicas
         overhead_s = state.decode_iteration_s / self.chunk_tokens
@@ -92,10 +93,9 @@ class PoolTails:
         offered = self.pool.rate_per_s * mean_s
         if offered >= servers:
             return Wait(1.0, inf)
-        burst, alone = self.pool.arrival_scv, servers**-1.5
+        burst, alone = self.pool.arrival_scv, 1 / servers**2
         queued = compute_erlang_c(servers, offered)
         mean_wait_s = queued * mean_s / (servers - offered) * (burst + scv) / 2
-        # Bursts: a request waits for those that arrived with it and went to the same replica, even at an idle pool.
         behind = max(burst - 1, 0.0) / (burst + 1) * alone
         mean_wait_s += max(burst - 1, 0.0) / 4 * mean_s * servers / (servers - offered) * alone
         probability = 1 - (1 - queued) * (1 - behind)

@@ -34,10 +34,10 @@ def test_one_request_takes_its_prompt_and_one_iteration_a_token() -> None:
     assert report.tpot_s.tolist() == pytest.approx([(2 * 1.1 + 0.051 + 0.052) / 2])
 
 
-def test_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
+def test_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     arrivals = [Arrival(0.0, 10, 5), Arrival(0.5, 150, 2)]
     report = simulate(NUMBERS, 1, arrivals)
-    # First iteration until 1.1 s; then 99 tokens of the prompt beside one decode, then 51.
+    # First iteration until 1.1 s; then 99 tokens of the prompt with one decode, then 51.
     first_s = 1.0 + 0.99 + 0.1 + 0.011
     second_s = 1.0 + 0.51 + 0.1 + 0.012
     assert report.ttft_s[1] == pytest.approx(1.1 + first_s + second_s - 0.5)
