@@ -132,6 +132,7 @@ SUBCOMMANDS = (
         "predict", "cli.commands.predict:predict", LOCAL_PANEL, "Compare predicted time and memory with measured runs."
     ),
     Subcommand("simulate", "cli.commands.simulate:simulate", LOCAL_PANEL, "Compare scheduling policies on a trace."),
+    Subcommand("serving", "cli.commands.serving:app", LOCAL_PANEL, "Size inference pools from requests."),
     Subcommand("replay", "cli.commands.replay:replay", LOCAL_PANEL, "Run one scheduling cycle on a saved snapshot."),
     Subcommand("demo", "cli.commands.about:demo", LOCAL_PANEL, "Run a three-minute demo with real training processes."),
     Subcommand("version", "cli.commands.about:version", LOCAL_PANEL, "Print the version of Ebbtide and of Python."),
