@@ -21,15 +21,17 @@ from api.http.paging import TEXT_PATTERN
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.loans import SwitchesView, switches_view
-from api.pools import DemandView, ForecastView, demand_view, forecast_view
+from api.pools import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
 from api.queues import QueueView, queue_view
 from scheduler.domain.decisions import ReasonCode
 from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.explanation import Explanation
+from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.quota import compute_queue_usage
 from scheduler.store.api_protocol import get_job_sort_key
 
@@ -74,8 +76,10 @@ class PoolSummaryView(TypedDict):
         float, Field(description="Number of GPUs that the lending policy keeps free in addition to the forecast.")
     ]
     quantile: Annotated[
-        float, Field(description="Quantile of the forecast that nodes that are not lent must cover, between 0 and 1.")
+        float,
+        Field(description="Quantile of the forecast that nodes that are not lent must cover now, between 0 and 1."),
     ]
+    shortages: Annotated[ShortagesView, Field(description="Intervals in which loans left its inference short.")]
 
 
 class WaitingJobSummaryView(TypedDict):
@@ -159,6 +163,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
 def pool_summary_view(pool: Pool, snapshot: Snapshot, sizes: list[int]) -> PoolSummaryView:
     """`sizes`: the GPU counts of the pool's nodes."""
     reading, forecast = snapshot.demand.get(pool.name), snapshot.forecasts.get(pool.name)
+    record = reading.shortages if reading else ShortageRecord()
     return {
         "name": pool.name,
         "kind": pool.kind,
@@ -168,7 +173,8 @@ def pool_summary_view(pool: Pool, snapshot: Snapshot, sizes: list[int]) -> PoolS
         "demand": demand_view(reading) if reading else None,
         "forecast": forecast_view(forecast) if forecast else None,
         "headroom_gpus": pool.lending.headroom * snapshot.capacity(pool.name),
-        "quantile": pool.lending.quantile,
+        "quantile": find_working_quantile(pool.lending, record),
+        "shortages": shortages_view(pool.lending, record),
     }
 
 

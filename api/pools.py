@@ -28,12 +28,14 @@ from scheduler.domain.fleet import (
     DemandReading,
     Forecast,
     IncidentKind,
+    LendingPolicy,
     Node,
     NodeIncident,
     NodeState,
     Pool,
     PoolKind,
 )
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
@@ -53,7 +55,8 @@ class LendingPolicyView(TypedDict):
     """Limits that the owner of an inference pool sets for its loans."""
 
     enabled: Annotated[bool, Field(description=_LENDING["enabled"])]
-    quantile: Annotated[float, Field(description=_LENDING["quantile"])]
+    shortage_target: Annotated[float | None, Field(description=_LENDING["shortage_target"])]
+    quantile: Annotated[float | None, Field(description=_LENDING["quantile"])]
     headroom: Annotated[float, Field(description=_LENDING["headroom"])]
     return_deadline_s: Annotated[float, Field(description=_LENDING["return_deadline_s"])]
     cold_start_s: Annotated[float, Field(description=_LENDING["cold_start_s"])]
@@ -103,6 +106,18 @@ class ForecastView(TypedDict):
     ]
     is_calibrated: Annotated[
         bool, Field(description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent.")
+    ]
+
+
+class ShortagesView(TypedDict):
+    """Five-minute intervals of the last two weeks in which loans left the inference of a pool short."""
+
+    intervals: Annotated[int, Field(description="Number of intervals that have closed.")]
+    short_intervals: Annotated[int, Field(description="Number of them that were short.")]
+    target: Annotated[float | None, Field(description="Promised share of short intervals. Null: a quantile is fixed.")]
+    budget_left: Annotated[
+        float | None,
+        Field(description="Share of the promised short intervals that is left, 0 to 1. Null: a quantile is fixed."),
     ]
 
 
@@ -210,6 +225,16 @@ def demand_view(reading: DemandReading) -> DemandView:
         "gpus": reading.gpus,
         "asked_gpus": reading.asked_gpus,
         "clamped": reading.asked_gpus > reading.gpus,
+    }
+
+
+def shortages_view(rules: LendingPolicy, record: ShortageRecord) -> ShortagesView:
+    target = rules.shortage_target
+    return {
+        "intervals": record.intervals,
+        "short_intervals": record.short_intervals,
+        "target": target,
+        "budget_left": None if target is None else record.compute_budget_left(target),
     }
 
 

@@ -322,4 +322,8 @@ def _format_demand(demand: FleetJson | None) -> str:
 def _format_lending(lending: FleetJson | None) -> str:
     if lending is None:
         return "-"
-    return f"at quantile {lending['quantile']:g}" if lending["enabled"] else "off"
+    if not lending["enabled"]:
+        return "off"
+    if lending["quantile"] is not None:
+        return f"at quantile {lending['quantile']:g}"
+    return f"short at most {lending['shortage_target']:.3g} of the time"

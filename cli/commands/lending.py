@@ -57,8 +57,8 @@ def frontier(
 ) -> None:
     """Compare GPU-hours lent with shortages, by forecast and quantile, on recorded demand.
 
-    Everything that a forecast allows is lent, in one pass over the demand. An oracle, which knows the demand of the
-    horizon, lends all that can be lent.
+    Everything that a forecast allows is lent, in one pass over the demand. The first row keeps the pool's shortage
+    target. An oracle, which knows the demand of the horizon, lends all that can be lent.
     """
     from scheduler.documents.simulation import read_cluster
     from scheduler.documents.trace_files import read_demand
@@ -73,12 +73,12 @@ def frontier(
 
 def _compute_rows(trace: DemandTrace, document: ClusterDocument, zone: str) -> Iterator[dict[str, Any]]:
     from scheduler.documents.fleet import to_lending_policy
-    from scheduler.forecast.lending_frontier import LendingPool, compute_frontier
+    from scheduler.simulator.lending_frontier import LendingPool, compute_frontier
 
     (pool,) = [each for each in document.pools if each.name == trace.pool]
     rules = to_lending_policy(pool.lending)
     nodes = LendingPool(pool.nodes, pool.gpus_per_node, rules.headroom)
-    for point in compute_frontier(trace.times_s, trace.gpus, nodes, horizon_s=rules.horizon_s, zone=zone):
+    for point in compute_frontier(trace.times_s, trace.gpus, nodes, rules=rules, zone=zone):
         yield {"pool": trace.pool, "horizon_s": rules.horizon_s, **asdict(point)}
 
 
@@ -88,7 +88,7 @@ def _render_frontier(rows: list[dict[str, Any]]) -> RenderableType:
         [
             row["pool"],
             row["method"],
-            f"{row['quantile']:g}",
+            "-" if row["quantile"] is None else f"{row['quantile']:g}",
             f"{row['gpu_hours']:,.0f}",
             format_percent(row["oracle_share"]),
             f"{row['short_ratio']:.3%}",

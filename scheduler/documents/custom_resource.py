@@ -22,10 +22,11 @@ from scheduler.documents.fleet import (
     LendingDocument,
     NodeCount,
     check_lookahead_spans,
+    check_one_risk,
     to_lending_policy,
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
-from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind, PoolNetwork
+from scheduler.domain.fleet import SHORTAGE_TARGET_MAX, LendingPolicy, Pool, PoolKind, PoolNetwork
 
 DEMAND_STALE_S = 300.0
 """Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
@@ -48,7 +49,8 @@ class LendingSpec(Document):
 
     model_config = CAMEL_CASE
     enabled: Annotated[bool, Field(strict=True)] = _DEFAULT_LENDING.enabled
-    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT_LENDING.quantile
+    shortage_target: Annotated[float, Field(strict=True, gt=0, le=SHORTAGE_TARGET_MAX)] | None = None
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT_LENDING.headroom
     max_lent_nodes: NodeCount | None = _DEFAULT_LENDING.lent_nodes_max
     min_kept_nodes: NodeCount = _DEFAULT_LENDING.kept_nodes_min
@@ -56,6 +58,11 @@ class LendingSpec(Document):
     return_deadline: Duration = _DEFAULT_LENDING.return_deadline_s
     cold_start: Duration = _DEFAULT_LENDING.cold_start_s
     blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_risk(self) -> Self:
+        check_one_risk(self.quantile, self.shortage_target, field="shortageTarget")
+        return self
 
     @model_validator(mode="after")
     def _check_lookahead(self) -> Self:
@@ -169,6 +176,7 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
     document = {
         "enabled": spec.enabled,
         "quantile": spec.quantile,
+        "shortage_target": spec.shortage_target,
         "headroom": spec.headroom,
         "return_deadline_s": spec.return_deadline,
         "cold_start_s": spec.cold_start,

@@ -26,6 +26,8 @@ from scheduler.domain.fleet import (
     NETWORK_BYTES_PER_S_MIN,
     NETWORK_LATENCY_S_MAX,
     NICS_PER_NODE_MAX,
+    SHORTAGE_TARGET,
+    SHORTAGE_TARGET_MAX,
     Blackout,
     LendingPolicy,
     Node,
@@ -64,6 +66,12 @@ def check_lookahead_spans(spans_s: Mapping[str, float], *, deadline: str, cold_s
         raise invalid_field(deadline, 0.0, f"above 0 s if {cold_start} is 0")
 
 
+def check_one_risk(quantile: float | None, target: float | None, *, field: str) -> None:
+    """Check that a lending policy sets its risk once. `field` is the name of the shortage target."""
+    if quantile is not None and target is not None:
+        raise invalid_field(field, target, f"nothing together with quantile, which is {quantile:g}; set one of them")
+
+
 class BlackoutDocument(Document):
     """A daily window without new loans. It may wrap around midnight."""
 
@@ -87,9 +95,15 @@ class LendingDocument(Document):
     enabled: Annotated[bool, Field(strict=True)] = Field(
         default=_DEFAULT_LENDING.enabled, description="Whether the pool lends nodes."
     )
-    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
-        default=_DEFAULT_LENDING.quantile,
-        description="Quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1.",
+    shortage_target: Annotated[float, Field(strict=True, gt=0, le=SHORTAGE_TARGET_MAX)] | None = Field(
+        default=None,
+        description="Share of five-minute intervals, over two weeks, in which loans may leave inference short, above 0 "
+        f"and at most {SHORTAGE_TARGET_MAX:g}. Null: {SHORTAGE_TARGET:g}, or `quantile` decides.",
+    )
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Fixed quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1. "
+        "Null: it follows from `shortage_target`. Set one of the two.",
     )
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.headroom,
@@ -120,6 +134,11 @@ class LendingDocument(Document):
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(
         default_factory=list, description="Daily windows without new loans."
     )
+
+    @model_validator(mode="after")
+    def _check_risk(self) -> Self:
+        check_one_risk(self.quantile, self.shortage_target, field="shortage_target")
+        return self
 
     @model_validator(mode="after")
     def _check_lookahead(self) -> Self:

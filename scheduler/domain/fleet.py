@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from scheduler.domain.pod_requirements import NodeCapacity
+from scheduler.domain.shortages import ShortageRecord
 
 DAY_S = 86_400.0
 PROCESSOR_SLOTS = "cpu"
@@ -36,18 +37,23 @@ class Blackout:
         return second >= self.start_s or second < self.end_s
 
 
+SHORTAGE_TARGET, SHORTAGE_TARGET_MAX = 0.001, 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class LendingPolicy:
     """Limits that the owner of an inference pool sets for its loans. All of them are hard.
 
-    The forecast demand at level `quantile`, plus `headroom` as a fraction of the pool's GPUs, must remain in the pool.
+    The forecast demand, plus `headroom` as a fraction of the pool's GPUs, must remain in the pool. The level of the
+    forecast is `quantile`, or follows from `shortage_target`: the share of five-minute intervals, over two weeks, in
+    which loans may leave inference short. Without either, the target is `SHORTAGE_TARGET`.
     A recalled node is returned within `return_deadline_s` and serves inference `cold_start_s` later; the forecast looks
     ahead over the sum of both. A loan must be expected to last `loan_s_min`. A demand reading older than
     `demand_stale_s` permits no new loan (None: the value of the policy settings).
     """
 
     enabled: bool = True
-    quantile: float = 0.999
+    quantile: float | None = None
     headroom: float = 0.02
     return_deadline_s: float = 300.0
     cold_start_s: float = 300.0
@@ -56,10 +62,21 @@ class LendingPolicy:
     loan_s_min: float = 0.0
     blackouts: tuple[Blackout, ...] = ()
     demand_stale_s: float | None = None
+    shortage_target: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.quantile < 1.0:
+        if self.quantile is not None and self.shortage_target is not None:
+            raise ValueError(
+                f"lending.quantile is {self.quantile} and lending.shortage_target is {self.shortage_target}, but each "
+                "sets the risk. Set one of them"
+            )
+        if self.quantile is None and self.shortage_target is None:
+            object.__setattr__(self, "shortage_target", SHORTAGE_TARGET)
+        if self.quantile is not None and not 0.0 < self.quantile < 1.0:
             raise ValueError(f"lending.quantile must be above 0 and below 1, got {self.quantile}")
+        if self.shortage_target is not None and not 0.0 < self.shortage_target <= SHORTAGE_TARGET_MAX:
+            limits = f"above 0 and at most {SHORTAGE_TARGET_MAX}"
+            raise ValueError(f"lending.shortage_target must be {limits}, got {self.shortage_target}")
         if not 0.0 <= self.headroom < 1.0:
             raise ValueError(f"lending.headroom must be at least 0 and below 1, got {self.headroom}")
         for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min", "loan_s_min"):
@@ -193,12 +210,14 @@ class Node:
 class DemandReading:
     """Number of GPUs that a pool's inference needs, limited to the pool's capacity.
 
-    `asked_gpus` is the reported number.
+    `asked_gpus` is the reported number. `shortages` is the pool's record up to the newest reading; readings in the
+    history have none.
     """
 
     at_s: float
     gpus: float
     asked_gpus: float
+    shortages: ShortageRecord = field(default_factory=ShortageRecord)
 
 
 class LoanState(StrEnum):

@@ -13,6 +13,7 @@ from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask, list_quantiles
 from scheduler.forecast.pool_model import PoolModel
 from scheduler.forecast.regression import NormalEquations, compute_prior
+from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.store.protocol import Store
 
 
@@ -59,7 +60,8 @@ class DemandForecaster:
         self._fits.shutdown(wait=True, cancel_futures=True)
 
     def _make_forecast(self, snapshot: Snapshot, pool: Pool, now_s: float) -> Command | None:
-        if pool.name not in snapshot.demand:
+        reading = snapshot.demand.get(pool.name)
+        if reading is None:
             return None
         forecaster = self._forecasters.get(pool.name)
         if forecaster is None:
@@ -67,7 +69,7 @@ class DemandForecaster:
         self._feed_new_readings(forecaster, pool.name, now_s)
         if pool.name not in self._last_reading_s:  # its last reading is older than the history that is read
             return None
-        rules, levels = pool.lending, list_quantiles(pool.lending.quantile)
+        rules, levels = pool.lending, list_quantiles(find_working_quantile(pool.lending, reading.shortages))
         forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
         if rules.loan_s_min > rules.horizon_s:
             forecast = forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))

@@ -50,6 +50,7 @@ from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Switches
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -313,7 +314,14 @@ def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float)
     if previous is not None and previous.at_s > at_s:
         return
     capacity = snapshot.capacity(report.pool)
-    reading = DemandReading(min(at_s, snapshot.now_s), min(report.gpus, float(capacity)), report.gpus)
+    gpus, read_at_s = min(report.gpus, float(capacity)), min(at_s, snapshot.now_s)
+    shortages = (ShortageRecord() if previous is None else previous.shortages).observe(
+        read_at_s,
+        spare_gpus=capacity - gpus,
+        lent_gpus=snapshot.original.index.lent_gpus.get(report.pool, 0),
+        cold_start_s=snapshot.pools[report.pool].lending.cold_start_s,
+    )
+    reading = DemandReading(read_at_s, gpus, report.gpus, shortages)
     snapshot.demand[report.pool] = reading
     snapshot.readings.append((report.pool, reading))
     if report.gpus > capacity:

@@ -16,8 +16,10 @@ from typing import Generic, Protocol, TypeVar
 from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
-from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
+from scheduler.scheduling.policies.lending_promise import find_working_quantile
 
 T = TypeVar("T")
 
@@ -238,18 +240,24 @@ class ForecastSource:
             forecaster.observe(change.at_s, change.gpus)
             self._pools_with_demand.add(change.pool)
 
-    def make_forecasts(self, now_s: float) -> tuple[ForecastMade, ...]:
-        """Return a forecast for every lending pool with observed demand, after the fits that are due."""
+    def make_forecasts(
+        self, now_s: float, demand: Mapping[str, DemandReading] = MappingProxyType({})
+    ) -> tuple[ForecastMade, ...]:
+        """Return a forecast for every lending pool with observed demand, after the fits that are due.
+
+        `demand` has the newest readings by pool, with their records of shortages.
+        """
         fit_due((each for each in self._forecasters.values() if isinstance(each, PoolForecaster)), now_s)
         return tuple(
-            ForecastMade(pool.name, _make_forecast(self._forecasters[pool.name], pool.lending, now_s))
+            ForecastMade(pool.name, _make_forecast(self._forecasters[pool.name], pool, demand.get(pool.name), now_s))
             for pool in self._pools
             if pool.name in self._pools_with_demand
         )
 
 
-def _make_forecast(forecaster: Forecaster, rules: LendingPolicy, now_s: float) -> Forecast:
-    levels = list_quantiles(rules.quantile)
+def _make_forecast(forecaster: Forecaster, pool: Pool, reading: DemandReading | None, now_s: float) -> Forecast:
+    rules = pool.lending
+    levels = list_quantiles(find_working_quantile(rules, reading.shortages if reading else ShortageRecord()))
     forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
     if rules.loan_s_min <= rules.horizon_s:
         return forecast

@@ -10,12 +10,13 @@ import numpy as np
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import PreemptJob, ReasonCode, RejectJob, ResizeJob
-from scheduler.domain.fleet import Forecast, Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_run import RunWork
 from scheduler.scheduling.policies.lending import unused_loan_ends_s
+from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Scenario, TickRecord
@@ -188,6 +189,7 @@ class ReportRecorder:
         self._rejected = 0
         self._demand: dict[str, float] = {}
         self._forecasts: Mapping[str, Forecast] = {}
+        self._readings: Mapping[str, DemandReading] = {}
         self._queued_jobs, self._demand_gpus, self._forecast_gpus = StepFunction(), StepFunction(), StepFunction()
 
     def on_demand_change(self, change: DemandChange) -> None:
@@ -207,7 +209,7 @@ class ReportRecorder:
         self._idle_gpus = max(0, sum(index.training_gpus.values()) - tick.occupied_gpus) if queued else 0
         self._loan_statistics.record_tick(tick.before, after)
         if after.forecasts is not self._forecasts:
-            self._forecasts = after.forecasts
+            self._forecasts, self._readings = after.forecasts, after.demand
             self._forecast_gpus.set_value(now_s, sum(map(self._get_forecast_gpus, self._lending)))
         for decision in report.decisions:
             if isinstance(decision, RejectJob):
@@ -261,9 +263,12 @@ class ReportRecorder:
         )
 
     def _get_forecast_gpus(self, pool: str) -> float:
-        """Return the forecast demand of a pool at its quantile, or its current demand without a forecast."""
-        forecast, level = self._forecasts.get(pool), self._lending[pool].quantile
-        return min(self._capacity[pool], forecast.demand_at(level)) if forecast else self._demand.get(pool, 0.0)
+        """Return the forecast demand of a pool at its working quantile, or its current demand without a forecast."""
+        forecast, reading = self._forecasts.get(pool), self._readings.get(pool)
+        if forecast is None or reading is None:
+            return self._demand.get(pool, 0.0)
+        level = find_working_quantile(self._lending[pool], reading.shortages)
+        return min(self._capacity[pool], forecast.demand_at(level))
 
     def _compute_useful_gpus(self, runs: _RunTable, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return useful GPUs per interval: on nodes of training, and on inference nodes including their demand."""

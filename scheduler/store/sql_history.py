@@ -163,7 +163,10 @@ def build_appended_rows(commit: Commit) -> list[tuple[Table[Any], list[dict[str,
     decisions = [{"at_s": now_s, "body": encode_as(Decision, decision)} for decision in commit.decisions]
     jobs = [{"id": job.id, "body": encode(job), **_build_job_list_columns(job)} for job in commit.ended_jobs]
     loans = [{"id": loan.id, "body": encode(loan), **_build_loan_list_columns(loan)} for loan in commit.ended_loans]
-    readings = [{"pool": pool, **encode(reading)} for pool, reading in commit.readings]
+    readings = [
+        {"pool": pool, "at_s": each.at_s, "gpus": each.gpus, "asked_gpus": each.asked_gpus}
+        for pool, each in commit.readings
+    ]
     per_generation = ((EVENTS, events), (DECISIONS, decisions), (ENDED_JOBS, jobs), (ENDED_LOANS, loans))
     logs = [(table, [{"generation": generation, **row} for row in rows]) for table, rows in per_generation]
     return [*logs, (READINGS, readings)]

@@ -51,6 +51,7 @@ class FleetGauges:
         )
         yield from self._collect_queues(holdings)
         yield from self._collect_demand()
+        yield from self._collect_shortages()
         if self._by_job:
             yield from self._collect_running_jobs()
         yield _build_gauge(
@@ -186,6 +187,28 @@ class FleetGauges:
             for quantile, gpus in zip(forecast.quantiles, forecast.gpus, strict=True):
                 forecast_gpus.add_metric([pool, f"{quantile:g}"], gpus)
         yield forecast_gpus
+
+    def _collect_shortages(self) -> Iterator[Metric]:
+        ratio = GaugeMetricFamily(
+            "ebbtide_lending_shortage_ratio",
+            "Share of five-minute intervals of the last two weeks in which loans left inference short.",
+            labels=["pool"],
+        )
+        target = GaugeMetricFamily(
+            "ebbtide_lending_shortage_target_ratio",
+            "Share of intervals in which loans may leave inference short, for pools that promise one.",
+            labels=["pool"],
+        )
+        budget = GaugeMetricFamily(
+            "ebbtide_lending_budget_ratio", "Share of the promised short intervals that is left.", labels=["pool"]
+        )
+        for name, reading in self._snapshot.demand.items():
+            rules = self._snapshot.pools[name].lending
+            ratio.add_metric([name], reading.shortages.short_ratio)
+            if rules.shortage_target is not None:
+                target.add_metric([name], rules.shortage_target)
+                budget.add_metric([name], reading.shortages.compute_budget_left(rules.shortage_target))
+        yield from (ratio, target, budget)
 
 
 class _GpuHoldings:

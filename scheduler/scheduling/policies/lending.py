@@ -9,6 +9,7 @@ from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, LendingPolicy, Loan, NodeState, Pool
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.model_mix import count_gainful_gpus
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.settings import PolicySettings
@@ -38,10 +39,10 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     """Lend whole nodes that inference will not need within the time it takes to recall them and serve again.
 
     floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does with
-    its LSTM; the quantile and the bounds of the pool's owner are additions. A cordoned node counts only with what
-    inference has on it, because inference can add nothing there. Without a demand reading nothing is lent. With a stale
-    reading, or without a calibrated forecast, there are no new loans. A new loan must also fit the forecast demand over
-    the shortest worthwhile loan. Running loans are not recalled for that.
+    its LSTM; the working quantile and the bounds of the pool's owner are additions. A cordoned node counts only with
+    what inference has on it, because inference can add nothing there. Without a demand reading nothing is lent. With a
+    stale reading, or without a calibrated forecast, there are no new loans. A new loan must also fit the forecast
+    demand over the shortest worthwhile loan. Running loans are not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
@@ -52,15 +53,16 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
             0, False, Reason(ReasonCode.INFERENCE_NEEDS_NODE, f"pool {pool.name} has no demand reading")
         )
     forecast = snapshot.forecasts.get(pool.name)
-    needed = max(reading.gpus, forecast.demand_at(rules.quantile)) if forecast else reading.gpus
+    level = find_working_quantile(rules, reading.shortages)
+    needed = max(reading.gpus, forecast.demand_at(level)) if forecast else reading.gpus
     stale_s = settings.demand_stale_s if rules.demand_stale_s is None else rules.demand_stale_s
     stale = snapshot.now_s - reading.at_s > stale_s
-    lasting = max(needed, forecast.min_loan_demand_at(rules.quantile)) if forecast else needed
+    lasting = max(needed, forecast.min_loan_demand_at(level)) if forecast else needed
     nodes = _spare_nodes(snapshot, pool, needed)
     has_forecast = forecast is not None and forecast.is_calibrated
     may_grow = not (stale or not has_forecast or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
     numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
-    numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes)}
+    numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes), "quantile": level}
     detail = (
         f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
         f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"

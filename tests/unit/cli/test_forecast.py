@@ -54,6 +54,10 @@ def test_frontier_compares_forecasts_with_the_oracle(run: Run, recorded: Path, t
     points = json.loads(run(*words, "-o", "json").stdout)["points"]
     oracle = next(point for point in points if point["method"] == "oracle")
     assert (oracle["oracle_share"], oracle["short_ratio"]) == (1.0, 0.0)
+    promise = points[0]
+    assert (promise["method"], promise["quantile"]) == ("shortage target", None)
+    assert 0.3 < promise["oracle_share"] < 1.0
+    assert promise["short_ratio"] <= 0.01
     combined = {point["quantile"]: point for point in points if point["method"] == "combination"}
     assert 0.4 < combined[0.999]["oracle_share"] < combined[0.9]["oracle_share"] <= 1.0
     assert combined[0.999]["short_ratio"] <= combined[0.9]["short_ratio"]

@@ -131,6 +131,7 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     LendingPolicy: st.builds(
         LendingPolicy,
         quantile=st.floats(0.01, 0.99),
+        shortage_target=st.none(),
         headroom=st.floats(0.0, 0.99),
         return_deadline_s=_POSITIVE_S | st.just(math.inf),
         cold_start_s=_POSITIVE_S,

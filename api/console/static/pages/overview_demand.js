@@ -100,8 +100,15 @@ export function demandFigure(pool, { lent, recalled }, isOneOfMany) {
     ? `at most ${figure(most)} within ${duration(forecast.horizon_s)} (${percent(level)} quantile)`
     : "no forecast yet";
   const homing = recalled ? `, ${figure(recalled)} recalled` : "";
-  const below = [el("strong", {}, verdict), ` ${ahead}, ${figure(own)} not lent${homing}`];
+  const below = [el("strong", {}, verdict), ` ${ahead}, ${figure(own)} not lent${homing}${promise(pool.shortages)}`];
   return figureOf(state, name, figure(demand.gpus), unit, below);
+}
+
+/** Returns how often loans left the pool short in two weeks, and how much of its promise is left. */
+function promise(shortages) {
+  if (!shortages?.intervals || shortages.target === null) return "";
+  const share = percent(shortages.short_intervals / shortages.intervals);
+  return `; short ${share} of the time, ${percent(shortages.budget_left)} of the budget left`;
 }
 
 function safety(pool, own, recalled) {
