@@ -97,6 +97,15 @@ class ForecastView(TypedDict):
     quantiles: list[float]
 
 
+class ShortagesView(TypedDict):
+    """Five-minute intervals of the last two weeks in which loans left the inference of a pool short."""
+
+    budget_left: float | None
+    intervals: int
+    short_intervals: int
+    target: float | None
+
+
 class PoolSummaryView(TypedDict):
     """One pool in the overview."""
 
@@ -109,6 +118,7 @@ class PoolSummaryView(TypedDict):
     name: str
     nodes: int
     quantile: float
+    shortages: ShortagesView
 
 
 class QueueView(TypedDict):
@@ -205,8 +215,9 @@ class LendingPolicyView(TypedDict):
     kept_nodes_min: int
     lent_nodes_max: int | None
     loan_s_min: float
-    quantile: float
+    quantile: float | None
     return_deadline_s: float
+    shortage_target: float | None
 
 
 class PoolNetworkView(TypedDict):
