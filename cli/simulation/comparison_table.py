@@ -62,7 +62,6 @@ METRIC_GROUPS: Mapping[str, Mapping[str, Metric]] = {
         "late returns": Metric("recalls_late", "count", -1),
         "collateral GPUs of recalls": Metric("collateral_gpus", "count", -1),
         "inference shortage, first pass": Metric("inference_short_intervals_ratio.first_pass", "ratio", -1),
-        "inference shortage, overall": Metric("inference_short_intervals_ratio.all", "ratio", -1),
     },
     "Disruption": {
         "preemptions": Metric("preemptions", "count", -1),

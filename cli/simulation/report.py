@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _SUMMARY_METRICS = (
     "jobs completed", "queueing time, mean", "completion time, mean", "completion time, p95", "useful work, overall",
-    "preemptions", "resizes", "late returns", "inference shortage, overall",
+    "preemptions", "resizes", "late returns", "inference shortage, first pass",
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def _speed(report: PolicyReport) -> Row:
 def _gain(fifo: PolicyReport, ebbtide: PolicyReport) -> Row:
     waits = f"queueing {fifo.queueing_s.mean:,.0f} -> {ebbtide.queueing_s.mean:,.0f} s"
     completion = f"JCT {fifo.jct_s.mean:,.0f} -> {ebbtide.jct_s.mean:,.0f} s"
-    short = ebbtide.inference_short_intervals_ratio.all
+    short = ebbtide.inference_short_intervals_ratio.first_pass
     late = f"{ebbtide.recalls_late} of {ebbtide.recalls} recalls late, inference short in {short:.2%} of intervals"
     return "ebbtide against fifo, the same jobs", "-", f"{waits}, {completion}; {late}"
 
