@@ -37,6 +37,7 @@ from scheduler.domain.fleet import (
 )
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
 
@@ -55,8 +56,17 @@ class LendingPolicyView(TypedDict):
     """Limits that the owner of an inference pool sets for its loans."""
 
     enabled: Annotated[bool, Field(description=_LENDING["enabled"])]
-    shortage_target: Annotated[float | None, Field(description=_LENDING["shortage_target"])]
-    quantile: Annotated[float | None, Field(description=_LENDING["quantile"])]
+    shortage_target: Annotated[
+        float | None,
+        Field(description="Promised share of five-minute intervals in which loans leave it short. Null: none."),
+    ]
+    quantile: Annotated[
+        float,
+        Field(
+            description="Quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1. It "
+            "changes with the shortages if there is a `shortage_target`."
+        ),
+    ]
     headroom: Annotated[float, Field(description=_LENDING["headroom"])]
     return_deadline_s: Annotated[float, Field(description=_LENDING["return_deadline_s"])]
     cold_start_s: Annotated[float, Field(description=_LENDING["cold_start_s"])]
@@ -213,9 +223,15 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
     }
     if pool.kind is PoolKind.INFERENCE:
         reading = snapshot.demand.get(pool.name)
-        view["lending"] = encode(pool.lending)
+        view["lending"] = _lending_view(pool.lending, reading.shortages if reading else ShortageRecord())
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
         view["demand"] = demand_view(reading) if reading else None
+    return view
+
+
+def _lending_view(rules: LendingPolicy, record: ShortageRecord) -> LendingPolicyView:
+    view: LendingPolicyView = encode(rules)
+    view["quantile"] = find_working_quantile(rules, record)
     return view
 
 
@@ -329,6 +345,8 @@ def change_pool(
         raise_conflict(f"pool {name} is a training pool. Only inference pools have a lending policy")
     requested = fleet.to_lending_policy(change.lending)
     given = {field: getattr(requested, field) for field in change.lending.model_fields_set}
+    if {"quantile", "shortage_target"} & given.keys():
+        given |= {"quantile": requested.quantile, "shortage_target": requested.shortage_target}
     after = context.send(SetLendingPolicy(name, replace(pool.lending, **given)), basis=basis)
     return pool_response(after, after.snapshot.pools[name], response)
 

@@ -324,6 +324,6 @@ def _format_lending(lending: FleetJson | None) -> str:
         return "-"
     if not lending["enabled"]:
         return "off"
-    if lending["quantile"] is not None:
+    if lending["shortage_target"] is None:
         return f"at quantile {lending['quantile']:g}"
-    return f"short at most {lending['shortage_target']:.3g} of the time"
+    return f"short at most {lending['shortage_target']:.3%} of the time"

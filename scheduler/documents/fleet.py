@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import (
@@ -72,6 +73,15 @@ def check_one_risk(quantile: float | None, target: float | None, *, field: str) 
         raise invalid_field(field, target, f"nothing together with quantile, which is {quantile:g}; set one of them")
 
 
+def _describe_as_number(schema: JsonDict) -> None:
+    """Describe an optional number to clients as one that they omit, as it was before it became optional."""
+    branches = schema.pop("anyOf")
+    assert isinstance(branches, list)
+    assert isinstance(branches[0], dict)
+    schema.update(branches[0])
+    del schema["default"]
+
+
 class BlackoutDocument(Document):
     """A daily window without new loans. It may wrap around midnight."""
 
@@ -103,7 +113,8 @@ class LendingDocument(Document):
     quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = Field(
         default=None,
         description="Fixed quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1. "
-        "Null: it follows from `shortage_target`. Set one of the two.",
+        "Without it, the quantile follows from `shortage_target`. Set one of the two.",
+        json_schema_extra=_describe_as_number,
     )
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.headroom,

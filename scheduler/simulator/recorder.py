@@ -13,6 +13,7 @@ from scheduler.domain.decisions import PreemptJob, ReasonCode, RejectJob, Resize
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_run import RunWork
 from scheduler.scheduling.policies.lending import unused_loan_ends_s
@@ -265,9 +266,9 @@ class ReportRecorder:
     def _get_forecast_gpus(self, pool: str) -> float:
         """Return the forecast demand of a pool at its working quantile, or its current demand without a forecast."""
         forecast, reading = self._forecasts.get(pool), self._readings.get(pool)
-        if forecast is None or reading is None:
+        if forecast is None:
             return self._demand.get(pool, 0.0)
-        level = find_working_quantile(self._lending[pool], reading.shortages)
+        level = find_working_quantile(self._lending[pool], reading.shortages if reading else ShortageRecord())
         return min(self._capacity[pool], forecast.demand_at(level))
 
     def _compute_useful_gpus(self, runs: _RunTable, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:

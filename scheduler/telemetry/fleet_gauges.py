@@ -203,11 +203,11 @@ class FleetGauges:
             "ebbtide_lending_budget_ratio", "Share of the promised short intervals that is left.", labels=["pool"]
         )
         for name, reading in self._snapshot.demand.items():
-            rules = self._snapshot.pools[name].lending
             ratio.add_metric([name], reading.shortages.short_ratio)
-            if rules.shortage_target is not None:
-                target.add_metric([name], rules.shortage_target)
-                budget.add_metric([name], reading.shortages.compute_budget_left(rules.shortage_target))
+            pool = self._snapshot.pools.get(name)
+            if pool is not None and pool.lending.shortage_target is not None:
+                target.add_metric([name], pool.lending.shortage_target)
+                budget.add_metric([name], reading.shortages.compute_budget_left(pool.lending.shortage_target))
         yield from (ratio, target, budget)
 
 

@@ -154,6 +154,19 @@ INFERENCE = Board(
             "percentunit",
             about="Share of forecasts of the last 24 hours that demand did not exceed. Expect the quantile.",
         ),
+        Graph(
+            "Short intervals of two weeks",
+            _present("ebbtide_lending_shortage_ratio", "pool", "{{pool}}, short")
+            | _present("ebbtide_lending_shortage_target_ratio", "pool", "{{pool}}, promised"),
+            "percentunit",
+            about="Share of five-minute intervals in which loans left inference short.",
+        ),
+        Graph(
+            "Budget of short intervals that is left",
+            _present("ebbtide_lending_budget_ratio", "pool"),
+            "percentunit",
+            about="At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
+        ),
         Graph("Evaluated forecasts per hour", _hourly("ebbtide_forecasts_judged_total", "pool")),
         Graph(
             "Invariant violations per hour",

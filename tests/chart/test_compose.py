@@ -89,4 +89,4 @@ def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     command = [str(promtool), "check", "config", str(tmp_path / "prometheus.yml")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "12 rules found" in result.stdout
+    assert "13 rules found" in result.stdout

@@ -46,7 +46,7 @@ def test_pools_and_nodes_are_created_and_listed(ask: Ask, service: Any) -> None:
 def test_pool_and_node_tables(run: Run, fleet: Any) -> None:
     pools, nodes = run("pools").stdout, run("nodes").stdout
     assert "serving" in pools
-    assert "at quantile 0.999" in pools
+    assert "short at most 0.100%" in pools
     assert "4 x a100-80g" in nodes
 
 

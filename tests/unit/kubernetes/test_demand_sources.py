@@ -140,7 +140,8 @@ def test_pool_status_contains_demand_and_all_conditions() -> None:
     rig.known = replace(NO_SERIES, reason=UnknownDemandReason.STALE)
     rig.run_until_stable()
     assert rig.condition() == ("False", "Stale", "5")
-    assert rig.snapshot.demand["serving"] == DemandReading(NOW_S, 5.0, 5.0)
+    reading = rig.snapshot.demand["serving"]
+    assert (reading.at_s, reading.gpus, reading.asked_gpus) == (NOW_S, 5.0, 5.0)
 
 
 def test_missing_or_stale_push_sets_the_condition() -> None:

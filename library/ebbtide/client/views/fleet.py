@@ -215,7 +215,7 @@ class LendingPolicyView(TypedDict):
     kept_nodes_min: int
     lent_nodes_max: int | None
     loan_s_min: float
-    quantile: float | None
+    quantile: float
     return_deadline_s: float
     shortage_target: float | None
 
