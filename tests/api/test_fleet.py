@@ -98,6 +98,19 @@ def test_the_lending_policy_is_changed_field_by_field(fleet: ApiService, problem
     problem(fleet.http.patch("/v1/pools/training", json={"lending": {"enabled": False}}), 409)
 
 
+def test_one_kind_of_risk_replaces_the_other(fleet: ApiService, problem: Problem) -> None:
+    def change(**lending: float) -> tuple[float | None, float]:
+        assert fleet.http.patch("/v1/pools/inference", json={"lending": lending}).status_code == 202
+        shown = fleet.get("/v1/pools/inference")["lending"]
+        return shown["shortage_target"], shown["quantile"]
+
+    assert change(quantile=0.97) == (None, 0.97)
+    assert change(shortage_target=0.01) == (0.01, 0.999)
+    assert change(headroom=0.1) == (0.01, 0.999)
+    both = {"lending": {"quantile": 0.9, "shortage_target": 0.01}}
+    problem(fleet.http.patch("/v1/pools/inference", json=both), 422)
+
+
 def test_idle_inference_nodes_are_lent_and_listed(fleet: ApiService) -> None:
     fleet.lend_all()
     loans = fleet.get("/v1/loans")["items"]
