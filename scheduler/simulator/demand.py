@@ -18,6 +18,7 @@ from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind
 from scheduler.domain.shortages import ShortageRecord
+from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 
@@ -51,8 +52,6 @@ class LookaheadIterator(Generic[T]):
         return item
 
 
-MISSING_SHARE = 0.01
-"""A load below this fraction of the pool's median is a gap in the recording."""
 LEVEL_SPREAD = 0.1
 """The level of a repetition is uniform within this fraction of the original."""
 NOISE_SPREAD = 0.02
@@ -148,7 +147,7 @@ def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrac
         raise DemandError(
             f"{first.path} line {first.line}: load: pool {pool.name} has no peak_gpus; allowed: give it, or gpus"
         )
-    loads = amounts if first.shared else fill_gaps(amounts)
+    loads = amounts if first.shared else fill_gaps(amounts).tolist()
     largest = max(loads)
     if largest <= 0:
         raise DemandError(
@@ -157,17 +156,6 @@ def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrac
         )
     scale = pool.peak_gpus / largest
     return DemandTrace(pool.name, times_s, tuple(load * scale for load in loads))
-
-
-def fill_gaps(loads: list[float]) -> list[float]:
-    """Replace missing values by the previous value, or by the first value at the beginning."""
-    floor = MISSING_SHARE * median(loads)
-    last = next((load for load in loads if load > floor), 0.0)
-    filled = []
-    for load in loads:
-        last = load if load > floor else last
-        filled.append(last)
-    return filled
 
 
 COMBINED = "combined"

@@ -12,6 +12,10 @@ def test_gaps_take_the_value_before_them() -> None:
     assert filled.tolist() == [100.0, 100.0, 100.0, 100.0, 90.0, 50.0]
 
 
+def test_quiet_is_no_gap() -> None:
+    assert fill_gaps([100.0, 2.0, 100.0]).tolist() == [100.0, 2.0, 100.0]
+
+
 def test_zero_is_no_gap_if_demand_is_mostly_zero() -> None:
     assert fill_gaps([0.0, 0.0, 5.0, 0.0]).tolist() == [0.0, 0.0, 5.0, 0.0]
 

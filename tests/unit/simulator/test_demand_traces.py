@@ -13,7 +13,6 @@ from scheduler.simulator.demand import (
     DemandError,
     DemandTrace,
     build_demand_traces,
-    fill_gaps,
     merge_demand_changes,
 )
 from tests.simulation.synthetic import small_cluster
@@ -34,11 +33,6 @@ def test_loads_are_scaled_to_peak_gpus() -> None:
 def test_gpus_are_not_scaled() -> None:
     (trace,) = build_demand_traces(rows(0.0, 99.0, is_load=False), FLAT)
     assert trace.gpus == (0.0, 99.0)
-
-
-def test_near_zero_loads_take_the_previous_value() -> None:
-    assert fill_gaps([0.0, 100.0, 0.0, 0.9, 120.0, 99.0, 98.0]) == [*[100.0] * 4, 120.0, 99.0, 98.0]
-    assert fill_gaps([100.0, 2.0, 100.0]) == [100.0, 2.0, 100.0], "quiet is not missing"
 
 
 def test_trace_repeats_with_seeded_changes() -> None:
