@@ -24,10 +24,9 @@ from api.loans import SwitchesView, switches_view
 from api.pools import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
 from api.queues import QueueView, queue_view
 from scheduler.domain.decisions import ReasonCode
-from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind, get_shortages
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
-from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.explanation import Explanation
@@ -163,7 +162,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
 def pool_summary_view(pool: Pool, snapshot: Snapshot, sizes: list[int]) -> PoolSummaryView:
     """`sizes`: the GPU counts of the pool's nodes."""
     reading, forecast = snapshot.demand.get(pool.name), snapshot.forecasts.get(pool.name)
-    record = reading.shortages if reading else ShortageRecord()
+    record = get_shortages(snapshot.demand, pool.name)
     return {
         "name": pool.name,
         "kind": pool.kind,

@@ -34,6 +34,7 @@ from scheduler.domain.fleet import (
     NodeState,
     Pool,
     PoolKind,
+    get_shortages,
 )
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
@@ -223,7 +224,7 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
     }
     if pool.kind is PoolKind.INFERENCE:
         reading = snapshot.demand.get(pool.name)
-        view["lending"] = _lending_view(pool.lending, reading.shortages if reading else ShortageRecord())
+        view["lending"] = _lending_view(pool.lending, get_shortages(snapshot.demand, pool.name))
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
         view["demand"] = demand_view(reading) if reading else None
     return view

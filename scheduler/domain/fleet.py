@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -218,6 +219,12 @@ class DemandReading:
     gpus: float
     asked_gpus: float
     shortages: ShortageRecord = field(default_factory=ShortageRecord)
+
+
+def get_shortages(demand: Mapping[str, DemandReading], pool: str) -> ShortageRecord:
+    """Return the record of shortages of a pool from the newest readings by pool; an empty one without a reading."""
+    reading = demand.get(pool)
+    return ShortageRecord() if reading is None else reading.shortages
 
 
 class LoanState(StrEnum):

@@ -123,7 +123,7 @@ def walk_forward(past: PastForecasts, first: int, levels: Sequence[float]) -> It
     begin = max(0, first - 2 * season.bins)
     learned, model = begin, past.fit(begin)
     for number, start in enumerate(range(begin, len(outcomes), block)):
-        if number % blocks_per_fit == 0:
+        if number and number % blocks_per_fit == 0:
             model = past.fit(start)
         known = max(learned, start - bins)
         working, learned = working.learn(outcomes[learned:known], tracked[learned:known], overlap=bins + 1), known

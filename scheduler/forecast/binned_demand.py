@@ -7,11 +7,9 @@ from math import isfinite
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scheduler.forecast.demand_history import MISSING_BELOW, FloatArray, RollingArray
+from scheduler.forecast.demand_history import MISSING_BELOW, BoolArray, FloatArray, RollingArray, find_known_before
 
-BoolArray = NDArray[np.bool_]
 COARSE_FACTORS = (1, 2, 3, 4, 6, 12)
 _INTERVALS_KEPT, _INTERVALS_MIN = 32, 3
 _GAP_S_MIN = 3_600.0
@@ -77,8 +75,7 @@ class BinnedDemand:
         known = self.known & (self.peaks >= floor)
         if known.all() or np.count_nonzero(self.known & ~known) > _NEAR_ZERO_SHARE_MAX * np.count_nonzero(self.known):
             return self
-        source = np.maximum.accumulate(np.where(known, np.arange(len(self)), -1))
-        source = np.where(source < 0, known.argmax(), source)
+        source = find_known_before(known)
         return BinnedDemand(self.first_bin, self.step_s, self.opens[source], self.peaks[source], known)
 
 
@@ -123,7 +120,7 @@ class DemandWindow:
         opens, peaks, known = self._bins
         if number >= opens.end_index:
             starts_bin = time_s - number * self.step_s <= 1e-9 * self.step_s or not len(opens.values)
-            self.open_bins(number if starts_bin else number + 1)
+            self._open_bins(number if starts_bin else number + 1)
             if starts_bin:
                 opens.append_repeated(gpus, 1)
                 peaks.append_repeated(gpus, 1)
@@ -132,7 +129,7 @@ class DemandWindow:
         known.raise_last(1.0)
         self.gpus, self.observed_at_s = gpus, time_s
 
-    def open_bins(self, end: int) -> None:
+    def _open_bins(self, end: int) -> None:
         """Open all bins before number `end`, with the last demand still in force.
 
         A bin that begins long after the last reading, as readings usually follow each other, is not known.
@@ -159,13 +156,19 @@ class DemandWindow:
             raise ValueError("a forecast needs at least one demand reading, got none")
         if not self.observed_at_s <= now_s < float("inf"):
             raise ValueError(f"now_s must not be before the last reading's {self.observed_at_s}, got {now_s}")
-        self.open_bins(int(np.floor(now_s / self.step_s + 1e-9)) + 1)
+        self._open_bins(int(np.floor(now_s / self.step_s + 1e-9)) + 1)
         opens, peaks, known = (each.latest().copy() for each in self._bins)
         opens[-1] = self.gpus
         end = self._bins[0].end_index
         demand = BinnedDemand(end - len(opens), self.step_s, opens, peaks, known > 0)
-        return demand.coarsen(self._coarse_factor())
+        return demand.coarsen(self._coarse_factor)
 
+    @property
+    def bin_s(self) -> float:
+        """Length in seconds of the bins that `read` returns."""
+        return self.step_s * self._coarse_factor
+
+    @property
     def _coarse_factor(self) -> int:
         wanted = self.interval_s / self.step_s
         return next((each for each in COARSE_FACTORS if each >= wanted - 0.5), COARSE_FACTORS[-1])

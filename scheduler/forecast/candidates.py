@@ -28,6 +28,7 @@ _COURSE_REACHES_PER_SEASON = 144
 _POINT_TIMES_MAX = 4.0
 # The slowest exponential mean has forgotten all but 2e-12 of what is this old.
 _MEMORY_BINS = 256
+_LOG_MAX = 700.0
 SEASONAL_ALPHAS = (0.1, 0.3, 0.6, 0.9)
 PLAIN_ALPHAS = (0.1, 0.3, 0.6)
 THETA_ALPHA = 0.4
@@ -80,10 +81,10 @@ class Candidates:
         ahead = courses.max(axis=1) if self.horizon.target is Target.PEAK else courses[:, -1]
         flat_now, flat = log_now - courses[:, 0], log_peaks - self._course[: len(log_peaks)]
         columns = [now, self._add_usual_rise(origins, DAYS), self._add_usual_rise(origins, WEEKS)]
-        columns += [self._from_log(_smooth_until(flat, flat_now, at, alpha) + ahead) for alpha in SEASONAL_ALPHAS]
-        columns += [self._from_log(_smooth_until(log_peaks, log_now, at, alpha)) for alpha in PLAIN_ALPHAS]
+        columns += [self.from_log(_smooth_until(flat, flat_now, at, alpha) + ahead) for alpha in SEASONAL_ALPHAS]
+        columns += [self.from_log(_smooth_until(log_peaks, log_now, at, alpha)) for alpha in PLAIN_ALPHAS]
         drift = _compute_slopes(flat, at, self.season.bins) * (bins + 1.0 / THETA_ALPHA - 1.0) / 2.0
-        columns.append(self._from_log(_smooth_until(flat, flat_now, at, THETA_ALPHA) + drift + ahead))
+        columns.append(self.from_log(_smooth_until(flat, flat_now, at, THETA_ALPHA) + drift + ahead))
         return np.stack([self.bound(column, origins) for column in columns], axis=1)
 
     def bound(self, points: FloatArray, origins: IntArray) -> FloatArray:
@@ -130,12 +131,13 @@ class Candidates:
         deviations[~self.demand.known] = np.nan
         oldest = ceil((self.horizon.bins + season.bins - half + reach) / season.bins)
         numbers = self.demand.first_bin + np.arange(self._since, len(self) + self.horizon.bins)
-        days = tuple(day for day in range(oldest, oldest + len(DAYS)))
+        days = tuple(range(oldest, oldest + len(DAYS)))
         earlier = season.find_earlier(numbers, days) - self.demand.first_bin
         return np.nan_to_num(compute_row_means(take(smooth(deviations, reach), earlier)))
 
-    def _from_log(self, values: FloatArray) -> FloatArray:
-        return np.asarray(np.exp(np.minimum(values, 700.0)) - self.offset)
+    def from_log(self, values: FloatArray) -> FloatArray:
+        """Return the demand in GPUs whose logarithm, with the offset, is each of `values`."""
+        return np.asarray(np.exp(np.minimum(values, _LOG_MAX)) - self.offset)
 
 
 def compute_outcomes(demand: BinnedDemand, horizon: Horizon) -> FloatArray:

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 MISSING_BELOW = 0.01
 
 
@@ -30,8 +31,13 @@ def fill_gaps(load: ArrayLike, *, missing_below: float = MISSING_BELOW) -> Float
     if not known.any():
         raise ValueError(f"load must have a known value, but all {len(values)} are missing")
     known[known] = values[known] >= missing_below * np.median(values[known])
-    source = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
-    return np.asarray(values[np.where(source < 0, known.argmax(), source)])
+    return np.asarray(values[find_known_before(known)])
+
+
+def find_known_before(known: BoolArray) -> IntArray:
+    """Return the position of the last known value up to each one, or of the first known value, (n,)."""
+    source = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+    return np.where(source < 0, known.argmax(), source)
 
 
 class RollingArray:

@@ -113,15 +113,15 @@ class PoolForecaster:
         """Return the fits that are due now, by horizon in seconds: of horizons that were forecast before."""
         if self._window.is_empty:
             return {}
+        season = replace(self._base, step_s=self._window.bin_s)
+        newest = int(now_s / season.step_s + 1e-9)
+        outdated = [each for each, state in self._states.items() if not _is_current(state.model, season, newest)]
+        if not outdated:
+            return {}
         demand = self._window.read(now_s).mark_missing()
-        season = replace(self._base, step_s=demand.step_s)
-        end, known_s = demand.first_bin + len(demand) - 1, len(demand) * demand.step_s
-        due = {}
-        for horizon_s, state in self._states.items():
-            bins = season.count_horizon_bins(horizon_s)
-            if known_s > self._base.season_s and not _is_current(state.model, season, end):
-                due[horizon_s] = FitTask(demand, season, bins, prior)
-        return due
+        if len(demand) <= season.bins:
+            return {}
+        return {each: FitTask(demand, season, season.count_horizon_bins(each), prior) for each in outdated}
 
     def accept(self, horizon_s: float, model: PoolModel) -> None:
         """Use a fitted model for the forecasts of a horizon."""

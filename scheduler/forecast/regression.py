@@ -17,7 +17,6 @@ _SHRINKAGE = 0.002
 _INTERCEPT_SHRINKAGE = 0.00002
 _HALF_LIFE_SEASONS = 9.0
 _REFITS_PER_SEASON = 2
-_LOG_MAX = 700.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +106,7 @@ def regress(candidates: Candidates, points: FloatArray, prior: FloatArray) -> Wa
         equations = equations.add_rows(features[rows], targets[rows], weights, decay=decay_per_bin ** (end - known))
         known, coefficients = end, equations.solve(prior)
         logs[start : start + block] = base[start : start + block] + features[start : start + block] @ coefficients
-    return WalkForward(candidates.bound(_to_gpus(logs, candidates), np.arange(count)), equations, coefficients)
+    return WalkForward(candidates.bound(candidates.from_log(logs), np.arange(count)), equations, coefficients)
 
 
 def apply_regression(
@@ -115,8 +114,4 @@ def apply_regression(
 ) -> FloatArray:
     """Return the regression's forecasts, (m,), in GPUs, from those of other methods at `origins`, (m, len(NAMES))."""
     features, base = compute_features(candidates, points, origins)
-    return candidates.bound(_to_gpus(base + features @ coefficients, candidates), origins)
-
-
-def _to_gpus(logs: FloatArray, candidates: Candidates) -> FloatArray:
-    return np.asarray(np.exp(np.clip(logs, -_LOG_MAX, _LOG_MAX)) - candidates.offset)
+    return candidates.bound(candidates.from_log(base + features @ coefficients), origins)

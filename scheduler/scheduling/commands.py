@@ -43,14 +43,13 @@ from scheduler.domain.commands import (
     UncordonNode,
 )
 from scheduler.domain.events import EventCode, JobStep
-from scheduler.domain.fleet import DemandReading
+from scheduler.domain.fleet import DemandReading, get_shortages
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
-from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Switches
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -315,7 +314,7 @@ def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float)
         return
     capacity = snapshot.capacity(report.pool)
     gpus, read_at_s = min(report.gpus, float(capacity)), min(at_s, snapshot.now_s)
-    shortages = (ShortageRecord() if previous is None else previous.shortages).observe(
+    shortages = get_shortages(snapshot.demand, report.pool).observe(
         read_at_s,
         spare_gpus=capacity - gpus,
         lent_gpus=snapshot.original.index.lent_gpus.get(report.pool, 0),

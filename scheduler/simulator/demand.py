@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
-from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Pool, PoolKind, get_shortages
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
@@ -237,15 +237,17 @@ class ForecastSource:
         """
         fit_due((each for each in self._forecasters.values() if isinstance(each, PoolForecaster)), now_s)
         return tuple(
-            ForecastMade(pool.name, _make_forecast(self._forecasters[pool.name], pool, demand.get(pool.name), now_s))
+            ForecastMade(
+                pool.name,
+                _make_forecast(self._forecasters[pool.name], pool.lending, get_shortages(demand, pool.name), now_s),
+            )
             for pool in self._pools
             if pool.name in self._pools_with_demand
         )
 
 
-def _make_forecast(forecaster: Forecaster, pool: Pool, reading: DemandReading | None, now_s: float) -> Forecast:
-    rules = pool.lending
-    levels = list_quantiles(find_working_quantile(rules, reading.shortages if reading else ShortageRecord()))
+def _make_forecast(forecaster: Forecaster, rules: LendingPolicy, shortages: ShortageRecord, now_s: float) -> Forecast:
+    levels = list_quantiles(find_working_quantile(rules, shortages))
     forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
     if rules.loan_s_min <= rules.horizon_s:
         return forecast

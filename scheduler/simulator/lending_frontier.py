@@ -29,9 +29,13 @@ class LendingPool:
     node_gpus: int
     headroom: float
 
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.node_gpus
+
     def count_lendable(self, needed_gpus: FloatArray) -> FloatArray:
         """Return the whole nodes that inference does not need, (m,)."""
-        spare_gpus = self.nodes * self.node_gpus * (1.0 - self.headroom) - needed_gpus
+        spare_gpus = self.gpus * (1.0 - self.headroom) - needed_gpus
         return np.clip(np.floor(spare_gpus / self.node_gpus), 0, self.nodes)
 
 
@@ -57,28 +61,24 @@ class RecordedDemand:
     """Demand and forecasts of one recording, and the nodes of its pool.
 
     Args:
-        opens, peaks: (n,), demand of each bin in GPUs.
+        peaks: (n,), the largest demand of each bin in GPUs.
         bins: the horizon in bins.
-        levels: of `needed`.
+        lendable: (n,), nodes that can be lent at each bin without a shortage within the horizon.
+        levels: of `needed`, ascending.
         needed: (n, len(_COMPARED), len(levels)), demand that a loan must leave room for; infinite before a calibration.
     """
 
     pool: LendingPool
     step_s: float
-    opens: FloatArray
     peaks: FloatArray
     bins: int
+    lendable: FloatArray
     levels: tuple[float, ...]
     needed: FloatArray
 
-    def count_for_oracle(self) -> FloatArray:
-        """Return the nodes that can be lent at each bin without a shortage within the horizon, (n,)."""
-        beyond = np.append(self.peaks, np.full(self.bins, self.peaks[-1]))
-        return self.pool.count_lendable(sliding_window_view(beyond, self.bins + 1).max(axis=1))
-
     def judge(self, method: str, quantile: float | None, lent: FloatArray) -> FrontierPoint:
         """Return what lending `lent` nodes at each bin, (n,), gains and costs. A return takes the horizon."""
-        best, capacity = float(self.count_for_oracle().sum()), self.pool.nodes * self.pool.node_gpus
+        best, capacity = float(self.lendable.sum()), self.pool.gpus
         away = sliding_window_view(np.append(np.zeros(self.bins), lent), self.bins + 1).max(axis=1)
         is_short = (away > 0) & (np.minimum(self.peaks, capacity) > capacity - away * self.pool.node_gpus)
         gpu_hours = float(lent.sum()) * self.pool.node_gpus * self.step_s / 3_600.0
@@ -87,20 +87,18 @@ class RecordedDemand:
 
     def lend_by_promise(self, rules: LendingPolicy) -> FloatArray:
         """Return the nodes that a pool lends at each bin, (n,), at the working quantile of its promise."""
-        gpus, capacity = self.pool.node_gpus, self.pool.nodes * self.pool.node_gpus
+        capacity = self.pool.gpus
         by_level = self.pool.count_lendable(self.needed[:, 0])
         lent, record = np.zeros(len(self.peaks)), ShortageRecord()
-        for index, (opened, peak) in enumerate(zip(self.opens.tolist(), self.peaks.tolist(), strict=True)):
-            away = int(lent[max(0, index - self.bins) : index].max(initial=0.0)) * gpus
-            spare = capacity - min(max(opened, peak), capacity)
+        for index, peak in enumerate(self.peaks.tolist()):
+            away = int(lent[max(0, index - self.bins) : index].max(initial=0.0)) * self.pool.node_gpus
+            spare = capacity - min(peak, capacity)
             record = record.observe(index * self.step_s, spare_gpus=spare, lent_gpus=away, cold_start_s=0.0)
-            level = find_working_quantile(rules, record)
-            column = min(range(len(self.levels)), key=lambda each: abs(self.levels[each] - level))
-            lent[index] = by_level[index, column]
+            lent[index] = by_level[index, self.levels.index(find_working_quantile(rules, record))]
         return lent
 
 
-def record_demand(
+def forecast_recording(
     times_s: Readings, gpus: Readings, pool: LendingPool, *, horizon_s: float, zone: str, levels: Sequence[float]
 ) -> RecordedDemand:
     """Forecast a recording at all its bins, in one pass.
@@ -115,7 +113,9 @@ def record_demand(
     for origins, quantiles in walk_forward(past, 0, levels):
         needed[origins] = np.maximum(quantiles[:, columns], demand.opens[origins][:, None, None])
     bins = past.candidates.horizon.bins
-    return RecordedDemand(pool, demand.step_s, demand.opens, demand.peaks, bins, tuple(levels), needed)
+    beyond = np.append(demand.peaks, np.full(bins, demand.peaks[-1]))
+    lendable = pool.count_lendable(sliding_window_view(beyond, bins + 1).max(axis=1))
+    return RecordedDemand(pool, demand.step_s, demand.peaks, bins, lendable, tuple(levels), needed)
 
 
 def compute_frontier(
@@ -139,7 +139,7 @@ def compute_frontier(
     if not all(0 < level < 1 for level in levels):
         raise ValueError(f"levels must be in (0, 1), got {tuple(levels)}")
     promised = list_working_quantiles(rules)
-    recorded = record_demand(
+    recorded = forecast_recording(
         times_s, gpus, pool, horizon_s=rules.horizon_s, zone=zone, levels=sorted({*levels, *promised})
     )
     points = [recorded.judge(PROMISE, None, recorded.lend_by_promise(rules))] if promised else []
@@ -147,4 +147,4 @@ def compute_frontier(
         for level in levels:
             needed = recorded.needed[:, column, recorded.levels.index(level)]
             points.append(recorded.judge(name, level, pool.count_lendable(needed)))
-    return (*points, recorded.judge(ORACLE, 1.0, recorded.count_for_oracle()))
+    return (*points, recorded.judge(ORACLE, 1.0, recorded.lendable))

@@ -10,10 +10,9 @@ import numpy as np
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import PreemptJob, ReasonCode, RejectJob, ResizeJob
-from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind, get_shortages
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
-from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_run import RunWork
 from scheduler.scheduling.policies.lending import unused_loan_ends_s
@@ -265,10 +264,10 @@ class ReportRecorder:
 
     def _get_forecast_gpus(self, pool: str) -> float:
         """Return the forecast demand of a pool at its working quantile, or its current demand without a forecast."""
-        forecast, reading = self._forecasts.get(pool), self._readings.get(pool)
+        forecast = self._forecasts.get(pool)
         if forecast is None:
             return self._demand.get(pool, 0.0)
-        level = find_working_quantile(self._lending[pool], reading.shortages if reading else ShortageRecord())
+        level = find_working_quantile(self._lending[pool], get_shortages(self._readings, pool))
         return min(self._capacity[pool], forecast.demand_at(level))
 
     def _compute_useful_gpus(self, runs: _RunTable, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:

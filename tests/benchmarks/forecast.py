@@ -12,7 +12,7 @@ from time import process_time
 
 import numpy as np
 
-from scheduler.documents.trace_files import read_demand
+from cli.commands.forecast import read_series
 from scheduler.forecast.backtest import COMBINATION, ETS, BacktestReport, run_backtest
 from scheduler.forecast.candidates import Target
 from scheduler.forecast.forecaster import PoolForecaster, fit_due
@@ -72,14 +72,9 @@ def judge_forecasts(target: Target) -> Iterator[tuple[str, str, str]]:
 
 def backtest_cells(target: Target) -> Iterator[tuple[float, BacktestReport]]:
     for name in FILES:
-        series: dict[str, tuple[list[float], list[float]]] = {}
-        for row in read_demand(data_folder() / "demand" / f"{name}.csv.gz"):
-            times_s, amounts = series.setdefault(row.pool, ([], []))
-            times_s.append(row.time_s)
-            amounts.append(row.amount)
-        for times_s, amounts in series.values():
+        for series in read_series(data_folder() / "demand" / f"{name}.csv.gz"):
             for horizon_s in HORIZONS_S:
-                yield horizon_s, run_backtest(times_s, amounts, horizon_s=horizon_s, target=target)
+                yield horizon_s, run_backtest(series.times_s, series.amounts, horizon_s=horizon_s, target=target)
 
 
 def _compare(report: BacktestReport) -> dict[str, float]:
