@@ -24,11 +24,9 @@ from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetwork
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
 from scheduler.domain.fleet import (
-    DAY_S,
     DemandReading,
     Forecast,
     IncidentKind,
-    LendingPolicy,
     Node,
     NodeIncident,
     NodeState,
@@ -36,6 +34,7 @@ from scheduler.domain.fleet import (
     PoolKind,
     get_shortages,
 )
+from scheduler.domain.lending_policy import DAY_S, LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.lending_promise import find_working_quantile

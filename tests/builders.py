@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.domain.fleet import LendingPolicy, Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.fleet import Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 

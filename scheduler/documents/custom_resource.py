@@ -26,7 +26,8 @@ from scheduler.documents.fleet import (
     to_lending_policy,
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
-from scheduler.domain.fleet import SHORTAGE_TARGET_MAX, LendingPolicy, Pool, PoolKind, PoolNetwork
+from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
+from scheduler.domain.lending_policy import SHORTAGE_TARGET_MAX, LendingPolicy
 
 DEMAND_STALE_S = 300.0
 """Default age at which demand is stale, the same as the staleness of a Prometheus sample."""

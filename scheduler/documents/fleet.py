@@ -22,20 +22,16 @@ from scheduler.documents.document import (
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import (
-    DAY_S,
     NETWORK_BYTES_PER_S_MAX,
     NETWORK_BYTES_PER_S_MIN,
     NETWORK_LATENCY_S_MAX,
     NICS_PER_NODE_MAX,
-    SHORTAGE_TARGET,
-    SHORTAGE_TARGET_MAX,
-    Blackout,
-    LendingPolicy,
     Node,
     Pool,
     PoolKind,
     PoolNetwork,
 )
+from scheduler.domain.lending_policy import DAY_S, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, Blackout, LendingPolicy
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"

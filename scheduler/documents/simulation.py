@@ -25,8 +25,9 @@ from scheduler.documents.document import (
 from scheduler.documents.fleet import LendingDocument, to_lending_policy
 from scheduler.documents.queue import QuotaDocument
 from scheduler.documents.units import Duration, PositiveDuration
-from scheduler.domain.fleet import LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.simulation_task import SimulationFiles
 
 DEFAULT_MODEL = "default"

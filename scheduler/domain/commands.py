@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool, PoolNetwork
+from scheduler.domain.fleet import Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.parallel_plan import ParallelPlan
 

@@ -16,7 +16,8 @@ from typing import Generic, Protocol, TypeVar
 from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Pool, PoolKind, get_shortages
+from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind, get_shortages
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles

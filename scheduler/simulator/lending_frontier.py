@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.forecast.backtest import REPORTED, Readings, forecast_past, walk_forward
 from scheduler.forecast.candidates import Target

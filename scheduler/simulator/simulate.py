@@ -20,7 +20,7 @@ from scheduler.documents.simulation import (
 )
 from scheduler.documents.throughput import MeasuredSteps
 from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
-from scheduler.domain.fleet import DAY_S
+from scheduler.domain.lending_policy import DAY_S
 from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set

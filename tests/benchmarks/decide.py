@@ -18,12 +18,13 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 from scheduler.domain.commands import Command, SubmitJob
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
+from scheduler.domain.fleet import DemandReading, Forecast
 from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan

@@ -23,10 +23,10 @@ from pathlib import Path
 import psutil
 
 from scheduler.domain.commands import ReportDemand, SubmitJob
-from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, JOB_LABEL, POD, is_terminating
 from scheduler.kubernetes.client import DELETED, KubernetesClient, connect
 from scheduler.kubernetes.flow_control import ClientLimits

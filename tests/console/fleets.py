@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scheduler.domain.events import Event, EventCode
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, LoanState, Node, NodeState
+from scheduler.domain.fleet import DemandReading, Forecast, LoanState, Node, NodeState
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit

@@ -12,10 +12,8 @@ from scheduler.domain.commands import CancelJob, Command, CurveSolved, ReportDem
 from scheduler.domain.decisions import LendNode, Reason, ReasonCode, StartJob
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import (
-    Blackout,
     DemandReading,
     Forecast,
-    LendingPolicy,
     Loan,
     LoanState,
     Node,
@@ -28,6 +26,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.lending_policy import Blackout, LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.store.api_protocol import ApiStore, UsageSnapshot

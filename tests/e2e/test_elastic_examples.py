@@ -18,10 +18,11 @@ from scheduler.domain.commands import (
     ScaleJob,
     SubmitJob,
 )
-from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.program import Program
 from tests.builders import a_node
 from tests.e2e.example_scripts import (

@@ -29,11 +29,12 @@ from scheduler.domain.commands import (
     SuspendJob,
 )
 from scheduler.domain.events import Event
-from scheduler.domain.fleet import Forecast, LendingPolicy
+from scheduler.domain.fleet import Forecast
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.parallel_plan import Stage as PipelineStage
 from scheduler.domain.scaling_curve import build_data_parallel_plan

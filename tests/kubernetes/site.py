@@ -10,8 +10,9 @@ from pathlib import Path
 
 from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool
 from scheduler.domain.decisions import Reason
-from scheduler.domain.fleet import DAY_S, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.job import Job
+from scheduler.domain.lending_policy import DAY_S, LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Violation
 from scheduler.forecast.forecaster import PoolForecaster

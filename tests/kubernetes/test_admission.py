@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from scheduler.domain.commands import CancelJob, ReportDemand, SubmitJob
-from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, NODE, POD, Object, ResourceKind
 from scheduler.kubernetes.client import KubernetesClient

@@ -15,10 +15,11 @@ import pytest
 
 from scheduler.domain.commands import CancelJob, ReportDemand, SubmitJob
 from scheduler.domain.events import Event, EventCode
-from scheduler.domain.fleet import LendingPolicy, LoanState
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
     AUTOSCALER,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.commands import CancelJob, ReportDemand, ScaleJob, SubmitJob
-from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import AgentReport
 from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,

@@ -20,10 +20,10 @@ import httpx
 
 from api.app import create_app
 from scheduler.domain.checkpoints import CheckpointSpec
-from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.executors.executor import Executor
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.executors.simulated_run import Delays

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from scheduler.domain.decisions import PreemptJob
-from scheduler.domain.fleet import DemandReading, LendingPolicy
+from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import NO_ALLOCATION, JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.desired_state import apply_decisions
 from scheduler.scheduling.policies.quota import QuotaState

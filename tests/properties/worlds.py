@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from scheduler.domain import gpu_sets
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Loan, LoanState, Node, NodeState
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, NodeState
 from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount, OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import ENDED_STATES, Allocation, JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches

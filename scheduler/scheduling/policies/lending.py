@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import floor
 
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, LendingPolicy, Loan, NodeState, Pool
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, NodeState, Pool
 from scheduler.domain.job import Job
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.model_mix import count_gainful_gpus

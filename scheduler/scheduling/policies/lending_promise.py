@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.shortages import WINDOW_INTERVALS, ShortageRecord
 
 _STEPS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from random import Random
 
 from scheduler.domain.checkpoints import CheckpointSpec
-from scheduler.domain.fleet import LendingPolicy, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import list_policy_sets

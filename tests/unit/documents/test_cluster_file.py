@@ -15,8 +15,9 @@ from scheduler.documents.simulation import (
     build_queues,
     read_cluster,
 )
-from scheduler.domain.fleet import Blackout, PoolKind
+from scheduler.domain.fleet import PoolKind
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.lending_policy import Blackout
 
 TRAINING = "{name: training, kind: training, nodes: 2, gpus_per_node: 8, gpu: a100-80g}"
 INFERENCE = (

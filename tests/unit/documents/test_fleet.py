@@ -9,7 +9,8 @@ import pytest
 from scheduler.documents import fleet
 from scheduler.documents.document import InvalidDocumentError, parse_document
 from scheduler.documents.fleet import NodeDocument, PoolDocument, to_lending_document
-from scheduler.domain.fleet import Blackout, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.lending_policy import Blackout, LendingPolicy
 
 
 def parse_pool(**fields: Any) -> Pool:

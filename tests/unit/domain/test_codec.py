@@ -23,13 +23,14 @@ from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
-from scheduler.domain.fleet import NETWORK_BYTES_PER_S_MAX, Forecast, LendingPolicy, Node, Pool, PoolNetwork
+from scheduler.domain.fleet import NETWORK_BYTES_PER_S_MAX, Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
 from scheduler.domain.program import Program

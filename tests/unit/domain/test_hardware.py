@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from scheduler.domain.fleet import LendingPolicy, Node, Pool, PoolKind, PoolNetwork
+from scheduler.domain.fleet import Node, Pool, PoolKind, PoolNetwork
 from scheduler.domain.hardware import FleetHardware, GpuProfile, NodeNetwork, collect_fleet_hardware
+from scheduler.domain.lending_policy import LendingPolicy
 
 FAST, SLOW = PoolNetwork(20e9, 1e-5, 4), PoolNetwork(2.5e9, 5e-5)
 POOLS = {

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler.domain.commands import ForecastMade
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
+from scheduler.domain.fleet import DemandReading, Forecast
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask

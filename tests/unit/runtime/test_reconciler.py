@@ -9,8 +9,9 @@ import pytest
 from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.decisions import LendNode, ReturnNode
 from scheduler.domain.events import EventCode
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, LoanState, NodeState
+from scheduler.domain.fleet import DemandReading, Forecast, LoanState, NodeState
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import NodeFacts, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport

@@ -36,11 +36,12 @@ from scheduler.domain.commands import (
     UncordonNode,
 )
 from scheduler.domain.events import EventCode
-from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import Forecast, Pool, PoolKind
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Intent
 from scheduler.domain.job_queue import JobQueue, describe_quota
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import Observation
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches

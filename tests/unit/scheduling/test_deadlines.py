@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.decisions import PreemptJob, ResizeJob, StartJob, StopJob, SuspendRun
-from scheduler.domain.fleet import DemandReading, LendingPolicy, LoanState
+from scheduler.domain.fleet import DemandReading, LoanState
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.desired_state import apply_decisions
 from scheduler.scheduling.policies.settings import PolicySettings

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
+from scheduler.domain.fleet import DemandReading, Forecast
 from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.tick_report import TickResult

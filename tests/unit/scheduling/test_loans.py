@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.decisions import CancelRecall, Decision, LendNode, ReasonCode, RecallNode, ReturnNode
-from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Loan, LoanState
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.scheduler import decide

@@ -23,9 +23,10 @@ from scheduler.domain.commands import (
     UncordonNode,
 )
 from scheduler.domain.events import EventCode
-from scheduler.domain.fleet import Forecast, LendingPolicy
+from scheduler.domain.fleet import Forecast
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import Observation
 from scheduler.scheduling.preconditions import job_etag, node_etag, pool_etag, queue_etag
 from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot

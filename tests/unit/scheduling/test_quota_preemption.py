@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.decisions import PreemptJob, ReasonCode, ResizeJob, StartJob
-from scheduler.domain.fleet import DemandReading, LendingPolicy
+from scheduler.domain.fleet import DemandReading
 from scheduler.domain.gpu_sets import count
 from scheduler.domain.job import Job
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.tick_report import TickResult
 from scheduler.scheduling.desired_state import apply_decisions
 from scheduler.scheduling.policies.settings import PolicySettings

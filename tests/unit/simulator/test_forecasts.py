@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.simulator.demand import DemandChange, DemandTrace, ForecastSource, OracleForecaster
 
 LENDS = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=300.0, cold_start_s=600.0))

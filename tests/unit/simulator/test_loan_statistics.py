@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.fleet import LendingPolicy, Loan, LoanState
+from scheduler.domain.fleet import Loan, LoanState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.fleet import DemandReading, LendingPolicy, Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.telemetry.fleet_gauges import FleetGauges
 

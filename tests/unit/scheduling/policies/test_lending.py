@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.fleet import Blackout, DemandReading, Forecast, LendingPolicy, LoanState, NodeState
+from scheduler.domain.fleet import DemandReading, Forecast, LoanState, NodeState
+from scheduler.domain.lending_policy import Blackout, LendingPolicy
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.scheduling.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
 from scheduler.scheduling.policies.settings import PolicySettings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.shortages import ShortageDay, ShortageRecord
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 
