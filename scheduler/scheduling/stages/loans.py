@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import islice
+from operator import attrgetter
+
 from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
 from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
@@ -19,9 +24,10 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _recall_draining_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
+    supply = LoanSupply(cycle)
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
-            _adjust_pool(cycle, pool)
+            _adjust_pool(cycle, pool, supply)
     return StageReport(recheck_at_s=_next_unused_recall_s(cycle))
 
 
@@ -63,9 +69,9 @@ def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
 
 def _recall_unused_nodes(cycle: SchedulingCycle) -> None:
     """Give back nodes that no job has used for the shortest worthwhile loan."""
-    for name, loan in sorted(cycle.snapshot.loans.items()):
-        pool = cycle.snapshot.original.pools[loan.pool]
-        if loan.state is LoanState.ACTIVE and is_unused_too_long(loan, pool, cycle.settings, cycle.now_s):
+    for loan in _list_unused_loans(cycle):
+        name, pool = loan.node, cycle.snapshot.original.pools[loan.pool]
+        if is_unused_too_long(loan, pool, cycle.settings, cycle.now_s):
             assert loan.unused_since_s is not None
             unused_s = cycle.now_s - loan.unused_since_s
             detail = f"no job has used node {name} for {unused_s:.0f} s"
@@ -76,17 +82,60 @@ def _recall_unused_nodes(cycle: SchedulingCycle) -> None:
 def _next_unused_recall_s(cycle: SchedulingCycle) -> float:
     """Return when the next unused node goes back if no job uses it until then. Infinite without one."""
     pools = cycle.snapshot.original.pools
-    return min(
-        (
-            unused_loan_ends_s(loan, pools[loan.pool], cycle.settings)
-            for loan in cycle.snapshot.loans.values()
-            if loan.state is LoanState.ACTIVE
-        ),
-        default=float("inf"),
-    )
+    unused = _list_unused_loans(cycle)
+    return min((unused_loan_ends_s(loan, pools[loan.pool], cycle.settings) for loan in unused), default=float("inf"))
 
 
-def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
+def _list_unused_loans(cycle: SchedulingCycle) -> list[Loan]:
+    """Return the active loans of nodes that no job uses, by node."""
+    loans = cycle.snapshot.loans.values()
+    unused = (loan for loan in loans if loan.unused_since_s is not None and loan.state is LoanState.ACTIVE)
+    return sorted(unused, key=lambda loan: loan.node)
+
+
+class LoanSupply:
+    """Nodes that pools could lend now, and the GPUs that jobs could use, each counted once for all pools."""
+
+    def __init__(self, cycle: SchedulingCycle) -> None:
+        self._cycle = cycle
+        self._wanted_gpus: dict[str, float] = {}
+
+    @cached_property
+    def _nodes_by_pool(self) -> Mapping[str, list[Node]]:
+        """Nodes that are up and not cordoned, those that inference uses least first."""
+        nodes: dict[str, list[Node]] = {}
+        for node in self._cycle.snapshot.original.nodes.values():
+            if node.state is NodeState.UP and not node.cordoned:
+                nodes.setdefault(node.pool, []).append(node)
+        for each in nodes.values():
+            each.sort(key=attrgetter("inference_gpus", "name"))
+        return nodes
+
+    def iter_nodes(self, pool: str) -> Iterator[Node]:
+        """Yield nodes of a pool that are not on loan and whose GPUs jobs could use, until too many are taken.
+
+        An offer that was withdrawn in this tick is not repeated in it.
+        """
+        loans, offered = self._cycle.snapshot.loans, self._cycle.snapshot.original.index.offered
+        for node in self._nodes_by_pool.get(pool, ()):
+            loan = loans.get(node.name)
+            if (loan is None or not loan.is_live) and node.name not in offered and self._count_wanted(node.gpu) > 0:
+                yield node
+
+    def take(self, node: Node) -> None:
+        self._wanted_gpus[node.gpu] -= node.gpus
+
+    def _count_wanted(self, gpu: str) -> float:
+        if gpu not in self._wanted_gpus:
+            policies = self._cycle.policies
+            scales, mixes = policies.scales, policies.deal_nodes is not None
+            self._wanted_gpus[gpu] = count_wanted_gpus(
+                self._cycle.view, gpu, self._cycle.settings, scales=scales, mixes=mixes
+            )
+        return self._wanted_gpus[gpu]
+
+
+def _adjust_pool(cycle: SchedulingCycle, pool: Pool, supply: LoanSupply) -> None:
     """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only.
 
     A cordoned node that goes back is of no use to inference, so the pool can then lend less.
@@ -104,7 +153,9 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
         _cancel_recalls(cycle, pool, target, target.nodes - lent)
         spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
         if cycle.full_pass and spare > 0:
-            _lend_nodes(cycle, pool, target, spare)
+            for node in islice(supply.iter_nodes(pool.name), spare):
+                cycle.apply(LendNode(node.name, target.reason))
+                supply.take(node)
 
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -142,29 +193,3 @@ def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, c
 def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     node = cycle.snapshot.original.nodes[loan.node]
     return not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
-
-
-def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
-    """Lend up to `count` nodes, those that inference uses least first, as long as jobs could use their GPUs.
-
-    An offer that was withdrawn in this tick is not repeated in it.
-    """
-    on_loan = {loan.node for loan in cycle.snapshot.loans.values() if loan.is_live}
-    on_loan |= cycle.snapshot.original.index.offered
-    idle = [
-        node for node in cycle.snapshot.original.nodes.values() if node.name not in on_loan and _is_lendable(node, pool)
-    ]
-    idle.sort(key=lambda node: (node.inference_gpus, node.name))
-    wanted_gpus: dict[str, float] = {}
-    for node in idle:
-        if node.gpu not in wanted_gpus:
-            scales, mixes = cycle.policies.scales, cycle.policies.deal_nodes is not None
-            wanted_gpus[node.gpu] = count_wanted_gpus(cycle.view, node.gpu, cycle.settings, scales=scales, mixes=mixes)
-        if wanted_gpus[node.gpu] > 0 and count > 0:
-            cycle.apply(LendNode(node.name, target.reason))
-            wanted_gpus[node.gpu] -= node.gpus
-            count -= 1
-
-
-def _is_lendable(node: Node, pool: Pool) -> bool:
-    return node.pool == pool.name and node.state is NodeState.UP and not node.cordoned
