@@ -122,6 +122,10 @@ class SnapshotView(TypedDict):
         dict[str, str],
         Field(description="Digest of the profile and network that were set, by GPU model, that the curves are for."),
     ]
+    return_times: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="Measured times in which jobs left recalled nodes and replicas started, by pool."),
+    ]
     gpu_profiles: Annotated[
         dict[str, dict[str, Any]], Field(description="GPU profiles that were set on this service, by GPU model.")
     ]

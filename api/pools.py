@@ -38,6 +38,7 @@ from scheduler.domain.lending_policy import DAY_S, LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
+from scheduler.scheduling.policies.way_back import measure_way_back
 from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
 
@@ -103,7 +104,7 @@ class ForecastView(TypedDict):
 
     made_at_s: Annotated[float, Field(description="Time at which it was computed, in seconds since 1970 (UTC).")]
     horizon_s: Annotated[
-        float, Field(description="Seconds that it looks ahead: return deadline and cold start of the pool.")
+        float, Field(description="Seconds that it looks ahead: the way back of the pool's nodes, in round numbers.")
     ]
     quantiles: Annotated[list[float], Field(description="Probabilities, ascending, between 0 and 1.")]
     gpus: Annotated[
@@ -146,8 +147,18 @@ class PoolNetworkView(TypedDict):
     nics_per_node: Annotated[int, Field(description=_NETWORK["nics_per_node"])]
 
 
+class WayBackView(TypedDict):
+    """Time from the recall of a node until inference serves from it again, which one of 20 recalls exceeds."""
+
+    leave_s: Annotated[float, Field(description="Seconds until training has left. Until measured: the deadline.")]
+    start_s: Annotated[
+        float, Field(description="Seconds until a replica of inference is ready. Until measured: the cold start.")
+    ]
+    horizon_s: Annotated[float, Field(description="Seconds that forecasts look ahead: their sum, rounded up.")]
+
+
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `way_back`."""
 
     name: Annotated[str, Field(description="Unique label chosen at creation.")]
     kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
@@ -163,6 +174,7 @@ class PoolView(TypedDict):
     demand: NotRequired[
         Annotated[DemandView | None, Field(description="Latest reading of what inference needs. Null: none yet.")]
     ]
+    way_back: NotRequired[Annotated[WayBackView, Field(description="How long a recalled node takes to serve again.")]]
 
 
 class IncidentView(TypedDict):
@@ -226,6 +238,8 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         view["lending"] = _lending_view(pool.lending, get_shortages(snapshot.demand, pool.name))
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
         view["demand"] = demand_view(reading) if reading else None
+        way = measure_way_back(snapshot, pool)
+        view["way_back"] = {"leave_s": way.leave_s, "start_s": way.start_s, "horizon_s": way.horizon_s}
     return view
 
 

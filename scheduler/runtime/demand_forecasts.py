@@ -14,6 +14,7 @@ from scheduler.forecast.forecaster import FitTask, list_quantiles
 from scheduler.forecast.pool_model import PoolModel
 from scheduler.forecast.regression import NormalEquations, compute_prior
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
+from scheduler.scheduling.policies.way_back import measure_ways_back
 from scheduler.store.protocol import Store
 
 
@@ -52,14 +53,16 @@ class DemandForecaster:
     def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
         """Return a new forecast for each inference pool that lends and has demand readings."""
         self._accept_fitted()
-        made = [self._make_forecast(snapshot, pool, now_s) for pool in snapshot.pools.values() if _lends(pool)]
+        lending = [pool for pool in snapshot.pools.values() if _lends(pool)]
+        ways = measure_ways_back(snapshot, lending)
+        made = [self._make_forecast(snapshot, pool, ways[pool.name].horizon_s, now_s) for pool in lending]
         self._submit_due_fits(now_s)
         return tuple(command for command in made if command is not None)
 
     def close(self) -> None:
         self._fits.shutdown(wait=True, cancel_futures=True)
 
-    def _make_forecast(self, snapshot: Snapshot, pool: Pool, now_s: float) -> Command | None:
+    def _make_forecast(self, snapshot: Snapshot, pool: Pool, horizon_s: float, now_s: float) -> Command | None:
         reading = snapshot.demand.get(pool.name)
         if reading is None:
             return None
@@ -70,8 +73,8 @@ class DemandForecaster:
         if pool.name not in self._last_reading_s:  # its last reading is older than the history that is read
             return None
         rules, levels = pool.lending, list_quantiles(find_working_quantile(pool.lending, reading.shortages))
-        forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
-        if rules.loan_s_min > rules.horizon_s:
+        forecast = forecaster.forecast(now_s, horizon_s, quantiles=levels)
+        if rules.loan_s_min > horizon_s:
             forecast = forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
 

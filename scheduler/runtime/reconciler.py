@@ -209,7 +209,7 @@ def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) ->
     before = loaded.snapshot
     if loaded.inbox or report.decisions or report.events or report.full_pass:
         return True
-    mappings = ("pools", "nodes", "jobs", "loans", "curves", "demand", "forecasts")
+    mappings = ("pools", "nodes", "jobs", "loans", "curves", "demand", "forecasts", "return_times")
     return any(_differ(getattr(before, name), getattr(snapshot, name)) for name in mappings)
 
 

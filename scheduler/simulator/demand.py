@@ -16,12 +16,12 @@ from typing import Generic, Protocol, TypeVar
 from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
-from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind, get_shortages
-from scheduler.domain.lending_policy import LendingPolicy
-from scheduler.domain.shortages import ShortageRecord
+from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
+from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
+from scheduler.scheduling.policies.way_back import measure_ways_back
 
 T = TypeVar("T")
 
@@ -229,27 +229,26 @@ class ForecastSource:
             forecaster.observe(change.at_s, change.gpus)
             self._pools_with_demand.add(change.pool)
 
-    def make_forecasts(
-        self, now_s: float, demand: Mapping[str, DemandReading] = MappingProxyType({})
-    ) -> tuple[ForecastMade, ...]:
+    def make_forecasts(self, now_s: float, snapshot: Snapshot) -> tuple[ForecastMade, ...]:
         """Return a forecast for every lending pool with observed demand, after the fits that are due.
 
-        `demand` has the newest readings by pool, with their records of shortages.
+        `snapshot` has the records of shortages and the measured times of the way back.
         """
         fit_due((each for each in self._forecasters.values() if isinstance(each, PoolForecaster)), now_s)
+        ways = measure_ways_back(snapshot, self._pools)
         return tuple(
             ForecastMade(
                 pool.name,
-                _make_forecast(self._forecasters[pool.name], pool.lending, get_shortages(demand, pool.name), now_s),
+                self._make_forecast(pool, snapshot, ways[pool.name].horizon_s, now_s),
             )
             for pool in self._pools
             if pool.name in self._pools_with_demand
         )
 
-
-def _make_forecast(forecaster: Forecaster, rules: LendingPolicy, shortages: ShortageRecord, now_s: float) -> Forecast:
-    levels = list_quantiles(find_working_quantile(rules, shortages))
-    forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
-    if rules.loan_s_min <= rules.horizon_s:
-        return forecast
-    return forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
+    def _make_forecast(self, pool: Pool, snapshot: Snapshot, horizon_s: float, now_s: float) -> Forecast:
+        rules, forecaster = pool.lending, self._forecasters[pool.name]
+        levels = list_quantiles(find_working_quantile(rules, get_shortages(snapshot.demand, pool.name)))
+        forecast = forecaster.forecast(now_s, horizon_s, quantiles=levels)
+        if rules.loan_s_min <= horizon_s:
+            return forecast
+        return forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))

@@ -258,7 +258,7 @@ class Simulation:
         now_s = self.clock.now_s()
         if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return ()
-        return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s, snapshot.demand))
+        return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s, snapshot))
 
     def _solve_missing_points(self, snapshot: Snapshot, report: TickReport) -> tuple[Command, ...]:
         """Solve all points that the tick requested for jobs that are still live."""

@@ -62,11 +62,12 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     nodes = _spare_nodes(snapshot, pool, needed)
     has_forecast = forecast is not None and forecast.is_calibrated
     may_grow = not (stale or not has_forecast or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
+    horizon_s = forecast.horizon_s if forecast else rules.horizon_s
     numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
     numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes), "quantile": level}
     detail = (
         f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
-        f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
+        f"within {horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
     )
     if closed := _count_closed_gpus(snapshot, pool):
         numbers["cordoned_gpus"] = float(sum(closed))

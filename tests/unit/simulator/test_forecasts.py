@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.snapshot import Snapshot
 from scheduler.simulator.demand import DemandChange, DemandTrace, ForecastSource, OracleForecaster
 
 LENDS = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=300.0, cold_start_s=600.0))
@@ -16,16 +17,16 @@ def test_only_lending_pools_with_a_trace_get_forecasts() -> None:
     forecasts = ForecastSource([Pool("training", PoolKind.TRAINING), LENDS, KEEPS, UNKNOWN], traces)
     for name in ("chat", "code"):
         forecasts.observe(DemandChange(0.0, name, 4.0))
-    (made,) = forecasts.make_forecasts(300.0)
+    (made,) = forecasts.make_forecasts(300.0, Snapshot())
     assert (made.pool, made.forecast.made_at_s, made.forecast.horizon_s) == ("chat", 300.0, 900.0)
     assert made.forecast.demand_at(0.999) >= 4.0
 
 
 def test_pool_without_observed_demand_gets_no_forecast() -> None:
     forecasts = ForecastSource([LENDS], [DemandTrace("chat", (600.0,), (4.0,))])
-    assert forecasts.make_forecasts(300.0) == ()
+    assert forecasts.make_forecasts(300.0, Snapshot()) == ()
     forecasts.observe(DemandChange(600.0, "chat", 4.0))
-    assert len(forecasts.make_forecasts(600.0)) == 1
+    assert len(forecasts.make_forecasts(600.0, Snapshot())) == 1
 
 
 def test_oracle_returns_the_maximum_over_horizon_and_period() -> None:
@@ -53,5 +54,5 @@ def test_oracle_answers_a_short_horizon_after_a_long_one() -> None:
     forecasts = ForecastSource([lends], [trace], lambda trace: OracleForecaster(trace, seed=1, period_s=0.0))
     forecasts.observe(DemandChange(0.0, "chat", 4.0))
     for now_s in (0.0, 10.0):
-        (made,) = forecasts.make_forecasts(now_s)
+        (made,) = forecasts.make_forecasts(now_s, Snapshot())
         assert (made.forecast.demand_at(0.999), made.forecast.min_loan_demand_at(0.999)) == (4.0, 9.0)

@@ -65,6 +65,7 @@ from ebbtide.client.views.fleet import (
     WaitingJobSummaryView,
     WaitingJobView,
     WaitingView,
+    WayBackView,
 )
 from ebbtide.client.views.jobs import (
     AccountView,
@@ -205,6 +206,7 @@ __all__ = [
     "WaitingJobSummaryView",
     "WaitingJobView",
     "WaitingView",
+    "WayBackView",
     "WebhookSecretView",
     "WebhookView",
     "WhoAmIView",

@@ -149,6 +149,7 @@ class SnapshotView(TypedDict):
     now_s: float
     pools: dict[str, dict[str, Any]]
     queues: dict[str, dict[str, Any]]
+    return_times: dict[str, dict[str, Any]]
     run_times: dict[str, dict[str, Any]]
     solver: str
     step_measurements: dict[str, dict[str, Any]]

@@ -228,8 +228,16 @@ class PoolNetworkView(TypedDict):
     nics_per_node: int
 
 
+class WayBackView(TypedDict):
+    """Time from the recall of a node until inference serves from it again, which one of 20 recalls exceeds."""
+
+    horizon_s: float
+    leave_s: float
+    start_s: float
+
+
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `way_back`."""
 
     capacity_gpus: int
     demand: NotRequired[DemandView | None]
@@ -240,6 +248,7 @@ class PoolView(TypedDict):
     name: str
     network: PoolNetworkView | None
     nodes: int
+    way_back: NotRequired[WayBackView]
 
 
 class UsageRowView(TypedDict):
