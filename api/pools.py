@@ -21,6 +21,7 @@ from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetworkDocument
+from scheduler.documents.pool_calendar import BlackoutDocument, KnownEventDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
 from scheduler.domain.fleet import (
@@ -42,14 +43,33 @@ from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
 
 _NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
+_BLACKOUT = {name: info.description for name, info in BlackoutDocument.model_fields.items()}
+_EVENT = {name: info.description for name, info in KnownEventDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
 
 
 class BlackoutView(TypedDict):
-    """A daily window without new loans. It may wrap around midnight."""
+    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
 
-    start_s: Annotated[float, Field(description="First second of the window, counted from midnight UTC.")]
-    end_s: Annotated[float, Field(description="Second after the window, counted from midnight UTC.")]
+    start_s: Annotated[
+        float,
+        Field(description="First second of the window, counted from midnight, or from each time of `cron`."),
+    ]
+    end_s: Annotated[float, Field(description="Second after the window, counted like its start.")]
+    cron: Annotated[str, Field(description=_BLACKOUT["cron"])]
+    time_zone: Annotated[str, Field(description=_BLACKOUT["time_zone"])]
+
+
+class KnownEventView(TypedDict):
+    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
+
+    name: Annotated[str, Field(description=_EVENT["name"])]
+    start_s: Annotated[float, Field(description="Begin of the event, in seconds since 1970 (UTC).")]
+    duration_s: Annotated[float, Field(description="Duration of the event, in seconds.")]
+    gpus: Annotated[
+        float | None, Field(description="Number of GPUs that inference needs at least. Null: see `factor`.")
+    ]
+    factor: Annotated[float | None, Field(description="Number by which the forecast is multiplied. Null: see `gpus`.")]
 
 
 class LendingPolicyView(TypedDict):
@@ -75,6 +95,9 @@ class LendingPolicyView(TypedDict):
     loan_s_min: Annotated[float, Field(description=_LENDING["loan_s_min"])]
     blackouts: Annotated[list[BlackoutView], Field(description=_LENDING["blackouts"])]
     demand_stale_s: Annotated[float | None, Field(description=_LENDING["demand_stale_s"])]
+    time_zone: Annotated[str, Field(description=_LENDING["time_zone"])]
+    known_events: Annotated[list[KnownEventView], Field(description="Times of unusual demand.")]
+    demand_profile: Annotated[list[float], Field(description=_LENDING["demand_profile"])]
 
 
 class DemandView(TypedDict):
@@ -115,8 +138,13 @@ class ForecastView(TypedDict):
         Field(description="Most GPUs needed over the shortest worthwhile loan. Empty: the horizon covers it."),
     ]
     is_calibrated: Annotated[
-        bool, Field(description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent.")
+        bool,
+        Field(
+            description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent, unless the "
+            "pool has a demand profile."
+        ),
     ]
+    event: Annotated[str, Field(description="Known event that raises the forecast. Empty: none.")]
 
 
 class ShortagesView(TypedDict):
@@ -343,7 +371,8 @@ def change_pool(
     basis = require_match(if_match, pool_etag(pool), f"pool {name}")
     if pool.kind is PoolKind.TRAINING:
         raise_conflict(f"pool {name} is a training pool. Only inference pools have a lending policy")
-    requested = fleet.to_lending_policy(change.lending)
+    zone = "" if "time_zone" in change.lending.model_fields_set else pool.lending.time_zone
+    requested = fleet.to_lending_policy(change.lending, zone=zone)
     given = {field: getattr(requested, field) for field in change.lending.model_fields_set}
     if {"quantile", "shortage_target"} & given.keys():
         given |= {"quantile": requested.quantile, "shortage_target": requested.shortage_target}

@@ -231,7 +231,7 @@ class Forecast:
     `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
     `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
     empty if the horizon covers it. Without calibration the quantiles are a guess: too few forecasts have met their
-    outcome.
+    outcome. `event` names the known event that raises the quantiles above those of the method, if any.
     """
 
     made_at_s: float
@@ -241,6 +241,7 @@ class Forecast:
     method: str
     lasting_gpus: tuple[float, ...] = ()
     is_calibrated: bool = True
+    event: str = ""
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(self.gpus) or not self.quantiles:
@@ -261,7 +262,7 @@ class Forecast:
 
     def with_min_loan_forecast(self, longer: Forecast) -> Forecast:
         """Return this forecast with the demand of `longer` for the shortest acceptable loan."""
-        return replace(self, lasting_gpus=longer.gpus)
+        return replace(self, lasting_gpus=longer.gpus, event=self.event or longer.event)
 
     def _level_index(self, quantile: float) -> int:
         levels = enumerate(self.quantiles)
