@@ -229,6 +229,7 @@ class NodeView(TypedDict):
     incidents: Annotated[
         list[IncidentView], Field(description="Jobs that it has failed or slowed in the last day, oldest first.")
     ]
+    lendable: Annotated[bool, Field(description="Whether it can be lent, if its pool serves inference.")]
     inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
     other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]
     serves_training: Annotated[bool, Field(description="Whether jobs can start on it now.")]
@@ -312,6 +313,7 @@ def node_view(node: Node, snapshot: Snapshot) -> NodeView:
         "draining": node.draining,
         "quarantine": node.quarantine,
         "incidents": [incident_view(incident) for incident in node.incidents],
+        "lendable": node.lendable,
         "inference_gpus": node.inference_gpus,
         "other_gpus": node.other_gpus,
         "serves_training": snapshot.serves_training(node),

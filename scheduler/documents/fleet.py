@@ -216,6 +216,9 @@ class NodeDocument(Document):
         default=None,
         description="Memory of one GPU, in bytes or as text such as 80GiB. Default: that of the GPU model.",
     )
+    lendable: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="Whether a node of an inference pool can be lent."
+    )
 
 
 def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
@@ -258,4 +261,4 @@ def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:
 def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
     """Return the node. `gpu_memory_bytes` is the memory of one GPU if the document does not set it."""
     memory_bytes = document.memory or gpu_memory_bytes
-    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)
+    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes, lendable=document.lendable)

@@ -104,7 +104,7 @@ class Node:
     pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
     draining node is cordoned and its jobs are moved away. A quarantined node is draining because of its `incidents`,
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
-    None outside of Kubernetes.
+    None outside of Kubernetes. A node that is not `lendable` stays with inference.
     """
 
     name: str
@@ -120,6 +120,7 @@ class Node:
     quarantine: str = ""
     incidents: tuple[NodeIncident, ...] = ()
     capacity: NodeCapacity | None = None
+    lendable: bool = True
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

@@ -134,10 +134,17 @@ def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     up, closed = dict(snapshot.index.count_up_nodes_by_size(pool.name)), _count_closed_gpus(snapshot, pool)
     spare_gpus = (snapshot.capacity(pool.name) - sum(closed)) * (1.0 - rules.headroom) - needed_gpus
     nodes = floor(max(0.0, spare_gpus) / max(up, default=1))
-    bounds = [sum(up.values()) - len(closed) - rules.kept_nodes_min, nodes]
+    kept = max(rules.kept_nodes_min, _count_withheld_nodes(snapshot, pool))
+    bounds = [sum(up.values()) - len(closed) - kept, nodes]
     if rules.lent_nodes_max is not None:
         bounds.append(rules.lent_nodes_max)
     return max(0, min(bounds))
+
+
+def _count_withheld_nodes(snapshot: Snapshot, pool: Pool) -> int:
+    """Return the number of the pool's nodes that are up and open, but that its owner does not lend."""
+    withheld = (snapshot.nodes[name] for name in snapshot.index.withheld)
+    return sum(1 for node in withheld if node.pool == pool.name and node.state is NodeState.UP and not node.cordoned)
 
 
 def _count_closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
-from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
     LendingTarget,
@@ -17,6 +17,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     """Return vacated nodes, then bring the loans of each inference pool to the number that the pool can spare."""
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
+    _recall_withheld_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
     for pool in cycle.snapshot.original.pools.values():
@@ -44,6 +45,15 @@ def _recall_draining_nodes(cycle: SchedulingCycle) -> None:
             continue
         deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
         _recall_node(cycle, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"draining node {loan.node}"))
+
+
+def _recall_withheld_nodes(cycle: SchedulingCycle) -> None:
+    """Recall lent nodes that their owner has since excluded from lending."""
+    for name in sorted(cycle.index.withheld):
+        loan = cycle.snapshot.loans.get(name)
+        if loan is not None and loan.state in UNRECALLED_LOAN_STATES:
+            deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
+            _recall_node(cycle, name, deadline_s, Reason(ReasonCode.OPERATOR_ASKED, f"node {name} is not lendable"))
 
 
 def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
@@ -141,7 +151,7 @@ def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, c
 
 def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     node = cycle.snapshot.original.nodes[loan.node]
-    return not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
+    return node.lendable and not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
 
 
 def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -167,4 +177,4 @@ def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count
 
 
 def _is_lendable(node: Node, pool: Pool) -> bool:
-    return node.pool == pool.name and node.state is NodeState.UP and not node.cordoned
+    return node.pool == pool.name and node.state is NodeState.UP and node.lendable and not node.cordoned
