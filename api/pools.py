@@ -65,7 +65,7 @@ class KnownEventView(TypedDict):
 
     name: Annotated[str, Field(description=_EVENT["name"])]
     start_s: Annotated[float, Field(description="Begin of the event, in seconds since 1970 (UTC).")]
-    duration_s: Annotated[float, Field(description="Duration of the event, in seconds.")]
+    duration_s: Annotated[float, Field(description="How long demand is raised, in seconds.")]
     gpus: Annotated[
         float | None, Field(description="Number of GPUs that inference needs at least. Null: see `factor`.")
     ]

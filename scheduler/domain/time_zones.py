@@ -11,7 +11,9 @@ from scheduler.domain.suggestions import suggest
 
 @lru_cache(maxsize=1_024)
 def is_zone(name: str) -> bool:
-    """Return whether an IANA time zone has this name."""
+    """Return whether an IANA time zone has this name. UTC exists on hosts without a database of zones, too."""
+    if name == "UTC":
+        return True
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of the database, such as Europe

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from scheduler.documents.custom_resource import PoolSpec, pool_from_spec
 from scheduler.documents.document import InvalidDocumentError, parse_document
@@ -54,6 +57,7 @@ def test_blackout_is_a_daily_window_or_begins_at_the_times_of_an_expression() ->
         ({"cron": "0 8 * * 1-5", "start_s": 60, "end_s": 60}, "end_s", 60.0),
         ({"cron": "0 25 * * *", "duration_s": 60}, "cron", "0 25 * * *"),
         ({"cron": "every day", "duration_s": 60}, "cron", "every day"),
+        ({"cron": "30 0 8 * * 1-5", "duration_s": 60}, "cron", "30 0 8 * * 1-5"),
         ({"cron": "0 0 31 2 *", "duration_s": 60}, "cron", "0 0 31 2 *"),
         ({"cron": "0 8 * * *", "duration_s": 60, "time_zone": "Berlin"}, "time_zone", "Berlin"),
     ],
@@ -120,6 +124,13 @@ def test_encoded_policy_is_a_valid_document() -> None:
         demand_profile=list(range(24)),
     )
     assert parse(**encode(policy)) == policy
+
+
+def test_examples_of_the_page_are_valid() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "describe-when-a-pool-is-busy.md").read_text("utf-8")
+    examples = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert [sorted(each) for each in examples] == [["blackouts", "known_events", "time_zone"], ["demand_profile"]]
+    assert all(parse(**each) != LendingPolicy() for each in examples)
 
 
 def test_pool_resource_has_the_same_calendar() -> None:
