@@ -21,6 +21,7 @@ from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetworkDocument
+from scheduler.documents.pool_calendar import BlackoutDocument, KnownEventDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
 from scheduler.domain.fleet import (
@@ -43,14 +44,33 @@ from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
 
 _NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
+_BLACKOUT = {name: info.description for name, info in BlackoutDocument.model_fields.items()}
+_EVENT = {name: info.description for name, info in KnownEventDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
 
 
 class BlackoutView(TypedDict):
-    """A daily window without new loans. It may wrap around midnight."""
+    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
 
-    start_s: Annotated[float, Field(description="First second of the window, counted from midnight UTC.")]
-    end_s: Annotated[float, Field(description="Second after the window, counted from midnight UTC.")]
+    start_s: Annotated[
+        float,
+        Field(description="First second of the window, counted from midnight, or from each time of `cron`."),
+    ]
+    end_s: Annotated[float, Field(description="Second after the window, counted like its start.")]
+    cron: Annotated[str, Field(description=_BLACKOUT["cron"])]
+    time_zone: Annotated[str, Field(description=_BLACKOUT["time_zone"])]
+
+
+class KnownEventView(TypedDict):
+    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
+
+    name: Annotated[str, Field(description=_EVENT["name"])]
+    start_s: Annotated[float, Field(description="Begin of the event, in seconds since 1970 (UTC).")]
+    duration_s: Annotated[float, Field(description="How long demand is raised, in seconds.")]
+    gpus: Annotated[
+        float | None, Field(description="Number of GPUs that inference needs at least. Null: see `factor`.")
+    ]
+    factor: Annotated[float | None, Field(description="Number by which the forecast is multiplied. Null: see `gpus`.")]
 
 
 class LendingPolicyView(TypedDict):
@@ -76,6 +96,9 @@ class LendingPolicyView(TypedDict):
     loan_s_min: Annotated[float, Field(description=_LENDING["loan_s_min"])]
     blackouts: Annotated[list[BlackoutView], Field(description=_LENDING["blackouts"])]
     demand_stale_s: Annotated[float | None, Field(description=_LENDING["demand_stale_s"])]
+    time_zone: Annotated[str, Field(description=_LENDING["time_zone"])]
+    known_events: Annotated[list[KnownEventView], Field(description="Times of unusual demand.")]
+    demand_profile: Annotated[list[float], Field(description=_LENDING["demand_profile"])]
 
 
 class DemandView(TypedDict):
@@ -116,8 +139,13 @@ class ForecastView(TypedDict):
         Field(description="Most GPUs needed over the shortest worthwhile loan. Empty: the horizon covers it."),
     ]
     is_calibrated: Annotated[
-        bool, Field(description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent.")
+        bool,
+        Field(
+            description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent, unless the "
+            "pool has a demand profile."
+        ),
     ]
+    event: Annotated[str, Field(description="Known event that raises the forecast. Empty: none.")]
 
 
 class ShortagesView(TypedDict):
@@ -213,6 +241,7 @@ class NodeView(TypedDict):
     incidents: Annotated[
         list[IncidentView], Field(description="Jobs that it has failed or slowed in the last day, oldest first.")
     ]
+    lendable: Annotated[bool, Field(description="Whether it can be lent, if its pool serves inference.")]
     inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
     other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]
     serves_training: Annotated[bool, Field(description="Whether jobs can start on it now.")]
@@ -298,6 +327,7 @@ def node_view(node: Node, snapshot: Snapshot) -> NodeView:
         "draining": node.draining,
         "quarantine": node.quarantine,
         "incidents": [incident_view(incident) for incident in node.incidents],
+        "lendable": node.lendable,
         "inference_gpus": node.inference_gpus,
         "other_gpus": node.other_gpus,
         "serves_training": snapshot.serves_training(node),
@@ -357,7 +387,8 @@ def change_pool(
     basis = require_match(if_match, pool_etag(pool), f"pool {name}")
     if pool.kind is PoolKind.TRAINING:
         raise_conflict(f"pool {name} is a training pool. Only inference pools have a lending policy")
-    requested = fleet.to_lending_policy(change.lending)
+    zone = "" if "time_zone" in change.lending.model_fields_set else pool.lending.time_zone
+    requested = fleet.to_lending_policy(change.lending, zone=zone)
     given = {field: getattr(requested, field) for field in change.lending.model_fields_set}
     if {"quantile", "shortage_target"} & given.keys():
         given |= {"quantile": requested.quantile, "shortage_target": requested.shortage_target}

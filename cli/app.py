@@ -74,7 +74,7 @@ SUBCOMMANDS = (
     Subcommand("uncordon", "cli.commands.fleet:uncordon", FLEET_PANEL, "Mark a node as schedulable."),
     Subcommand("snapshot", "cli.commands.events:snapshot", FLEET_PANEL, "Download the scheduler's latest snapshot."),
     Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
-    Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add or delete nodes."),
+    Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add, change or delete nodes."),
     Subcommand(
         "hardware",
         "cli.commands.hardware:app",

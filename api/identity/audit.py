@@ -21,6 +21,7 @@ from scheduler.domain.commands import (
     AddNode,
     CancelJob,
     ChangeJob,
+    ChangeNode,
     ChangeQueue,
     CheckpointJob,
     Command,
@@ -129,7 +130,7 @@ def command_subject(body: CommandBody) -> str:
             return body.pool
         case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
-        case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode():
+        case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode():
             return body.name
         case _:
             return _FLEET
@@ -191,7 +192,7 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
             record = snapshot.queues.get(subject)
         case SetSecret() | DeleteSecret():
             return {"queue": body.queue}
-        case AddNode() | RemoveNode() | CordonNode() | UncordonNode():
+        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode():
             record = snapshot.nodes.get(subject)
         case ReportDemand():
             record = snapshot.demand.get(subject)

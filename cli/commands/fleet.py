@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 pools_app = typer.Typer(name="pools", help="List, create or delete pools.")
-nodes_app = typer.Typer(name="nodes", help="List, add or delete nodes.")
+nodes_app = typer.Typer(name="nodes", help="List, add, change or delete nodes.")
 
 PoolArgument = Annotated[
     str, typer.Argument(metavar="POOL", autocompletion=complete_pool_names, help="Name of a pool.")
@@ -59,6 +59,15 @@ GpuOption = Annotated[str, typer.Option("--gpu", help="Profile name of the hardw
 GpuCountOption = Annotated[int, typer.Option("--gpus", help="How many GPUs of this model the node has.")]
 GpuMemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory per GPU, such as 80GB. Default: that of the model.")
+]
+
+
+LendableOption = Annotated[
+    bool, typer.Option("--lendable/--no-lendable", help="Whether a node of an inference pool can be lent.")
+]
+LendableChange = Annotated[
+    bool,
+    typer.Option("--lendable/--no-lendable", help="Whether the node can be lent. A lent node is recalled otherwise."),
 ]
 
 
@@ -130,6 +139,7 @@ def add_node(
     gpus: GpuCountOption,
     memory: GpuMemoryOption = None,
     *,
+    lendable: LendableOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -137,9 +147,25 @@ def add_node(
     document: dict[str, Any] = {"name": name, "pool": pool, "gpu": gpu, "gpus": gpus}
     if memory is not None:
         document["memory"] = memory
+    if not lendable:
+        document["lendable"] = False
     with service_client(url) as client:
         response = client.add_node(document)
     print_document(response, output, lambda: render_facts({"node": f"{name} added to pool {pool}"}))
+
+
+@nodes_app.command("change")
+def change_node(
+    name: NodeArgument,
+    lendable: LendableChange,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Set whether a node can be lent."""
+    with service_client(url) as client:
+        response = client.change_node(name, lendable=lendable)
+    outcome = "can be lent" if lendable else "is not lent; a loan of it is recalled"
+    print_document(response, output, lambda: render_facts({"node": f"{name} {outcome}"}))
 
 
 @nodes_app.command("delete")
@@ -287,7 +313,7 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
 
 
 def format_node_state(node: FleetJson) -> str:
-    """Format a node's state: `up`, `up, cordoned`, `up, loan recalled`."""
+    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan recalled`."""
     words = [node["state"]]
     if node["quarantine"]:
         words.append("quarantined")
@@ -295,6 +321,8 @@ def format_node_state(node: FleetJson) -> str:
         words.append("draining")
     elif node["cordoned"]:
         words.append("cordoned")
+    if not node["lendable"]:
+        words.append("not lendable")
     if node["loan"]:
         words.append(f"loan {node['loan']['state']}")
     return ", ".join(words)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.forecast import DemandOption, ZoneOption
+from cli.commands.forecast import DemandOption
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.inputs import input_errors_from
 from cli.output import OutputFormat, OutputOption, format_percent, print_document, render_facts, render_table
@@ -24,6 +24,11 @@ app = typer.Typer(name="lending", help="Pause or resume lending, recall loans, o
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", metavar="CLUSTER.yaml", help="YAML file of the inference pools and their nodes.")
+]
+
+
+PoolZoneOption = Annotated[
+    str, typer.Option("--time-zone", metavar="ZONE", help="Time zone of the daily course. Default: that of each pool.")
 ]
 
 
@@ -52,7 +57,7 @@ def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat
 def frontier(
     demand: DemandOption,
     cluster: ClusterOption,
-    time_zone: ZoneOption = "UTC",
+    time_zone: PoolZoneOption = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Compare GPU-hours lent with shortages, by forecast and quantile, on recorded demand.
@@ -78,7 +83,7 @@ def _compute_rows(trace: DemandTrace, document: ClusterDocument, zone: str) -> I
     (pool,) = [each for each in document.pools if each.name == trace.pool]
     rules = to_lending_policy(pool.lending)
     nodes = LendingPool(pool.nodes, pool.gpus_per_node, rules.headroom)
-    for point in compute_frontier(trace.times_s, trace.gpus, nodes, rules=rules, zone=zone):
+    for point in compute_frontier(trace.times_s, trace.gpus, nodes, rules=rules, zone=zone or rules.time_zone):
         yield {"pool": trace.pool, "horizon_s": rules.horizon_s, **asdict(point)}
 
 

@@ -124,6 +124,7 @@ def assemble_controller(
             forecaster,
             history_s=HISTORY_SEASONS * settings.season_s,
             fits=ThreadPoolExecutor(1, thread_name_prefix="forecast-fit"),
+            period_s=settings.full_pass_period_s,
         ),
         on_report=_notify_all(recorder.record, TickTracer().record),
         on_leadership_lost=recorder.reset,

@@ -27,7 +27,7 @@ from scheduler.documents.fleet import (
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
-from scheduler.domain.lending_policy import SHORTAGE_TARGET_MAX, LendingPolicy
+from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, PROFILE_HOURS, SHORTAGE_TARGET_MAX, LendingPolicy
 
 DEMAND_STALE_S = 300.0
 """Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
@@ -41,8 +41,36 @@ class _NameDocument(Document):
 
 
 class BlackoutSpec(Document):
-    start: Duration
-    end: Duration
+    """A daily window from `start` to `end`, or windows of `duration` that begin at the times of `cron`."""
+
+    model_config = CAMEL_CASE
+    start: Duration | None = None
+    end: Duration | None = None
+    cron: Text | None = None
+    duration: PositiveDuration | None = None
+    time_zone: Text | None = None
+
+    def to_document(self) -> dict[str, object]:
+        return _rename(self, {"start": "start_s", "end": "end_s", "duration": "duration_s"})
+
+
+class KnownEventSpec(Document):
+    """A time of unusual demand, which begins at `start` (ISO 8601; without an offset, local to the pool)."""
+
+    model_config = CAMEL_CASE
+    name: Text
+    start: Text
+    duration: PositiveDuration
+    gpus: float | None = None
+    factor: float | None = None
+
+    def to_document(self) -> dict[str, object]:
+        return _rename(self, {"start": "start_s", "duration": "duration_s"})
+
+
+def _rename(spec: Document, names: Mapping[str, str]) -> dict[str, object]:
+    """Return the values that the spec gives, by the names of the REST document."""
+    return {names.get(name, name): value for name, value in spec.model_dump(exclude_unset=True).items()}
 
 
 class LendingSpec(Document):
@@ -59,6 +87,9 @@ class LendingSpec(Document):
     return_deadline: Duration = _DEFAULT_LENDING.return_deadline_s
     cold_start: Duration = _DEFAULT_LENDING.cold_start_s
     blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
+    time_zone: Text = _DEFAULT_LENDING.time_zone
+    known_events: Annotated[list[KnownEventSpec], Field(max_length=KNOWN_EVENTS_MAX)] = Field(default_factory=list)
+    demand_profile: Annotated[list[float], Field(max_length=PROFILE_HOURS[1])] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -185,7 +216,10 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "lent_nodes_max": spec.max_lent_nodes,
         "loan_s_min": spec.min_loan,
         "demand_stale_s": _demand_stale_s(demand),
-        "blackouts": [{"start_s": each.start, "end_s": each.end} for each in spec.blackouts],
+        "blackouts": [each.to_document() for each in spec.blackouts],
+        "time_zone": spec.time_zone,
+        "known_events": [each.to_document() for each in spec.known_events],
+        "demand_profile": spec.demand_profile,
     }
     return to_lending_policy(parse_document(LendingDocument, document))
 

@@ -20,6 +20,14 @@ from scheduler.documents.document import (
     Text,
     invalid_field,
 )
+from scheduler.documents.pool_calendar import (
+    BlackoutDocument,
+    DemandProfile,
+    KnownEventDocument,
+    ZoneName,
+    to_blackouts,
+    to_known_events,
+)
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import (
     NETWORK_BYTES_PER_S_MAX,
@@ -31,7 +39,7 @@ from scheduler.domain.fleet import (
     PoolKind,
     PoolNetwork,
 )
-from scheduler.domain.lending_policy import DAY_S, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, Blackout, LendingPolicy
+from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, LendingPolicy
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -76,22 +84,6 @@ def _describe_as_number(schema: JsonDict) -> None:
     assert isinstance(branches[0], dict)
     schema.update(branches[0])
     del schema["default"]
-
-
-class BlackoutDocument(Document):
-    """A daily window without new loans. It may wrap around midnight."""
-
-    start_s: Duration = Field(
-        description='First moment of the window, after midnight UTC: seconds, or text such as "22h30m".'
-    )
-    end_s: Duration = Field(description='End of the window, after midnight UTC: seconds, or text such as "6h".')
-
-    @model_validator(mode="after")
-    def _check_time_of_day(self) -> Self:
-        for name in ("start_s", "end_s"):
-            if getattr(self, name) > DAY_S:
-                raise invalid_field(name, getattr(self, name), "at most 24h after midnight UTC")
-        return self
 
 
 class LendingDocument(Document):
@@ -139,7 +131,21 @@ class LendingDocument(Document):
         description="Age in seconds after which a demand reading permits no new loans. Null: the service's setting.",
     )
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(
-        default_factory=list, description="Daily windows without new loans."
+        default_factory=list, description="Windows without new loans, daily or by a cron expression."
+    )
+    time_zone: ZoneName = Field(
+        default=_DEFAULT_LENDING.time_zone,
+        description="IANA time zone whose clock demand follows, such as Europe/Berlin. The forecast, windows by a cron "
+        "expression and the demand profile use it.",
+    )
+    known_events: Annotated[list[KnownEventDocument], Field(max_length=KNOWN_EVENTS_MAX)] = Field(
+        default_factory=list,
+        description="Times of unusual demand. Past ones are ignored. `start_s` without an offset is in `time_zone`.",
+    )
+    demand_profile: DemandProfile = Field(
+        default_factory=list,
+        description="Expected demand in GPUs by local hour, 24 numbers for the day or 168 for the week from Monday on. "
+        "A pool lends by it before its forecast is calibrated.",
     )
 
     @model_validator(mode="after")
@@ -210,6 +216,9 @@ class NodeDocument(Document):
         default=None,
         description="Memory of one GPU, in bytes or as text such as 80GiB. Default: that of the GPU model.",
     )
+    lendable: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="Whether a node of an inference pool can be lent."
+    )
 
 
 def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
@@ -217,17 +226,25 @@ def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
     return asdict(lending)
 
 
-def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
+def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> LendingPolicy:
     """Convert a lending document. None gives the defaults.
 
+    Args:
+        zone: time zone of known events that start at a local time; empty: that of the document.
+
     Raises:
-        InvalidDocumentError: lendingPolicy rejects a value.
+        InvalidDocumentError: LendingPolicy rejects a value.
     """
     if document is None:
         return LendingPolicy()
-    values = document.model_dump(exclude={"blackouts"})
+    values = document.model_dump(exclude={"blackouts", "known_events", "demand_profile"})
     try:
-        return LendingPolicy(**values, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in document.blackouts))
+        return LendingPolicy(
+            **values,
+            blackouts=to_blackouts(document.blackouts),
+            known_events=to_known_events(document.known_events, zone or document.time_zone),
+            demand_profile=tuple(document.demand_profile),
+        )
     except ValueError as error:
         raise InvalidDocumentError(InvalidField("lending", None, str(error))) from None
 
@@ -244,4 +261,4 @@ def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:
 def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
     """Return the node. `gpu_memory_bytes` is the memory of one GPU if the document does not set it."""
     memory_bytes = document.memory or gpu_memory_bytes
-    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)
+    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes, lendable=document.lendable)

@@ -180,6 +180,14 @@ class UncordonNode:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeNode:
+    """Set whether a node can be lent. A lent node that no longer can is recalled."""
+
+    name: str
+    lendable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReportDemand:
     """Set the number of GPUs that a pool's inference needs from now on."""
 
@@ -265,6 +273,7 @@ CommandBody = (
     | RemoveNode
     | CordonNode
     | UncordonNode
+    | ChangeNode
     | ReportDemand
     | PauseLending
     | ResumeLending

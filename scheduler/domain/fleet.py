@@ -104,7 +104,7 @@ class Node:
     pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
     draining node is cordoned and its jobs are moved away. A quarantined node is draining because of its `incidents`,
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
-    None outside of Kubernetes.
+    None outside of Kubernetes. A node that is not `lendable` stays with inference.
     """
 
     name: str
@@ -120,6 +120,7 @@ class Node:
     quarantine: str = ""
     incidents: tuple[NodeIncident, ...] = ()
     capacity: NodeCapacity | None = None
+    lendable: bool = True
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -231,7 +232,7 @@ class Forecast:
     `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
     `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
     empty if the horizon covers it. Without calibration the quantiles are a guess: too few forecasts have met their
-    outcome.
+    outcome. `event` names the known event that raises the quantiles above those of the method, if any.
     """
 
     made_at_s: float
@@ -241,6 +242,7 @@ class Forecast:
     method: str
     lasting_gpus: tuple[float, ...] = ()
     is_calibrated: bool = True
+    event: str = ""
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(self.gpus) or not self.quantiles:
@@ -261,7 +263,7 @@ class Forecast:
 
     def with_min_loan_forecast(self, longer: Forecast) -> Forecast:
         """Return this forecast with the demand of `longer` for the shortest acceptable loan."""
-        return replace(self, lasting_gpus=longer.gpus)
+        return replace(self, lasting_gpus=longer.gpus, event=self.event or longer.event)
 
     def _level_index(self, quantile: float) -> int:
         levels = enumerate(self.quantiles)

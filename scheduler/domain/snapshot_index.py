@@ -29,6 +29,7 @@ GpuHolders = dict[str, Mapping[int, str]]
 
 _NODE_SETS = (
     "down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents", "serving", "with_capacity",
+    "withheld",
 )  # fmt: skip
 _LOAN_SETS = ("offered", "recalled")
 _JOB_SETS = (
@@ -54,6 +55,7 @@ class SnapshotIndex:
         held_without_loan: held by jobs although the node belongs to an inference pool and is not lent
         serving: training may start ranks there
         with_capacity: with a known capacity
+        withheld: not lendable
     Loans, by node name:
         offered, recalled: in this state
     Jobs, by id:
@@ -98,6 +100,7 @@ class SnapshotIndex:
         self.with_incidents: set[str] = set()
         self.serving: set[str] = set()
         self.with_capacity: set[str] = set()
+        self.withheld: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
         self.waiting: set[str] = set()
@@ -273,6 +276,7 @@ class SnapshotIndex:
         _set_membership(self.draining, name, node is not None and node.draining)
         _set_membership(self.with_incidents, name, node is not None and bool(node.incidents))
         _set_membership(self.with_capacity, name, node is not None and node.capacity is not None)
+        _set_membership(self.withheld, name, node is not None and not node.lendable)
         self._refresh_node(name)
 
     def _count_up_node(self, node: Node, sign: int) -> None:

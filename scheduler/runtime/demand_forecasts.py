@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from typing import Protocol
 
 from scheduler.domain.commands import Command, ForecastMade
-from scheduler.domain.fleet import Forecast, Pool, PoolKind
+from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask, list_quantiles
+from scheduler.forecast.pool_forecast import forecast_pool
 from scheduler.forecast.pool_model import PoolModel
 from scheduler.forecast.regression import NormalEquations, compute_prior
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.way_back import measure_ways_back
 from scheduler.store.protocol import Store
+
+_PERIOD_S = PolicySettings().full_pass_period_s
 
 
 class Forecaster(Protocol):
@@ -33,25 +37,44 @@ class Forecaster(Protocol):
     def accept(self, horizon_s: float, model: PoolModel) -> None: ...
 
 
+class NewForecaster(Protocol):
+    """Maker of a pool's forecaster, which follows the clock of a time zone."""
+
+    def __call__(self, *, zone: str) -> Forecaster: ...
+
+
 class DemandForecaster:
     """Forecasters of the lending pools, fed with the stored demand readings.
 
-    Their models are fitted on an executor, so that no tick waits for a fit.
+    Their models are fitted on an executor, so that no tick waits for a fit. A pool whose time zone changes gets another
+    forecaster, which reads the stored readings again.
     """
 
     def __init__(
-        self, store: Store, new_forecaster: Callable[[], Forecaster], *, history_s: float, fits: Executor
+        self,
+        store: Store,
+        new_forecaster: NewForecaster,
+        *,
+        history_s: float,
+        fits: Executor,
+        period_s: float = _PERIOD_S,
     ) -> None:
+        """Args:
+        history_s: age of the oldest reading that a forecaster uses.
+        period_s: time between two forecasts.
+        """
         self._store = store
         self._new_forecaster = new_forecaster
         self._history_s = history_s
         self._fits = fits
+        self._period_s = period_s
         self._fits_in_flight: dict[tuple[str, float], Future[PoolModel]] = {}
         self._forecasters: dict[str, Forecaster] = {}
+        self._zones: dict[str, str] = {}
         self._last_reading_s: dict[str, float] = {}
 
     def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """Return a new forecast for each inference pool that lends and has demand readings."""
+        """Return a new forecast for each inference pool that lends and has demand readings or a demand profile."""
         self._accept_fitted()
         lending = [pool for pool in snapshot.pools.values() if _lends(pool)]
         ways = measure_ways_back(snapshot, lending)
@@ -63,20 +86,35 @@ class DemandForecaster:
         self._fits.shutdown(wait=True, cancel_futures=True)
 
     def _make_forecast(self, snapshot: Snapshot, pool: Pool, horizon_s: float, now_s: float) -> Command | None:
-        reading = snapshot.demand.get(pool.name)
-        if reading is None:
+        rules, reading = pool.lending, snapshot.demand.get(pool.name)
+        forecaster = None if reading is None else self._find_forecaster(pool, now_s)
+        if forecaster is None and not rules.demand_profile:
             return None
-        forecaster = self._forecasters.get(pool.name)
-        if forecaster is None:
-            forecaster = self._forecasters[pool.name] = self._new_forecaster()
-        self._feed_new_readings(forecaster, pool.name, now_s)
-        if pool.name not in self._last_reading_s:  # its last reading is older than the history that is read
-            return None
-        rules, levels = pool.lending, list_quantiles(find_working_quantile(pool.lending, reading.shortages))
-        forecast = forecaster.forecast(now_s, horizon_s, quantiles=levels)
-        if rules.loan_s_min > horizon_s:
-            forecast = forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
+        forecast = forecast_pool(
+            forecaster,
+            rules,
+            list_quantiles(find_working_quantile(rules, get_shortages(snapshot.demand, pool.name))),
+            now_s=now_s,
+            horizon_s=horizon_s,
+            observed_gpus=0.0 if reading is None else reading.asked_gpus,
+            period_s=self._period_s,
+        )
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
+
+    def _find_forecaster(self, pool: Pool, now_s: float) -> Forecaster | None:
+        """Return the forecaster of a pool after its new readings; None if all are older than the history."""
+        if self._zones.get(pool.name) != pool.lending.time_zone:
+            self._replace_forecaster(pool)
+        self._feed_new_readings(self._forecasters[pool.name], pool.name, now_s)
+        return self._forecasters[pool.name] if pool.name in self._last_reading_s else None
+
+    def _replace_forecaster(self, pool: Pool) -> None:
+        """Begin with a new forecaster. Fits in flight are for the clock of the earlier one."""
+        self._zones[pool.name] = pool.lending.time_zone
+        self._forecasters[pool.name] = self._new_forecaster(zone=pool.lending.time_zone)
+        self._last_reading_s.pop(pool.name, None)
+        for key in [each for each in self._fits_in_flight if each[0] == pool.name]:
+            self._fits_in_flight.pop(key).cancel()
 
     def _feed_new_readings(self, forecaster: Forecaster, pool: str, now_s: float) -> None:
         since_s = self._last_reading_s.get(pool, now_s - self._history_s)

@@ -11,6 +11,7 @@ from scheduler.domain.commands import (
     AddNode,
     CancelJob,
     ChangeJob,
+    ChangeNode,
     ChangeQueue,
     CheckpointJob,
     Command,
@@ -89,7 +90,7 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_queue(snapshot, change)
         case SetSecret() | DeleteSecret() as change:
             _change_secret(snapshot, change)
-        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() as change:
+        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode() as change:
             _change_node(snapshot, change)
         case ReportDemand() as report:
             _record_demand(snapshot, report, command.at_s)
@@ -271,7 +272,9 @@ def _change_secret(snapshot: MutableSnapshot, change: SetSecret | DeleteSecret) 
             snapshot.put_job(replace(job, missing_secrets=tuple(sorted(missing))))
 
 
-def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:
+def _change_node(
+    snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode | ChangeNode
+) -> None:
     name = change.node.name if isinstance(change, AddNode) else change.name
     node = snapshot.nodes.get(name)
     if isinstance(change, AddNode):
@@ -302,6 +305,10 @@ def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | Cordo
             snapshot.nodes[name] = replace(node, cordoned=False, draining=False, quarantine="", incidents=())
             done = "released from quarantine" if node.quarantine else "uncordoned"
             snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was {done}")
+        case ChangeNode(lendable=lendable) if lendable is not node.lendable:
+            snapshot.nodes[name] = replace(node, lendable=lendable)
+            message = f"node {name} can {'be lent again' if lendable else 'no longer be lent'}"
+            snapshot.record_event(EventCode.NODE_CHANGED, name, message)
 
 
 def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float) -> None:

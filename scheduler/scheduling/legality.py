@@ -172,6 +172,8 @@ def _check_node(snapshot: MutableSnapshot, decision: Decision) -> Iterator[tuple
                 yield Invariant.WRONG_STATE, f"node {node.name} is already lent, or not in an inference pool"
             if node.state is not NodeState.UP or node.cordoned:
                 yield Invariant.NODE_NOT_SERVING, f"node {node.name} is down or cordoned"
+            if not node.lendable:
+                yield Invariant.WRONG_STATE, f"node {node.name} is not lendable"
         case RecallNode(return_by_s=return_by_s):
             if state is not LoanState.ACTIVE:
                 yield Invariant.WRONG_STATE, f"node {node.name} has no active loan"

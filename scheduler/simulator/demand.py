@@ -20,10 +20,13 @@ from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
+from scheduler.forecast.pool_forecast import forecast_pool
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.way_back import measure_ways_back
 
 T = TypeVar("T")
+_PERIOD_S = PolicySettings().full_pass_period_s
 
 
 class LookaheadIterator(Generic[T]):
@@ -195,33 +198,44 @@ class OracleForecaster:
         return Forecast(now_s, horizon_s, quantiles, (largest,) * len(quantiles), "oracle")
 
 
-ForecasterFactory = Callable[[DemandTrace, int, float], Forecaster]
+ForecasterFactory = Callable[[DemandTrace, str, int, float], Forecaster]
 FORECASTERS: Mapping[str, ForecasterFactory] = MappingProxyType(
     {
-        COMBINED: lambda trace, seed, period_s: PoolForecaster(),
-        "seasonal": lambda trace, seed, period_s: PoolForecaster(method="daily seasonal"),
-        "persistence": lambda trace, seed, period_s: PoolForecaster(method="persistence"),
-        "oracle": lambda trace, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
+        COMBINED: lambda trace, zone, seed, period_s: PoolForecaster(zone=zone),
+        "seasonal": lambda trace, zone, seed, period_s: PoolForecaster(zone=zone, method="daily seasonal"),
+        "persistence": lambda trace, zone, seed, period_s: PoolForecaster(zone=zone, method="persistence"),
+        "oracle": lambda trace, zone, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
     }
 )
-"""Factories by name. They take a trace, the seed of its repetitions and the time between two forecasts in seconds."""
+"""Factories by name. They take a trace, the time zone of its pool, the seed of the repetitions, and the seconds between
+two forecasts."""
 
 
 class ForecastSource:
-    """Forecasters of the lending pools. The horizon is the time that it takes to recall a node and serve from it."""
+    """Forecasters of the lending pools. The horizon is the time that it takes to recall a node and serve from it.
+
+    Args:
+        make_forecaster: returns the forecaster of a pool, from its trace and its time zone.
+        period_s: time between two forecasts.
+    """
 
     def __init__(
         self,
         pools: Iterable[Pool],
         traces: Iterable[DemandTrace],
-        make_forecaster: Callable[[DemandTrace], Forecaster] = lambda trace: PoolForecaster(),
+        make_forecaster: Callable[[DemandTrace, str], Forecaster] = lambda trace, zone: PoolForecaster(zone=zone),
+        *,
+        period_s: float = _PERIOD_S,
     ) -> None:
         by_pool = {trace.pool: trace for trace in traces}
         self._pools = tuple(
             pool for pool in pools if pool.kind is PoolKind.INFERENCE and pool.lending.enabled and pool.name in by_pool
         )
-        self._forecasters = {pool.name: make_forecaster(by_pool[pool.name]) for pool in self._pools}
+        self._forecasters = {
+            pool.name: make_forecaster(by_pool[pool.name], pool.lending.time_zone) for pool in self._pools
+        }
         self._pools_with_demand: set[str] = set()
+        self._period_s = period_s
 
     def observe(self, change: DemandChange) -> None:
         forecaster = self._forecasters.get(change.pool)
@@ -230,25 +244,26 @@ class ForecastSource:
             self._pools_with_demand.add(change.pool)
 
     def make_forecasts(self, now_s: float, snapshot: Snapshot) -> tuple[ForecastMade, ...]:
-        """Return a forecast for every lending pool with observed demand, after the fits that are due.
+        """Return a forecast for every lending pool with observed demand or a profile, after the fits that are due.
 
         `snapshot` has the records of shortages and the measured times of the way back.
         """
         fit_due((each for each in self._forecasters.values() if isinstance(each, PoolForecaster)), now_s)
         ways = measure_ways_back(snapshot, self._pools)
         return tuple(
-            ForecastMade(
-                pool.name,
-                self._make_forecast(pool, snapshot, ways[pool.name].horizon_s, now_s),
-            )
+            ForecastMade(pool.name, self._make_forecast(pool, snapshot, ways[pool.name].horizon_s, now_s))
             for pool in self._pools
-            if pool.name in self._pools_with_demand
+            if pool.name in self._pools_with_demand or pool.lending.demand_profile
         )
 
     def _make_forecast(self, pool: Pool, snapshot: Snapshot, horizon_s: float, now_s: float) -> Forecast:
-        rules, forecaster = pool.lending, self._forecasters[pool.name]
-        levels = list_quantiles(find_working_quantile(rules, get_shortages(snapshot.demand, pool.name)))
-        forecast = forecaster.forecast(now_s, horizon_s, quantiles=levels)
-        if rules.loan_s_min <= horizon_s:
-            return forecast
-        return forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
+        reading = snapshot.demand.get(pool.name)
+        return forecast_pool(
+            self._forecasters[pool.name] if pool.name in self._pools_with_demand else None,
+            pool.lending,
+            list_quantiles(find_working_quantile(pool.lending, get_shortages(snapshot.demand, pool.name))),
+            now_s=now_s,
+            horizon_s=horizon_s,
+            observed_gpus=0.0 if reading is None else reading.asked_gpus,
+            period_s=self._period_s,
+        )

@@ -152,7 +152,10 @@ class Simulation:
         make_forecaster, period_s = FORECASTERS[scenario.forecast], policies.settings.full_pass_period_s
         forecast_demand = scenario.demand if policies.lends else ()
         self._forecast_source = ForecastSource(
-            scenario.pools, forecast_demand, lambda trace: make_forecaster(trace, scenario.seed, period_s)
+            scenario.pools,
+            forecast_demand,
+            lambda trace, zone: make_forecaster(trace, zone, scenario.seed, period_s),
+            period_s=period_s,
         )
         self._curves = curves or CurveCache()
         self._submissions = LookaheadIterator(iter(scenario.submissions), lambda submission: submission.at_s)

@@ -77,6 +77,7 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("GET /v1/nodes/n", lambda c: c.node("n"), None),
     ("POST /v1/nodes", lambda c: c.add_node({"name": "n"}), {"name": "n"}),
     ("DELETE /v1/nodes/n", lambda c: c.delete_node("n"), None),
+    ("PATCH /v1/nodes/n", lambda c: c.change_node("n", lendable=False), {"lendable": False}),
     ("POST /v1/nodes/n:cordon", lambda c: c.cordon("n"), None),
     ("POST /v1/nodes/n:drain", lambda c: c.drain("n"), None),
     ("POST /v1/nodes/n:uncordon", lambda c: c.uncordon("n"), None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scheduler.domain.commands import PauseLending, RecallAll, ResumeLending
 
@@ -81,6 +81,43 @@ def test_a_held_or_lent_node_is_not_removed(fleet: ApiService, problem: Problem)
 def test_a_lent_node_is_not_removed(fleet: ApiService, problem: Problem) -> None:
     fleet.lend_all()
     assert "lent" in problem(fleet.http.delete("/v1/nodes/i0"), 409)["detail"]
+
+
+def test_a_node_is_excluded_from_lending(fleet: ApiService, problem: Problem) -> None:
+    assert fleet.get("/v1/nodes/i0")["lendable"] is True
+    changed = fleet.http.patch("/v1/nodes/i0", json={"lendable": False})
+    assert (changed.status_code, changed.json()["lendable"]) == (202, False)
+    node = {"name": "i2", "pool": "inference", "gpu": "cpu", "gpus": 2, "lendable": False}
+    assert fleet.made("/v1/nodes", node)["lendable"] is False
+    fleet.tick()
+    assert fleet.store.load().snapshot.index.withheld == {"i0", "i2"}
+    [error] = problem(fleet.post("/v1/nodes", node | {"lendable": True}), 409)["errors"]
+    assert (error["field"], error["value"]) == ("lendable", True)
+    stale = fleet.http.patch("/v1/nodes/i0", json={"lendable": True}, headers={"If-Match": '"old"'})
+    assert stale.status_code == 412
+
+
+def test_a_node_of_a_training_pool_has_no_choice_of_lending(fleet: ApiService, problem: Problem) -> None:
+    problem(fleet.http.patch("/v1/nodes/t0", json={"lendable": False}), 409)
+    node = {"name": "t9", "pool": "training", "gpu": "cpu", "gpus": 2, "lendable": False}
+    [error] = problem(fleet.post("/v1/nodes", node), 422)["errors"]
+    assert error["field"] == "lendable"
+
+
+def test_the_calendar_of_a_pool_is_changed_and_read_back(fleet: ApiService) -> None:
+    def change(**lending: Any) -> Any:
+        answer = fleet.http.patch("/v1/pools/inference", json={"lending": lending})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["lending"]
+
+    windows = [{"cron": "0 8 * * 1-5", "duration_s": "10h"}]
+    lending = change(time_zone="Europe/Berlin", blackouts=windows, demand_profile=[1.0] * 24)
+    assert lending["blackouts"] == [{"start_s": 0.0, "end_s": 36_000.0, "cron": "0 8 * * 1-5", "time_zone": ""}]
+    event = {"name": "launch", "start_s": "2026-11-27T08:00", "duration_s": "3h", "factor": 2.0}
+    lending = change(known_events=[event])
+    assert lending["known_events"][0]["start_s"] == 1_795_762_800.0, "local to the zone that the pool has already"
+    writable = {name: value for name, value in lending.items() if name not in ("quantile", "shortage_target")}
+    assert change(**writable) == lending
 
 
 def test_a_node_is_cordoned_drained_and_uncordoned(fleet: ApiService) -> None:

@@ -78,6 +78,12 @@ class FleetMethods:
         return Request("DELETE", _node_path(name), headers=if_match_headers(if_match))
 
     @RequestMethod
+    def change_node(self, node: str, *, lendable: bool, if_match: str = "") -> Request[NodeView]:
+        """Set whether a node of an inference pool can be lent. A lent node that no longer can is recalled."""
+        change = {"lendable": lendable}
+        return Request("PATCH", _node_path(node), json=change, headers=if_match_headers(if_match))
+
+    @RequestMethod
     def cordon(self, node: str, *, if_match: str = "") -> Request[NodeView]:
         return Request("POST", f"{_node_path(node)}:cordon", headers=if_match_headers(if_match))
 

@@ -21,7 +21,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.kubernetes.api_objects import GPU_RESOURCE, LOAN
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, LENDABLE_LABEL, LOAN
 from scheduler.kubernetes.gpu_labels import GpuModel, NodeGpus, parse_node_gpus
 from scheduler.kubernetes.node_view import Toleration, find_untolerated_taints
 from scheduler.kubernetes.resources.meta import (
@@ -227,6 +227,7 @@ def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) 
         memory_bytes,
         cordoned=cluster_node.is_cordoned or repels_all,
         capacity=UNKNOWN_CAPACITY,
+        lendable=cluster_node.labels.get(LENDABLE_LABEL, "").casefold() != "false",
     )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import floor
 
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, NodeState, Pool
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, NodeState, Pool, get_shortages
 from scheduler.domain.job import Job
-from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.blackouts import is_in_blackout
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.model_mix import count_gainful_gpus
 from scheduler.scheduling.policies.quota import QuotaState
@@ -41,34 +41,39 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
 
     floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does with
     its LSTM; the working quantile and the bounds of the pool's owner are additions. A cordoned node counts only with
-    what inference has on it, because inference can add nothing there. Without a demand reading nothing is lent. With a
-    stale reading, or without a calibrated forecast, there are no new loans. A new loan must also fit the forecast
-    demand over the shortest worthwhile loan. Running loans are not recalled for that.
+    what inference has on it, because inference can add nothing there. Without a demand reading nothing is lent, unless
+    the owner gave a demand profile. With a stale reading, or without both a calibrated forecast and a profile, there
+    are no new loans. A new loan must also fit the forecast demand over the shortest worthwhile loan. Running loans are
+    not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
     if snapshot.switches.loans_recalled or not rules.enabled:
         return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "lending is switched off"))
-    if reading is None:
+    forecast = snapshot.forecasts.get(pool.name)
+    if reading is None and not (rules.demand_profile and forecast):
         return LendingTarget(
             0, False, Reason(ReasonCode.INFERENCE_NEEDS_NODE, f"pool {pool.name} has no demand reading")
         )
-    forecast = snapshot.forecasts.get(pool.name)
-    level = find_working_quantile(rules, reading.shortages)
-    needed = max(reading.gpus, forecast.demand_at(level)) if forecast else reading.gpus
+    level = find_working_quantile(rules, get_shortages(snapshot.demand, pool.name))
+    observed = 0.0 if reading is None else reading.gpus
+    needed = max(observed, forecast.demand_at(level)) if forecast else observed
     stale_s = settings.demand_stale_s if rules.demand_stale_s is None else rules.demand_stale_s
-    stale = snapshot.now_s - reading.at_s > stale_s
+    stale = reading is not None and snapshot.now_s - reading.at_s > stale_s
     lasting = max(needed, forecast.min_loan_demand_at(level)) if forecast else needed
     nodes = _spare_nodes(snapshot, pool, needed)
-    has_forecast = forecast is not None and forecast.is_calibrated
-    may_grow = not (stale or not has_forecast or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
+    has_forecast = forecast is not None and (forecast.is_calibrated or bool(rules.demand_profile))
+    is_closed = snapshot.switches.lending_paused or is_in_blackout(rules, snapshot.now_s)
+    may_grow = has_forecast and not (stale or is_closed)
     horizon_s = forecast.horizon_s if forecast else rules.horizon_s
-    numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
+    numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": observed}
     numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes), "quantile": level}
     detail = (
-        f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
+        f"{pool.name} uses {observed:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
         f"within {horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
     )
+    if forecast is not None and forecast.event:
+        detail = f"{detail}; known event {forecast.event!r} raises the forecast"
     if closed := _count_closed_gpus(snapshot, pool):
         numbers["cordoned_gpus"] = float(sum(closed))
         detail = f"{detail}; {sum(closed)} GPUs are on cordoned nodes"
@@ -130,10 +135,17 @@ def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     up, closed = dict(snapshot.index.count_up_nodes_by_size(pool.name)), _count_closed_gpus(snapshot, pool)
     spare_gpus = (snapshot.capacity(pool.name) - sum(closed)) * (1.0 - rules.headroom) - needed_gpus
     nodes = floor(max(0.0, spare_gpus) / max(up, default=1))
-    bounds = [sum(up.values()) - len(closed) - rules.kept_nodes_min, nodes]
+    kept = max(rules.kept_nodes_min, _count_withheld_nodes(snapshot, pool))
+    bounds = [sum(up.values()) - len(closed) - kept, nodes]
     if rules.lent_nodes_max is not None:
         bounds.append(rules.lent_nodes_max)
     return max(0, min(bounds))
+
+
+def _count_withheld_nodes(snapshot: Snapshot, pool: Pool) -> int:
+    """Return the number of the pool's nodes that are up and open, but that its owner does not lend."""
+    withheld = (snapshot.nodes[name] for name in snapshot.index.withheld)
+    return sum(1 for node in withheld if node.pool == pool.name and node.state is NodeState.UP and not node.cordoned)
 
 
 def _count_closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
@@ -151,7 +163,3 @@ def _count_closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
         ):
             closed.append(node.unschedulable_gpus)
     return [gpus for gpus in closed if gpus > 0]
-
-
-def _in_blackout(rules: LendingPolicy, snapshot: Snapshot) -> bool:
-    return any(window.covers(snapshot.now_s) for window in rules.blackouts)

@@ -8,7 +8,7 @@ from itertools import islice
 from operator import attrgetter
 
 from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
-from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
     LendingTarget,
@@ -22,6 +22,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     """Return vacated nodes, then bring the loans of each inference pool to the number that the pool can spare."""
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
+    _recall_withheld_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
     supply = LoanSupply(cycle)
@@ -50,6 +51,15 @@ def _recall_draining_nodes(cycle: SchedulingCycle) -> None:
             continue
         deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
         _recall_node(cycle, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"draining node {loan.node}"))
+
+
+def _recall_withheld_nodes(cycle: SchedulingCycle) -> None:
+    """Recall lent nodes that their owner has since excluded from lending."""
+    for name in sorted(cycle.index.withheld):
+        loan = cycle.snapshot.loans.get(name)
+        if loan is not None and loan.state in UNRECALLED_LOAN_STATES:
+            deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
+            _recall_node(cycle, name, deadline_s, Reason(ReasonCode.OPERATOR_ASKED, f"node {name} is not lendable"))
 
 
 def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
@@ -102,10 +112,10 @@ class LoanSupply:
 
     @cached_property
     def _nodes_by_pool(self) -> Mapping[str, list[Node]]:
-        """Nodes that are up and not cordoned, those that inference uses least first."""
+        """Nodes that are up, lendable and not cordoned, those that inference uses least first."""
         nodes: dict[str, list[Node]] = {}
         for node in self._cycle.snapshot.original.nodes.values():
-            if node.state is NodeState.UP and not node.cordoned:
+            if node.state is NodeState.UP and node.lendable and not node.cordoned:
                 nodes.setdefault(node.pool, []).append(node)
         for each in nodes.values():
             each.sort(key=attrgetter("inference_gpus", "name"))
@@ -192,4 +202,4 @@ def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, c
 
 def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     node = cycle.snapshot.original.nodes[loan.node]
-    return not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
+    return node.lendable and not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))

@@ -236,6 +236,14 @@ def test_cordon_drain_and_uncordon(ask: Ask, run: Run, fleet: Any) -> None:
     assert not ask("uncordon", "t0")["cordoned"]
 
 
+def test_a_node_is_excluded_from_lending_and_included_again(ask: Ask, run: Run, fleet: Any) -> None:
+    ask("nodes", "add", "s9", "--pool", "serving", "--gpu", "cpu", "--gpus", "2", "--no-lendable")
+    assert "up, not lendable" in run("nodes").stdout
+    assert ask("nodes", "change", "s9", "--lendable")["lendable"] is True
+    assert ask("nodes", "change", "s9", "--no-lendable")["lendable"] is False
+    assert run("nodes", "change", "s9").exit_code == 2
+
+
 def test_nodes_and_pools_are_deleted(ask: Ask, fleet: Any) -> None:
     ask("nodes", "delete", "t0")
     fleet.tick()

@@ -30,7 +30,8 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.known_events import FACTOR_MAX, KnownEvent
+from scheduler.domain.lending_policy import PROFILE_HOURS, Blackout, LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
 from scheduler.domain.program import Program
@@ -41,6 +42,7 @@ from scheduler.domain.snapshot import Snapshot
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
 _NAME = st.text(min_size=1, max_size=8)
+_ZONE = "Europe/Berlin"
 _POSITIVE_S = st.floats(min_value=1e-9, allow_infinity=False)
 
 
@@ -129,6 +131,13 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         latency_s=st.floats(1e-6, 1e-3),
         nics_per_node=st.integers(1, 8),
     ),
+    Blackout: st.builds(
+        Blackout, start_s=_POSITIVE_S, end_s=_POSITIVE_S, cron=st.text(), time_zone=st.sampled_from(["", _ZONE])
+    ),
+    KnownEvent: st.one_of(
+        st.builds(KnownEvent, duration_s=_POSITIVE_S, gpus=st.floats(0.0, 1e6)),
+        st.builds(KnownEvent, duration_s=_POSITIVE_S, factor=st.floats(1.0, FACTOR_MAX)),
+    ),
     LendingPolicy: st.builds(
         LendingPolicy,
         quantile=st.floats(0.01, 0.99),
@@ -138,6 +147,8 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         cold_start_s=_POSITIVE_S,
         lent_nodes_max=st.none() | _COUNT,
         demand_stale_s=st.none() | _POSITIVE_S,
+        time_zone=st.sampled_from(["UTC", _ZONE]),
+        demand_profile=st.sampled_from([(), (1.5,) * PROFILE_HOURS[0], (0.0,) * PROFILE_HOURS[1]]),
     ),
 }
 _PLAIN: dict[Any, SearchStrategy[Any]] = {

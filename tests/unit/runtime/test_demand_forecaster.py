@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast
+from scheduler.domain.known_events import KnownEvent
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
@@ -52,9 +54,15 @@ class Rig:
         self.snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=2, lending=lending))
         self.store = MemoryStore(self.snapshot)
         self.listeners: list[RecordingForecaster] = []
+        self.zones: list[str] = []
         self.fits = ThreadPoolExecutor(1)
         self.watch = DemandForecaster(self.store, self._new, history_s=1000.0, fits=self.fits)
         self.store.acquire_lease("rig", now_s=0.0, ttl_s=1e9)
+
+    def set_lending(self, **lending: Any) -> None:
+        pool = self.snapshot.pools["inference"]
+        changed = replace(pool, lending=replace(pool.lending, **lending))
+        self.snapshot = replace(self.snapshot, pools={**self.snapshot.pools, "inference": changed})
 
     def record(self, at_s: float, gpus: float) -> None:
         reading = DemandReading(at_s, min(gpus, 16.0), gpus)
@@ -64,7 +72,8 @@ class Rig:
         self.store.commit(Commit(self.snapshot, following, 1, readings=(("inference", reading),)))
         self.snapshot = following
 
-    def _new(self) -> RecordingForecaster:
+    def _new(self, *, zone: str) -> RecordingForecaster:
+        self.zones.append(zone)
         self.listeners.append(RecordingForecaster())
         return self.listeners[-1]
 
@@ -137,3 +146,36 @@ def test_models_are_fitted_in_the_background_and_used_by_a_later_pass() -> None:
     rig.watch.make_forecasts(rig.snapshot, 400.0)
     ((horizon_s, model),) = listener.accepted
     assert (horizon_s, model.is_calibrated) == (600.0, True)
+
+
+def test_changed_zone_begins_a_new_forecaster_with_the_stored_readings() -> None:
+    rig = Rig(LendingPolicy(time_zone="Asia/Kolkata"))
+    rig.record(100.0, 9.0)
+    rig.watch.make_forecasts(rig.snapshot, 200.0)
+    _, gpus = make_days(3, noise=0.1)
+    rig.listeners[0].task = FitTask(bin_values(gpus), Season(DAY_S, HOUR_S), 1, np.zeros(FEATURES))
+    rig.watch.make_forecasts(rig.snapshot, 300.0)
+    rig.set_lending(time_zone="Europe/Berlin")
+    rig.watch.make_forecasts(rig.snapshot, 400.0)
+    rig.watch.close()
+    rig.watch.make_forecasts(rig.snapshot, 500.0)
+    assert rig.zones == ["Asia/Kolkata", "Europe/Berlin"]
+    assert [listener.heard for listener in rig.listeners] == [[(100.0, 9.0)]] * 2
+    assert rig.listeners[1].accepted == [], "the fit was for the earlier clock"
+
+
+def test_pool_without_readings_forecasts_by_its_profile() -> None:
+    rig = Rig(LendingPolicy(demand_profile=(3.0,) * 24))
+    (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    assert (command.body.forecast.method, command.body.forecast.gpus[0]) == ("demand profile", 3.0)
+    assert rig.listeners == []
+
+
+def test_known_event_raises_what_is_stored_and_not_what_the_model_learns_from() -> None:
+    rig = Rig(LendingPolicy(known_events=(KnownEvent("launch", 600.0, 60.0, gpus=12.0),)))
+    rig.record(1.0, 2.0)
+    (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    assert (set(command.body.forecast.gpus), command.body.forecast.event) == ({12.0}, "launch")
+    assert rig.listeners[0].heard == [(1.0, 2.0)]

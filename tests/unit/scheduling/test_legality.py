@@ -215,3 +215,12 @@ def test_breaches_are_found() -> None:
     twice = (Run("a", 1, RunPhase.RUNNING, {"t0": (0,)}), Run("a", 2, RunPhase.RUNNING, {"t0": (0,)}))
     assert BreachKind.GPU_HELD_TWICE in kinds(world(), *twice)
     assert BreachKind.ON_UNLENT_NODE in kinds(world(), Run("a", 1, RunPhase.RUNNING, {"i2": (0,)}))
+
+
+def test_loan_of_a_node_that_is_not_lendable_is_a_violation() -> None:
+    snapshot = world()
+    nodes = {**snapshot.nodes, "i2": replace(snapshot.nodes["i2"], lendable=False)}
+    assert find_violation(MutableSnapshot(snapshot), LendNode("i2", WHY)) is None
+    found = find_violation(MutableSnapshot(replace(snapshot, nodes=nodes)), LendNode("i2", WHY))
+    assert found is not None
+    assert found.invariant is Invariant.WRONG_STATE

@@ -51,7 +51,7 @@ def test_oracle_answers_a_short_horizon_after_a_long_one() -> None:
     rules = LendingPolicy(return_deadline_s=100.0, cold_start_s=0.0, loan_s_min=1000.0)
     lends = Pool("chat", PoolKind.INFERENCE, rules)
     trace = DemandTrace("chat", (0.0, 600.0, 5000.0), (4.0, 9.0, 2.0))
-    forecasts = ForecastSource([lends], [trace], lambda trace: OracleForecaster(trace, seed=1, period_s=0.0))
+    forecasts = ForecastSource([lends], [trace], lambda trace, zone: OracleForecaster(trace, seed=1, period_s=0.0))
     forecasts.observe(DemandChange(0.0, "chat", 4.0))
     for now_s in (0.0, 10.0):
         (made,) = forecasts.make_forecasts(now_s, Snapshot())

@@ -65,6 +65,7 @@ class NodeView(TypedDict):
     incidents: list[IncidentView]
     inference_gpus: int
     jobs: dict[str, list[int]]
+    lendable: bool
     loan: LoanView | None
     name: str
     other_gpus: int
@@ -88,6 +89,7 @@ class NodeSummaryView(TypedDict):
 class ForecastView(TypedDict):
     """Predicted GPU demand of an inference pool."""
 
+    event: str
     gpus: list[float]
     horizon_s: float
     is_calibrated: bool
@@ -198,9 +200,21 @@ class PoolForecastView(TypedDict):
 
 
 class BlackoutView(TypedDict):
-    """A daily window without new loans. It may wrap around midnight."""
+    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
 
+    cron: str
     end_s: float
+    start_s: float
+    time_zone: str
+
+
+class KnownEventView(TypedDict):
+    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
+
+    duration_s: float
+    factor: float | None
+    gpus: float | None
+    name: str
     start_s: float
 
 
@@ -209,15 +223,18 @@ class LendingPolicyView(TypedDict):
 
     blackouts: list[BlackoutView]
     cold_start_s: float
+    demand_profile: list[float]
     demand_stale_s: float | None
     enabled: bool
     headroom: float
     kept_nodes_min: int
+    known_events: list[KnownEventView]
     lent_nodes_max: int | None
     loan_s_min: float
     quantile: float
     return_deadline_s: float
     shortage_target: float | None
+    time_zone: str
 
 
 class PoolNetworkView(TypedDict):
