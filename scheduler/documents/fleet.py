@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from scheduler.documents.demand_source import DemandSourceDocument, to_prometheus_demand
 from scheduler.documents.document import (
     LABEL_FORM,
     Document,
@@ -31,7 +32,14 @@ from scheduler.domain.fleet import (
     PoolKind,
     PoolNetwork,
 )
-from scheduler.domain.lending_policy import DAY_S, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, Blackout, LendingPolicy
+from scheduler.domain.lending_policy import (
+    DAY_S,
+    DEMAND_LOST_S,
+    SHORTAGE_TARGET,
+    SHORTAGE_TARGET_MAX,
+    Blackout,
+    LendingPolicy,
+)
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -67,6 +75,12 @@ def check_one_risk(quantile: float | None, target: float | None, *, field: str) 
     """Check that a lending policy sets its risk once. `field` is the name of the shortage target."""
     if quantile is not None and target is not None:
         raise invalid_field(field, target, f"nothing together with quantile, which is {quantile:g}; set one of them")
+
+
+def check_lost_after_stale(stale_s: float | None, lost_s: float | None, *, field: str) -> None:
+    """Check that demand is lost only after it is stale. `field` is the name of the age at which it is lost."""
+    if stale_s is not None and lost_s is not None and lost_s <= stale_s:
+        raise invalid_field(field, lost_s, f"above {stale_s:g} s, the age at which demand is stale")
 
 
 def _describe_as_number(schema: JsonDict) -> None:
@@ -142,6 +156,17 @@ class LendingDocument(Document):
         default_factory=list, description="Daily windows without new loans."
     )
 
+    demand_lost_s: PositiveDuration | None = Field(
+        default=_DEFAULT_LENDING.demand_lost_s,
+        description=f"Age in seconds of the latest demand reading at which all loans are recalled, above "
+        f"`demand_stale_s`. Null: {DEMAND_LOST_S:.0f}, or twice the age at which demand is stale if that is longer.",
+    )
+
+    @model_validator(mode="after")
+    def _check_demand_age(self) -> Self:
+        check_lost_after_stale(self.demand_stale_s, self.demand_lost_s, field="demand_lost_s")
+        return self
+
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
         check_one_risk(self.quantile, self.shortage_target, field="shortage_target")
@@ -190,10 +215,18 @@ class PoolDocument(Document):
         default=None, description="Network between its nodes. Null: that of the profile of their GPU model."
     )
 
+    demand: DemandSourceDocument | None = Field(
+        default=None,
+        description="Queries that the service polls for the demand of inference, for kind inference only. Null: demand "
+        "is reported with POST /v1/pools/{name}/demand.",
+    )
+
     @model_validator(mode="after")
     def _check_lending_kind(self) -> Self:
         if self.kind is PoolKind.TRAINING and self.lending is not None:
             raise invalid_field("lending", "given", "nothing; only pools of kind inference lend")
+        if self.kind is PoolKind.TRAINING and self.demand is not None:
+            raise invalid_field("demand", "given", "nothing; only pools of kind inference have demand")
         return self
 
 
@@ -234,7 +267,8 @@ def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
 
 def to_pool(document: PoolDocument) -> Pool:
     network = None if document.network is None else to_pool_network(document.network)
-    return Pool(document.name, document.kind, to_lending_policy(document.lending), network)
+    demand = None if document.demand is None else to_prometheus_demand(document.demand)
+    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, demand)
 
 
 def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:

@@ -22,6 +22,8 @@ class Blackout:
 
 
 SHORTAGE_TARGET, SHORTAGE_TARGET_MAX = 0.001, 0.1
+DEMAND_LOST_S = 1800.0
+"""Default age of the newest demand reading at which all loans are recalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class LendingPolicy:
     which loans may leave inference short. Without either, the target is `SHORTAGE_TARGET`.
     A recalled node is returned within `return_deadline_s` and serves inference `cold_start_s` later; the forecast looks
     ahead over the sum of both. A loan must be expected to last `loan_s_min`. A demand reading older than
-    `demand_stale_s` permits no new loan (None: the value of the policy settings).
+    `demand_stale_s` permits no new loan (None: the value of the policy settings). One older than `demand_lost_s`
+    recalls all loans (None: `DEMAND_LOST_S`, or twice the age at which it is stale if that is longer).
     """
 
     enabled: bool = True
@@ -47,6 +50,7 @@ class LendingPolicy:
     blackouts: tuple[Blackout, ...] = ()
     demand_stale_s: float | None = None
     shortage_target: float | None = None
+    demand_lost_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.quantile is not None and self.shortage_target is not None:
@@ -70,6 +74,13 @@ class LendingPolicy:
             raise ValueError(f"lending.lent_nodes_max must be at least 0, got {self.lent_nodes_max}")
         if self.demand_stale_s is not None and not self.demand_stale_s > 0:
             raise ValueError(f"lending.demand_stale_s must be above 0, got {self.demand_stale_s}")
+        if self.demand_lost_s is not None and not self.demand_lost_s > (self.demand_stale_s or 0.0):
+            least = f"above lending.demand_stale_s, {self.demand_stale_s:g}" if self.demand_stale_s else "above 0"
+            raise ValueError(f"lending.demand_lost_s must be {least}, got {self.demand_lost_s:g}")
+
+    def find_demand_lost_s(self, stale_s: float) -> float:
+        """Return the age of the newest reading at which all loans are recalled, if it is stale after `stale_s`."""
+        return max(DEMAND_LOST_S, 2.0 * stale_s) if self.demand_lost_s is None else self.demand_lost_s
 
     @property
     def horizon_s(self) -> float:

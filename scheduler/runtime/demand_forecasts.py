@@ -35,6 +35,8 @@ class Forecaster(Protocol):
 class DemandForecaster:
     """Forecasters of the lending pools, fed with the stored demand readings.
 
+    A pool whose history was back-filled gets a new forecaster, which reads all of it.
+
     Their models are fitted on an executor, so that no tick waits for a fit.
     """
 
@@ -48,6 +50,7 @@ class DemandForecaster:
         self._fits_in_flight: dict[tuple[str, float], Future[PoolModel]] = {}
         self._forecasters: dict[str, Forecaster] = {}
         self._last_reading_s: dict[str, float] = {}
+        self._backfills: dict[str, int] = {}
 
     def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
         """Return a new forecast for each inference pool that lends and has demand readings."""
@@ -63,6 +66,9 @@ class DemandForecaster:
         reading = snapshot.demand.get(pool.name)
         if reading is None:
             return None
+        if self._backfills.setdefault(pool.name, reading.backfills) != reading.backfills:
+            self._discard_forecaster(pool.name)
+            self._backfills[pool.name] = reading.backfills
         forecaster = self._forecasters.get(pool.name)
         if forecaster is None:
             forecaster = self._forecasters[pool.name] = self._new_forecaster()
@@ -74,6 +80,13 @@ class DemandForecaster:
         if rules.loan_s_min > rules.horizon_s:
             forecast = forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
+
+    def _discard_forecaster(self, pool: str) -> None:
+        """Forget what was learned from the readings of a pool, and the fits that are under way."""
+        self._forecasters.pop(pool, None)
+        self._last_reading_s.pop(pool, None)
+        for key in [key for key in self._fits_in_flight if key[0] == pool]:
+            self._fits_in_flight.pop(key).cancel()
 
     def _feed_new_readings(self, forecaster: Forecaster, pool: str, now_s: float) -> None:
         since_s = self._last_reading_s.get(pool, now_s - self._history_s)
