@@ -180,12 +180,15 @@ class OverviewView(TypedDict):
 
 
 class PoolDemandView(TypedDict):
-    """Answer of type PoolDemandView."""
+    """The present demand of a pool after a report, and how many of its readings were used."""
 
+    accepted: int
     asked_gpus: float
     at_s: float
+    backfilled: int
     capacity_gpus: int
     clamped: bool
+    clamped_readings: int
     gpus: float
     pool: str
 
@@ -195,6 +198,27 @@ class PoolForecastView(TypedDict):
 
     forecast: ForecastView | None
     pool: str
+
+
+class DemandQueryView(TypedDict):
+    """One summand of a pool's demand. Fields that are not set are left out."""
+
+    aggregate: NotRequired[str]
+    gpus_per_node: NotRequired[float]
+    gpus_per_replica: NotRequired[float]
+    preset: NotRequired[str]
+    promql: NotRequired[str]
+    replicas_min: NotRequired[int]
+    requests_per_replica: NotRequired[float]
+    selector: NotRequired[dict[str, str]]
+    unit: NotRequired[str]
+
+
+class DemandSourceView(TypedDict):
+    """Queries that the service polls for the demand of a pool."""
+
+    queries: list[DemandQueryView]
+    stale_after_s: float
 
 
 class BlackoutView(TypedDict):
@@ -209,6 +233,7 @@ class LendingPolicyView(TypedDict):
 
     blackouts: list[BlackoutView]
     cold_start_s: float
+    demand_lost_s: float | None
     demand_stale_s: float | None
     enabled: bool
     headroom: float
@@ -233,6 +258,7 @@ class PoolView(TypedDict):
 
     capacity_gpus: int
     demand: NotRequired[DemandView | None]
+    demand_source: NotRequired[DemandSourceView | None]
     gpus: int
     kind: str
     lending: NotRequired[LendingPolicyView]
