@@ -19,6 +19,7 @@ from api.pools import DemandView, PoolView, demand_view, pool_response, require_
 from api.state import RequestContext
 from scheduler.documents.demand_source import DemandSourceDocument, to_prometheus_demand
 from scheduler.documents.document import Document, invalid_field
+from scheduler.documents.fleet import describe_as_number
 from scheduler.domain.commands import ReportDemand, ReportDemandHistory, SetDemandSource
 from scheduler.domain.fleet import DemandReading
 from scheduler.scheduling.preconditions import pool_etag
@@ -56,7 +57,11 @@ class DemandReport(Document):
     replaces the recorded one of its time, except the latest reading.
     """
 
-    gpus: Gpus | None = Field(default=None, description="Number of GPUs needed from time `at` on.")
+    gpus: Gpus | None = Field(
+        default=None,
+        description="Number of GPUs needed from time `at` on.",
+        json_schema_extra=describe_as_number,
+    )
     at: Moment | None = Field(default=None, description="Time of the reading, in seconds since 1970 (UTC). Null: now.")
     readings: Annotated[list[DemandPoint], Field(min_length=1, max_length=READINGS_MAX)] | None = Field(
         default=None, description="Readings of any age, in any order, instead of `gpus` and `at`."

@@ -105,7 +105,9 @@ def set_source(
     with service_client(url) as client:
         response = client.set_demand_source(pool, document)
     shown = format_count(len(document["queries"]), "term")
-    print_document(response, output, lambda: render_facts({"pool": pool, "demand source": f"{shown}, polled from Prometheus"}))
+    print_document(
+        response, output, lambda: render_facts({"pool": pool, "demand source": f"{shown}, polled from Prometheus"})
+    )
 
 
 @app.command("clear-source")

@@ -115,7 +115,14 @@ class PrometheusApi:
         sums: dict[float, float] | None = None
         for term in query.terms:
             form = {"start": f"{from_s:.3f}", "end": f"{to_s:.3f}", "step": f"{step_s:.3f}"}
-            response = self._post(client, "query_range", term.promql, query.stale_after_s, form, HISTORY_BYTES_MAX)
+            response = self._post(
+                client,
+                "query_range",
+                term.promql,
+                lookback_s=query.stale_after_s,
+                form=form,
+                bytes_max=HISTORY_BYTES_MAX,
+            )
             if isinstance(response, UnknownDemand):
                 return response
             found = parse_range_response(*response, sums_series=term.sums_series)
@@ -147,7 +154,7 @@ class PrometheusApi:
         self, client: httpx.Client, text: str, term: PromqlTerm, lookback_s: float, *, at_s: float | None = None
     ) -> tuple[QueryValue, ...] | UnknownDemand:
         form = {} if at_s is None else {"time": f"{at_s:.3f}"}
-        response = self._post(client, "query", text, lookback_s, form, RESPONSE_BYTES_MAX)
+        response = self._post(client, "query", text, lookback_s=lookback_s, form=form)
         if isinstance(response, UnknownDemand):
             return response
         values = parse_query_values(*response, sums_series=term.sums_series)
@@ -156,7 +163,14 @@ class PrometheusApi:
         return values
 
     def _post(
-        self, client: httpx.Client, path: str, text: str, lookback_s: float, form: Mapping[str, str], bytes_max: int
+        self,
+        client: httpx.Client,
+        path: str,
+        text: str,
+        *,
+        lookback_s: float,
+        form: Mapping[str, str],
+        bytes_max: int = RESPONSE_BYTES_MAX,
     ) -> tuple[int, bytes] | UnknownDemand:
         """Return the status and the body of a response that is not longer than `bytes_max`."""
         data = {"query": text, "lookback_delta": f"{lookback_s:.3f}", "timeout": f"{self._timeout_s:.3f}", **form}

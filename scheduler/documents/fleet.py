@@ -83,7 +83,7 @@ def check_lost_after_stale(stale_s: float | None, lost_s: float | None, *, field
         raise invalid_field(field, lost_s, f"above {stale_s:g} s, the age at which demand is stale")
 
 
-def _describe_as_number(schema: JsonDict) -> None:
+def describe_as_number(schema: JsonDict) -> None:
     """Describe an optional number to clients as one that they omit, as it was before it became optional."""
     branches = schema.pop("anyOf")
     assert isinstance(branches, list)
@@ -124,7 +124,7 @@ class LendingDocument(Document):
         default=None,
         description="Fixed quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1. "
         "Without it, the quantile follows from `shortage_target`. Set one of the two.",
-        json_schema_extra=_describe_as_number,
+        json_schema_extra=describe_as_number,
     )
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.headroom,
