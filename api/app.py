@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from api import (
     accounts,
     archives,
+    demand_reports,
     events,
     hardware,
     health,
@@ -91,7 +92,8 @@ _ROUTERS = (
         worker_reports.progress_router,
         archives.router,
     ),
-    *(overview.router, pools.router, nodes.router, queues.router, usage.router, pools.demand_router, loans.router),
+    *(overview.router, pools.router, nodes.router, queues.router, usage.router, loans.router),
+    *(pools.demand_router, demand_reports.router),
     machines.router,
     hardware.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Annotated, NotRequired
 
@@ -12,18 +11,20 @@ from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, PoolNamePath, create_router
-from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
+from api.http.errors import problem_responses, raise_conflict
 from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
 from api.state import RequestContext
 from scheduler.documents import fleet
+from scheduler.documents.demand_source import DemandQueryDocument, DemandSourceDocument, to_source_document
 from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetworkDocument
 from scheduler.documents.pool_calendar import BlackoutDocument, KnownEventDocument
 from scheduler.domain.codec import encode
-from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
+from scheduler.domain.commands import CreatePool, DeletePool, SetLendingPolicy
+from scheduler.domain.demand_source import DemandUnit, InferenceServer, PrometheusDemand
 from scheduler.domain.fleet import (
     DemandReading,
     Forecast,
@@ -46,6 +47,8 @@ from scheduler.solver.profiles.catalog import is_estimated_gpu
 _NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
 _BLACKOUT = {name: info.description for name, info in BlackoutDocument.model_fields.items()}
 _EVENT = {name: info.description for name, info in KnownEventDocument.model_fields.items()}
+_QUERY = {name: info.description for name, info in DemandQueryDocument.model_fields.items()}
+_SOURCE = {name: info.description for name, info in DemandSourceDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
 
 
@@ -99,6 +102,7 @@ class LendingPolicyView(TypedDict):
     time_zone: Annotated[str, Field(description=_LENDING["time_zone"])]
     known_events: Annotated[list[KnownEventView], Field(description="Times of unusual demand.")]
     demand_profile: Annotated[list[float], Field(description=_LENDING["demand_profile"])]
+    demand_lost_s: Annotated[float | None, Field(description=_LENDING["demand_lost_s"])]
 
 
 class DemandView(TypedDict):
@@ -108,11 +112,6 @@ class DemandView(TypedDict):
     gpus: Annotated[float, Field(description="Number of GPUs needed, limited to the pool's capacity.")]
     asked_gpus: Annotated[float, Field(description="Number of GPUs as reported, without the limit.")]
     clamped: Annotated[bool, Field(description="Whether the reported number exceeded the capacity.")]
-
-
-class PoolDemandView(DemandView):
-    pool: Annotated[str, Field(description="Name of the inference pool.")]
-    capacity_gpus: Annotated[int, Field(description="Number of GPUs of nodes that are not down.")]
 
 
 class DemandHistoryView(TypedDict):
@@ -185,6 +184,27 @@ class WayBackView(TypedDict):
     horizon_s: Annotated[float, Field(description="Seconds that forecasts look ahead: their sum, rounded up.")]
 
 
+class DemandQueryView(TypedDict):
+    """One summand of a pool's demand. Fields that are not set are left out."""
+
+    promql: NotRequired[Annotated[str, Field(description=_QUERY["promql"])]]
+    unit: NotRequired[Annotated[DemandUnit, Field(description=_QUERY["unit"])]]
+    aggregate: NotRequired[Annotated[str, Field(description=_QUERY["aggregate"])]]
+    preset: NotRequired[Annotated[InferenceServer, Field(description=_QUERY["preset"])]]
+    selector: NotRequired[Annotated[dict[str, str], Field(description=_QUERY["selector"])]]
+    requests_per_replica: NotRequired[Annotated[float, Field(description=_QUERY["requests_per_replica"])]]
+    replicas_min: NotRequired[Annotated[int, Field(description=_QUERY["replicas_min"])]]
+    gpus_per_replica: NotRequired[Annotated[float, Field(description=_QUERY["gpus_per_replica"])]]
+    gpus_per_node: NotRequired[Annotated[float, Field(description=_QUERY["gpus_per_node"])]]
+
+
+class DemandSourceView(TypedDict):
+    """Queries that the service polls for the demand of a pool."""
+
+    queries: Annotated[list[DemandQueryView], Field(description=_SOURCE["queries"])]
+    stale_after_s: Annotated[float, Field(description=_SOURCE["stale_after_s"])]
+
+
 class PoolView(TypedDict):
     """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `way_back`."""
 
@@ -203,6 +223,12 @@ class PoolView(TypedDict):
         Annotated[DemandView | None, Field(description="Latest reading of what inference needs. Null: none yet.")]
     ]
     way_back: NotRequired[Annotated[WayBackView, Field(description="How long a recalled node takes to serve again.")]]
+    demand_source: NotRequired[
+        Annotated[
+            DemandSourceView | None,
+            Field(description="Queries that the service polls for demand. Null: demand is reported to the API."),
+        ]
+    ]
 
 
 class IncidentView(TypedDict):
@@ -269,7 +295,13 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         view["demand"] = demand_view(reading) if reading else None
         way = measure_way_back(snapshot, pool)
         view["way_back"] = {"leave_s": way.leave_s, "start_s": way.start_s, "horizon_s": way.horizon_s}
+        view["demand_source"] = None if pool.demand is None else _source_view(pool.demand)
     return view
+
+
+def _source_view(source: PrometheusDemand) -> DemandSourceView:
+    document = to_source_document(source)
+    return {"queries": document["queries"], "stale_after_s": document["stale_after_s"]}
 
 
 def _lending_view(rules: LendingPolicy, record: ShortageRecord) -> LendingPolicyView:
@@ -424,7 +456,9 @@ def pool_response(context: RequestContext, pool: Pool, response: Response) -> Po
 def _refuse_difference(existing: Pool, requested: Pool) -> None:
     if existing == requested:
         return
-    differs = (field for field in ("kind", "lending") if getattr(existing, field) != getattr(requested, field))
+    differs = (
+        field for field in ("kind", "lending", "demand") if getattr(existing, field) != getattr(requested, field)
+    )
     field = next(differs, "network")
     value, allowed = encode(getattr(requested, field)), encode(getattr(existing, field))
     detail = f"pool {existing.name} exists with another {field}"
@@ -432,32 +466,6 @@ def _refuse_difference(existing: Pool, requested: Pool) -> None:
 
 
 demand_router = create_router("fleet")
-
-GPUS_MAX = 1e9
-FUTURE_S_MAX = 60.0
-
-
-class DemandReport(Document):
-    """A reading of what the inference of a pool needs."""
-
-    gpus: Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)] = Field(
-        description="Number of GPUs needed from time `at` on."
-    )
-    at: Annotated[float, Field(strict=True, ge=0)] | None = Field(
-        default=None, description="Time of the reading, in seconds since 1970 (UTC). Null: now."
-    )
-
-
-@demand_router.post("/pools/{name}/demand", status_code=202, responses=problem_responses(409))
-@requires(ADMIN)
-def report_demand(name: PoolNamePath, report: DemandReport, context: ContextDep) -> PoolDemandView:
-    """Report the demand of the pool's inference. Demand above the capacity counts as the capacity and recalls every
-    loan."""
-    _require_inference_pool(context, name)
-    at_s = _reading_time_s(report, context, name)
-    after = context.send(ReportDemand(name, report.gpus), at_s=at_s)
-    reading = after.snapshot.demand[name]
-    return {"pool": name, "capacity_gpus": after.snapshot.capacity(name), **demand_view(reading)}
 
 
 @demand_router.get("/pools/{name}/demand", responses=problem_responses(409))
@@ -475,7 +483,7 @@ def get_demand(
     ] = None,
 ) -> DemandHistoryView:
     """Return the latest demand and the recorded readings."""
-    _require_inference_pool(context, name)
+    require_inference_pool(context, name)
     latest = context.snapshot.demand.get(name)
     readings = context.store.list_readings(name, since_s=context.now_s - DAY_S if since_s is None else since_s)
     return {
@@ -490,24 +498,12 @@ def get_demand(
 @requires(VIEWER)
 def get_forecast(name: PoolNamePath, context: ContextDep) -> PoolForecastView:
     """Return the newest forecast; null while there are too few readings."""
-    _require_inference_pool(context, name)
+    require_inference_pool(context, name)
     forecast = context.snapshot.forecasts.get(name)
     return {"pool": name, "forecast": forecast_view(forecast) if forecast else None}
 
 
-def _require_inference_pool(context: RequestContext, name: str) -> None:
+def require_inference_pool(context: RequestContext, name: str) -> None:
+    """Check that the pool exists and can have demand. Raises ProblemError: 404 or 409."""
     if context.pool(name).kind is not PoolKind.INFERENCE:
         raise_conflict(f"pool {name} is a training pool. Only inference pools have demand")
-
-
-def _reading_time_s(report: DemandReport, context: RequestContext, name: str) -> float:
-    """Return the time of the reading. Readings must be in order of time and not in the future."""
-    if report.at is None:
-        return context.now_s
-    latest = context.snapshot.demand.get(name)
-    earliest_s = latest.at_s if latest else -math.inf
-    if report.at > context.now_s + FUTURE_S_MAX:
-        raise_invalid_field("at", report.at, f"at most the current time, {context.now_s:.3f}")
-    if report.at < earliest_s:
-        raise_invalid_field("at", report.at, f"at least the time of the latest reading, {earliest_s:.3f}")
-    return report.at

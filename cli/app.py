@@ -96,6 +96,12 @@ SUBCOMMANDS = (
         "Pause or resume lending, recall loans, or test lending on recorded demand.",
     ),
     Subcommand(
+        "demand",
+        "cli.commands.demand:app",
+        FLEET_PANEL,
+        "Show the demand of an inference pool, or report recorded demand.",
+    ),
+    Subcommand(
         "forecast",
         "cli.commands.forecast:app",
         FLEET_PANEL,

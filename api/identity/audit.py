@@ -35,8 +35,10 @@ from scheduler.domain.commands import (
     DeleteSecret,
     RemoveNode,
     ReportDemand,
+    ReportDemandHistory,
     ResumeJob,
     ScaleJob,
+    SetDemandSource,
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
@@ -126,7 +128,7 @@ def command_subject(body: CommandBody) -> str:
             return queue.name
         case AddNode(node):
             return node.name
-        case SetLendingPolicy() | SetPoolNetwork() | ReportDemand():
+        case SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | ReportDemand() | ReportDemandHistory():
             return body.pool
         case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
@@ -184,7 +186,7 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **to_job_document(job.spec)}
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork():
+        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource():
             record: Any = snapshot.pools.get(subject)
         case SetGpuProfile() | DeleteGpuProfile():
             record = snapshot.gpu_profiles.get(subject)
@@ -194,7 +196,7 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
             return {"queue": body.queue}
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode():
             record = snapshot.nodes.get(subject)
-        case ReportDemand():
+        case ReportDemand() | ReportDemandHistory():
             record = snapshot.demand.get(subject)
         case _:
             record = snapshot.switches

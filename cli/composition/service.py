@@ -15,6 +15,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from scheduler.demand.reports import PoolDemandReader
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
@@ -130,6 +131,7 @@ def assemble_controller(
         on_leadership_lost=recorder.reset,
         has_changes=has_news,
         may_lead=may_lead,
+        sources=PoolDemandReader(settings.prometheus_url),
         config=ControllerConfig(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),
         stage_hook=at,
     )

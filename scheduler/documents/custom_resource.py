@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from scheduler.documents.demand_source import DemandQuerySpec, Labels, check_stale_after
 from scheduler.documents.document import (
     CAMEL_CASE,
     Document,
@@ -22,18 +23,24 @@ from scheduler.documents.fleet import (
     LendingDocument,
     NodeCount,
     check_lookahead_spans,
+    check_lost_after_stale,
     check_one_risk,
     to_lending_policy,
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
+from scheduler.domain.demand_source import (
+    DEMAND_STALE_S,
+    PROMQL_LENGTH_MAX,
+    QUERIES_MAX,
+    DemandQuery,
+    PrometheusDemand,
+    UtilisationSignalError,
+    check_no_utilisation,
+)
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
 from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, PROFILE_HOURS, SHORTAGE_TARGET_MAX, LendingPolicy
 
-DEMAND_STALE_S = 300.0
-"""Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
-DEMAND_STALE_S_MIN = 15.0
 _DEFAULT_LENDING = LendingPolicy()
-_Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
 
 
 class _NameDocument(Document):
@@ -107,28 +114,48 @@ class LendingSpec(Document):
 
 
 class DemandSpec(Document):
-    """Source of the number of GPUs that a pool's inference needs. A stale reading permits no new loans."""
+    """Source of the number of GPUs that a pool's inference needs. A stale reading permits no new loans.
+
+    Without a reading for `lostAfter`, all loans of the pool are recalled.
+    """
 
     model_config = CAMEL_CASE
     source: Literal["deployments", "prometheus", "push"]
-    selector: _Labels | None = None
-    query: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    selector: Labels | None = None
+    query: Annotated[str, Field(min_length=1, max_length=PROMQL_LENGTH_MAX)] | None = None
     stale_after: PositiveDuration | None = None
+    queries: Annotated[list[DemandQuerySpec], Field(min_length=1, max_length=QUERIES_MAX)] | None = None
+    lost_after: PositiveDuration | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         for field, value, source in (
             ("selector", self.selector, "deployments"),
             ("query", self.query, "prometheus"),
+            ("queries", self.queries, "prometheus"),
         ):
-            if (value is not None) != (self.source == source):
-                allowed = (
-                    f"a value; source {source} requires it" if value is None else f"nothing, unless source is {source}"
-                )
-                raise invalid_field(field, value, allowed)
-        if self.stale_after is not None and self.stale_after < DEMAND_STALE_S_MIN:
-            allowed = f"at least {DEMAND_STALE_S_MIN:.0f} s, because demand is read every few seconds"
-            raise invalid_field("staleAfter", self.stale_after, allowed)
+            if value is not None and self.source != source:
+                raise invalid_field(field, value, f"nothing, unless source is {source}")
+        if self.source == "deployments" and self.selector is None:
+            raise invalid_field("selector", None, "a value; source deployments requires it")
+        if self.source == "prometheus" and (self.query is None) is (self.queries is None):
+            raise invalid_field("query", self.query, "a value, or queries; source prometheus requires one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ages(self) -> Self:
+        if self.stale_after is not None:
+            check_stale_after(self.stale_after, field="staleAfter")
+        check_lost_after_stale(self.stale_after, self.lost_after, field="lostAfter")
+        return self
+
+    @model_validator(mode="after")
+    def _check_signal(self) -> Self:
+        if self.query is not None:
+            try:
+                check_no_utilisation(self.query)
+            except UtilisationSignalError as error:
+                raise invalid_field("query", self.query, f"a query of how many GPUs are needed; {error}") from None
         return self
 
 
@@ -168,7 +195,7 @@ class PoolSpec(Document):
 
     model_config = CAMEL_CASE
     kind: PoolKind
-    node_selector: _Labels
+    node_selector: Labels
     gpu: Text = ""
     gpu_memory: Size | None = None
     tolerations: Annotated[list[TolerationSpec], Field(max_length=16)] = Field(default_factory=list)
@@ -216,12 +243,22 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "lent_nodes_max": spec.max_lent_nodes,
         "loan_s_min": spec.min_loan,
         "demand_stale_s": _demand_stale_s(demand),
+        "demand_lost_s": None if demand is None else demand.lost_after,
         "blackouts": [each.to_document() for each in spec.blackouts],
         "time_zone": spec.time_zone,
         "known_events": [each.to_document() for each in spec.known_events],
         "demand_profile": spec.demand_profile,
     }
     return to_lending_policy(parse_document(LendingDocument, document))
+
+
+def prometheus_demand_from_spec(spec: DemandSpec) -> PrometheusDemand:
+    """Convert a spec with source prometheus: one query of GPUs, or queries with units."""
+    stale_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
+    if spec.queries is not None:
+        return PrometheusDemand(tuple(each.to_term() for each in spec.queries), stale_s)
+    assert spec.query is not None
+    return PrometheusDemand((DemandQuery(spec.query),), stale_s)
 
 
 def _demand_stale_s(demand: DemandSpec | None) -> float | None:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from scheduler.documents.demand_source import DemandSourceDocument, to_prometheus_demand
 from scheduler.documents.document import (
     LABEL_FORM,
     Document,
@@ -39,7 +40,13 @@ from scheduler.domain.fleet import (
     PoolKind,
     PoolNetwork,
 )
-from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, LendingPolicy
+from scheduler.domain.lending_policy import (
+    DEMAND_LOST_S,
+    KNOWN_EVENTS_MAX,
+    SHORTAGE_TARGET,
+    SHORTAGE_TARGET_MAX,
+    LendingPolicy,
+)
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -77,7 +84,13 @@ def check_one_risk(quantile: float | None, target: float | None, *, field: str) 
         raise invalid_field(field, target, f"nothing together with quantile, which is {quantile:g}; set one of them")
 
 
-def _describe_as_number(schema: JsonDict) -> None:
+def check_lost_after_stale(stale_s: float | None, lost_s: float | None, *, field: str) -> None:
+    """Check that demand is lost only after it is stale. `field` is the name of the age at which it is lost."""
+    if stale_s is not None and lost_s is not None and lost_s <= stale_s:
+        raise invalid_field(field, lost_s, f"above {stale_s:g} s, the age at which demand is stale")
+
+
+def describe_as_number(schema: JsonDict) -> None:
     """Describe an optional number to clients as one that they omit, as it was before it became optional."""
     branches = schema.pop("anyOf")
     assert isinstance(branches, list)
@@ -102,7 +115,7 @@ class LendingDocument(Document):
         default=None,
         description="Fixed quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1. "
         "Without it, the quantile follows from `shortage_target`. Set one of the two.",
-        json_schema_extra=_describe_as_number,
+        json_schema_extra=describe_as_number,
     )
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.headroom,
@@ -147,6 +160,17 @@ class LendingDocument(Document):
         description="Expected demand in GPUs by local hour, 24 numbers for the day or 168 for the week from Monday on. "
         "A pool lends by it before its forecast is calibrated.",
     )
+
+    demand_lost_s: PositiveDuration | None = Field(
+        default=_DEFAULT_LENDING.demand_lost_s,
+        description=f"Age in seconds of the latest demand reading at which all loans are recalled, above "
+        f"`demand_stale_s`. Null: {DEMAND_LOST_S:.0f}, or twice the age at which demand is stale if that is longer.",
+    )
+
+    @model_validator(mode="after")
+    def _check_demand_age(self) -> Self:
+        check_lost_after_stale(self.demand_stale_s, self.demand_lost_s, field="demand_lost_s")
+        return self
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -196,10 +220,18 @@ class PoolDocument(Document):
         default=None, description="Network between its nodes. Null: that of the profile of their GPU model."
     )
 
+    demand: DemandSourceDocument | None = Field(
+        default=None,
+        description="Queries that the service polls for the demand of inference, for kind inference only. Null: demand "
+        "is reported with POST /v1/pools/{name}/demand.",
+    )
+
     @model_validator(mode="after")
     def _check_lending_kind(self) -> Self:
         if self.kind is PoolKind.TRAINING and self.lending is not None:
             raise invalid_field("lending", "given", "nothing; only pools of kind inference lend")
+        if self.kind is PoolKind.TRAINING and self.demand is not None:
+            raise invalid_field("demand", "given", "nothing; only pools of kind inference have demand")
         return self
 
 
@@ -251,7 +283,8 @@ def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> Le
 
 def to_pool(document: PoolDocument) -> Pool:
     network = None if document.network is None else to_pool_network(document.network)
-    return Pool(document.name, document.kind, to_lending_policy(document.lending), network)
+    demand = None if document.demand is None else to_prometheus_demand(document.demand)
+    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, demand)
 
 
 def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.domain.demand_source import PrometheusDemand
 from scheduler.domain.fleet import Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_queue import JobQueue
@@ -196,6 +197,35 @@ class ReportDemand:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportDemandHistory:
+    """Record readings of a pool's demand, mostly of the past.
+
+    `readings` are pairs of the time in seconds since 1970 and the number of GPUs, in ascending order of time, each time
+    once.
+    """
+
+    pool: str
+    readings: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDemandSource:
+    """Set where the demand of an inference pool comes from. None: reports of the API alone."""
+
+    pool: str
+    source: PrometheusDemand | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemandSourceFailed:
+    """Record that the demand source of a pool returns no demand. `reason` is one word."""
+
+    pool: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class PauseLending:
     """Make no new loans. Existing loans continue."""
 
@@ -275,6 +305,9 @@ CommandBody = (
     | UncordonNode
     | ChangeNode
     | ReportDemand
+    | ReportDemandHistory
+    | SetDemandSource
+    | DemandSourceFailed
     | PauseLending
     | ResumeLending
     | RecallAll

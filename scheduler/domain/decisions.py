@@ -28,6 +28,7 @@ class ReasonCode(StrEnum):
     STEPS_MEASURED = "StepsMeasured"
     INFERENCE_IDLE = "InferenceIdle"
     INFERENCE_NEEDS_NODE = "InferenceNeedsNode"
+    DEMAND_LOST = "DemandLost"
     OPERATOR_ASKED = "OperatorAsked"
     FORECAST_FELL = "ForecastFell"
     UNUSED_BY_TRAINING = "UnusedByTraining"

@@ -39,6 +39,8 @@ class EventCode(StrEnum):
     HARDWARE_CHANGED = "HardwareChanged"
     CURVES_DROPPED = "CurvesDropped"
     DEMAND_CLAMPED = "DemandClamped"
+    DEMAND_UNKNOWN = "DemandUnknown"
+    DEMAND_UNMET = "DemandUnmet"
     LENDING_SWITCHED = "LendingSwitched"
     COMMAND_REFUSED = "CommandRefused"
     DECISION_DROPPED = "DecisionDropped"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.domain.demand_source import PrometheusDemand
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.shortages import ShortageRecord
@@ -58,12 +59,17 @@ class PoolNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile."""
+    """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile.
+
+    `demand` is the source that the service polls for the demand of an inference pool. None: demand is reported to the
+    API, or by the operator.
+    """
 
     name: str
     kind: PoolKind
     lending: LendingPolicy = field(default_factory=LendingPolicy)
     network: PoolNetwork | None = None
+    demand: PrometheusDemand | None = None
 
 
 class IncidentKind(StrEnum):
@@ -143,13 +149,15 @@ class DemandReading:
     """Number of GPUs that a pool's inference needs, limited to the pool's capacity.
 
     `asked_gpus` is the reported number. `shortages` is the pool's record up to the newest reading; readings in the
-    history have none.
+    history have none. `backfills` counts the reports so far that added readings older than the newest one. It changes
+    when a forecaster must read the history again.
     """
 
     at_s: float
     gpus: float
     asked_gpus: float
     shortages: ShortageRecord = field(default_factory=ShortageRecord)
+    backfills: int = 0
 
 
 def get_shortages(demand: Mapping[str, DemandReading], pool: str) -> ShortageRecord:

@@ -35,6 +35,8 @@ KNOWN_EVENTS_MAX = 100
 PROFILE_HOURS = (24, 168)
 
 SHORTAGE_TARGET, SHORTAGE_TARGET_MAX = 0.001, 0.1
+DEMAND_LOST_S = 1800.0
+"""Default age of the newest demand reading at which all loans are recalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class LendingPolicy:
     which loans may leave inference short. Without either, the target is `SHORTAGE_TARGET`.
     A recalled node is returned within `return_deadline_s` and serves inference `cold_start_s` later; the forecast looks
     ahead over the sum of both. A loan must be expected to last `loan_s_min`. A demand reading older than
-    `demand_stale_s` permits no new loan (None: the value of the policy settings).
+    `demand_stale_s` permits no new loan (None: the value of the policy settings). One older than `demand_lost_s`
+    recalls all loans (None: `DEMAND_LOST_S`, or twice the age at which it is stale if that is longer).
     `time_zone` is the IANA zone whose clock demand follows. `known_events` raise the forecast before and while they
     last. `demand_profile` is the expected demand in GPUs by local hour of the day, or of the week from Monday on. A
     pool without a calibrated forecast lends by it.
@@ -66,6 +69,7 @@ class LendingPolicy:
     time_zone: str = "UTC"
     known_events: tuple[KnownEvent, ...] = ()
     demand_profile: tuple[float, ...] = ()
+    demand_lost_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.quantile is not None and self.shortage_target is not None:
@@ -89,6 +93,9 @@ class LendingPolicy:
             raise ValueError(f"lending.lent_nodes_max must be at least 0, got {self.lent_nodes_max}")
         if self.demand_stale_s is not None and not self.demand_stale_s > 0:
             raise ValueError(f"lending.demand_stale_s must be above 0, got {self.demand_stale_s}")
+        if self.demand_lost_s is not None and not self.demand_lost_s > (self.demand_stale_s or 0.0):
+            least = f"above lending.demand_stale_s, {self.demand_stale_s:g}" if self.demand_stale_s else "above 0"
+            raise ValueError(f"lending.demand_lost_s must be {least}, got {self.demand_lost_s:g}")
         self._check_calendar()
 
     def _check_calendar(self) -> None:
@@ -103,6 +110,10 @@ class LendingPolicy:
             raise ValueError(f"lending.demand_profile must have {hours}, got {len(self.demand_profile)}")
         if not all(0 <= gpus < math.inf for gpus in self.demand_profile):
             raise ValueError(f"lending.demand_profile must have numbers of at least 0, got {min(self.demand_profile)}")
+
+    def find_demand_lost_s(self, stale_s: float) -> float:
+        """Return the age of the newest reading at which all loans are recalled, if it is stale after `stale_s`."""
+        return max(DEMAND_LOST_S, 2.0 * stale_s) if self.demand_lost_s is None else self.demand_lost_s
 
     @property
     def horizon_s(self) -> float:

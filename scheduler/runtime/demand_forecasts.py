@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Protocol
 
 from scheduler.domain.commands import Command, ForecastMade
-from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
+from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind, get_shortages
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask, list_quantiles
@@ -46,8 +46,8 @@ class NewForecaster(Protocol):
 class DemandForecaster:
     """Forecasters of the lending pools, fed with the stored demand readings.
 
-    Their models are fitted on an executor, so that no tick waits for a fit. A pool whose time zone changes gets another
-    forecaster, which reads the stored readings again.
+    Their models are fitted on an executor, so that no tick waits for a fit. A pool whose time zone has changed, or
+    whose history was back-filled, gets a new forecaster, which reads all stored readings.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DemandForecaster:
         self._period_s = period_s
         self._fits_in_flight: dict[tuple[str, float], Future[PoolModel]] = {}
         self._forecasters: dict[str, Forecaster] = {}
-        self._zones: dict[str, str] = {}
+        self._bases: dict[str, tuple[str, int]] = {}
         self._last_reading_s: dict[str, float] = {}
 
     def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
@@ -87,7 +87,7 @@ class DemandForecaster:
 
     def _make_forecast(self, snapshot: Snapshot, pool: Pool, horizon_s: float, now_s: float) -> Command | None:
         rules, reading = pool.lending, snapshot.demand.get(pool.name)
-        forecaster = None if reading is None else self._find_forecaster(pool, now_s)
+        forecaster = None if reading is None else self._find_forecaster(pool, reading, now_s)
         if forecaster is None and not rules.demand_profile:
             return None
         forecast = forecast_pool(
@@ -101,16 +101,17 @@ class DemandForecaster:
         )
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
 
-    def _find_forecaster(self, pool: Pool, now_s: float) -> Forecaster | None:
+    def _find_forecaster(self, pool: Pool, reading: DemandReading, now_s: float) -> Forecaster | None:
         """Return the forecaster of a pool after its new readings; None if all are older than the history."""
-        if self._zones.get(pool.name) != pool.lending.time_zone:
+        basis = pool.lending.time_zone, reading.backfills
+        if self._bases.get(pool.name) != basis:
+            self._bases[pool.name] = basis
             self._replace_forecaster(pool)
         self._feed_new_readings(self._forecasters[pool.name], pool.name, now_s)
         return self._forecasters[pool.name] if pool.name in self._last_reading_s else None
 
     def _replace_forecaster(self, pool: Pool) -> None:
-        """Begin with a new forecaster. Fits in flight are for the clock of the earlier one."""
-        self._zones[pool.name] = pool.lending.time_zone
+        """Begin with a new forecaster, which has read nothing. Fits that are under way are for the earlier one."""
         self._forecasters[pool.name] = self._new_forecaster(zone=pool.lending.time_zone)
         self._last_reading_s.pop(pool.name, None)
         for key in [each for each in self._fits_in_flight if each[0] == pool.name]:

@@ -14,7 +14,13 @@ from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violati
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
-from scheduler.scheduling.event_messages import breach_event, decision_event, violation_event, with_job_step
+from scheduler.scheduling.event_messages import (
+    breach_event,
+    decision_event,
+    unmet_demand_events,
+    violation_event,
+    with_job_step,
+)
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policy_sets import PolicySet
@@ -142,6 +148,7 @@ def _apply_legal_decisions(snapshot: Snapshot, result: TickResult) -> AppliedDec
         events.append(with_job_step(event, decision, state.view()))
         legal.append(decision)
     applied = replace(state.view(), full_pass_at_s=full_pass_at_s)
+    events += unmet_demand_events(snapshot, legal)
     return AppliedDecisions(applied, tuple(legal), tuple(violations), tuple(events), tuple(state.ended_loans))
 
 
@@ -200,6 +207,7 @@ def _build_commit(
         ended_loans=(*applied.ended_loans, *archived.ended_loans),
         readings=updated.readings,
         samples=updated.samples,
+        backfill=updated.backfill,
         usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
     )
 

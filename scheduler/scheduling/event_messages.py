@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from scheduler.domain import gpu_sets
@@ -59,6 +59,30 @@ def violation_event(now_s: float, violation: Violation) -> Event:
 
 def breach_event(now_s: float, breach: Breach) -> Event:
     return Event(now_s, EventCode.BREACH, breach.subject, f"{breach.kind}: {breach.detail}")
+
+
+def unmet_demand_events(before: Snapshot, decisions: Iterable[Decision]) -> Iterator[Event]:
+    """Yield an event for each pool whose inference needs more GPUs than are not lent, and whose nodes are recalled.
+
+    It says how many GPUs come back, and by when. `before` is the state in which the decisions are applied.
+    """
+    recalls: dict[str, list[RecallNode]] = {}
+    for decision in decisions:
+        if isinstance(decision, RecallNode):
+            recalls.setdefault(before.nodes[decision.node].pool, []).append(decision)
+    for pool, recalled in recalls.items():
+        reading = before.demand.get(pool)
+        kept = before.capacity(pool) - before.index.lent_gpus.get(pool, 0)
+        if reading is None or reading.gpus <= kept:
+            continue
+        gpus = sum(before.nodes[each.node].gpus for each in recalled)
+        return_by_s = max(each.return_by_s for each in recalled)
+        message = (
+            f"inference of pool {pool} needs {reading.gpus:.1f} GPUs, but {kept} are not lent: {gpus} GPUs come back "
+            f"within {return_by_s - before.now_s:.0f} s"
+        )
+        numbers = {"needed_gpus": reading.gpus, "kept_gpus": float(kept), "returning_gpus": float(gpus)}
+        yield Event(before.now_s, EventCode.DEMAND_UNMET, pool, message, {**numbers, "return_by_s": return_by_s})
 
 
 def _describe_decision(before: Snapshot, decision: Decision) -> tuple[EventCode, str, dict[str, float]]:

@@ -68,7 +68,8 @@ class MutableSnapshot:
 
     Observations and commands write any mapping. Decisions change jobs and loans only, through `put_job` and `put_loan`,
     which keep `index` and `quota` up to date. Both are built at first use; from then on no other mapping may change.
-    `measured_jobs` are those whose executor observed their steps.
+    `measured_jobs` are those whose executor observed their steps. `backfill` are readings of the past by
+    pool and time, which replace stored ones.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -91,6 +92,7 @@ class MutableSnapshot:
         self.curve_hardware = snapshot.curve_hardware
         self.events: list[Event] = []
         self.readings: list[tuple[str, DemandReading]] = []
+        self.backfill: dict[tuple[str, float], DemandReading] = {}
         self.samples: list[SlottedSample] = []
         self.ended_loans: list[Loan] = []
         self.measured_jobs: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import count, pairwise
@@ -13,7 +13,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
+from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
@@ -133,10 +133,15 @@ def build_demand_traces(rows: Iterable[DemandRow], cluster: ClusterDocument) -> 
             raise DemandError(
                 f"{first.path} line 1: no demand of pool {pool.name}: got {', '.join(by_series)}; allowed: {rows_of}"
             )
-    return tuple(_build_trace(pool, by_series[pool.demand_series]) for pool in pools)
+    return tuple(build_trace(pool.name, by_series[pool.demand_series], peak_gpus=pool.peak_gpus) for pool in pools)
 
 
-def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrace:
+def build_trace(pool: str, rows: Sequence[DemandRow], *, peak_gpus: float | None) -> DemandTrace:
+    """Return the trace of one series, whose rows have ascending times. `peak_gpus` is the demand at the largest load.
+
+    Raises:
+        DemandError: the rows mix GPUs and load, or have a load without `peak_gpus` or without a value above 0.
+    """
     times_s = tuple(row.time_s for row in rows)
     first = rows[0]
     for row in rows:
@@ -146,20 +151,20 @@ def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrac
             )
     amounts = [row.amount for row in rows]
     if not first.is_load:
-        return DemandTrace(pool.name, times_s, tuple(amounts))
-    if pool.peak_gpus is None:
+        return DemandTrace(pool, times_s, tuple(amounts))
+    if peak_gpus is None:
         raise DemandError(
-            f"{first.path} line {first.line}: load: pool {pool.name} has no peak_gpus; allowed: give it, or gpus"
+            f"{first.path} line {first.line}: load: pool {pool} has no peak_gpus; allowed: give it, or gpus"
         )
     loads = amounts if first.shared else fill_gaps(amounts).tolist()
     largest = max(loads)
     if largest <= 0:
         raise DemandError(
-            f"{first.path} line {first.line}: load: got '0' in all rows of pool {pool.name}; allowed: one above 0, "
+            f"{first.path} line {first.line}: load: got '0' in all rows of pool {pool}; allowed: one above 0, "
             "which stands for its peak_gpus"
         )
-    scale = pool.peak_gpus / largest
-    return DemandTrace(pool.name, times_s, tuple(load * scale for load in loads))
+    scale = peak_gpus / largest
+    return DemandTrace(pool, times_s, tuple(load * scale for load in loads))
 
 
 COMBINED = "combined"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from scheduler.domain.commands import (
@@ -190,7 +190,8 @@ class Simulation:
 
     def _create_cluster(self) -> None:
         for pool in self._scenario.pools:
-            self._send(CreatePool(pool))
+            # The trace says when demand changes, so that demand is known in between, however long that lasts.
+            self._send(CreatePool(replace(pool, lending=replace(pool.lending, demand_lost_s=math.inf))))
         for node in self._scenario.nodes:
             self._send(AddNode(node))
         for queue in self._scenario.queues:

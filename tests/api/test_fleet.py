@@ -190,6 +190,65 @@ def test_demand_out_of_order_or_in_the_future_is_refused(fleet: ApiService) -> N
         assert body["errors"][0]["field"] == "at"
 
 
+def test_weeks_of_readings_are_back_filled_with_one_request(fleet: ApiService) -> None:
+    now_s = fleet.made("/v1/pools/inference/demand", {"gpus": 1})["at_s"]
+    readings = [{"at": now_s - 300.0 * at, "gpus": at % 4} for at in range(1, 5001)]
+    answer = fleet.made("/v1/pools/inference/demand", {"readings": [*readings, readings[0] | {"gpus": 2.5}]})
+    assert (answer["accepted"], answer["backfilled"], answer["clamped_readings"]) == (5000, 5000, 1251)
+    assert (answer["at_s"], answer["gpus"]) == (now_s, 1.0)
+    fleet.tick()
+    kept = fleet.get("/v1/pools/inference/demand", since_s=0)["readings"]
+    assert len(kept) == 5001
+    assert [reading["asked_gpus"] for reading in kept[-2:]] == [2.5, 1.0]
+
+
+def test_newest_of_many_readings_becomes_the_present_demand(fleet: ApiService) -> None:
+    now_s = fleet.made("/v1/pools/inference/demand", {"gpus": 1, "at": 1000.0})["at_s"]
+    later = [{"at": now_s + 60.0, "gpus": 9}, {"at": now_s + 30.0, "gpus": 0}, {"at": now_s, "gpus": 7}]
+    answer = fleet.made("/v1/pools/inference/demand", {"readings": later})
+    assert (answer["accepted"], answer["backfilled"], answer["clamped_readings"]) == (2, 1, 1)
+    assert (answer["at_s"], answer["gpus"], answer["clamped"]) == (now_s + 60.0, 2.0, True)
+
+
+def test_many_readings_are_refused_by_field(fleet: ApiService) -> None:
+    def field(document: object) -> str:
+        return str(fleet.refused("POST", "/v1/pools/inference/demand", document)["errors"][0]["field"])
+
+    assert field({"readings": []}) == "readings"
+    assert field({"gpus": 1, "readings": [{"at": 1, "gpus": 1}]}) == "gpus"
+    assert field({"at": 1, "readings": [{"at": 1, "gpus": 1}]}) == "at"
+    assert field({}) == "gpus"
+    assert field({"readings": [{"at": 1, "gpus": 1}, {"at": 1e12, "gpus": 1}]}) == "readings.1.at"
+    assert field({"readings": [{"at": 1, "gpus": -1}]}) == "readings.0.gpus"
+
+
+def test_a_demand_source_is_set_shown_and_deleted(fleet: ApiService, problem: Problem) -> None:
+    preset = {"preset": "vllm", "selector": {"model_name": "chat"}, "gpus_per_replica": 8, "requests_per_replica": 256}
+    queries = [{"promql": "sum(gpus)"}, {"promql": "replicas", "unit": "replicas", "gpus_per_replica": 4}, preset]
+    path = "/v1/pools/inference/demand-source"
+    assert fleet.http.put(path, json={"queries": queries}).status_code == 202
+    source = fleet.get("/v1/pools/inference")["demand_source"]
+    assert source["stale_after_s"] == 300.0
+    assert source["queries"] == [
+        {"promql": "sum(gpus)", "unit": "gpus"},
+        {"promql": "replicas", "unit": "replicas", "gpus_per_replica": 4.0},
+        {**preset, "replicas_min": 1},
+    ]
+    waiting = fleet.store.count_pending_commands()
+    assert fleet.http.put(path, json=source).status_code == 202
+    assert fleet.store.count_pending_commands() == waiting
+    assert fleet.http.delete(path).status_code == 202
+    assert fleet.get("/v1/pools/inference")["demand_source"] is None
+    problem(fleet.http.put("/v1/pools/training/demand-source", json={"queries": queries}), 409)
+
+
+def test_gpu_utilisation_is_refused_as_a_source(fleet: ApiService) -> None:
+    queries = {"queries": [{"promql": "avg(DCGM_FI_DEV_GPU_UTIL) / 100", "unit": "gpus"}]}
+    body = fleet.refused("PUT", "/v1/pools/inference/demand-source", queries)
+    assert body["errors"][0]["field"] == "queries.0.promql"
+    assert "batching" in body["errors"][0]["allowed"]
+
+
 def test_a_training_pool_has_no_demand(fleet: ApiService, problem: Problem) -> None:
     problem(fleet.post("/v1/pools/training/demand", {"gpus": 1}), 409)
     problem(fleet.http.get("/v1/pools/training/forecast"), 409)

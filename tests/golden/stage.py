@@ -125,7 +125,9 @@ class Stage:
         self._send(CreateQueue(replace(queue, user_limit_gpus=int(of_user) if of_user else None)))
 
     def _stale_after(self, words: Words) -> None:
-        lending = replace(_LENDING, demand_stale_s=float(words[1]))
+        """`stale-after POOL SECONDS [LOST]`: demand is stale at this age, and lost at the second one."""
+        lost_s = float(words[2]) if words[2:] else None
+        lending = replace(_LENDING, demand_stale_s=float(words[1]), demand_lost_s=lost_s)
         self._send(SetLendingPolicy(words[0], lending))
 
     def _demand(self, words: Words) -> None:

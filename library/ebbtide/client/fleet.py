@@ -107,6 +107,26 @@ class FleetMethods:
         return Request("POST", f"{_pool_path(pool)}/demand", json=report)
 
     @RequestMethod
+    def push_demand(self, pool: str, readings: Sequence[tuple[float, float]]) -> Request[PoolDemandView]:
+        """Report readings of what the pool's inference needed: pairs of seconds since 1970 (UTC) and GPUs.
+
+        The newest reading becomes the present demand if it is newer than the latest one. The others enter the history
+        that forecasts learn from. One request takes up to 50,000 readings.
+        """
+        points = [{"at": at_s, "gpus": gpus} for at_s, gpus in readings]
+        return Request("POST", f"{_pool_path(pool)}/demand", json={"readings": points})
+
+    @RequestMethod
+    def set_demand_source(self, pool: str, source: Mapping[str, Any], *, if_match: str = "") -> Request[PoolView]:
+        """Let the service poll Prometheus for the demand of a pool."""
+        return Request("PUT", f"{_pool_path(pool)}/demand-source", json=source, headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def delete_demand_source(self, pool: str, *, if_match: str = "") -> Request[PoolView]:
+        """Stop polling for the demand of a pool, so that only reports set it."""
+        return Request("DELETE", f"{_pool_path(pool)}/demand-source", headers=if_match_headers(if_match))
+
+    @RequestMethod
     def forecast(self, pool: str) -> Request[PoolForecastView]:
         return Request("GET", f"{_pool_path(pool)}/forecast")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import floor
 
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, NodeState, Pool, get_shortages
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, DemandReading, Loan, NodeState, Pool, get_shortages
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.blackouts import is_in_blackout
@@ -43,8 +43,8 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     its LSTM; the working quantile and the bounds of the pool's owner are additions. A cordoned node counts only with
     what inference has on it, because inference can add nothing there. Without a demand reading nothing is lent, unless
     the owner gave a demand profile. With a stale reading, or without both a calibrated forecast and a profile, there
-    are no new loans. A new loan must also fit the forecast demand over the shortest worthwhile loan. Running loans are
-    not recalled for that.
+    are no new loans. Once the reading is so old that demand counts as lost, all loans are recalled. A new loan must
+    also fit the forecast demand over the shortest worthwhile loan. Running loans are not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
@@ -55,11 +55,14 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         return LendingTarget(
             0, False, Reason(ReasonCode.INFERENCE_NEEDS_NODE, f"pool {pool.name} has no demand reading")
         )
+    age_s, stale_s = 0.0 if reading is None else snapshot.now_s - reading.at_s, find_demand_stale_s(pool, settings)
+    if age_s >= rules.find_demand_lost_s(stale_s):
+        detail = f"pool {pool.name} has had no demand reading for {age_s:.0f} s"
+        return LendingTarget(0, False, Reason(ReasonCode.DEMAND_LOST, detail, {"age_s": age_s}))
     level = find_working_quantile(rules, get_shortages(snapshot.demand, pool.name))
     observed = 0.0 if reading is None else reading.gpus
     needed = max(observed, forecast.demand_at(level)) if forecast else observed
-    stale_s = settings.demand_stale_s if rules.demand_stale_s is None else rules.demand_stale_s
-    stale = reading is not None and snapshot.now_s - reading.at_s > stale_s
+    stale = age_s > stale_s
     lasting = max(needed, forecast.min_loan_demand_at(level)) if forecast else needed
     nodes = _spare_nodes(snapshot, pool, needed)
     has_forecast = forecast is not None and (forecast.is_calibrated or bool(rules.demand_profile))
@@ -79,6 +82,19 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         detail = f"{detail}; {sum(closed)} GPUs are on cordoned nodes"
     reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
     return LendingTarget(nodes, may_grow, reason, lasting_nodes=_spare_nodes(snapshot, pool, lasting))
+
+
+def find_demand_stale_s(pool: Pool, settings: PolicySettings) -> float:
+    """Return the age at which a demand reading of the pool permits no new loan."""
+    own_s = pool.lending.demand_stale_s
+    return settings.demand_stale_s if own_s is None else own_s
+
+
+def demand_lost_at_s(pool: Pool, reading: DemandReading | None, settings: PolicySettings) -> float:
+    """Return when the pool's demand counts as lost if no reading arrives until then. Infinite without a reading."""
+    if reading is None:
+        return float("inf")
+    return reading.at_s + pool.lending.find_demand_lost_s(find_demand_stale_s(pool, settings))
 
 
 def count_wanted_gpus(snapshot: Snapshot, gpu: str, settings: PolicySettings, *, scales: bool, mixes: bool) -> float:

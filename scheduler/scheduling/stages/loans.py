@@ -13,6 +13,7 @@ from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
     LendingTarget,
     count_wanted_gpus,
+    demand_lost_at_s,
     is_unused_too_long,
     unused_loan_ends_s,
 )
@@ -29,7 +30,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
             _adjust_pool(cycle, pool, supply)
-    return StageReport(recheck_at_s=_next_unused_recall_s(cycle))
+    return StageReport(recheck_at_s=min(_next_unused_recall_s(cycle), _next_demand_loss_s(cycle)))
 
 
 def _return_vacated_nodes(cycle: SchedulingCycle) -> None:
@@ -103,6 +104,14 @@ def _list_unused_loans(cycle: SchedulingCycle) -> list[Loan]:
     return sorted(unused, key=lambda loan: loan.node)
 
 
+def _next_demand_loss_s(cycle: SchedulingCycle) -> float:
+    """Return when the demand of a pool with loans first counts as lost. Infinite without loans."""
+    snapshot, lent = cycle.snapshot.original, cycle.index.unrecalled_loan_counts
+    lenders = [pool for name, pool in snapshot.pools.items() if lent.get(name, 0)]
+    lost_at_s = (demand_lost_at_s(pool, snapshot.demand.get(pool.name), cycle.settings) for pool in lenders)
+    return min((each for each in lost_at_s if each > cycle.now_s), default=float("inf"))
+
+
 class LoanSupply:
     """Nodes that pools could lend now, and the GPUs that jobs could use, each counted once for all pools."""
 
@@ -170,8 +179,10 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool, supply: LoanSupply) -> None
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
     return_by_s = cycle.now_s + pool.lending.return_deadline_s
+    is_lost = target.reason.code is ReasonCode.DEMAND_LOST
+    code = ReasonCode.DEMAND_LOST if is_lost else ReasonCode.INFERENCE_NEEDS_NODE
     for node in cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings):
-        reason = Reason(ReasonCode.INFERENCE_NEEDS_NODE, target.reason.detail, target.reason.numbers)
+        reason = Reason(code, target.reason.detail, target.reason.numbers)
         _recall_node(cycle, node, return_by_s, reason)
 
 

@@ -23,6 +23,7 @@ from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
+from scheduler.domain.demand_source import DemandQuery, DemandUnit, InferenceServer, PrometheusDemand, ServerLoad
 from scheduler.domain.fleet import NETWORK_BYTES_PER_S_MAX, Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Job, Progress
@@ -149,6 +150,24 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         demand_stale_s=st.none() | _POSITIVE_S,
         time_zone=st.sampled_from(["UTC", _ZONE]),
         demand_profile=st.sampled_from([(), (1.5,) * PROFILE_HOURS[0], (0.0,) * PROFILE_HOURS[1]]),
+        demand_lost_s=st.none() | st.just(math.inf),
+    ),
+    DemandQuery: st.one_of(
+        st.builds(DemandQuery, promql=st.just("sum(gpus)"), sums_series=st.booleans()),
+        st.builds(DemandQuery, promql=st.just("nodes"), unit=st.just(DemandUnit.NODES), gpus_each=st.floats(0.5, 16.0)),
+    ),
+    ServerLoad: st.builds(
+        ServerLoad,
+        server=st.just(InferenceServer.VLLM),
+        selector=st.just({"namespace": "chat"}),
+        gpus_each=st.floats(0.5, 16.0),
+        requests_each=st.floats(1.0, 512.0),
+        replicas_min=st.integers(0, 4),
+    ),
+    PrometheusDemand: st.builds(
+        PrometheusDemand,
+        terms=st.just((DemandQuery("sum(gpus)"), ServerLoad(InferenceServer.KSERVE))),
+        stale_after_s=_POSITIVE_S,
     ),
 }
 _PLAIN: dict[Any, SearchStrategy[Any]] = {

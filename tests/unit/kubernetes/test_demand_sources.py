@@ -7,32 +7,33 @@ from typing import Any
 
 import pytest
 
+from scheduler.demand.reports import REPORT_INTERVAL_S
 from scheduler.documents.document import InvalidDocumentError
 from scheduler.domain.commands import Command, ReportDemand
+from scheduler.domain.demand_source import (
+    DemandQuery,
+    KnownDemand,
+    PoolDemand,
+    PrometheusDemand,
+    UnknownDemand,
+    UnknownDemandReason,
+)
 from scheduler.domain.fleet import DemandReading, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.api_objects import POOL
-from scheduler.kubernetes.demand_sources import REPORT_INTERVAL_S, PoolReadings, compute_readings, with_demand
-from scheduler.kubernetes.resources.fleet import (
-    DemandSource,
-    DemandSourceKind,
-    KnownDemand,
-    PoolDemand,
-    PoolResource,
-    UnknownDemand,
-    UnknownDemandReason,
-    parse_pool,
-)
+from scheduler.kubernetes.demand_sources import PoolReadings, compute_readings, with_demand
+from scheduler.kubernetes.resources.fleet import DemandSource, DemandSourceKind, PoolResource, parse_pool
 from scheduler.kubernetes.resources.meta import Condition
 from scheduler.kubernetes.spec_commands import SpecCommands
 from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
 
+GPUS = PrometheusDemand((DemandQuery("gpus"),))
 NONE_YET = PoolReadings()
 NO_SERIES = UnknownDemand(UnknownDemandReason.NO_SERIES, "the query gives no series")
 
 
 def build_pool(**more: Any) -> PoolResource:
-    demand = DemandSource(DemandSourceKind.PROMETHEUS, query="gpus")
+    demand = DemandSource(DemandSourceKind.PROMETHEUS, prometheus=GPUS)
     return PoolResource(Pool("serving", PoolKind.INFERENCE), "uid-1", {"role": "serve"}, demand=demand, **more)
 
 
@@ -66,7 +67,7 @@ def test_unchanged_demand_is_reported_every_minute_and_changes_at_once() -> None
 
 @pytest.mark.parametrize("stale_after_s", [15.0, 60.0, 300.0, 86_400.0])
 def test_unchanged_demand_never_becomes_stale(stale_after_s: float) -> None:
-    source = DemandSource(DemandSourceKind.PROMETHEUS, query="gpus", stale_after_s=stale_after_s)
+    source = DemandSource(DemandSourceKind.PROMETHEUS, prometheus=GPUS, stale_after_s=stale_after_s)
     pool, found = replace(build_pool(), demand=source), NONE_YET
     for second in range(200):
         found = compute_readings([pool], {"uid-1": KnownDemand(5.0, NOW_S + second)}, found)

@@ -91,6 +91,24 @@ def test_new_leader_reads_stored_readings_once_and_then_new_ones() -> None:
     assert len(rig.listeners) == 1
 
 
+def test_back_filled_history_is_read_by_a_new_forecaster_without_the_fits_of_the_old_one() -> None:
+    rig = Rig()
+    rig.record(1600.0, 20.0)
+    rig.watch.make_forecasts(rig.snapshot, 2000.0)
+    _, gpus = make_days(3, noise=0.1)
+    rig.listeners[0].task = FitTask(bin_values(gpus), Season(DAY_S, HOUR_S), 1, np.zeros(FEATURES))
+    rig.watch.make_forecasts(rig.snapshot, 2000.0)
+    older = DemandReading(1500.0, 1.0, 1.0)
+    known = replace(rig.snapshot.demand["inference"], backfills=1)
+    following = replace(rig.snapshot, generation=rig.snapshot.generation + 1, demand={"inference": known})
+    rig.store.commit(Commit(rig.snapshot, following, 1, backfill=(("inference", older),)))
+    rig.watch.make_forecasts(following, 2100.0)
+    rig.watch.close()
+    rig.watch.make_forecasts(following, 2200.0)
+    assert [listener.heard for listener in rig.listeners] == [[(1600.0, 20.0)], [(1500.0, 1.0), (1600.0, 20.0)]]
+    assert [listener.accepted for listener in rig.listeners] == [[], []]
+
+
 def test_forecast_uses_the_horizon_of_the_pool() -> None:
     rig = Rig(LendingPolicy(return_deadline_s=100.0, cold_start_s=50.0))
     rig.record(1.0, 2.0)

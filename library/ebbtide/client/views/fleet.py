@@ -65,7 +65,6 @@ class NodeView(TypedDict):
     incidents: list[IncidentView]
     inference_gpus: int
     jobs: dict[str, list[int]]
-    lendable: bool
     loan: LoanView | None
     name: str
     other_gpus: int
@@ -89,7 +88,6 @@ class NodeSummaryView(TypedDict):
 class ForecastView(TypedDict):
     """Predicted GPU demand of an inference pool."""
 
-    event: str
     gpus: list[float]
     horizon_s: float
     is_calibrated: bool
@@ -182,12 +180,15 @@ class OverviewView(TypedDict):
 
 
 class PoolDemandView(TypedDict):
-    """Answer of type PoolDemandView."""
+    """The present demand of a pool after a report, and how many of its readings were used."""
 
+    accepted: int
     asked_gpus: float
     at_s: float
+    backfilled: int
     capacity_gpus: int
     clamped: bool
+    clamped_readings: int
     gpus: float
     pool: str
 
@@ -199,22 +200,31 @@ class PoolForecastView(TypedDict):
     pool: str
 
 
+class DemandQueryView(TypedDict):
+    """One summand of a pool's demand. Fields that are not set are left out."""
+
+    aggregate: NotRequired[str]
+    gpus_per_node: NotRequired[float]
+    gpus_per_replica: NotRequired[float]
+    preset: NotRequired[str]
+    promql: NotRequired[str]
+    replicas_min: NotRequired[int]
+    requests_per_replica: NotRequired[float]
+    selector: NotRequired[dict[str, str]]
+    unit: NotRequired[str]
+
+
+class DemandSourceView(TypedDict):
+    """Queries that the service polls for the demand of a pool."""
+
+    queries: list[DemandQueryView]
+    stale_after_s: float
+
+
 class BlackoutView(TypedDict):
-    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
+    """A daily window without new loans. It may wrap around midnight."""
 
-    cron: str
     end_s: float
-    start_s: float
-    time_zone: str
-
-
-class KnownEventView(TypedDict):
-    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
-
-    duration_s: float
-    factor: float | None
-    gpus: float | None
-    name: str
     start_s: float
 
 
@@ -223,18 +233,16 @@ class LendingPolicyView(TypedDict):
 
     blackouts: list[BlackoutView]
     cold_start_s: float
-    demand_profile: list[float]
+    demand_lost_s: float | None
     demand_stale_s: float | None
     enabled: bool
     headroom: float
     kept_nodes_min: int
-    known_events: list[KnownEventView]
     lent_nodes_max: int | None
     loan_s_min: float
     quantile: float
     return_deadline_s: float
     shortage_target: float | None
-    time_zone: str
 
 
 class PoolNetworkView(TypedDict):
@@ -245,19 +253,12 @@ class PoolNetworkView(TypedDict):
     nics_per_node: int
 
 
-class WayBackView(TypedDict):
-    """Time from the recall of a node until inference serves from it again, which one of 20 recalls exceeds."""
-
-    horizon_s: float
-    leave_s: float
-    start_s: float
-
-
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `way_back`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
 
     capacity_gpus: int
     demand: NotRequired[DemandView | None]
+    demand_source: NotRequired[DemandSourceView | None]
     gpus: int
     kind: str
     lending: NotRequired[LendingPolicyView]
@@ -265,7 +266,6 @@ class PoolView(TypedDict):
     name: str
     network: PoolNetworkView | None
     nodes: int
-    way_back: NotRequired[WayBackView]
 
 
 class UsageRowView(TypedDict):

@@ -1,0 +1,73 @@
+"""Reports of inference demand: the present demand of a pool, and readings of its past."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.commands import ReportDemand, ReportDemandHistory
+from scheduler.domain.events import EventCode
+from scheduler.domain.fleet import DemandReading, get_shortages
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+
+
+def record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float) -> None:
+    """Record a demand reading. Demand above the pool's capacity is clamped to it, with an event."""
+    if not _check_pool(snapshot, report.pool):
+        return
+    previous = snapshot.demand.get(report.pool)
+    if previous is None or previous.at_s <= at_s:
+        _record_present(snapshot, report.pool, at_s, report.gpus)
+
+
+def record_demand_history(snapshot: MutableSnapshot, report: ReportDemandHistory) -> None:
+    """Record readings of any age.
+
+    The newest reading of the report becomes the present demand if it is newer than the present one. All others are
+    back-fill: they enter the history alone, because loans of the past are not known. A back-filled reading replaces the
+    stored one of the same time, except the present one.
+    """
+    if not report.readings or not _check_pool(snapshot, report.pool):
+        return
+    previous = snapshot.demand.get(report.pool)
+    *older, newest = report.readings
+    if previous is None or newest[0] > previous.at_s:
+        _record_present(snapshot, report.pool, *newest)
+    else:
+        older = list(report.readings)
+    capacity = float(snapshot.capacity(report.pool))
+    added = {
+        (report.pool, at_s): DemandReading(at_s, min(gpus, capacity), gpus)
+        for at_s, gpus in older
+        if previous is None or at_s != previous.at_s
+    }
+    snapshot.backfill |= added
+    if previous is not None and any(at_s < previous.at_s for _, at_s in added):
+        present = snapshot.demand[report.pool]
+        snapshot.demand[report.pool] = replace(present, backfills=present.backfills + 1)
+
+
+def _check_pool(snapshot: MutableSnapshot, pool: str) -> bool:
+    if pool in snapshot.pools:
+        return True
+    snapshot.refuse(pool, f"pool {pool} does not exist")
+    return False
+
+
+def _record_present(snapshot: MutableSnapshot, pool: str, at_s: float, asked_gpus: float) -> None:
+    """Make a reading the present demand of its pool, and add it to the record of shortages and to the history."""
+    capacity, previous = snapshot.capacity(pool), snapshot.demand.get(pool)
+    gpus, read_at_s = min(asked_gpus, float(capacity)), min(at_s, snapshot.now_s)
+    shortages = get_shortages(snapshot.demand, pool).observe(
+        read_at_s,
+        spare_gpus=capacity - gpus,
+        lent_gpus=snapshot.original.index.lent_gpus.get(pool, 0),
+        cold_start_s=snapshot.pools[pool].lending.cold_start_s,
+    )
+    backfills = 0 if previous is None else previous.backfills
+    reading = DemandReading(read_at_s, gpus, asked_gpus, shortages, backfills)
+    snapshot.demand[pool] = reading
+    snapshot.readings.append((pool, reading))
+    if asked_gpus > capacity:
+        message = f"demand of pool {pool} is {asked_gpus:.1f} GPUs; clamped to its capacity of {capacity}"
+        numbers = {"asked_gpus": asked_gpus, "capacity_gpus": float(capacity)}
+        snapshot.record_event(EventCode.DEMAND_CLAMPED, pool, message, numbers)
