@@ -97,7 +97,12 @@ class SnapshotView(TypedDict):
         dict[str, dict[str, Any]], Field(description="Latest demand forecast of each inference pool, by pool name.")
     ]
     curves: Annotated[dict[str, dict[str, Any]], Field(description="Solved scaling curves, by their key.")]
-    switches: Annotated[dict[str, bool], Field(description="Operator switches, such as `lending_paused`, by name.")]
+    switches: Annotated[
+        dict[str, bool | float | str | None],
+        Field(
+            description="Operator switches, such as `lending_paused`, by name, and who set those of lending, and when."
+        ),
+    ]
     full_pass_at_s: Annotated[
         float | str,
         Field(
@@ -128,6 +133,9 @@ class SnapshotView(TypedDict):
     step_measurements: Annotated[
         dict[str, dict[str, Any]],
         Field(description="Measured over predicted steps of plans, by GPU profile and model."),
+    ]
+    shadows: Annotated[
+        dict[str, dict[str, Any]], Field(description="Loans that pools in shadow mode would have made, by pool name.")
     ]
 
 

@@ -17,6 +17,7 @@ from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
+from api.pool_explanations import ShadowView, shadow_view
 from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.document import Document, InvalidField
@@ -34,7 +35,7 @@ from scheduler.domain.fleet import (
     PoolKind,
     get_shortages,
 )
-from scheduler.domain.lending_policy import DAY_S, LendingPolicy
+from scheduler.domain.lending_policy import DAY_S, LendingMode, LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
@@ -75,6 +76,9 @@ class LendingPolicyView(TypedDict):
     loan_s_min: Annotated[float, Field(description=_LENDING["loan_s_min"])]
     blackouts: Annotated[list[BlackoutView], Field(description=_LENDING["blackouts"])]
     demand_stale_s: Annotated[float | None, Field(description=_LENDING["demand_stale_s"])]
+    mode: Annotated[LendingMode, Field(description=_LENDING["mode"])]
+    notice_s: Annotated[float, Field(description=_LENDING["notice_s"])]
+    veto_s: Annotated[float, Field(description=_LENDING["veto_s"])]
 
 
 class DemandView(TypedDict):
@@ -147,7 +151,7 @@ class PoolNetworkView(TypedDict):
 
 
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `shadow`."""
 
     name: Annotated[str, Field(description="Unique label chosen at creation.")]
     kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
@@ -162,6 +166,9 @@ class PoolView(TypedDict):
     lent_nodes: NotRequired[Annotated[int, Field(description="Number of hosts on loan to training.")]]
     demand: NotRequired[
         Annotated[DemandView | None, Field(description="Latest reading of what inference needs. Null: none yet.")]
+    ]
+    shadow: NotRequired[
+        Annotated[ShadowView | None, Field(description="What it would have lent. Null: not in shadow mode.")]
     ]
 
 
@@ -226,6 +233,7 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         view["lending"] = _lending_view(pool.lending, get_shortages(snapshot.demand, pool.name))
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
         view["demand"] = demand_view(reading) if reading else None
+        view["shadow"] = shadow_view(pool, snapshot)
     return view
 
 

@@ -27,7 +27,7 @@ from scheduler.documents.fleet import (
 )
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
-from scheduler.domain.lending_policy import SHORTAGE_TARGET_MAX, LendingPolicy
+from scheduler.domain.lending_policy import SHORTAGE_TARGET_MAX, LendingMode, LendingPolicy
 
 DEMAND_STALE_S = 300.0
 """Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
@@ -59,6 +59,9 @@ class LendingSpec(Document):
     return_deadline: Duration = _DEFAULT_LENDING.return_deadline_s
     cold_start: Duration = _DEFAULT_LENDING.cold_start_s
     blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
+    mode: LendingMode = _DEFAULT_LENDING.mode
+    notice: Duration = _DEFAULT_LENDING.notice_s
+    veto_period: Duration = _DEFAULT_LENDING.veto_s
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -186,6 +189,9 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "loan_s_min": spec.min_loan,
         "demand_stale_s": _demand_stale_s(demand),
         "blackouts": [{"start_s": each.start, "end_s": each.end} for each in spec.blackouts],
+        "mode": spec.mode,
+        "notice_s": spec.notice,
+        "veto_s": spec.veto_period,
     }
     return to_lending_policy(parse_document(LendingDocument, document))
 

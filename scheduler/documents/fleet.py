@@ -31,7 +31,14 @@ from scheduler.domain.fleet import (
     PoolKind,
     PoolNetwork,
 )
-from scheduler.domain.lending_policy import DAY_S, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, Blackout, LendingPolicy
+from scheduler.domain.lending_policy import (
+    DAY_S,
+    SHORTAGE_TARGET,
+    SHORTAGE_TARGET_MAX,
+    Blackout,
+    LendingMode,
+    LendingPolicy,
+)
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -140,6 +147,19 @@ class LendingDocument(Document):
     )
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(
         default_factory=list, description="Daily windows without new loans."
+    )
+    mode: LendingMode = Field(
+        default=_DEFAULT_LENDING.mode,
+        description="lend: nodes are lent. shadow: the pool decides as if it lent, records what it would lend, and "
+        "lends nothing.",
+    )
+    notice_s: Duration = Field(
+        default=_DEFAULT_LENDING.notice_s,
+        description="Seconds between the proposal of a loan, which can be vetoed, and the offer. 0: no proposal.",
+    )
+    veto_s: Duration = Field(
+        default=_DEFAULT_LENDING.veto_s,
+        description="Seconds for which a node is not proposed again after a veto.",
     )
 
     @model_validator(mode="after")

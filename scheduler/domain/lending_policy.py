@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 DAY_S = 86_400.0
 
@@ -22,6 +23,14 @@ class Blackout:
 
 
 SHORTAGE_TARGET, SHORTAGE_TARGET_MAX = 0.001, 0.1
+VETO_S = 3600.0
+
+
+class LendingMode(StrEnum):
+    """Whether a pool lends, or only records the loans that it would make."""
+
+    LEND = "lend"
+    SHADOW = "shadow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ class LendingPolicy:
     A recalled node is returned within `return_deadline_s` and serves inference `cold_start_s` later; the forecast looks
     ahead over the sum of both. A loan must be expected to last `loan_s_min`. A demand reading older than
     `demand_stale_s` permits no new loan (None: the value of the policy settings).
+    In `mode` SHADOW, the pool decides as if it lent, and lends nothing. With `notice_s`, a loan is proposed so many
+    seconds before its node is offered. A node whose proposal was vetoed is not proposed again for `veto_s`.
     """
 
     enabled: bool = True
@@ -47,6 +58,9 @@ class LendingPolicy:
     blackouts: tuple[Blackout, ...] = ()
     demand_stale_s: float | None = None
     shortage_target: float | None = None
+    mode: LendingMode = LendingMode.LEND
+    notice_s: float = 0.0
+    veto_s: float = VETO_S
 
     def __post_init__(self) -> None:
         if self.quantile is not None and self.shortage_target is not None:
@@ -63,13 +77,17 @@ class LendingPolicy:
             raise ValueError(f"lending.shortage_target must be {limits}, got {self.shortage_target}")
         if not 0.0 <= self.headroom < 1.0:
             raise ValueError(f"lending.headroom must be at least 0 and below 1, got {self.headroom}")
-        for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min", "loan_s_min"):
+        for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min", "loan_s_min", "notice_s", "veto_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"lending.{name} must be at least 0, got {getattr(self, name)}")
         if self.lent_nodes_max is not None and self.lent_nodes_max < 0:
             raise ValueError(f"lending.lent_nodes_max must be at least 0, got {self.lent_nodes_max}")
         if self.demand_stale_s is not None and not self.demand_stale_s > 0:
             raise ValueError(f"lending.demand_stale_s must be above 0, got {self.demand_stale_s}")
+
+    @property
+    def is_shadow(self) -> bool:
+        return self.mode is LendingMode.SHADOW
 
     @property
     def horizon_s(self) -> float:

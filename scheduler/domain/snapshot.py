@@ -16,6 +16,7 @@ from scheduler.domain.job_state import Allocation
 from scheduler.domain.relative_speed import resolve_prior_speeds
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, LinearCurve, ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot_index import GpuKind, SnapshotIndex, count_inference_gpus, must_vacate, serves_training
 from scheduler.domain.step_measurements import ModelMeasurements
 
@@ -26,11 +27,17 @@ _PriorKey = tuple[str, tuple[tuple[str, float], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Switches of the operator. `loans_recalled` also recalls every existing loan."""
+    """Switches of the operator. `loans_recalled` also recalls every existing loan.
+
+    `lending_set_by` is the display name of the caller who last paused, recalled or resumed loans. `lending_set_at_s` is
+    when; None if that was never done, or by an older release.
+    """
 
     lending_paused: bool = False
     loans_recalled: bool = False
     resizes_frozen: bool = False
+    lending_set_by: str = ""
+    lending_set_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,8 @@ class Snapshot:
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
     `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
-    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model.
+    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model. `shadows` are the loans that
+    pools in shadow mode would have made.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -66,6 +74,7 @@ class Snapshot:
     gpu_profiles: Mapping[str, GpuProfile] = field(default_factory=dict)
     step_measurements: Mapping[str, ModelMeasurements] = field(default_factory=dict)
     curve_hardware: Mapping[str, str] = field(default_factory=dict)
+    shadows: Mapping[str, ShadowLending] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -41,16 +41,18 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
     UncordonNode,
+    VetoLoan,
 )
 from scheduler.domain.events import EventCode, JobStep
-from scheduler.domain.fleet import DemandReading, get_shortages
+from scheduler.domain.fleet import DemandReading, LoanState, get_shortages
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve
-from scheduler.domain.snapshot import Switches
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
@@ -94,7 +96,9 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
         case ReportDemand() as report:
             _record_demand(snapshot, report, command.at_s)
         case PauseLending() | ResumeLending() | RecallAll() | FreezeResizes() as switch:
-            _apply_switch(snapshot, switch)
+            _apply_switch(snapshot, switch, command)
+        case VetoLoan() as veto:
+            _veto_loan(snapshot, veto, command)
         case CurveSolved() as solved:
             _record_curve_point(snapshot, solved)
         case SolverChanged() as change:
@@ -213,13 +217,14 @@ def _change_pool(
             if any(node.pool == name for node in snapshot.nodes.values()) or name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist or still has nodes")
                 return
-            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts):
+            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts, snapshot.shadows):
                 mapping.pop(name, None)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"pool {name} was deleted")
         case SetLendingPolicy(pool=name, lending=lending):
             if name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist")
                 return
+            _change_shadow_mode(snapshot, name, lending)
             snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of pool {name} was changed")
         case SetPoolNetwork(pool=name, network=network):
@@ -228,6 +233,20 @@ def _change_pool(
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], network=network)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the network of pool {name} was changed")
+
+
+def _change_shadow_mode(snapshot: MutableSnapshot, name: str, lending: LendingPolicy) -> None:
+    """Begin or end the record of shadow mode.
+
+    The pool's record of shortages continues from one mode to the other, so that lending starts with the promise as the
+    shadow has kept or spent it. A record of a time without lending proves nothing, so the shadow starts a new one.
+    """
+    before, reading = snapshot.pools[name].lending, snapshot.demand.get(name)
+    if before.is_shadow == lending.is_shadow:
+        return
+    snapshot.shadows.pop(name, None)
+    if lending.is_shadow and not before.enabled and reading is not None:
+        snapshot.demand[name] = replace(reading, shortages=ShortageRecord())
 
 
 def _set_gpu_profile(snapshot: MutableSnapshot, change: SetGpuProfile, command: Command) -> None:
@@ -314,11 +333,12 @@ def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float)
         return
     capacity = snapshot.capacity(report.pool)
     gpus, read_at_s = min(report.gpus, float(capacity)), min(at_s, snapshot.now_s)
+    rules = snapshot.pools[report.pool].lending
     shortages = get_shortages(snapshot.demand, report.pool).observe(
         read_at_s,
         spare_gpus=capacity - gpus,
-        lent_gpus=snapshot.original.index.lent_gpus.get(report.pool, 0),
-        cold_start_s=snapshot.pools[report.pool].lending.cold_start_s,
+        lent_gpus=_count_lent_gpus(snapshot, report.pool),
+        cold_start_s=rules.horizon_s if rules.is_shadow else rules.cold_start_s,
     )
     reading = DemandReading(read_at_s, gpus, report.gpus, shortages)
     snapshot.demand[report.pool] = reading
@@ -329,14 +349,48 @@ def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float)
         snapshot.record_event(EventCode.DEMAND_CLAMPED, report.pool, message, numbers)
 
 
-def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:
+def _count_lent_gpus(snapshot: MutableSnapshot, pool: str) -> int:
+    """Return the GPUs of the pool on loan, with those that would be in shadow mode.
+
+    A node of a shadow loan leaves at once, where a real one has its return deadline. The caller adds it to the cold
+    start instead.
+    """
+    loans, shadow = snapshot.loans, snapshot.shadows.get(pool)
+    lent_gpus = snapshot.original.index.lent_gpus.get(pool, 0)
+    names = shadow.nodes if shadow is not None and snapshot.pools[pool].lending.is_shadow else ()
+    would_be = (snapshot.nodes[name].gpus for name in names if name in snapshot.nodes and name not in loans)
+    return lent_gpus + sum(would_be)
+
+
+def _veto_loan(snapshot: MutableSnapshot, veto: VetoLoan, command: Command) -> None:
+    """End a proposed loan, and keep its node from being proposed again for a time."""
+    loan = next((loan for loan in snapshot.loans.values() if loan.id == veto.loan_id), None)
+    if loan is None or loan.state is not LoanState.PROPOSED:
+        found = "does not exist or has ended" if loan is None else f"is {loan.state}"
+        snapshot.refuse(veto.loan_id, f"loan {veto.loan_id} {found}; only a proposed loan can be vetoed")
+        return
+    veto_s = snapshot.pools[loan.pool].lending.veto_s
+    snapshot.put_loan(loan.transition_to(LoanState.VETOED, snapshot.now_s))
+    node = replace(snapshot.nodes[loan.node], vetoed_until_s=snapshot.now_s + veto_s)
+    snapshot.nodes[loan.node] = node
+    author = command.actor or "an unnamed caller"
+    via = f" by webhook {veto.webhook_id}" if veto.webhook_id else ""
+    message = f"{author} vetoes{via} the loan of node {loan.node} for {veto_s:.0f} s: {veto.reason}"
+    snapshot.record_event(EventCode.LOAN_VETOED, loan.id, message, {"vetoed_until_s": node.vetoed_until_s})
+
+
+def _apply_switch(
+    snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes, command: Command
+) -> None:
+    """Apply a switch. Those of lending record their author and time."""
+    author = {"lending_set_by": command.actor, "lending_set_at_s": min(command.at_s, snapshot.now_s)}
     match switch:
         case PauseLending():
-            snapshot.switches = replace(snapshot.switches, lending_paused=True)
+            snapshot.switches = replace(snapshot.switches, lending_paused=True, **author)
         case RecallAll():
-            snapshot.switches = replace(snapshot.switches, lending_paused=True, loans_recalled=True)
+            snapshot.switches = replace(snapshot.switches, lending_paused=True, loans_recalled=True, **author)
         case ResumeLending():
-            snapshot.switches = Switches(resizes_frozen=snapshot.switches.resizes_frozen)
+            snapshot.switches = replace(snapshot.switches, lending_paused=False, loans_recalled=False, **author)
         case FreezeResizes(frozen=frozen):
             snapshot.switches = replace(snapshot.switches, resizes_frozen=frozen)
     snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)

@@ -15,6 +15,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.snapshot_index import SnapshotIndex
 from scheduler.scheduling.event_messages import job_step
@@ -82,6 +83,7 @@ class MutableSnapshot:
         self.forecasts: TrackedDict[Forecast] = TrackedDict(snapshot.forecasts)
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
         self.gpu_profiles: TrackedDict[GpuProfile] = TrackedDict(snapshot.gpu_profiles)
+        self.shadows: TrackedDict[ShadowLending] = TrackedDict(snapshot.shadows)
         self.gpu_throughputs = snapshot.gpu_throughputs
         self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
@@ -115,6 +117,7 @@ class MutableSnapshot:
             forecasts=self.forecasts.result,
             queues=self.queues.result,
             gpu_profiles=self.gpu_profiles.result,
+            shadows=self.shadows.result,
             switches=self.switches,
             solver=self.solver,
             curve_hardware=self.curve_hardware,

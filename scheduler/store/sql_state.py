@@ -36,6 +36,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.step_measurements import ModelMeasurements
 from scheduler.store.database import METADATA, AnyRow
@@ -112,6 +113,7 @@ RECORD_KINDS = (
     RecordKind("gpu_profiles", Table("gpu_profiles", METADATA, RecordColumns), GpuProfile),
     RecordKind("step_measurements", Table("step_measurements", METADATA, RecordColumns), ModelMeasurements),
     RecordKind("curve_hardware", Table("curve_hardware", METADATA, RecordColumns), str),
+    RecordKind("shadows", Table("shadows", METADATA, RecordColumns), ShadowLending),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

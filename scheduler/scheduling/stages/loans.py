@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
-from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.decisions import CancelRecall, LendNode, ProposeLoan, Reason, ReasonCode, RecallNode, ReturnNode
+from scheduler.domain.fleet import Loan, LoanState, Pool, PoolKind
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
-from scheduler.scheduling.policies.lending import (
-    LendingTarget,
-    count_wanted_gpus,
-    is_unused_too_long,
-    unused_loan_ends_s,
-)
+from scheduler.scheduling.policies.lending import LendingTarget, is_unused_too_long, unused_loan_ends_s
+from scheduler.scheduling.stages.lendable_nodes import WantedGpus, list_lendable_nodes
+from scheduler.scheduling.stages.loan_proposals import settle_proposals
+from scheduler.scheduling.stages.shadow_loans import update_shadow_loans
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
@@ -19,10 +18,14 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _recall_draining_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
+    shadows: dict[str, ShadowLending] = {}
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
             _adjust_pool(cycle, pool)
-    return StageReport(recheck_at_s=_next_unused_recall_s(cycle))
+            if pool.lending.is_shadow:
+                target = cycle.policies.lend(cycle.view, pool, cycle.settings)
+                shadows[pool.name] = update_shadow_loans(cycle, pool, target)
+    return StageReport(recheck_at_s=_next_unused_recall_s(cycle), shadows=shadows)
 
 
 def _return_vacated_nodes(cycle: SchedulingCycle) -> None:
@@ -87,11 +90,12 @@ def _next_unused_recall_s(cycle: SchedulingCycle) -> float:
 
 
 def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
-    """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only.
+    """Recall nodes, cancel recalls, or settle proposals in every tick. Lend or propose nodes in full passes only.
 
     A cordoned node that goes back is of no use to inference, so the pool can then lend less.
     """
-    target = cycle.policies.lend(cycle.view, pool, cycle.settings)
+    target = _find_target(cycle, pool)
+    settle_proposals(cycle, pool, target)
     lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
     if lent > target.nodes:
         while lent > target.nodes:
@@ -99,12 +103,19 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
             still_lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
             if still_lent == lent:
                 return
-            lent, target = still_lent, cycle.policies.lend(cycle.view, pool, cycle.settings)
+            lent, target = still_lent, _find_target(cycle, pool)
     elif target.allows_new_loans:
         _cancel_recalls(cycle, pool, target, target.nodes - lent)
         spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
         if cycle.full_pass and spare > 0:
             _lend_nodes(cycle, pool, target, spare)
+
+
+def _find_target(cycle: SchedulingCycle, pool: Pool) -> LendingTarget:
+    """Return the policy's target; nothing for a pool in shadow mode, whose real loans go back."""
+    if pool.lending.is_shadow:
+        return LendingTarget(0, False, Reason(ReasonCode.SHADOW_MODE, f"pool {pool.name} is in shadow mode"))
+    return cycle.policies.lend(cycle.view, pool, cycle.settings)
 
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -147,24 +158,14 @@ def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
 def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
     """Lend up to `count` nodes, those that inference uses least first, as long as jobs could use their GPUs.
 
-    An offer that was withdrawn in this tick is not repeated in it.
+    A pool that gives notice proposes them instead. An offer or a proposal that was withdrawn in this tick is not
+    repeated in it.
     """
     on_loan = {loan.node for loan in cycle.snapshot.loans.values() if loan.is_live}
-    on_loan |= cycle.snapshot.original.index.offered
-    idle = [
-        node for node in cycle.snapshot.original.nodes.values() if node.name not in on_loan and _is_lendable(node, pool)
-    ]
-    idle.sort(key=lambda node: (node.inference_gpus, node.name))
-    wanted_gpus: dict[str, float] = {}
-    for node in idle:
-        if node.gpu not in wanted_gpus:
-            scales, mixes = cycle.policies.scales, cycle.policies.deal_nodes is not None
-            wanted_gpus[node.gpu] = count_wanted_gpus(cycle.view, node.gpu, cycle.settings, scales=scales, mixes=mixes)
-        if wanted_gpus[node.gpu] > 0 and count > 0:
-            cycle.apply(LendNode(node.name, target.reason))
-            wanted_gpus[node.gpu] -= node.gpus
+    on_loan |= cycle.snapshot.original.index.offered | cycle.snapshot.original.index.proposed
+    wanted, notice_s = WantedGpus(cycle), pool.lending.notice_s
+    for node in list_lendable_nodes(cycle, pool):
+        if count > 0 and node.name not in on_loan and wanted.take(node):
+            propose = ProposeLoan(node.name, cycle.now_s + notice_s, target.reason)
+            cycle.apply(propose if notice_s else LendNode(node.name, target.reason))
             count -= 1
-
-
-def _is_lendable(node: Node, pool: Pool) -> bool:
-    return node.pool == pool.name and node.state is NodeState.UP and not node.cordoned

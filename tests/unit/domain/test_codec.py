@@ -30,7 +30,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.lending_policy import LendingMode, LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
 from scheduler.domain.program import Program
@@ -138,6 +138,9 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         cold_start_s=_POSITIVE_S,
         lent_nodes_max=st.none() | _COUNT,
         demand_stale_s=st.none() | _POSITIVE_S,
+        mode=st.sampled_from(LendingMode),
+        notice_s=_POSITIVE_S,
+        veto_s=_POSITIVE_S,
     ),
 }
 _PLAIN: dict[Any, SearchStrategy[Any]] = {
