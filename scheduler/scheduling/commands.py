@@ -383,16 +383,17 @@ def _apply_switch(
     snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes, command: Command
 ) -> None:
     """Apply a switch. Those of lending record their author and time."""
-    author = {"lending_set_by": command.actor, "lending_set_at_s": min(command.at_s, snapshot.now_s)}
+    before, set_at_s = snapshot.switches, min(command.at_s, snapshot.now_s)
+    authored = replace(before, lending_set_by=command.actor, lending_set_at_s=set_at_s)
     match switch:
         case PauseLending():
-            snapshot.switches = replace(snapshot.switches, lending_paused=True, **author)
+            snapshot.switches = replace(authored, lending_paused=True)
         case RecallAll():
-            snapshot.switches = replace(snapshot.switches, lending_paused=True, loans_recalled=True, **author)
+            snapshot.switches = replace(authored, lending_paused=True, loans_recalled=True)
         case ResumeLending():
-            snapshot.switches = replace(snapshot.switches, lending_paused=False, loans_recalled=False, **author)
+            snapshot.switches = replace(authored, lending_paused=False, loans_recalled=False)
         case FreezeResizes(frozen=frozen):
-            snapshot.switches = replace(snapshot.switches, resizes_frozen=frozen)
+            snapshot.switches = replace(before, resizes_frozen=frozen)
     snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)
 
 
