@@ -97,12 +97,7 @@ class SnapshotView(TypedDict):
         dict[str, dict[str, Any]], Field(description="Latest demand forecast of each inference pool, by pool name.")
     ]
     curves: Annotated[dict[str, dict[str, Any]], Field(description="Solved scaling curves, by their key.")]
-    switches: Annotated[
-        dict[str, bool | float | str | None],
-        Field(
-            description="Operator switches, such as `lending_paused`, by name, and who set those of lending, and when."
-        ),
-    ]
+    switches: Annotated[dict[str, bool], Field(description="Operator switches, such as `lending_paused`, by name.")]
     full_pass_at_s: Annotated[
         float | str,
         Field(
@@ -136,6 +131,10 @@ class SnapshotView(TypedDict):
     ]
     shadows: Annotated[
         dict[str, dict[str, Any]], Field(description="Loans that pools in shadow mode would have made, by pool name.")
+    ]
+    lending_set_by: Annotated[str, Field(description="Display name of who last set a switch of lending. Empty: none.")]
+    lending_set_at_s: Annotated[
+        float | None, Field(description="When that was, in seconds since 1970 (UTC). Null: never, or unknown.")
     ]
 
 

@@ -108,8 +108,8 @@ def switches_view(snapshot: Snapshot) -> SwitchesView:
         "loans_recalled": switches.loans_recalled,
         "resizes_frozen": switches.resizes_frozen,
         "live_loans": sum(loan.is_in_effect for loan in snapshot.loans.values()),
-        "lending_set_by": switches.lending_set_by,
-        "lending_set_at_s": switches.lending_set_at_s,
+        "lending_set_by": snapshot.lending_set_by,
+        "lending_set_at_s": snapshot.lending_set_at_s,
     }
 
 

@@ -155,8 +155,8 @@ def _switch_view(snapshot: Snapshot) -> LendingSwitchView:
     return {
         "lending_paused": switches.lending_paused,
         "loans_recalled": switches.loans_recalled,
-        "set_by": switches.lending_set_by,
-        "set_at_s": switches.lending_set_at_s,
+        "set_by": snapshot.lending_set_by,
+        "set_at_s": snapshot.lending_set_at_s,
     }
 
 

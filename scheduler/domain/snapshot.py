@@ -27,17 +27,11 @@ _PriorKey = tuple[str, tuple[tuple[str, float], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Switches of the operator. `loans_recalled` also recalls every existing loan.
-
-    `lending_set_by` is the display name of the caller who last paused, recalled or resumed loans. `lending_set_at_s` is
-    when; None if that was never done, or by an older release.
-    """
+    """Switches of the operator. `loans_recalled` also recalls every existing loan."""
 
     lending_paused: bool = False
     loans_recalled: bool = False
     resizes_frozen: bool = False
-    lending_set_by: str = ""
-    lending_set_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,8 @@ class Snapshot:
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
     `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
     versions. `gpu_profiles` are the profiles that were set on the service, by GPU model. `shadows` are the loans that
-    pools in shadow mode would have made.
+    pools in shadow mode would have made. `lending_set_by` is the display name of the caller who last paused, recalled
+    or resumed lending, and `lending_set_at_s` when; None if that was never done, or by an older release.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -75,6 +70,8 @@ class Snapshot:
     step_measurements: Mapping[str, ModelMeasurements] = field(default_factory=dict)
     curve_hardware: Mapping[str, str] = field(default_factory=dict)
     shadows: Mapping[str, ShadowLending] = field(default_factory=dict)
+    lending_set_by: str = ""
+    lending_set_at_s: float | None = None
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -53,6 +53,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.shortages import ShortageRecord
+from scheduler.domain.snapshot import Switches
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
@@ -383,17 +384,17 @@ def _apply_switch(
     snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes, command: Command
 ) -> None:
     """Apply a switch. Those of lending record their author and time."""
-    before, set_at_s = snapshot.switches, min(command.at_s, snapshot.now_s)
-    authored = replace(before, lending_set_by=command.actor, lending_set_at_s=set_at_s)
     match switch:
         case PauseLending():
-            snapshot.switches = replace(authored, lending_paused=True)
+            snapshot.switches = replace(snapshot.switches, lending_paused=True)
         case RecallAll():
-            snapshot.switches = replace(authored, lending_paused=True, loans_recalled=True)
+            snapshot.switches = replace(snapshot.switches, lending_paused=True, loans_recalled=True)
         case ResumeLending():
-            snapshot.switches = replace(authored, lending_paused=False, loans_recalled=False)
+            snapshot.switches = Switches(resizes_frozen=snapshot.switches.resizes_frozen)
         case FreezeResizes(frozen=frozen):
-            snapshot.switches = replace(before, resizes_frozen=frozen)
+            snapshot.switches = replace(snapshot.switches, resizes_frozen=frozen)
+    if not isinstance(switch, FreezeResizes):
+        snapshot.lending_set_by, snapshot.lending_set_at_s = command.actor, min(command.at_s, snapshot.now_s)
     snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)
 
 

@@ -87,6 +87,8 @@ class MutableSnapshot:
         self.gpu_throughputs = snapshot.gpu_throughputs
         self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
+        self.lending_set_by = snapshot.lending_set_by
+        self.lending_set_at_s = snapshot.lending_set_at_s
         self.solver = snapshot.solver
         self.curve_hardware = snapshot.curve_hardware
         self.events: list[Event] = []
@@ -119,6 +121,8 @@ class MutableSnapshot:
             gpu_profiles=self.gpu_profiles.result,
             shadows=self.shadows.result,
             switches=self.switches,
+            lending_set_by=self.lending_set_by,
+            lending_set_at_s=self.lending_set_at_s,
             solver=self.solver,
             curve_hardware=self.curve_hardware,
             gpu_throughputs=self.gpu_throughputs,

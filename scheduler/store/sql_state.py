@@ -59,6 +59,8 @@ class StateColumns(TypedColumns):
     full_pass_at_s: Named[float] = Column(Double)
     switches: Named[Any] = Column(JSON, nullable=False)
     solver: Named[str] = Column(String, server_default="")
+    lending_set_by: Named[str] = Column(String, server_default="")
+    lending_set_at_s: Named[float | None] = Column(Double)
 
 
 class RecordColumns(TypedColumns):
@@ -166,6 +168,8 @@ def apply_snapshot_delta(delta: SnapshotDelta) -> Snapshot:
         switches=decode_stored(Switches, delta.state.switches),
         full_pass_at_s=delta.state.full_pass_at_s,
         solver=delta.state.solver,
+        lending_set_by=delta.state.lending_set_by,
+        lending_set_at_s=delta.state.lending_set_at_s,
         curves=apply_curve_rows(delta.base.curves, delta.rows[CURVE_POINTS.name]),
         **records,
     )
@@ -197,6 +201,8 @@ def advance_generation(connection: Connection, previous: Snapshot, snapshot: Sna
             full_pass_at_s=snapshot.full_pass_at_s,
             solver=snapshot.solver,
             switches=encode(snapshot.switches),
+            lending_set_by=snapshot.lending_set_by,
+            lending_set_at_s=snapshot.lending_set_at_s,
         )
     )
     if updated.rowcount == 0:

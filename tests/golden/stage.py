@@ -49,6 +49,7 @@ from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU, a_fleet
 
 Words = list[str]
+_USUAL_LENDING = {"mode": "lend", "notice_s": "0", "veto_s": "3600"}
 _LENDING = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0.0)
 
 
@@ -135,8 +136,9 @@ class Stage:
     def _change_lending(self, words: Words) -> None:
         """`lending POOL FIELD=VALUE...`: the fields mode, notice_s and veto_s."""
         given = dict(word.split("=") for word in words[1:])
-        mode = LendingMode(given.pop("mode", LendingMode.LEND))
-        self._send(SetLendingPolicy(words[0], replace(_LENDING, mode=mode, **{k: float(v) for k, v in given.items()})))
+        mode, notice_s, veto_s = (given.get(name, usual) for name, usual in _USUAL_LENDING.items())
+        lending = replace(_LENDING, mode=LendingMode(mode), notice_s=float(notice_s), veto_s=float(veto_s))
+        self._send(SetLendingPolicy(words[0], lending))
 
     def _veto(self, words: Words) -> None:
         """`veto NODE REASON`: an administrator vetoes the proposed loan of the node."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.domain.decisions import Decision, LendNode, ProposeLoan
 from scheduler.domain.fleet import Loan, LoanState
-from scheduler.domain.lending_policy import LendingMode, LendingPolicy
+from scheduler.domain.lending_policy import LendingMode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.desired_state import apply_decision
 from scheduler.scheduling.legality import find_violation
@@ -24,11 +24,11 @@ SEEDS = st.integers(min_value=0, max_value=10**9)
 WORLDS = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
-def with_lending(world: World, **fields: object) -> Snapshot:
-    """Return the world after its observation, with other fields of the lending policy."""
+def with_lending(world: World, *, mode: LendingMode = LendingMode.LEND, notice_s: float = 0.0) -> Snapshot:
+    """Return the world after its observation, with another lending policy."""
     snapshot = update_snapshot(world.snapshot, world.observation, ()).snapshot
     pool = snapshot.pools["inference"]
-    lending: LendingPolicy = replace(pool.lending, **fields)
+    lending = replace(pool.lending, mode=mode, notice_s=notice_s)
     return replace(snapshot, pools={**snapshot.pools, "inference": replace(pool, lending=lending)})
 
 

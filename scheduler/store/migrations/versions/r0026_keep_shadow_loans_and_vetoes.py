@@ -1,4 +1,7 @@
-"""Keep the records of pools in shadow mode, and which webhooks may veto loans: none of those that exist."""
+"""Keep the records of pools in shadow mode, the author of the switches of lending, and which webhooks may veto loans.
+
+None of the webhooks that exist may.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ def upgrade() -> None:
     )
     op.create_index("ix_shadows_generation", "shadows", ["generation"])
     op.add_column("webhooks", sa.Column("may_veto", sa.Boolean, nullable=False, server_default=sa.false()))
+    op.add_column("state", sa.Column("lending_set_by", sa.String, nullable=False, server_default=""))
+    op.add_column("state", sa.Column("lending_set_at_s", sa.Double, nullable=True))
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("webhooks") as batch:
-        batch.drop_column("may_veto")
+    for table, name in (("state", "lending_set_at_s"), ("state", "lending_set_by"), ("webhooks", "may_veto")):
+        op.drop_column(table, name)
     op.drop_table("shadows")
