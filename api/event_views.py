@@ -133,6 +133,13 @@ class SnapshotView(TypedDict):
         dict[str, dict[str, Any]],
         Field(description="Measured over predicted steps of plans, by GPU profile and model."),
     ]
+    shadows: Annotated[
+        dict[str, dict[str, Any]], Field(description="Loans that pools in shadow mode would have made, by pool name.")
+    ]
+    lending_set_by: Annotated[str, Field(description="Display name of who last set a switch of lending. Empty: none.")]
+    lending_set_at_s: Annotated[
+        float | None, Field(description="When that was, in seconds since 1970 (UTC). Null: never, or unknown.")
+    ]
 
 
 def reason_view(reason: Reason) -> ReasonView:

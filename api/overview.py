@@ -203,7 +203,7 @@ def _node_use(node: Node, snapshot: Snapshot, held: int) -> NodeUse:
     loan = snapshot.loans.get(node.name)
     if node.state is NodeState.DOWN:
         return "down"
-    if loan is not None and loan.is_live:
+    if loan is not None and loan.is_in_effect:
         return _USE_BY_LOAN_STATE[loan.state]
     if node.cordoned:
         return "cordoned"

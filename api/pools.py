@@ -16,6 +16,7 @@ from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
+from api.pool_explanations import ShadowView, shadow_view
 from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.demand_source import DemandQueryDocument, DemandSourceDocument, to_source_document
@@ -36,7 +37,7 @@ from scheduler.domain.fleet import (
     PoolKind,
     get_shortages,
 )
-from scheduler.domain.lending_policy import DAY_S, LendingPolicy
+from scheduler.domain.lending_policy import DAY_S, LendingMode, LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
@@ -103,6 +104,9 @@ class LendingPolicyView(TypedDict):
     known_events: Annotated[list[KnownEventView], Field(description="Times of unusual demand.")]
     demand_profile: Annotated[list[float], Field(description=_LENDING["demand_profile"])]
     demand_lost_s: Annotated[float | None, Field(description=_LENDING["demand_lost_s"])]
+    mode: Annotated[LendingMode, Field(description=_LENDING["mode"])]
+    notice_s: Annotated[float, Field(description=_LENDING["notice_s"])]
+    veto_s: Annotated[float, Field(description=_LENDING["veto_s"])]
 
 
 class DemandView(TypedDict):
@@ -206,7 +210,7 @@ class DemandSourceView(TypedDict):
 
 
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `way_back`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and all after it."""
 
     name: Annotated[str, Field(description="Unique label chosen at creation.")]
     kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
@@ -228,6 +232,9 @@ class PoolView(TypedDict):
             DemandSourceView | None,
             Field(description="Queries that the service polls for demand. Null: demand is reported to the API."),
         ]
+    ]
+    shadow: NotRequired[
+        Annotated[ShadowView | None, Field(description="What it would have lent. Null: not in shadow mode.")]
     ]
 
 
@@ -296,6 +303,7 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         way = measure_way_back(snapshot, pool)
         view["way_back"] = {"leave_s": way.leave_s, "start_s": way.start_s, "horizon_s": way.horizon_s}
         view["demand_source"] = None if pool.demand is None else _source_view(pool.demand)
+        view["shadow"] = shadow_view(pool, snapshot)
     return view
 
 

@@ -53,7 +53,12 @@ SUBCOMMANDS = (
     ),
     Subcommand("ps", "cli.commands.jobs:ps", JOBS_PANEL, "List live jobs, and those that failed in the last 24 hours."),
     Subcommand("describe", "cli.commands.jobs:describe", JOBS_PANEL, "Show the details of one job."),
-    Subcommand("explain", "cli.commands.events:explain", JOBS_PANEL, "Explain why a job is in its current state."),
+    Subcommand(
+        "explain",
+        "cli.commands.events:explain",
+        JOBS_PANEL,
+        "Explain why a job is in its current state, or why a pool lends no more nodes.",
+    ),
     Subcommand("events", "cli.commands.events:events", JOBS_PANEL, "List the most recent events, oldest first."),
     Subcommand("history", "cli.commands.events:history", JOBS_PANEL, "Show a job's past states and allocations."),
     Subcommand("logs", "cli.commands.jobs:logs", JOBS_PANEL, "Print the log of one rank of a job."),
@@ -93,7 +98,7 @@ SUBCOMMANDS = (
         "lending",
         "cli.commands.lending:app",
         FLEET_PANEL,
-        "Pause or resume lending, recall loans, or test lending on recorded demand.",
+        "Pause or resume lending, recall or veto loans, or test lending.",
     ),
     Subcommand(
         "demand",

@@ -17,7 +17,8 @@ CLIENT = ROOT / "library" / "ebbtide" / "client"
 TARGET = CLIENT / "views"
 MODULES = {
     "jobs": ("jobs", "archives"),
-    "fleet": ("fleet", "hardware", "machines", "queue_secrets"),
+    "fleet": ("fleet",),
+    "machines": ("hardware", "machines", "queue_secrets"),
     "administration": ("administration",),
 }
 """Modules of types, each with the modules of the client whose answers it has. Each may refer to the earlier ones."""

@@ -46,7 +46,9 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
     UncordonNode,
+    VetoLoan,
 )
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.telemetry.logs import REQUEST_ID
@@ -118,7 +120,7 @@ def command_audit_entry(command: Command, principal: Principal, before: Snapshot
 
 
 def command_subject(body: CommandBody) -> str:
-    """Return the job, pool, node, queue or GPU model that a command is about; "fleet" for fleet-wide switches."""
+    """Return the job, pool, node, queue, loan or GPU model that a command is about; "fleet" for fleet-wide switches."""
     match body:
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             return body.job_id
@@ -132,6 +134,8 @@ def command_subject(body: CommandBody) -> str:
             return body.pool
         case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
+        case VetoLoan():
+            return body.loan_id
         case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode():
             return body.name
         case _:
@@ -198,6 +202,17 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
             record = snapshot.nodes.get(subject)
         case ReportDemand() | ReportDemandHistory():
             record = snapshot.demand.get(subject)
+        case VetoLoan():
+            return _list_veto_fields(body, snapshot)
         case _:
             record = snapshot.switches
     return None if record is None else encode(record)
+
+
+def _list_veto_fields(veto: VetoLoan, snapshot: Snapshot) -> Mapping[str, Any] | None:
+    loan = next((loan for loan in snapshot.loans.values() if loan.id == veto.loan_id), None)
+    if loan is None:
+        return None
+    is_vetoed = loan.state is LoanState.VETOED
+    given = {"reason": veto.reason, "webhook": veto.webhook_id} if is_vetoed else {"reason": "", "webhook": ""}
+    return {"state": loan.state.value, **given}

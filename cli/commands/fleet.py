@@ -210,10 +210,17 @@ def loans(state: LoanStateOption = "", url: UrlOption = DEFAULT_URL, output: Out
 def render_loans(loans: Iterable[Mapping[str, Any]]) -> RenderableType:
     return render_table(
         (
-            [loan["node"], loan["pool"], loan["state"], format_time(loan["offered_at_s"]), _format_deadline(loan)]
+            [
+                loan["id"],
+                loan["node"],
+                loan["pool"],
+                loan["state"],
+                format_time(loan["offered_at_s"]),
+                _format_deadline(loan),
+            ]
             for loan in loans
         ),
-        headers=["lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
+        headers=["loan", "lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
         empty="No node is lent.",
     )
 
@@ -352,6 +359,8 @@ def _format_lending(lending: FleetJson | None) -> str:
         return "-"
     if not lending["enabled"]:
         return "off"
+    if lending["mode"] == "shadow":
+        return "shadow"
     if lending["shortage_target"] is None:
         return f"at quantile {lending['quantile']:g}"
     return f"short at most {lending['shortage_target']:.3%} of the time"

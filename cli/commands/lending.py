@@ -1,4 +1,4 @@
-"""`ebbtide lending`: pauses and resumes lending, recalls loans, and tests lending on recorded demand."""
+"""`ebbtide lending`: pauses and resumes lending, recalls or vetoes loans, and tests lending on recorded demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scheduler.documents.simulation import ClusterDocument
     from scheduler.simulator.demand import DemandTrace
 
-app = typer.Typer(name="lending", help="Pause or resume lending, recall loans, or test lending on recorded demand.")
+app = typer.Typer(name="lending", help="Pause or resume lending, recall or veto loans, or test lending.")
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", metavar="CLUSTER.yaml", help="YAML file of the inference pools and their nodes.")
@@ -51,6 +51,19 @@ def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat
     """Recall every loan and pause lending."""
     with service_client(url) as client:
         _print_lending(client.recall_all(), output, "All loans are recalled and lending is paused.")
+
+
+@app.command("veto")
+def veto(
+    loan: Annotated[str, typer.Argument(metavar="LOAN", help="ID of a proposed loan.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why the node must not be lent now.")],
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Reject a proposed loan. Its node is not proposed again for the pool's `veto_s`."""
+    with service_client(url) as client:
+        result = client.veto_loan(loan, reason=reason)
+    print_document(result, output, lambda: render_facts({"loan": f"{loan} of node {result['node']} is vetoed"}))
 
 
 @app.command("frontier")

@@ -38,7 +38,13 @@ from scheduler.domain.demand_source import (
     check_no_utilisation,
 )
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
-from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, PROFILE_HOURS, SHORTAGE_TARGET_MAX, LendingPolicy
+from scheduler.domain.lending_policy import (
+    KNOWN_EVENTS_MAX,
+    PROFILE_HOURS,
+    SHORTAGE_TARGET_MAX,
+    LendingMode,
+    LendingPolicy,
+)
 
 _DEFAULT_LENDING = LendingPolicy()
 
@@ -97,6 +103,9 @@ class LendingSpec(Document):
     time_zone: Text = _DEFAULT_LENDING.time_zone
     known_events: Annotated[list[KnownEventSpec], Field(max_length=KNOWN_EVENTS_MAX)] = Field(default_factory=list)
     demand_profile: Annotated[list[float], Field(max_length=PROFILE_HOURS[1])] = Field(default_factory=list)
+    mode: LendingMode = _DEFAULT_LENDING.mode
+    notice: Duration = _DEFAULT_LENDING.notice_s
+    veto_period: Duration = _DEFAULT_LENDING.veto_s
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -248,6 +257,9 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "time_zone": spec.time_zone,
         "known_events": [each.to_document() for each in spec.known_events],
         "demand_profile": spec.demand_profile,
+        "mode": spec.mode,
+        "notice_s": spec.notice,
+        "veto_s": spec.veto_period,
     }
     return to_lending_policy(parse_document(LendingDocument, document))
 

@@ -45,6 +45,7 @@ from scheduler.domain.lending_policy import (
     KNOWN_EVENTS_MAX,
     SHORTAGE_TARGET,
     SHORTAGE_TARGET_MAX,
+    LendingMode,
     LendingPolicy,
 )
 
@@ -165,6 +166,19 @@ class LendingDocument(Document):
         default=_DEFAULT_LENDING.demand_lost_s,
         description=f"Age in seconds of the latest demand reading at which all loans are recalled, above "
         f"`demand_stale_s`. Null: {DEMAND_LOST_S:.0f}, or twice the age at which demand is stale if that is longer.",
+    )
+    mode: LendingMode = Field(
+        default=_DEFAULT_LENDING.mode,
+        description="lend: nodes are lent. shadow: the pool decides as if it lent, records what it would lend, and "
+        "lends nothing.",
+    )
+    notice_s: Duration = Field(
+        default=_DEFAULT_LENDING.notice_s,
+        description="Seconds between the proposal of a loan, which can be vetoed, and the offer. 0: no proposal.",
+    )
+    veto_s: Duration = Field(
+        default=_DEFAULT_LENDING.veto_s,
+        description="Seconds for which a node is not proposed again after a veto.",
     )
 
     @model_validator(mode="after")

@@ -240,6 +240,18 @@ class RecallAll:
     """Recall every loan and pause lending."""
 
 
+VETO_REASON_LENGTH_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class VetoLoan:
+    """Reject a proposed loan. `webhook_id` names the webhook whose receiver answered so; empty: a user did."""
+
+    loan_id: str
+    reason: str
+    webhook_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class FreezeResizes:
     frozen: bool
@@ -316,6 +328,7 @@ CommandBody = (
     | SolverChanged
     | GpuThroughputsChanged
     | ForecastMade
+    | VetoLoan
 )
 
 

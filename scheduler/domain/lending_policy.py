@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from scheduler.domain.known_events import KnownEvent
 from scheduler.domain.time_zones import describe_zone_form, is_zone
@@ -37,6 +38,14 @@ PROFILE_HOURS = (24, 168)
 SHORTAGE_TARGET, SHORTAGE_TARGET_MAX = 0.001, 0.1
 DEMAND_LOST_S = 1800.0
 """Default age of the newest demand reading at which all loans are recalled."""
+VETO_S = 3600.0
+
+
+class LendingMode(StrEnum):
+    """Whether a pool lends, or only records the loans that it would make."""
+
+    LEND = "lend"
+    SHADOW = "shadow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class LendingPolicy:
     `time_zone` is the IANA zone whose clock demand follows. `known_events` raise the forecast before and while they
     last. `demand_profile` is the expected demand in GPUs by local hour of the day, or of the week from Monday on. A
     pool without a calibrated forecast lends by it.
+    In `mode` SHADOW, the pool decides as if it lent, and lends nothing. With `notice_s`, a loan is proposed so many
+    seconds before its node is offered. A node whose proposal was vetoed is not proposed again for `veto_s`.
     """
 
     enabled: bool = True
@@ -70,6 +81,9 @@ class LendingPolicy:
     known_events: tuple[KnownEvent, ...] = ()
     demand_profile: tuple[float, ...] = ()
     demand_lost_s: float | None = None
+    mode: LendingMode = LendingMode.LEND
+    notice_s: float = 0.0
+    veto_s: float = VETO_S
 
     def __post_init__(self) -> None:
         if self.quantile is not None and self.shortage_target is not None:
@@ -86,7 +100,7 @@ class LendingPolicy:
             raise ValueError(f"lending.shortage_target must be {limits}, got {self.shortage_target}")
         if not 0.0 <= self.headroom < 1.0:
             raise ValueError(f"lending.headroom must be at least 0 and below 1, got {self.headroom}")
-        for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min", "loan_s_min"):
+        for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min", "loan_s_min", "notice_s", "veto_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"lending.{name} must be at least 0, got {getattr(self, name)}")
         if self.lent_nodes_max is not None and self.lent_nodes_max < 0:
@@ -114,6 +128,10 @@ class LendingPolicy:
     def find_demand_lost_s(self, stale_s: float) -> float:
         """Return the age of the newest reading at which all loans are recalled, if it is stale after `stale_s`."""
         return max(DEMAND_LOST_S, 2.0 * stale_s) if self.demand_lost_s is None else self.demand_lost_s
+
+    @property
+    def is_shadow(self) -> bool:
+        return self.mode is LendingMode.SHADOW
 
     @property
     def horizon_s(self) -> float:

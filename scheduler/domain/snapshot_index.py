@@ -31,7 +31,7 @@ _NODE_SETS = (
     "down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents", "serving", "with_capacity",
     "withheld",
 )  # fmt: skip
-_LOAN_SETS = ("offered", "recalled")
+_LOAN_SETS = ("offered", "recalled", "proposed")
 _JOB_SETS = (
     "waiting", "running", "unsettled", "intent_candidates", "releasing", "out_of_range", "elastic", "above_minimum",
     "below_maximum", "profiled", "time_limited", "needs_new_plan",
@@ -57,7 +57,7 @@ class SnapshotIndex:
         with_capacity: with a known capacity
         withheld: not lendable
     Loans, by node name:
-        offered, recalled: in this state
+        offered, recalled, proposed: in this state
     Jobs, by id:
         waiting: queued
         running: running
@@ -103,6 +103,7 @@ class SnapshotIndex:
         self.withheld: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
+        self.proposed: set[str] = set()
         self.waiting: set[str] = set()
         self.running: set[str] = set()
         self.unsettled: set[str] = set()
@@ -207,6 +208,7 @@ class SnapshotIndex:
                 _add_count(self.live_loan_counts, each.pool, sign * each.is_live)
         _set_membership(self.offered, node, loan is not None and loan.state is LoanState.OFFERED)
         _set_membership(self.recalled, node, loan is not None and loan.state is LoanState.RECALLED)
+        _set_membership(self.proposed, node, loan is not None and loan.state is LoanState.PROPOSED)
         if host is not None:
             self._count_gpus(host, before, -1)
             self._count_gpus(host, loan, 1)

@@ -45,14 +45,18 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
     UncordonNode,
+    VetoLoan,
 )
 from scheduler.domain.events import EventCode, JobStep
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Switches
 from scheduler.scheduling.demand_reports import record_demand, record_demand_history
 from scheduler.scheduling.job_progress import record_progress
@@ -104,7 +108,9 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
                 text = f"the demand of pool {pool} is unknown: {message}"
                 snapshot.record_event(EventCode.DEMAND_UNKNOWN, pool, text, cause=reason)
         case PauseLending() | ResumeLending() | RecallAll() | FreezeResizes() as switch:
-            _apply_switch(snapshot, switch)
+            _apply_switch(snapshot, switch, command)
+        case VetoLoan() as veto:
+            _veto_loan(snapshot, veto, command)
         case CurveSolved() as solved:
             _record_curve_point(snapshot, solved)
         case SolverChanged() as change:
@@ -223,13 +229,14 @@ def _change_pool(
             if any(node.pool == name for node in snapshot.nodes.values()) or name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist or still has nodes")
                 return
-            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts):
+            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts, snapshot.shadows):
                 mapping.pop(name, None)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"pool {name} was deleted")
         case SetLendingPolicy(pool=name, lending=lending):
             if name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist")
                 return
+            _change_shadow_mode(snapshot, name, lending)
             snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of pool {name} was changed")
         case SetPoolNetwork(pool=name, network=network):
@@ -244,6 +251,20 @@ def _change_pool(
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], demand=source)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the demand source of pool {name} was changed")
+
+
+def _change_shadow_mode(snapshot: MutableSnapshot, name: str, lending: LendingPolicy) -> None:
+    """Begin or end the record of shadow mode.
+
+    The pool's record of shortages continues from one mode to the other, so that lending starts with the promise as the
+    shadow has kept or spent it. A record of a time without lending proves nothing, so the shadow starts a new one.
+    """
+    before, reading = snapshot.pools[name].lending, snapshot.demand.get(name)
+    if before.is_shadow == lending.is_shadow:
+        return
+    snapshot.shadows.pop(name, None)
+    if lending.is_shadow and not before.enabled and reading is not None:
+        snapshot.demand[name] = replace(reading, shortages=ShortageRecord())
 
 
 def _set_gpu_profile(snapshot: MutableSnapshot, change: SetGpuProfile, command: Command) -> None:
@@ -326,7 +347,27 @@ def _change_node(
             snapshot.record_event(EventCode.NODE_CHANGED, name, message)
 
 
-def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:
+def _veto_loan(snapshot: MutableSnapshot, veto: VetoLoan, command: Command) -> None:
+    """End a proposed loan, and keep its node from being proposed again for a time."""
+    loan = next((loan for loan in snapshot.loans.values() if loan.id == veto.loan_id), None)
+    if loan is None or loan.state is not LoanState.PROPOSED:
+        found = "does not exist or has ended" if loan is None else f"is {loan.state}"
+        snapshot.refuse(veto.loan_id, f"loan {veto.loan_id} {found}; only a proposed loan can be vetoed")
+        return
+    veto_s = snapshot.pools[loan.pool].lending.veto_s
+    snapshot.put_loan(loan.transition_to(LoanState.VETOED, snapshot.now_s))
+    node = replace(snapshot.nodes[loan.node], vetoed_until_s=snapshot.now_s + veto_s)
+    snapshot.nodes[loan.node] = node
+    author = command.actor or "an unnamed caller"
+    via = f" by webhook {veto.webhook_id}" if veto.webhook_id else ""
+    message = f"{author} vetoes{via} the loan of node {loan.node} for {veto_s:.0f} s: {veto.reason}"
+    snapshot.record_event(EventCode.LOAN_VETOED, loan.id, message, {"vetoed_until_s": node.vetoed_until_s})
+
+
+def _apply_switch(
+    snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes, command: Command
+) -> None:
+    """Apply a switch. Those of lending record their author and time."""
     match switch:
         case PauseLending():
             snapshot.switches = replace(snapshot.switches, lending_paused=True)
@@ -336,6 +377,8 @@ def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLendin
             snapshot.switches = Switches(resizes_frozen=snapshot.switches.resizes_frozen)
         case FreezeResizes(frozen=frozen):
             snapshot.switches = replace(snapshot.switches, resizes_frozen=frozen)
+    if not isinstance(switch, FreezeResizes):
+        snapshot.lending_set_by, snapshot.lending_set_at_s = command.actor, min(command.at_s, snapshot.now_s)
     snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)
 
 

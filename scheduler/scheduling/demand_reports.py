@@ -57,11 +57,12 @@ def _record_present(snapshot: MutableSnapshot, pool: str, at_s: float, asked_gpu
     """Make a reading the present demand of its pool, and add it to the record of shortages and to the history."""
     capacity, previous = snapshot.capacity(pool), snapshot.demand.get(pool)
     gpus, read_at_s = min(asked_gpus, float(capacity)), min(at_s, snapshot.now_s)
+    rules = snapshot.pools[pool].lending
     shortages = get_shortages(snapshot.demand, pool).observe(
         read_at_s,
         spare_gpus=capacity - gpus,
-        lent_gpus=snapshot.original.index.lent_gpus.get(pool, 0),
-        cold_start_s=snapshot.pools[pool].lending.cold_start_s,
+        lent_gpus=_count_lent_gpus(snapshot, pool),
+        cold_start_s=rules.horizon_s if rules.is_shadow else rules.cold_start_s,
     )
     backfills = 0 if previous is None else previous.backfills
     reading = DemandReading(read_at_s, gpus, asked_gpus, shortages, backfills)
@@ -71,3 +72,16 @@ def _record_present(snapshot: MutableSnapshot, pool: str, at_s: float, asked_gpu
         message = f"demand of pool {pool} is {asked_gpus:.1f} GPUs; clamped to its capacity of {capacity}"
         numbers = {"asked_gpus": asked_gpus, "capacity_gpus": float(capacity)}
         snapshot.record_event(EventCode.DEMAND_CLAMPED, pool, message, numbers)
+
+
+def _count_lent_gpus(snapshot: MutableSnapshot, pool: str) -> int:
+    """Return the GPUs of the pool on loan, with those that would be in shadow mode.
+
+    A node of a shadow loan leaves at once, where a real one has its return deadline. The caller adds it to the cold
+    start instead.
+    """
+    loans, shadow = snapshot.loans, snapshot.shadows.get(pool)
+    lent_gpus = snapshot.original.index.lent_gpus.get(pool, 0)
+    names = shadow.nodes if shadow is not None and snapshot.pools[pool].lending.is_shadow else ()
+    would_be = (snapshot.nodes[name].gpus for name in names if name in snapshot.nodes and name not in loans)
+    return lent_gpus + sum(would_be)

@@ -16,6 +16,7 @@ from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.job_state import JobState
 from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.snapshot_index import SnapshotIndex
 from scheduler.scheduling.event_messages import job_step
@@ -85,9 +86,12 @@ class MutableSnapshot:
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
         self.gpu_profiles: TrackedDict[GpuProfile] = TrackedDict(snapshot.gpu_profiles)
         self.return_times: TrackedDict[ReturnTimes] = TrackedDict(snapshot.return_times)
+        self.shadows: TrackedDict[ShadowLending] = TrackedDict(snapshot.shadows)
         self.gpu_throughputs = snapshot.gpu_throughputs
         self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
+        self.lending_set_by = snapshot.lending_set_by
+        self.lending_set_at_s = snapshot.lending_set_at_s
         self.solver = snapshot.solver
         self.curve_hardware = snapshot.curve_hardware
         self.events: list[Event] = []
@@ -120,7 +124,10 @@ class MutableSnapshot:
             queues=self.queues.result,
             gpu_profiles=self.gpu_profiles.result,
             return_times=self.return_times.result,
+            shadows=self.shadows.result,
             switches=self.switches,
+            lending_set_by=self.lending_set_by,
+            lending_set_at_s=self.lending_set_at_s,
             solver=self.solver,
             curve_hardware=self.curve_hardware,
             gpu_throughputs=self.gpu_throughputs,

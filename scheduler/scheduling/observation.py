@@ -82,7 +82,7 @@ def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> Non
     if state is not node.state:
         snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {state}")
     loan = snapshot.loans.get(name)
-    if state is NodeState.DOWN and loan is not None and loan.is_live:
+    if state is NodeState.DOWN and loan is not None and loan.is_in_effect:
         snapshot.put_loan(loan.transition_to(LoanState.LOST, snapshot.now_s))
         snapshot.record_event(EventCode.LOAN_LOST, name, f"node {name} went down while it was lent")
 

@@ -183,7 +183,7 @@ def _build_job_list_columns(job: Job) -> dict[str, Any]:
 
 
 def _build_loan_list_columns(loan: Loan) -> dict[str, Any]:
-    return {"offered_at_s": loan.offered_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
+    return {"offered_at_s": loan.created_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
 
 
 def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:

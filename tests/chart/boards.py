@@ -167,6 +167,12 @@ INFERENCE = Board(
             "percentunit",
             about="At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
         ),
+        Graph(
+            "GPUs that shadow mode would lend",
+            _present("ebbtide_shadow_gpus", "pool"),
+            about="As many as jobs would use. No node is lent.",
+        ),
+        Graph("GPU-hours that shadow mode would have lent", _present("ebbtide_shadow_gpu_hours", "pool"), "h"),
         Graph("Evaluated forecasts per hour", _hourly("ebbtide_forecasts_judged_total", "pool")),
         Graph(
             "Invariant violations per hour",

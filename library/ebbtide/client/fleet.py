@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         NodeView,
         OverviewView,
         PoolDemandView,
+        PoolExplanationView,
         PoolForecastView,
         PoolView,
         QueueView,
@@ -130,6 +131,11 @@ class FleetMethods:
     def forecast(self, pool: str) -> Request[PoolForecastView]:
         return Request("GET", f"{_pool_path(pool)}/forecast")
 
+    @RequestMethod
+    def pool_explanation(self, pool: str) -> Request[PoolExplanationView]:
+        """Return why the pool lends nothing, or nothing more, and what would change that."""
+        return Request("GET", f"{_pool_path(pool)}/explanation")
+
 
 def _pool_path(name: str) -> str:
     return f"/v1/pools/{quote(name, safe='')}"
@@ -171,6 +177,11 @@ class LendingMethods:
     @ListMethod
     def loans(self, *, state: str = "") -> Pages[LoanView]:
         return Pages("/v1/loans", query={"state": state})
+
+    @RequestMethod
+    def veto_loan(self, loan_id: str, *, reason: str) -> Request[LoanView]:
+        """Reject a proposed loan. Its node is not proposed again for the pool's `veto_s`."""
+        return Request("POST", f"/v1/loans/{quote(loan_id, safe='')}:veto", json={"reason": reason})
 
     @RequestMethod
     def pause_lending(self) -> Request[SwitchesView]:

@@ -124,13 +124,14 @@ def build_pool_status(
     """Return the status without its time. `cordoned` are nodes that the cluster cordons, now or at the last update."""
     conditions = tuple(conditions)
     nodes = [node for node in snapshot.nodes.values() if node.pool == name]
-    reading = snapshot.demand.get(name)
+    reading, shadow = snapshot.demand.get(name), snapshot.shadows.get(name)
     status = {
         "nodes": len(nodes),
         "gpus": sum(node.gpus for node in nodes),
         "lentNodes": sum(snapshot.is_lent(node) for node in nodes),
         **_build_return_status(name, snapshot),
         "demandGpus": None if reading is None else f"{reading.asked_gpus:g}",
+        "shadowNodes": None if shadow is None else len(shadow.nodes),
         "problem": next(
             (condition.reason for condition in conditions if condition.holds is (condition.type == CONFLICT)), None
         ),

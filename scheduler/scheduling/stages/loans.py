@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from itertools import islice
-from operator import attrgetter
-
-from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.decisions import CancelRecall, LendNode, ProposeLoan, Reason, ReasonCode, RecallNode, ReturnNode
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Pool, PoolKind
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
     LendingTarget,
-    count_wanted_gpus,
     demand_lost_at_s,
     is_unused_too_long,
     unused_loan_ends_s,
 )
+from scheduler.scheduling.stages.lendable_nodes import LoanSupply
+from scheduler.scheduling.stages.loan_proposals import settle_proposals
+from scheduler.scheduling.stages.shadow_loans import update_shadow_loans
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
@@ -26,11 +24,15 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _recall_withheld_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
-    supply = LoanSupply(cycle)
+    supply, shadows = LoanSupply(cycle), dict[str, ShadowLending]()
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
             _adjust_pool(cycle, pool, supply)
-    return StageReport(recheck_at_s=min(_next_unused_recall_s(cycle), _next_demand_loss_s(cycle)))
+            if pool.lending.is_shadow:
+                target = cycle.policies.lend(cycle.view, pool, cycle.settings)
+                shadows[pool.name] = update_shadow_loans(cycle, pool, target, supply.list_nodes(pool.name))
+    recheck_at_s = min(_next_unused_recall_s(cycle), _next_demand_loss_s(cycle))
+    return StageReport(recheck_at_s=recheck_at_s, shadows=shadows)
 
 
 def _return_vacated_nodes(cycle: SchedulingCycle) -> None:
@@ -112,54 +114,13 @@ def _next_demand_loss_s(cycle: SchedulingCycle) -> float:
     return min((each for each in lost_at_s if each > cycle.now_s), default=float("inf"))
 
 
-class LoanSupply:
-    """Nodes that pools could lend now, and the GPUs that jobs could use, each counted once for all pools."""
-
-    def __init__(self, cycle: SchedulingCycle) -> None:
-        self._cycle = cycle
-        self._wanted_gpus: dict[str, float] = {}
-
-    @cached_property
-    def _nodes_by_pool(self) -> Mapping[str, list[Node]]:
-        """Nodes that are up, lendable and not cordoned, those that inference uses least first."""
-        nodes: dict[str, list[Node]] = {}
-        for node in self._cycle.snapshot.original.nodes.values():
-            if node.state is NodeState.UP and node.lendable and not node.cordoned:
-                nodes.setdefault(node.pool, []).append(node)
-        for each in nodes.values():
-            each.sort(key=attrgetter("inference_gpus", "name"))
-        return nodes
-
-    def iter_nodes(self, pool: str) -> Iterator[Node]:
-        """Yield nodes of a pool that are not on loan and whose GPUs jobs could use, until too many are taken.
-
-        An offer that was withdrawn in this tick is not repeated in it.
-        """
-        loans, offered = self._cycle.snapshot.loans, self._cycle.snapshot.original.index.offered
-        for node in self._nodes_by_pool.get(pool, ()):
-            loan = loans.get(node.name)
-            if (loan is None or not loan.is_live) and node.name not in offered and self._count_wanted(node.gpu) > 0:
-                yield node
-
-    def take(self, node: Node) -> None:
-        self._wanted_gpus[node.gpu] -= node.gpus
-
-    def _count_wanted(self, gpu: str) -> float:
-        if gpu not in self._wanted_gpus:
-            policies = self._cycle.policies
-            scales, mixes = policies.scales, policies.deal_nodes is not None
-            self._wanted_gpus[gpu] = count_wanted_gpus(
-                self._cycle.view, gpu, self._cycle.settings, scales=scales, mixes=mixes
-            )
-        return self._wanted_gpus[gpu]
-
-
 def _adjust_pool(cycle: SchedulingCycle, pool: Pool, supply: LoanSupply) -> None:
-    """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only.
+    """Recall nodes, cancel recalls, or settle proposals in every tick. Lend or propose nodes in full passes only.
 
     A cordoned node that goes back is of no use to inference, so the pool can then lend less.
     """
-    target = cycle.policies.lend(cycle.view, pool, cycle.settings)
+    target = _find_target(cycle, pool)
+    settle_proposals(cycle, pool, target)
     lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
     if lent > target.nodes:
         while lent > target.nodes:
@@ -167,14 +128,19 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool, supply: LoanSupply) -> None
             still_lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
             if still_lent == lent:
                 return
-            lent, target = still_lent, cycle.policies.lend(cycle.view, pool, cycle.settings)
+            lent, target = still_lent, _find_target(cycle, pool)
     elif target.allows_new_loans:
         _cancel_recalls(cycle, pool, target, target.nodes - lent)
         spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
         if cycle.full_pass and spare > 0:
-            for node in islice(supply.iter_nodes(pool.name), spare):
-                cycle.apply(LendNode(node.name, target.reason))
-                supply.take(node)
+            _lend_nodes(cycle, pool, target, spare, supply)
+
+
+def _find_target(cycle: SchedulingCycle, pool: Pool) -> LendingTarget:
+    """Return the policy's target; nothing for a pool in shadow mode, whose real loans go back."""
+    if pool.lending.is_shadow:
+        return LendingTarget(0, False, Reason(ReasonCode.SHADOW_MODE, f"pool {pool.name} is in shadow mode"))
+    return cycle.policies.lend(cycle.view, pool, cycle.settings)
 
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -214,3 +180,21 @@ def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, c
 def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     node = cycle.snapshot.original.nodes[loan.node]
     return node.lendable and not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
+
+
+def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int, supply: LoanSupply) -> None:
+    """Lend up to `count` nodes, those that inference uses least first, as long as jobs could use their GPUs.
+
+    A pool that gives notice proposes them instead. An offer or a proposal that was withdrawn in this tick is not
+    repeated in it.
+    """
+    loans, index, notice_s = cycle.snapshot.loans, cycle.snapshot.original.index, pool.lending.notice_s
+    for node in supply.list_nodes(pool.name):
+        if count <= 0:
+            return
+        loan = loans.get(node.name)
+        is_taken = (loan is not None and loan.is_live) or node.name in index.offered or node.name in index.proposed
+        if not is_taken and supply.wanted.take(node):
+            propose = ProposeLoan(node.name, cycle.now_s + notice_s, target.reason)
+            cycle.apply(propose if notice_s else LendNode(node.name, target.reason))
+            count -= 1

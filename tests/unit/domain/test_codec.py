@@ -32,7 +32,7 @@ from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.known_events import FACTOR_MAX, KnownEvent
-from scheduler.domain.lending_policy import PROFILE_HOURS, Blackout, LendingPolicy
+from scheduler.domain.lending_policy import PROFILE_HOURS, Blackout, LendingMode, LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
 from scheduler.domain.program import Program
@@ -151,6 +151,9 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         time_zone=st.sampled_from(["UTC", _ZONE]),
         demand_profile=st.sampled_from([(), (1.5,) * PROFILE_HOURS[0], (0.0,) * PROFILE_HOURS[1]]),
         demand_lost_s=st.none() | st.just(math.inf),
+        mode=st.sampled_from(LendingMode),
+        notice_s=_POSITIVE_S,
+        veto_s=_POSITIVE_S,
     ),
     DemandQuery: st.one_of(
         st.builds(DemandQuery, promql=st.just("sum(gpus)"), sums_series=st.booleans()),
