@@ -375,3 +375,11 @@ def test_downloaded_snapshot_can_be_replayed(run: Run, ask: Ask, fleet: Any, tmp
     assert list(document["waiting"]) == [second]
     assert job_id in path.read_text()
     assert "No violations." in run("replay", str(path)).stdout
+
+
+def test_forecast_names_the_known_event_that_raises_it(run: Run, fleet: Any) -> None:
+    made = Forecast(0.0, 600.0, (0.5, 0.999), (2.0, 2.0), "demand profile", is_calibrated=False, event="launch")
+    fleet.store.send(Command("forecast", 0.0, ForecastMade("serving", made)))
+    fleet.tick()
+    shown = run("forecast", "show", "serving").stdout
+    assert ("known event launch" in shown, "demand profile" in shown) == (True, True)
