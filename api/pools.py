@@ -16,13 +16,13 @@ from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
+from api.pool_calendar import BlackoutView, KnownEventView
 from api.pool_explanations import ShadowView, shadow_view
 from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.demand_source import DemandQueryDocument, DemandSourceDocument, to_source_document
 from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetworkDocument
-from scheduler.documents.pool_calendar import BlackoutDocument, KnownEventDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CreatePool, DeletePool, SetLendingPolicy
 from scheduler.domain.demand_source import DemandUnit, InferenceServer, PrometheusDemand
@@ -46,35 +46,9 @@ from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
 
 _NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
-_BLACKOUT = {name: info.description for name, info in BlackoutDocument.model_fields.items()}
-_EVENT = {name: info.description for name, info in KnownEventDocument.model_fields.items()}
 _QUERY = {name: info.description for name, info in DemandQueryDocument.model_fields.items()}
 _SOURCE = {name: info.description for name, info in DemandSourceDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
-
-
-class BlackoutView(TypedDict):
-    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
-
-    start_s: Annotated[
-        float,
-        Field(description="First second of the window, counted from midnight, or from each time of `cron`."),
-    ]
-    end_s: Annotated[float, Field(description="Second after the window, counted like its start.")]
-    cron: Annotated[str, Field(description=_BLACKOUT["cron"])]
-    time_zone: Annotated[str, Field(description=_BLACKOUT["time_zone"])]
-
-
-class KnownEventView(TypedDict):
-    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
-
-    name: Annotated[str, Field(description=_EVENT["name"])]
-    start_s: Annotated[float, Field(description="Begin of the event, in seconds since 1970 (UTC).")]
-    duration_s: Annotated[float, Field(description="How long demand is raised, in seconds.")]
-    gpus: Annotated[
-        float | None, Field(description="Number of GPUs that inference needs at least. Null: see `factor`.")
-    ]
-    factor: Annotated[float | None, Field(description="Number by which the forecast is multiplied. Null: see `gpus`.")]
 
 
 class LendingPolicyView(TypedDict):

@@ -78,7 +78,7 @@ SUBCOMMANDS = (
     Subcommand("drain", "cli.commands.fleet:drain", FLEET_PANEL, "Cordon a node and move its jobs to other nodes."),
     Subcommand("uncordon", "cli.commands.fleet:uncordon", FLEET_PANEL, "Mark a node as schedulable."),
     Subcommand("snapshot", "cli.commands.events:snapshot", FLEET_PANEL, "Download the scheduler's latest snapshot."),
-    Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
+    Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create, change or delete pools."),
     Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add, change or delete nodes."),
     Subcommand(
         "hardware",

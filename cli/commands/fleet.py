@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ebbtide.client import Client
 
 
-pools_app = typer.Typer(name="pools", help="List, create or delete pools.")
+pools_app = typer.Typer(name="pools", help="List, create, change or delete pools.")
 nodes_app = typer.Typer(name="nodes", help="List, add, change or delete nodes.")
 
 PoolArgument = Annotated[
@@ -48,6 +48,10 @@ KindOption = Annotated[
 LendingOption = Annotated[
     str | None,
     typer.Option("--lending", metavar="LENDING.yaml", help="Lending policy of an inference pool; - reads stdin."),
+]
+LendingChange = Annotated[
+    str,
+    typer.Option("--lending", metavar="LENDING.yaml", help="Fields of the lending policy to change; - reads stdin."),
 ]
 HomePoolOption = Annotated[
     str, typer.Option("--pool", autocompletion=complete_pool_names, help="Existing pool that owns the node.")
@@ -100,6 +104,19 @@ def create_pool(
     with service_client(url) as client:
         response = client.create_pool(document)
     print_document(response, output, lambda: render_facts({"pool": f"{name} created"}))
+
+
+@pools_app.command("change")
+def change_pool(
+    name: PoolArgument,
+    lending: LendingChange,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change fields of a pool's lending policy. Fields that the file omits stay as they are."""
+    with service_client(url) as client:
+        response = client.change_pool(name, {"lending": read_yaml_object(lending)})
+    print_document(response, output, lambda: render_facts({"pool": f"{name} changed"}))
 
 
 @pools_app.command("delete")

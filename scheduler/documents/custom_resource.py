@@ -27,6 +27,7 @@ from scheduler.documents.fleet import (
     check_one_risk,
     to_lending_policy,
 )
+from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.demand_source import (
     DEMAND_STALE_S,
@@ -38,13 +39,7 @@ from scheduler.domain.demand_source import (
     check_no_utilisation,
 )
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
-from scheduler.domain.lending_policy import (
-    KNOWN_EVENTS_MAX,
-    PROFILE_HOURS,
-    SHORTAGE_TARGET_MAX,
-    LendingMode,
-    LendingPolicy,
-)
+from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, SHORTAGE_TARGET_MAX, LendingMode, LendingPolicy
 
 _DEFAULT_LENDING = LendingPolicy()
 
@@ -59,9 +54,9 @@ class BlackoutSpec(Document):
     model_config = CAMEL_CASE
     start: Duration | None = None
     end: Duration | None = None
-    cron: Text | None = None
+    cron: CronText | None = None
     duration: PositiveDuration | None = None
-    time_zone: Text | None = None
+    time_zone: OptionalZoneName | None = None
 
     def to_document(self) -> dict[str, object]:
         return _rename(self, {"start": "start_s", "end": "end_s", "duration": "duration_s"})
@@ -100,9 +95,9 @@ class LendingSpec(Document):
     return_deadline: Duration = _DEFAULT_LENDING.return_deadline_s
     cold_start: Duration = _DEFAULT_LENDING.cold_start_s
     blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
-    time_zone: Text = _DEFAULT_LENDING.time_zone
+    time_zone: ZoneName = _DEFAULT_LENDING.time_zone
     known_events: Annotated[list[KnownEventSpec], Field(max_length=KNOWN_EVENTS_MAX)] = Field(default_factory=list)
-    demand_profile: Annotated[list[float], Field(max_length=PROFILE_HOURS[1])] = Field(default_factory=list)
+    demand_profile: DemandProfile = Field(default_factory=list)
     mode: LendingMode = _DEFAULT_LENDING.mode
     notice: Duration = _DEFAULT_LENDING.notice_s
     veto_period: Duration = _DEFAULT_LENDING.veto_s

@@ -71,6 +71,8 @@ def _check_profile(gpus: list[float]) -> list[float]:
 
 
 ZoneName = Annotated[Text, AfterValidator(_check_zone)]
+OptionalZoneName = Annotated[Text, AfterValidator(_check_optional_zone)]
+CronText = Annotated[Text, AfterValidator(_check_cron)]
 EventStart = Annotated[
     float | datetime,
     BeforeValidator(_parse_start),
@@ -96,7 +98,7 @@ class BlackoutDocument(Document):
         description='End of the window, counted like its start: seconds, or text such as "6h". Omit it with '
         "`duration_s`.",
     )
-    cron: Annotated[Text, AfterValidator(_check_cron)] = Field(
+    cron: CronText = Field(
         default="",
         description='Cron expression of the times at which windows begin, such as "0 8 * * 1-5". Empty: a daily '
         "window.",
@@ -104,7 +106,7 @@ class BlackoutDocument(Document):
     duration_s: PositiveDuration | None = Field(
         default=None, description='Duration of the windows of `cron`: seconds, or text such as "10h".'
     )
-    time_zone: Annotated[Text, AfterValidator(_check_optional_zone)] = Field(
+    time_zone: OptionalZoneName = Field(
         default="",
         description="IANA time zone whose clock the window follows. Empty: UTC for a daily window, the zone of the "
         "pool for `cron`.",

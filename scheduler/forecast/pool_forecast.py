@@ -67,7 +67,6 @@ def raise_for_events(forecast: Forecast, events: Iterable[KnownEvent], *, until_
     if not near:
         return forecast
     raised = tuple(max(event.raise_demand(gpus) for event in near) for gpus in forecast.gpus)
-    raised = tuple(max(pair) for pair in zip(raised, forecast.gpus, strict=True))
     if raised == forecast.gpus:
         return forecast
     largest = max(near, key=lambda event: event.raise_demand(forecast.gpus[-1]))
@@ -96,9 +95,6 @@ def list_local_hours(zone: str, start_s: float, end_s: float, *, count: int) -> 
     """
     # Offsets of zones are multiples of a quarter of an hour, so no local hour begins and ends between two samples.
     step_s = _HOUR_S / 4
-    samples = [
-        start_s,
-        *(step_s * number for number in range(math.floor(start_s / step_s) + 1, math.floor(end_s / step_s) + 1)),
-    ]
-    locals_ = [to_local(zone, at_s) for at_s in samples]
-    return [(local.weekday() * 24 + local.hour) % count for local in locals_]
+    later = range(math.floor(start_s / step_s) + 1, math.floor(end_s / step_s) + 1)
+    times = (to_local(zone, at_s) for at_s in (start_s, *(step_s * number for number in later)))
+    return [(local.weekday() * 24 + local.hour) % count for local in times]

@@ -72,6 +72,7 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("GET /v1/pools", lambda c: c.pools(), None),
     ("GET /v1/pools/p", lambda c: c.pool("p"), None),
     ("POST /v1/pools", lambda c: c.create_pool({"name": "p"}), {"name": "p"}),
+    ("PATCH /v1/pools/p", lambda c: c.change_pool("p", {"lending": {}}), {"lending": {}}),
     ("DELETE /v1/pools/p", lambda c: c.delete_pool("p"), None),
     ("GET /v1/nodes?pool=p", lambda c: c.nodes(pool="p"), None),
     ("GET /v1/nodes/n", lambda c: c.node("n"), None),

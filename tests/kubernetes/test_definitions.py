@@ -23,6 +23,7 @@ QUERIES = [
     {"preset": "kserve", "gpusPerReplica": 0.5, "replicasMin": 0},
 ]
 LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
+LAUNCH = {"name": "launch", "start": "2026-11-27T08:00:00+01:00", "duration": "3h"}
 CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
 
 
@@ -208,6 +209,8 @@ def test_range_and_suspend_are_mutable(cluster: KubernetesClient, namespace: str
         {"kind": "training", "nodeSelector": {"a": "b"}, "gpu": "a100-80g", "gpuMemory": "80GiB"},
         {**LENDS, "lending": {"enabled": True, "quantile": 0.999, "headroom": 0, "maxLentNodes": 3, "minLoan": "1h"}},
         {**LENDS, "lending": {"blackouts": [{"start": "22h", "end": 3600}]}, "demand": {"source": "push"}},
+        {**LENDS, "lending": {"timeZone": "Asia/Kolkata", "blackouts": [{"cron": "0 8 * * 1-5", "duration": "10h"}]}},
+        {**LENDS, "lending": {"knownEvents": [{**LAUNCH, "gpus": 64}], "demandProfile": [1.5] * 168}},
         {**LENDS, "demand": {"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "2m"}},
         {**LENDS, "demand": {"source": "prometheus", "query": "sum(gpus)"}},
         {**LENDS, "demand": {"source": "prometheus", "queries": QUERIES, "staleAfter": "5m", "lostAfter": "1h"}},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import DemandRow, JobRow
-from scheduler.domain.decisions import LendNode
+from scheduler.domain.decisions import LendNode, RecallNode
 from scheduler.domain.fleet import LoanState
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.demand import DemandChange
@@ -29,10 +29,13 @@ class LoanLog:
     def __init__(self) -> None:
         self.lent: list[tuple[float, float, int]] = []
         self.loans_at_s: list[float] = []
+        self.recall_details: list[str] = []
 
     def on_tick(self, tick: TickRecord) -> None:
         lent = sum(loan.state is not LoanState.RETURNED and loan.is_live for loan in tick.after.loans.values())
         self.lent.append((tick.report.now_s, tick.report.next_wake_s, lent))
+        recalls = [each for each in tick.report.decisions if isinstance(each, RecallNode)]
+        self.recall_details += [each.reason.detail for each in recalls]
         self.loans_at_s += [tick.report.now_s for each in tick.report.decisions if isinstance(each, LendNode)]
 
     def on_demand_change(self, change: DemandChange) -> None:
@@ -75,11 +78,12 @@ PROFILE = {"demand_profile": [4.0] * 24}
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
-@given(st.integers(3 * 3_600, 6 * 3_600), st.integers(5, NODES * NODE_GPUS))
+@given(st.integers(3 * 3_600, 6 * 3_600), st.integers(9, NODES * NODE_GPUS))
 def test_nodes_are_back_before_a_known_event(start_s: int, gpus: int) -> None:
     event = {"name": "launch", "start_s": start_s, "duration_s": "1h", "gpus": gpus}
     log = simulate({**PROFILE, "known_events": [event]}, lambda at_s: 2.0, hours=12, training_s=6 * HOUR_S)
     assert log.count_lent(0.0, start_s) > 0, "the pool lends before the event"
+    assert any("'launch'" in detail for detail in log.recall_details)
     assert log.count_lent(start_s - 300.0, start_s + HOUR_S) * NODE_GPUS <= NODES * NODE_GPUS - gpus
 
 

@@ -59,6 +59,11 @@ class FleetMethods:
         return Request("POST", "/v1/pools", json=document)
 
     @RequestMethod
+    def change_pool(self, name: str, change: Mapping[str, Any], *, if_match: str = "") -> Request[PoolView]:
+        """Change some fields of the lending policy, as `{"lending": {...}}`, and keep the others."""
+        return Request("PATCH", _pool_path(name), json=change, headers=if_match_headers(if_match))
+
+    @RequestMethod
     def delete_pool(self, name: str, *, if_match: str = "") -> Request[PoolView]:
         return Request("DELETE", _pool_path(name), headers=if_match_headers(if_match))
 

@@ -29,6 +29,24 @@ def test_pool_without_observed_demand_gets_no_forecast() -> None:
     assert len(forecasts.make_forecasts(600.0, Snapshot())) == 1
 
 
+def test_forecaster_follows_the_clock_of_its_pool() -> None:
+    zones = list[str]()
+
+    def make_forecaster(trace: DemandTrace, zone: str) -> OracleForecaster:
+        zones.append(zone)
+        return OracleForecaster(trace, seed=1, period_s=0.0)
+
+    local = Pool("chat", PoolKind.INFERENCE, LendingPolicy(time_zone="Europe/Berlin"))
+    ForecastSource([local], [DemandTrace("chat", (0.0,), (4.0,))], make_forecaster)
+    assert zones == ["Europe/Berlin"]
+
+
+def test_pool_with_a_profile_gets_a_forecast_before_its_demand_is_observed() -> None:
+    pool = Pool("chat", PoolKind.INFERENCE, LendingPolicy(demand_profile=(3.0,) * 24))
+    (made,) = ForecastSource([pool], [DemandTrace("chat", (600.0,), (4.0,))]).make_forecasts(300.0)
+    assert (made.forecast.gpus[0], made.forecast.is_calibrated) == (3.0, False)
+
+
 def test_oracle_returns_the_maximum_over_horizon_and_period() -> None:
     oracle = OracleForecaster(DemandTrace("chat", (0.0, 600.0, 1200.0), (4.0, 9.0, 2.0)), seed=1, period_s=300.0)
     assert [oracle.forecast(now_s, 200.0).demand_at(0.5) for now_s in (0.0, 99.0, 100.0, 1199.0, 1200.0)] == [
