@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, PoolNamePath, create_router
-from api.http.errors import problem_responses, raise_conflict
+from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
@@ -406,7 +406,11 @@ def change_pool(
     given = {field: getattr(requested, field) for field in change.lending.model_fields_set}
     if {"quantile", "shortage_target"} & given.keys():
         given |= {"quantile": requested.quantile, "shortage_target": requested.shortage_target}
-    after = context.send(SetLendingPolicy(name, replace(pool.lending, **given)), basis=basis)
+    try:
+        lending = replace(pool.lending, **given)
+    except ValueError as error:  # a given field contradicts one that stays
+        raise_invalid_field("lending", None, str(error))
+    after = context.send(SetLendingPolicy(name, lending), basis=basis)
     return pool_response(after, after.snapshot.pools[name], response)
 
 

@@ -135,6 +135,17 @@ def test_the_lending_policy_is_changed_field_by_field(fleet: ApiService, problem
     problem(fleet.http.patch("/v1/pools/training", json={"lending": {"enabled": False}}), 409)
 
 
+def test_demand_is_lost_only_after_it_is_stale(fleet: ApiService) -> None:
+    def change(status: int, **lending: object) -> None:
+        assert fleet.http.patch("/v1/pools/inference", json={"lending": lending}).status_code == status
+
+    change(202, demand_stale_s="10m", demand_lost_s="1h")
+    change(422, demand_stale_s="2h")
+    change(422, demand_stale_s="2h", demand_lost_s="1h")
+    lending = fleet.get("/v1/pools/inference")["lending"]
+    assert (lending["demand_stale_s"], lending["demand_lost_s"]) == (600.0, 3600.0)
+
+
 def test_one_kind_of_risk_replaces_the_other(fleet: ApiService, problem: Problem) -> None:
     def change(**lending: float) -> tuple[float | None, float]:
         assert fleet.http.patch("/v1/pools/inference", json={"lending": lending}).status_code == 202

@@ -44,8 +44,16 @@ def reading_from(url: str) -> Iterator[PoolDemandReader]:
         reader.close()
 
 
-def read_until_some(reader: PoolDemandReader, snapshot: Snapshot) -> tuple[Command, ...]:
-    return eventually(lambda: reader.read(snapshot, time.time()), what="commands")
+def read_until(reader: PoolDemandReader, snapshot: Snapshot, count: int = 1) -> list[Command]:
+    """Read until there are so many commands. A round of the poller may end between two of them."""
+    found: list[Command] = []
+
+    def is_enough() -> bool:
+        found.extend(reader.read(snapshot, time.time()))
+        return len(found) >= count
+
+    eventually(is_enough, what=f"{count} commands")
+    return found
 
 
 def test_pool_without_a_source_is_not_polled() -> None:
@@ -57,7 +65,7 @@ def test_new_source_reports_its_demand_and_then_its_history() -> None:
     history = success("matrix", {"metric": {}, "values": [[now_s - 600.0, "3"], [now_s - 300.0, "4"]]})
     answers = a_vector(5.0), a_vector(now_s), history
     with ScriptedServer(*answers).running() as server, reading_from(server.url) as reader:
-        commands = read_until_some(reader, a_service())
+        commands = read_until(reader, a_service(), 2)
         assert [command.body for command in commands] == [
             ReportDemand("inference", 5.0),
             ReportDemandHistory("inference", ((now_s - 600.0, 3.0), (now_s - 300.0, 4.0))),
@@ -70,14 +78,14 @@ def test_recent_reading_needs_no_history() -> None:
     now_s = time.time()
     known = DemandReading(now_s - 60.0, 2.0, 2.0)
     with ScriptedServer(a_vector(5.0), a_vector(now_s)).running() as server, reading_from(server.url) as reader:
-        commands = read_until_some(reader, a_service(reading=known))
+        commands = read_until(reader, a_service(reading=known))
         assert [command.body for command in commands] == [ReportDemand("inference", 5.0)]
         assert len(server.heard) == 2
 
 
 def test_failure_is_reported_once_with_its_reason() -> None:
     with ScriptedServer(success("vector")).running() as server, reading_from(server.url) as reader:
-        (command,) = read_until_some(reader, a_service())
+        (command,) = read_until(reader, a_service())
         assert isinstance(command.body, DemandSourceFailed)
         assert (command.body.pool, command.body.reason) == ("inference", "NoSeries")
         assert reader.read(a_service(), time.time()) == ()
