@@ -186,7 +186,8 @@ class Loan:
 
     `return_by_s` is set while the loan is recalled: training must have left by then. `lent_at_s` is when training could
     first use the node. `recalled_at_s` is when the recall started, unless it was cancelled. Both remain set after the
-    loan ends. `unused_since_s` is since when no job holds GPUs of an active loan's node.
+    loan ends. `unused_since_s` is since when no job holds GPUs of an active loan's node. `gpus` are those of the node,
+    or 0 in records of older releases.
     """
 
     id: str
@@ -199,6 +200,7 @@ class Loan:
     lent_at_s: float | None = None
     recalled_at_s: float | None = None
     unused_since_s: float | None = None
+    gpus: int = 0
 
     @property
     def is_live(self) -> bool:

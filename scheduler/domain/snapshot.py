@@ -13,6 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_speed import with_measured_speeds
 from scheduler.domain.job_state import Allocation
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.relative_speed import resolve_prior_speeds
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, LinearCurve, ScalingCurve
@@ -42,7 +43,8 @@ class Snapshot:
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
     `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
-    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model.
+    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model. `recalls` are the open
+    receipts of recalls, by node.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -66,6 +68,7 @@ class Snapshot:
     gpu_profiles: Mapping[str, GpuProfile] = field(default_factory=dict)
     step_measurements: Mapping[str, ModelMeasurements] = field(default_factory=dict)
     curve_hardware: Mapping[str, str] = field(default_factory=dict)
+    recalls: Mapping[str, RecallReceipt] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -146,8 +146,8 @@ def _apply_node_decision(
     match decision:
         case LendNode():
             loan_id = f"{node}-{snapshot.next_generation}"
-            pool = snapshot.original.nodes[node].pool
-            snapshot.put_loan(Loan(loan_id, node, pool, LoanState.OFFERED, now_s, now_s))
+            owned = snapshot.original.nodes[node]
+            snapshot.put_loan(Loan(loan_id, node, owned.pool, LoanState.OFFERED, now_s, now_s, gpus=owned.gpus))
         case RecallNode(return_by_s=return_by_s):
             snapshot.put_loan(snapshot.loans[node].transition_to(LoanState.RECALLED, now_s, return_by_s=return_by_s))
         case CancelRecall():

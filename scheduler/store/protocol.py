@@ -16,6 +16,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, Run
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 
 
@@ -48,6 +49,7 @@ class Commit:
         ended_jobs: jobs that were removed from `snapshot`; `ended_loans` likewise. They are appended to history.
         usage: entries that are added to the stored sums.
         samples: each replaces the sample in its slot of its job.
+        receipts: complete receipts of recalls, which are appended to history.
     """
 
     previous: Snapshot
@@ -61,6 +63,7 @@ class Commit:
     readings: tuple[tuple[str, DemandReading], ...] = ()
     usage: tuple[UsageEntry, ...] = ()
     samples: tuple[SlottedSample, ...] = ()
+    receipts: tuple[RecallReceipt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
@@ -112,6 +113,7 @@ RECORD_KINDS = (
     RecordKind("gpu_profiles", Table("gpu_profiles", METADATA, RecordColumns), GpuProfile),
     RecordKind("step_measurements", Table("step_measurements", METADATA, RecordColumns), ModelMeasurements),
     RecordKind("curve_hardware", Table("curve_hardware", METADATA, RecordColumns), str),
+    RecordKind("recalls", Table("recalls", METADATA, RecordColumns), RecallReceipt),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
+from scheduler.domain.decisions import (
+    CancelRecall,
+    LendNode,
+    Reason,
+    ReasonCode,
+    RecallChoice,
+    RecallNode,
+    ReturnNode,
+)
 from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
@@ -11,6 +19,7 @@ from scheduler.scheduling.policies.lending import (
     is_unused_too_long,
     unused_loan_ends_s,
 )
+from scheduler.scheduling.policies.recall_selection import price_choice
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
@@ -109,16 +118,20 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
     return_by_s = cycle.now_s + pool.lending.return_deadline_s
-    for node in cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings):
+    nodes = cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings)
+    choice = price_choice(cycle.view, pool.name, nodes, cycle.settings)
+    for node in nodes:
         reason = Reason(ReasonCode.INFERENCE_NEEDS_NODE, target.reason.detail, target.reason.numbers)
-        _recall_node(cycle, node, return_by_s, reason)
+        _recall_node(cycle, node, return_by_s, reason, choice)
 
 
-def _recall_node(cycle: SchedulingCycle, node: str, return_by_s: float, reason: Reason) -> None:
+def _recall_node(
+    cycle: SchedulingCycle, node: str, return_by_s: float, reason: Reason, choice: RecallChoice | None = None
+) -> None:
     if cycle.snapshot.loans[node].state is LoanState.OFFERED:
         cycle.apply(ReturnNode(node, reason))
     else:
-        cycle.apply(RecallNode(node, return_by_s, reason))
+        cycle.apply(RecallNode(node, return_by_s, reason, choice))
 
 
 def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
