@@ -19,8 +19,11 @@ from api.http.paging import (
     parse_states,
 )
 from api.identity.authorization import ADMIN, VIEWER, requires
+from api.identity.principals import Principal
+from api.recalls import RecallReceiptView, receipt_view
 from scheduler.domain.commands import PauseLending, RecallAll, ResumeLending
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import LoanQuery
 
@@ -55,6 +58,9 @@ class LoanView(TypedDict):
         ),
     ]
     is_live: Annotated[bool, Field(description="Whether the node is still offered, lent or being returned.")]
+    receipt: Annotated[
+        RecallReceiptView | None, Field(description="Record of its newest recall. Null: it was not recalled.")
+    ]
 
 
 class SwitchesView(TypedDict):
@@ -66,7 +72,8 @@ class SwitchesView(TypedDict):
     live_loans: Annotated[int, Field(description="Number of nodes that are offered, lent or being returned.")]
 
 
-def loan_view(loan: Loan) -> LoanView:
+def loan_view(loan: Loan, receipt: RecallReceipt | None, principal: Principal) -> LoanView:
+    """Return the loan as the principal may see it. `receipt` is that of its newest recall."""
     return {
         "id": loan.id,
         "node": loan.node,
@@ -78,7 +85,14 @@ def loan_view(loan: Loan) -> LoanView:
         "lent_at_s": loan.lent_at_s,
         "recalled_at_s": loan.recalled_at_s,
         "is_live": loan.is_live,
+        "receipt": None if receipt is None else receipt_view(receipt, principal),
     }
+
+
+def find_open_receipt(loan: Loan, snapshot: Snapshot) -> RecallReceipt | None:
+    """Return the open receipt of the loan's recall, if there is one."""
+    receipt = snapshot.recalls.get(loan.node)
+    return receipt if receipt is not None and receipt.loan_id == loan.id else None
 
 
 def switches_view(snapshot: Snapshot) -> SwitchesView:
@@ -110,7 +124,10 @@ def list_loans(
     """List loans, including ended ones, newest offer first."""
     query = LoanQuery(parse_states(state, LoanState, live=LIVE_LOAN_STATES), pool, node)
     page = page_of_loans(context.snapshot.loans.values(), context.store, query, cursor=cursor, limit=limit)
-    return {"items": [loan_view(loan) for loan in page["items"]], "next": page["next"]}
+    complete = context.store.lending.find_loan_receipts([loan.id for loan in page["items"]])
+    receipts = [find_open_receipt(loan, context.snapshot) or complete.get(loan.id) for loan in page["items"]]
+    views = [loan_view(loan, receipt, context.principal) for loan, receipt in zip(page["items"], receipts, strict=True)]
+    return {"items": views, "next": page["next"]}
 
 
 @router.post("/lending:pause", status_code=202)

@@ -93,7 +93,7 @@ SUBCOMMANDS = (
         "lending",
         "cli.commands.lending:app",
         FLEET_PANEL,
-        "Pause or resume lending, recall loans, or test lending on recorded demand.",
+        "Pause or resume lending, recall loans, report recalls, or test lending on recorded demand.",
     ),
     Subcommand(
         "forecast",

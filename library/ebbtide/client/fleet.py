@@ -1,4 +1,4 @@
-"""Client methods for pools, nodes, demand, queues, loans and usage."""
+"""Client methods for pools, nodes, demand, queues and usage."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from ebbtide.client.requests import Pages, Request, if_match_headers
 if TYPE_CHECKING:
     from ebbtide.client.views import (
         DemandHistoryView,
-        LoanView,
         NodeView,
         OverviewView,
         PoolDemandView,
         PoolForecastView,
         PoolView,
         QueueView,
-        SwitchesView,
         UsageReportView,
         WaitingView,
     )
@@ -139,24 +137,6 @@ class QueueMethods:
 
 def _queue_path(name: str) -> str:
     return f"/v1/queues/{quote(name, safe='')}"
-
-
-class LendingMethods:
-    @ListMethod
-    def loans(self, *, state: str = "") -> Pages[LoanView]:
-        return Pages("/v1/loans", query={"state": state})
-
-    @RequestMethod
-    def pause_lending(self) -> Request[SwitchesView]:
-        return Request("POST", "/v1/lending:pause")
-
-    @RequestMethod
-    def resume_lending(self) -> Request[SwitchesView]:
-        return Request("POST", "/v1/lending:resume")
-
-    @RequestMethod
-    def recall_all(self) -> Request[SwitchesView]:
-        return Request("POST", "/v1/lending:recall-all")
 
 
 class UsageMethods:
