@@ -21,15 +21,23 @@ def render_report_page(main: str, *, title: str, subtitle: str, generator: str) 
     )
 
 
-def render_html_table(rows: Iterable[Sequence[str]], *, headers: Sequence[str] = ()) -> str:
+def render_html_table(rows: Iterable[Sequence[str]], *, headers: Sequence[str]) -> str:
     """Return an HTML table of texts. The first cell of each row is its header."""
     cells = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
-    head = f"<thead><tr>{cells}</tr></thead>" if headers else ""
+    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead>{_render_body(rows)}</table></div>'
+
+
+def render_html_facts(facts: Iterable[tuple[str, str]]) -> str:
+    """Return an HTML table with a name and a value in each row."""
+    return f'<div class="wide"><table class="facts">{_render_body(facts)}</table></div>'
+
+
+def _render_body(rows: Iterable[Sequence[str]]) -> str:
     lines = (
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in others)}</tr>'
         for first, *others in rows
     )
-    return f'<div class="wide"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
+    return f"<tbody>{''.join(lines)}</tbody>"
 
 
 def render_markdown_table(rows: Iterable[Sequence[str]], *, headers: Sequence[str]) -> str:

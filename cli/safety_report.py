@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cli.output import format_count, format_duration, format_number, format_time, render_table, stack
-from cli.report_page import render_html_table, render_markdown_table, render_report_page
+from cli.report_page import render_html_facts, render_html_table, render_markdown_table, render_report_page
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,7 +111,7 @@ def render_report_markdown(report: Document) -> str:
     """Return the report as Markdown."""
     parts = [f"# {_get_title(report)}\n", f"{report['summary']}\n", f"{_get_period(report)}\n", "## Figures\n"]
     parts.append(render_markdown_table(list_facts(report), headers=("figure", "value")))
-    parts.append("## Days with problems\n")
+    parts.append("## Days with problems or lost work\n")
     days = render_markdown_table(_list_day_rows(report), headers=_DAY_HEADERS) if report["days"] else "None.\n"
     parts += [days, "## Longest recall\n"]
     if (receipt := report["longest"]) is None:
@@ -127,9 +127,9 @@ def render_report_html(report: Document) -> str:
     """Return the report as one self-contained HTML page."""
     broken = " broken" if report["verdict"] == "broken" else ""
     parts = [f'<p class="verdict{broken}">{escape(report["summary"])}</p>']
-    parts.append(_render_section("Figures", render_html_table(list_facts(report))))
+    parts.append(_render_section("Figures", render_html_facts(list_facts(report))))
     days = render_html_table(_list_day_rows(report), headers=_DAY_HEADERS) if report["days"] else "<p>None.</p>"
-    parts.append(_render_section("Days with problems", days))
+    parts.append(_render_section("Days with problems or lost work", days))
     parts.append(_render_section("Longest recall", _render_longest(report["longest"])))
     notes = "".join(f"<li>{escape(note)}</li>" for note in _NOTES)
     parts.append(_render_section("Definitions", f"<ul>{notes}</ul>"))
@@ -144,7 +144,7 @@ def render_report_html(report: Document) -> str:
 def _render_longest(receipt: Document | None) -> str:
     if receipt is None:
         return "<p>No node was returned.</p>"
-    facts = render_html_table(list_receipt_facts(receipt))
+    facts = render_html_facts(list_receipt_facts(receipt))
     return facts + render_html_table(list_job_rows(receipt), headers=_JOB_HEADERS) if receipt["jobs"] else facts
 
 
