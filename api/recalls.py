@@ -70,7 +70,7 @@ class LeavingJobView(TypedDict):
 class RecallReceiptView(TypedDict):
     """The record of one recall of a lent node. Null times have not come, or were not observed."""
 
-    id: Annotated[str, Field(description="Unique id of this recall.")]
+    id: Annotated[str, Field(description="Unique label. A loan that is recalled again gets another one.")]
     loan_id: Annotated[str, Field(description="Loan that was recalled. A loan can be recalled several times.")]
     node: Annotated[str, Field(description="Name of the recalled host.")]
     pool: Annotated[str, Field(description="Inference pool that owns the node.")]

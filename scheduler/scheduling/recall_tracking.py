@@ -78,7 +78,9 @@ class _RecallTracker:
         self._targets: dict[str, Gpus] = {}  # of jobs with a decision in this tick
 
     def observe(self, observation: Observation, events: Iterable[Event]) -> None:
-        leaving = {run.job_id for run in observation.runs if run.phase is RunPhase.LEAVING} if self._open else set()
+        is_unsettled = any(receipt.outcome is None for receipt in self._open.values())
+        runs = observation.runs if is_unsettled else ()
+        leaving = {run.job_id for run in runs if run.phase is RunPhase.LEAVING}
         losses = self._share_losses(events)
         for node, receipt in tuple(self._open.items()):
             if receipt.outcome is not None:

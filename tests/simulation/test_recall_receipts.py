@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,9 +45,21 @@ def restless_demand(seed: int) -> tuple[DemandRow, ...]:
     )
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10_000))
 def test_each_recall_has_one_receipt_under_faults(seed: int) -> None:
+    simulate_with_faults(seed)
+
+
+@pytest.mark.full
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000))
+def test_each_recall_has_one_receipt_under_faults_with_more_seeds(seed: int) -> None:
+    simulate_with_faults(seed)
+
+
+def simulate_with_faults(seed: int) -> None:
+    """Simulate one seed with faults, and check its receipts."""
     jobs = synthetic_jobs(seed, 16, gap_s=1_500.0, mean_s=6_000.0, sizes=(4, 8))
     demand = restless_demand(seed)
     scenario = build_scenario(jobs, demand, CLUSTER, POLICIES, seed=seed, curves=CurveCache(), options=OPTIONS)
