@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,7 @@ class PolicyReport:
         unused_loan_gpu_hours: GPU time of lent nodes that no job held, beyond the minimum duration of a loan and
             two full passes.
         recalls_late: nodes returned after their deadline.
+        recall_outcomes: receipts of recalls by outcome; a recall that is open at the end has none.
         preemption_ratio: fraction of jobs preempted at least once.
         collateral_gpus: GPUs that jobs gave up in a recall beyond those of nodes that they had to leave.
         lost_gpu_hours: work that was computed and lost; `lost_ratio` as a fraction of all computed work.
@@ -211,6 +212,7 @@ class PolicyReport:
     rejected: int
     violations: int = 0
     violated: tuple[str, ...] = ()
+    recall_outcomes: Mapping[str, int] = field(default_factory=dict)
 
 
 PolicyResult = tuple[PolicyReport, PolicySeries]

@@ -21,6 +21,7 @@ from scheduler.documents.simulation import (
 from scheduler.documents.throughput import MeasuredSteps
 from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 from scheduler.domain.lending_policy import DAY_S
+from scheduler.domain.recall_receipts import count_outcomes
 from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
@@ -293,4 +294,7 @@ def run_policy(
     wall_s = simulation.clock.elapsed_s() - started_s
     ended = simulation.memory_store.list_ended_jobs(limit=_NO_JOB_LIMIT)
     report, series = recorder.build_report(policies.name, last, ended, simulation.executor.work)
-    return replace(report, wall_s=wall_s, violations=violations.count, violated=violations.describe()), series
+    receipts = (*simulation.memory_store.lending.receipts, *last.recalls.values())
+    outcomes = {outcome.value: count for outcome, count in count_outcomes(receipts).items()}
+    report = replace(report, wall_s=wall_s, recall_outcomes=outcomes)
+    return replace(report, violations=violations.count, violated=violations.describe()), series
