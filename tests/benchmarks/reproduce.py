@@ -25,6 +25,7 @@ each event, so its jobs run longer than in the trace."""
 MURI_CLUSTER = {
     "pools": [{"name": "training", "kind": "training", "nodes": 8, "gpus_per_node": 8, "gpu": "v100-32g"}],
     "reconfiguration_s": 0,
+    "storage_bytes_per_s": None,
     "lending_period_s": 86_400,
 }
 

@@ -18,6 +18,7 @@ FOUR_GPUS = parse_document(
     {
         "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],
         "reconfiguration_s": 0,
+        "storage_bytes_per_s": None,
     },
 )
 SHORT = (JobRow(2, "a", 0, 100, 4), JobRow(3, "b", 10, 20, 2), JobRow(4, "c", 10, 50, 2), JobRow(5, "d", 20, 200, 1))
