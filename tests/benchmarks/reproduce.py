@@ -43,7 +43,7 @@ class Published:
 MURI = (
     Published("srtf", 193_082.0, 145_368.0, 0.03),
     Published("srsf", 185_022.0, 137_307.0, 0.03),
-    Published("las", 347_213.0, 299_395.0, 0.10),
+    Published("las", 347_213.0, 299_395.0, 0.05),
 )
 
 
