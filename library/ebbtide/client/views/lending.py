@@ -52,7 +52,7 @@ class RecallReceiptView(TypedDict):
 
 
 class LoanView(TypedDict):
-    """The use of one inference node for training, from offer to return."""
+    """The use of one inference node for training, from proposal or offer to return."""
 
     id: str
     is_live: bool
@@ -60,6 +60,7 @@ class LoanView(TypedDict):
     node: str
     offered_at_s: float
     pool: str
+    proposed_at_s: float | None
     recalled_at_s: float | None
     receipt: RecallReceiptView | None
     return_by_s: float | None
@@ -116,6 +117,8 @@ class SwitchesView(TypedDict):
     """Fleet-wide switches that an administrator sets."""
 
     lending_paused: bool
+    lending_set_at_s: float | None
+    lending_set_by: str
     live_loans: int
     loans_recalled: bool
     resizes_frozen: bool
