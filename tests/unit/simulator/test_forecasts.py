@@ -43,7 +43,7 @@ def test_forecaster_follows_the_clock_of_its_pool() -> None:
 
 def test_pool_with_a_profile_gets_a_forecast_before_its_demand_is_observed() -> None:
     pool = Pool("chat", PoolKind.INFERENCE, LendingPolicy(demand_profile=(3.0,) * 24))
-    (made,) = ForecastSource([pool], [DemandTrace("chat", (600.0,), (4.0,))]).make_forecasts(300.0)
+    (made,) = ForecastSource([pool], [DemandTrace("chat", (600.0,), (4.0,))]).make_forecasts(300.0, Snapshot())
     assert (made.forecast.gpus[0], made.forecast.is_calibrated) == (3.0, False)
 
 

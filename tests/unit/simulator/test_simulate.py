@@ -50,6 +50,7 @@ CONTRACT = {
     "rejected": None,
     "violations": None,
     "violated": None,
+    "recall_outcomes": {"in_time", "late", "cancelled", "lost"},
     "incomplete_saves": None,
     "unserved_gpu_hours": None,
 }
