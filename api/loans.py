@@ -171,7 +171,8 @@ def veto_loan(loan_id: LoanIdPath, veto: LoanVeto, context: ContextDep) -> LoanV
     loan = next((loan for loan in context.snapshot.loans.values() if loan.id == loan_id), None)
     if loan is None:
         raise_not_found("loan", loan_id)
-    return loan_view(context.send(VetoLoan(loan_id, veto.reason)).snapshot.loans[loan.node])
+    after = context.send(VetoLoan(loan_id, veto.reason))
+    return loan_view(after.snapshot.loans[loan.node], None, context.principal)
 
 
 @router.post("/lending:pause", status_code=202)

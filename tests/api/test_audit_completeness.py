@@ -39,7 +39,7 @@ ROUTES = sorted(
     if not route.startswith(("GET ", "HEAD ")) and rule.changes_state and route not in REPORTS | SIGN_IN
 )
 UNAUDITED_TABLES = {"audit_log", "sqlite_sequence"}
-RUNS, RUNS_FULL = 3, 40
+RUNS, RUNS_FULL = 4, 40
 _ORDER = {"accounts/": 1, "resume": 1, "leave": 2, "DELETE": 3}
 
 
@@ -118,6 +118,8 @@ class AuditedRun:
         kind = route.split("/")[2]
         if route == "DELETE /v1/pools/{name}":
             return "empty"  # the other pool has nodes
+        if route.endswith("/demand-source"):
+            return "inference"
         running, asleep, *_ = self.seeded.known["job_id"]
         by_verb = {"suspend": asleep, "resume": asleep, "checkpoint": running}
         if (verb := route.rpartition(":")[2]) in by_verb:
@@ -133,6 +135,7 @@ class AuditedRun:
             "PATCH /v1/pools/{name}": {"lending": {"headroom": number / 10}},
             "POST /v1/pools/{name}/demand": {"gpus": number % 2},
             "POST /v1/loans/{loan_id}:veto": {"reason": f"reason {number}"},
+            "PUT /v1/pools/{name}/demand-source": {"queries": [{"promql": f"gpus > {number}"}]},
             "POST /v1/nodes": {"name": f"node-{number}", "pool": "training", "gpu": "cpu", "gpus": 1},
             "POST /v1/queues": {"name": f"queue-{number}"},
             "PATCH /v1/queues/{name}": {"weight": number + 1.0},
