@@ -10,6 +10,7 @@ from fastapi import Query, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from api.demand_reports import DemandReport, build_report
 from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, PoolNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
@@ -17,12 +18,13 @@ from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
+from api.serving_views import ServedModelView, served_model_views
 from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import LendingDocument, PoolDocument, PoolNetworkDocument
 from scheduler.domain.codec import encode
-from scheduler.domain.commands import CreatePool, DeletePool, ReportDemand, SetLendingPolicy
+from scheduler.domain.commands import CreatePool, DeletePool, SetLendingPolicy
 from scheduler.domain.fleet import (
     DemandReading,
     Forecast,
@@ -37,6 +39,7 @@ from scheduler.domain.fleet import (
 from scheduler.domain.lending_policy import DAY_S, LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.served_models import check_served_models
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.preconditions import pool_etag
 from scheduler.solver.profiles.catalog import is_estimated_gpu
@@ -98,6 +101,19 @@ class DemandHistoryView(TypedDict):
     readings: Annotated[list[DemandView], Field(description="Recorded readings of the requested time, oldest first.")]
 
 
+class ModelRateView(TypedDict):
+    """Predicted request rate of a model that is sized."""
+
+    model: Annotated[str, Field(description="Model profile.")]
+    made_at_s: Annotated[float, Field(description="Time at which it was computed, in seconds since 1970 (UTC).")]
+    horizon_s: Annotated[float, Field(description="Seconds that it looks ahead: the start of a replica.")]
+    quantile: Annotated[float, Field(description="Probability that the rate stays at or below it.")]
+    rate_per_s: Annotated[float, Field(description="Largest rate within the horizon, in requests/s.")]
+    is_calibrated: Annotated[
+        bool, Field(description="Whether enough forecasts have met their outcome. Otherwise it does not count.")
+    ]
+
+
 class ForecastView(TypedDict):
     """Predicted GPU demand of an inference pool."""
 
@@ -117,6 +133,7 @@ class ForecastView(TypedDict):
     is_calibrated: Annotated[
         bool, Field(description="Whether enough forecasts have met their outcome. Otherwise nothing new is lent.")
     ]
+    rates: Annotated[list[ModelRateView], Field(description="Predicted request rates of the models that are sized.")]
 
 
 class ShortagesView(TypedDict):
@@ -147,7 +164,7 @@ class PoolNetworkView(TypedDict):
 
 
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `serving`."""
 
     name: Annotated[str, Field(description="Unique label chosen at creation.")]
     kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
@@ -162,6 +179,9 @@ class PoolView(TypedDict):
     lent_nodes: NotRequired[Annotated[int, Field(description="Number of hosts on loan to training.")]]
     demand: NotRequired[
         Annotated[DemandView | None, Field(description="Latest reading of what inference needs. Null: none yet.")]
+    ]
+    serving: NotRequired[
+        Annotated[list[ServedModelView], Field(description="Models whose requests can be reported as demand.")]
     ]
 
 
@@ -226,6 +246,7 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         view["lending"] = _lending_view(pool.lending, get_shortages(snapshot.demand, pool.name))
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
         view["demand"] = demand_view(reading) if reading else None
+        view["serving"] = served_model_views(pool, reading)
     return view
 
 
@@ -307,6 +328,7 @@ def create_pool(document: PoolDocument, context: ContextDep, response: Response)
     """Create a pool. Repeating the request returns 200 and changes nothing; a different pool of that name is a
     conflict."""
     pool = fleet.to_pool(document)
+    check_served_models(pool.serving)
     existing = context.snapshot.pools.get(pool.name)
     if existing is not None:
         _refuse_difference(existing, pool)
@@ -379,7 +401,9 @@ def pool_response(context: RequestContext, pool: Pool, response: Response) -> Po
 def _refuse_difference(existing: Pool, requested: Pool) -> None:
     if existing == requested:
         return
-    differs = (field for field in ("kind", "lending") if getattr(existing, field) != getattr(requested, field))
+    differs = (
+        field for field in ("kind", "lending", "serving") if getattr(existing, field) != getattr(requested, field)
+    )
     field = next(differs, "network")
     value, allowed = encode(getattr(requested, field)), encode(getattr(existing, field))
     detail = f"pool {existing.name} exists with another {field}"
@@ -388,29 +412,17 @@ def _refuse_difference(existing: Pool, requested: Pool) -> None:
 
 demand_router = create_router("fleet")
 
-GPUS_MAX = 1e9
 FUTURE_S_MAX = 60.0
-
-
-class DemandReport(Document):
-    """A reading of what the inference of a pool needs."""
-
-    gpus: Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)] = Field(
-        description="Number of GPUs needed from time `at` on."
-    )
-    at: Annotated[float, Field(strict=True, ge=0)] | None = Field(
-        default=None, description="Time of the reading, in seconds since 1970 (UTC). Null: now."
-    )
 
 
 @demand_router.post("/pools/{name}/demand", status_code=202, responses=problem_responses(409))
 @requires(ADMIN)
 def report_demand(name: PoolNamePath, report: DemandReport, context: ContextDep) -> PoolDemandView:
-    """Report the demand of the pool's inference. Demand above the capacity counts as the capacity and recalls every
-    loan."""
+    """Report the demand of the pool's inference, in GPUs or in requests. Demand above the capacity counts as the
+    capacity and recalls every loan."""
     _require_inference_pool(context, name)
     at_s = _reading_time_s(report, context, name)
-    after = context.send(ReportDemand(name, report.gpus), at_s=at_s)
+    after = context.send(build_report(report, context, name), at_s=at_s)
     reading = after.snapshot.demand[name]
     return {"pool": name, "capacity_gpus": after.snapshot.capacity(name), **demand_view(reading)}
 

@@ -17,6 +17,7 @@ CLIENT = ROOT / "library" / "ebbtide" / "client"
 TARGET = CLIENT / "views"
 MODULES = {
     "jobs": ("jobs", "archives"),
+    "serving": ("serving",),
     "fleet": ("fleet", "hardware", "machines", "queue_secrets"),
     "administration": ("administration",),
 }

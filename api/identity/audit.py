@@ -40,6 +40,7 @@ from scheduler.domain.commands import (
     SetLendingPolicy,
     SetPoolNetwork,
     SetSecret,
+    SetServedModels,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -125,7 +126,7 @@ def command_subject(body: CommandBody) -> str:
             return queue.name
         case AddNode(node):
             return node.name
-        case SetLendingPolicy() | SetPoolNetwork() | ReportDemand():
+        case SetLendingPolicy() | SetPoolNetwork() | SetServedModels() | ReportDemand():
             return body.pool
         case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
@@ -183,7 +184,7 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **to_job_document(job.spec)}
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork():
+        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetServedModels():
             record: Any = snapshot.pools.get(subject)
         case SetGpuProfile() | DeleteGpuProfile():
             record = snapshot.gpu_profiles.get(subject)

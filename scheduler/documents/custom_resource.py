@@ -25,6 +25,7 @@ from scheduler.documents.fleet import (
     check_one_risk,
     to_lending_policy,
 )
+from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
 from scheduler.domain.lending_policy import SHORTAGE_TARGET_MAX, LendingPolicy
@@ -144,12 +145,14 @@ class PoolSpec(Document):
     network: NetworkSpec | None = None
     lending: LendingSpec | None = None
     demand: DemandSpec | None = None
+    serving: PoolModels = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_inference_fields(self) -> Self:
-        for field, value in (("lending", self.lending), ("demand", self.demand)):
+        for field, value in (("lending", self.lending), ("demand", self.demand), ("serving", self.serving or None)):
             if self.kind is PoolKind.TRAINING and value is not None:
                 raise invalid_field(field, "given", f"nothing; only pools of kind inference have {field}")
+        check_served_names(self.serving)
         return self
 
 
@@ -160,7 +163,8 @@ def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
         InvalidDocumentError: the name or a figure of the network is invalid, or LendingPolicy rejects a value.
     """
     parse_document(_NameDocument, {"name": name})
-    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network))
+    serving = tuple(map(to_served_model, spec.serving))
+    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network), serving)
 
 
 def _network(spec: NetworkSpec | None) -> PoolNetwork | None:

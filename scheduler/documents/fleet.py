@@ -20,6 +20,7 @@ from scheduler.documents.document import (
     Text,
     invalid_field,
 )
+from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import (
     NETWORK_BYTES_PER_S_MAX,
@@ -69,7 +70,7 @@ def check_one_risk(quantile: float | None, target: float | None, *, field: str) 
         raise invalid_field(field, target, f"nothing together with quantile, which is {quantile:g}; set one of them")
 
 
-def _describe_as_number(schema: JsonDict) -> None:
+def describe_as_number(schema: JsonDict) -> None:
     """Describe an optional number to clients as one that they omit, as it was before it became optional."""
     branches = schema.pop("anyOf")
     assert isinstance(branches, list)
@@ -110,7 +111,7 @@ class LendingDocument(Document):
         default=None,
         description="Fixed quantile of the demand forecast that nodes that are not lent must cover, between 0 and 1. "
         "Without it, the quantile follows from `shortage_target`. Set one of the two.",
-        json_schema_extra=_describe_as_number,
+        json_schema_extra=describe_as_number,
     )
     headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=_DEFAULT_LENDING.headroom,
@@ -189,11 +190,19 @@ class PoolDocument(Document):
     network: PoolNetworkDocument | None = Field(
         default=None, description="Network between its nodes. Null: that of the profile of their GPU model."
     )
+    serving: PoolModels = Field(
+        default_factory=list,
+        description="Models whose requests can be reported as demand, for kind inference only: the documents of "
+        "`ebbtide serving size`.",
+    )
 
     @model_validator(mode="after")
     def _check_lending_kind(self) -> Self:
         if self.kind is PoolKind.TRAINING and self.lending is not None:
             raise invalid_field("lending", "given", "nothing; only pools of kind inference lend")
+        if self.kind is PoolKind.TRAINING and self.serving:
+            raise invalid_field("serving", "given", "nothing; only pools of kind inference serve models")
+        check_served_names(self.serving)
         return self
 
 
@@ -234,7 +243,8 @@ def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
 
 def to_pool(document: PoolDocument) -> Pool:
     network = None if document.network is None else to_pool_network(document.network)
-    return Pool(document.name, document.kind, to_lending_policy(document.lending), network)
+    serving = tuple(map(to_served_model, document.serving))
+    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, serving)
 
 
 def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:

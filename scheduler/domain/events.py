@@ -43,6 +43,7 @@ class EventCode(StrEnum):
     COMMAND_REFUSED = "CommandRefused"
     DECISION_DROPPED = "DecisionDropped"
     BREACH = "Breach"
+    REPLICAS_PROPOSED = "ReplicasProposed"
 
 
 @dataclass(frozen=True, slots=True)

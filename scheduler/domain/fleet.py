@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.pod_requirements import NodeCapacity
+from scheduler.domain.replica_advice import ReplicaAdvice
+from scheduler.domain.serving import ModelLoad, ModelRate, ServedModel
 from scheduler.domain.shortages import ShortageRecord
 
 PROCESSOR_SLOTS = "cpu"
@@ -58,12 +60,16 @@ class PoolNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile."""
+    """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile.
+
+    `serving` are the models whose requests can be reported as demand, each with a name of its own.
+    """
 
     name: str
     kind: PoolKind
     lending: LendingPolicy = field(default_factory=LendingPolicy)
     network: PoolNetwork | None = None
+    serving: tuple[ServedModel, ...] = ()
 
 
 class IncidentKind(StrEnum):
@@ -142,13 +148,16 @@ class DemandReading:
     """Number of GPUs that a pool's inference needs, limited to the pool's capacity.
 
     `asked_gpus` is the reported number. `shortages` is the pool's record up to the newest reading; readings in the
-    history have none.
+    history have none. `loads` are the requests from which the number follows, empty if GPUs were reported, and `advice`
+    the replicas proposed; readings in the history have neither.
     """
 
     at_s: float
     gpus: float
     asked_gpus: float
     shortages: ShortageRecord = field(default_factory=ShortageRecord)
+    loads: tuple[ModelLoad, ...] = ()
+    advice: tuple[ReplicaAdvice, ...] = ()
 
 
 def get_shortages(demand: Mapping[str, DemandReading], pool: str) -> ShortageRecord:
@@ -231,7 +240,7 @@ class Forecast:
     `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
     `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
     empty if the horizon covers it. Without calibration the quantiles are a guess: too few forecasts have met their
-    outcome.
+    outcome. `rates` are the expected request rates of models that are sized.
     """
 
     made_at_s: float
@@ -241,6 +250,7 @@ class Forecast:
     method: str
     lasting_gpus: tuple[float, ...] = ()
     is_calibrated: bool = True
+    rates: tuple[ModelRate, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(self.gpus) or not self.quantiles:

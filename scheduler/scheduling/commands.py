@@ -37,13 +37,13 @@ from scheduler.domain.commands import (
     SetLendingPolicy,
     SetPoolNetwork,
     SetSecret,
+    SetServedModels,
     SolverChanged,
     SubmitJob,
     SuspendJob,
     UncordonNode,
 )
 from scheduler.domain.events import EventCode, JobStep
-from scheduler.domain.fleet import DemandReading, get_shortages
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
@@ -51,6 +51,7 @@ from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Switches
+from scheduler.scheduling.demand_record import record_demand
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
@@ -79,7 +80,7 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_job(snapshot, change)
         case ReportProgress() as report:
             record_progress(snapshot, report, command.at_s)
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() as change:
+        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetServedModels() as change:
             _change_pool(snapshot, change)
         case SetGpuProfile() as change:
             _set_gpu_profile(snapshot, change, command)
@@ -92,7 +93,7 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode() as change:
             _change_node(snapshot, change)
         case ReportDemand() as report:
-            _record_demand(snapshot, report, command.at_s)
+            record_demand(snapshot, report, command.at_s)
         case PauseLending() | ResumeLending() | RecallAll() | FreezeResizes() as switch:
             _apply_switch(snapshot, switch)
         case CurveSolved() as solved:
@@ -200,7 +201,8 @@ def _record_range_change(snapshot: MutableSnapshot, job: Job) -> None:
 
 
 def _change_pool(
-    snapshot: MutableSnapshot, change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork
+    snapshot: MutableSnapshot,
+    change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork | SetServedModels,
 ) -> None:
     match change:
         case CreatePool(pool=pool):
@@ -228,6 +230,12 @@ def _change_pool(
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], network=network)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the network of pool {name} was changed")
+        case SetServedModels(pool=name, models=models):
+            if name not in snapshot.pools:
+                snapshot.refuse(name, f"pool {name} does not exist")
+                return
+            snapshot.pools[name] = replace(snapshot.pools[name], serving=models)
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the models that pool {name} serves were changed")
 
 
 def _set_gpu_profile(snapshot: MutableSnapshot, change: SetGpuProfile, command: Command) -> None:
@@ -302,31 +310,6 @@ def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | Cordo
             snapshot.nodes[name] = replace(node, cordoned=False, draining=False, quarantine="", incidents=())
             done = "released from quarantine" if node.quarantine else "uncordoned"
             snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was {done}")
-
-
-def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float) -> None:
-    """Record a demand reading. Demand above the pool's capacity is clamped to it, with an event."""
-    if report.pool not in snapshot.pools:
-        snapshot.refuse(report.pool, f"pool {report.pool} does not exist")
-        return
-    previous = snapshot.demand.get(report.pool)
-    if previous is not None and previous.at_s > at_s:
-        return
-    capacity = snapshot.capacity(report.pool)
-    gpus, read_at_s = min(report.gpus, float(capacity)), min(at_s, snapshot.now_s)
-    shortages = get_shortages(snapshot.demand, report.pool).observe(
-        read_at_s,
-        spare_gpus=capacity - gpus,
-        lent_gpus=snapshot.original.index.lent_gpus.get(report.pool, 0),
-        cold_start_s=snapshot.pools[report.pool].lending.cold_start_s,
-    )
-    reading = DemandReading(read_at_s, gpus, report.gpus, shortages)
-    snapshot.demand[report.pool] = reading
-    snapshot.readings.append((report.pool, reading))
-    if report.gpus > capacity:
-        message = f"demand of pool {report.pool} is {report.gpus:.1f} GPUs; clamped to its capacity of {capacity}"
-        numbers = {"asked_gpus": report.gpus, "capacity_gpus": float(capacity)}
-        snapshot.record_event(EventCode.DEMAND_CLAMPED, report.pool, message, numbers)
 
 
 def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:

@@ -29,6 +29,7 @@ from scheduler.domain.commands import (
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
+    SetServedModels,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -113,7 +114,7 @@ def _current_etag(snapshot: MutableSnapshot, body: CommandBody) -> tuple[str, st
             return name, job_etag(snapshot.jobs[name]) if name in snapshot.jobs else ""
         case SetGpuProfile(name) | DeleteGpuProfile(name):
             return name, gpu_profile_etag(name, snapshot.gpu_profiles.get(name))
-        case SetLendingPolicy(name) | SetPoolNetwork(name) | DeletePool(name):
+        case SetLendingPolicy(name) | SetPoolNetwork(name) | SetServedModels(name) | DeletePool(name):
             return name, pool_etag(snapshot.pools[name]) if name in snapshot.pools else ""
         case RemoveNode(name) | CordonNode(name) | UncordonNode(name):
             return name, node_etag(snapshot.nodes[name]) if name in snapshot.nodes else ""

@@ -147,6 +147,8 @@ class AuditedRun:
             "PUT /v1/archives/{digest}": f"archive {number}".encode(),
             "PUT /v1/pools/{name}/network": {"bandwidth_bytes_per_s": 1e9 * (number + 1), "latency_s": 1e-5},
         }
+        served = load_examples()["ServingChange"]["serving"][0]
+        bodies["PUT /v1/pools/{name}/serving"] = {"serving": [{**served, "tensorDegree": 2 ** (number % 3)}]}
         profile = {**load_examples()["GpuProfileDocument"], "efficiency": 0.5 + number / 100}
         bodies["PUT /v1/hardware/gpus/{gpu}"] = profile
         machine = {"version": get_package_version(), "clock_s": self.seeded.service.clock.now_s()}

@@ -19,6 +19,7 @@ from scheduler.documents.queue import queue_from_spec
 from scheduler.domain.fleet import Loan, Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
+from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, LOAN
@@ -35,6 +36,7 @@ from scheduler.kubernetes.resources.meta import (
     get_mapping,
     parse_metadata,
 )
+from scheduler.runtime.served_models import check_served_models
 from scheduler.scheduling.policies.quota import QueueUsage
 from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
 
@@ -125,8 +127,10 @@ def parse_pool(resource: Resource) -> PoolResource:
         names = list_gpu_names()
         allowed = f"one of {', '.join(names)}{suggest(spec.gpu, names)}, or no gpu, so that labels decide"
         raise InvalidDocumentError(InvalidField("gpu", to_printable(spec.gpu), allowed))
+    pool = pool_from_spec(meta.name, spec)
+    check_served_models(pool.serving)
     return PoolResource(
-        pool=pool_from_spec(meta.name, spec),
+        pool=pool,
         uid=meta.uid,
         selector=spec.node_selector,
         gpu=spec.gpu,
@@ -164,10 +168,17 @@ def build_pool_status(
         "problem": next(
             (condition.reason for condition in conditions if condition.holds is (condition.type == CONFLICT)), None
         ),
+        "serving": None
+        if reading is None or not reading.advice
+        else [_build_serving_status(each) for each in reading.advice],
         "cordonedNodes": sorted(node.name for node in nodes if node.cordoned and node.name in cordoned),
         "conditions": conditions,
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _build_serving_status(advice: ReplicaAdvice) -> dict[str, Any]:
+    return {"model": advice.model, "proposedReplicas": advice.replicas}
 
 
 def build_accepted_condition() -> Condition:

@@ -37,6 +37,7 @@ from scheduler.domain.program import Program
 from scheduler.domain.run_document import LaunchMode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
 from scheduler.domain.secret_reference import KubernetesSecretKey, SecretReference
+from scheduler.domain.serving import SizingPolicy
 from scheduler.domain.snapshot import Snapshot
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
@@ -128,6 +129,13 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         bandwidth_bytes_per_s=st.floats(1e9, NETWORK_BYTES_PER_S_MAX),
         latency_s=st.floats(1e-6, 1e-3),
         nics_per_node=st.integers(1, 8),
+    ),
+    SizingPolicy: st.builds(
+        SizingPolicy,
+        replicas_min=st.integers(0, 4),
+        replicas_max=st.none() | st.integers(4, 8),
+        start_s=_POSITIVE_S,
+        stabilization_s=_POSITIVE_S,
     ),
     LendingPolicy: st.builds(
         LendingPolicy,

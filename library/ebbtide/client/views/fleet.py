@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ebbtide.client.views.jobs import ReasonView
+from ebbtide.client.views.serving import DemandView
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
-
-
-class DemandView(TypedDict):
-    """A reading of what the inference of a pool needs."""
-
-    asked_gpus: float
-    at_s: float
-    clamped: bool
-    gpus: float
 
 
 class DemandHistoryView(TypedDict):
@@ -85,6 +77,17 @@ class NodeSummaryView(TypedDict):
     state: str
 
 
+class ModelRateView(TypedDict):
+    """Predicted request rate of a model that is sized."""
+
+    horizon_s: float
+    is_calibrated: bool
+    made_at_s: float
+    model: str
+    quantile: float
+    rate_per_s: float
+
+
 class ForecastView(TypedDict):
     """Predicted GPU demand of an inference pool."""
 
@@ -95,6 +98,7 @@ class ForecastView(TypedDict):
     made_at_s: float
     method: str
     quantiles: list[float]
+    rates: list[ModelRateView]
 
 
 class ShortagesView(TypedDict):
@@ -179,67 +183,11 @@ class OverviewView(TypedDict):
     waiting: list[WaitingJobSummaryView]
 
 
-class PoolDemandView(TypedDict):
-    """Answer of type PoolDemandView."""
-
-    asked_gpus: float
-    at_s: float
-    capacity_gpus: int
-    clamped: bool
-    gpus: float
-    pool: str
-
-
 class PoolForecastView(TypedDict):
     """`forecast` is null while there are too few readings."""
 
     forecast: ForecastView | None
     pool: str
-
-
-class BlackoutView(TypedDict):
-    """A daily window without new loans. It may wrap around midnight."""
-
-    end_s: float
-    start_s: float
-
-
-class LendingPolicyView(TypedDict):
-    """Limits that the owner of an inference pool sets for its loans."""
-
-    blackouts: list[BlackoutView]
-    cold_start_s: float
-    demand_stale_s: float | None
-    enabled: bool
-    headroom: float
-    kept_nodes_min: int
-    lent_nodes_max: int | None
-    loan_s_min: float
-    quantile: float
-    return_deadline_s: float
-    shortage_target: float | None
-
-
-class PoolNetworkView(TypedDict):
-    """The network between the nodes of a pool."""
-
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    nics_per_node: int
-
-
-class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes` and `demand`."""
-
-    capacity_gpus: int
-    demand: NotRequired[DemandView | None]
-    gpus: int
-    kind: str
-    lending: NotRequired[LendingPolicyView]
-    lent_nodes: NotRequired[int]
-    name: str
-    network: PoolNetworkView | None
-    nodes: int
 
 
 class UsageRowView(TypedDict):
