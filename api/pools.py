@@ -104,7 +104,7 @@ class DemandHistoryView(TypedDict):
 class ModelRateView(TypedDict):
     """Predicted request rate of a model that is sized."""
 
-    model: Annotated[str, Field(description="Model profile.")]
+    model: Annotated[str, Field(description="One of those that the pool serves.")]
     made_at_s: Annotated[float, Field(description="Time at which it was computed, in seconds since 1970 (UTC).")]
     horizon_s: Annotated[float, Field(description="Seconds that it looks ahead: the start of a replica.")]
     quantile: Annotated[float, Field(description="Probability that the rate stays at or below it.")]

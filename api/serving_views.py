@@ -46,8 +46,8 @@ class ReplicaAdviceView(TypedDict):
 class ServedModelView(TypedDict):
     """A model that an inference pool serves."""
 
-    model: Annotated[str, Field(description="Model profile.")]
-    gpu: Annotated[str, Field(description="GPU profile.")]
+    model: Annotated[str, Field(description="Name by which its requests are reported.")]
+    gpu: Annotated[str, Field(description="Profile name of the GPUs of its replicas.")]
     gpus_per_replica: Annotated[int, Field(description="Number of GPUs of one replica.")]
     ttft_s: Annotated[float, Field(description="Bound of the objective on the time to first token, in seconds.")]
     tpot_s: Annotated[float, Field(description="Bound of the objective on the time per output token, in seconds.")]

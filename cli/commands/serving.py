@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cli.commands.fleet import PoolArgument
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import input_errors_from, read_yaml_object
-from cli.output import OutputFormat, OutputOption, print_document, render_facts
+from cli.inputs import input_errors_from, raise_input_error, read_yaml_object
+from cli.output import OutputFormat, OutputOption, format_number, print_document, render_facts
 
 app = typer.Typer(name="serving", help="Size inference pools from requests.", no_args_is_help=True)
 
@@ -19,6 +21,10 @@ FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Model, GPU, o
 FilesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="FILE...", help="Documents of the models, as for `size`. None: the pool serves no models."),
+]
+RatesOption = Annotated[
+    list[str],
+    typer.Option("--rate", metavar="MODEL=RATE", help="Requests per second of one model. Repeat it for each."),
 ]
 RateOption = Annotated[float, typer.Option("--rate", min=1e-6, max=1e9, help="Requests per second.")]
 PairsOption = Annotated[
@@ -92,6 +98,34 @@ def set_models(
         response = client.set_served_models(pool, models)
     names = ", ".join(each["model"] for each in response["serving"]) or "no models"
     print_document(response, output, lambda: render_facts({"pool": f"{pool} serves {names}"}))
+
+
+@app.command("report")
+def report(
+    pool: PoolArgument,
+    rates: RatesOption,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Report the requests for the models of a pool as its demand."""
+    requests = [_parse_rate(text) for text in rates]
+    with service_client(url) as client:
+        response = client.report_requests(pool, requests)
+    shown = f"{format_number(response['asked_gpus'])} GPUs for these requests"
+    print_document(response, output, lambda: render_facts({"demand": shown}))
+
+
+def _parse_rate(text: str) -> dict[str, Any]:
+    """Return a request of the report. Raises InputError unless the text is MODEL=RATE."""
+    model, _, rate = text.rpartition("=")
+    with suppress(ValueError):
+        if model and isfinite(float(rate)):
+            return {"model": model, "rate": float(rate)}
+    raise_input_error(
+        f"--rate: {text!r} is not a model and its requests per second. Use MODEL=RATE, such as llama-3-8b=60."
+    )
+    return None
 
 
 @app.command("advise")

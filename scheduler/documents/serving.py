@@ -105,8 +105,8 @@ class LengthDocument(Document):
     """Requests of one length."""
 
     model_config = CAMEL_CASE
-    prompt: Tokens = Field(description="Prompt in tokens.")
-    output: Tokens = Field(description="Output in tokens.")
+    prompt: Tokens = Field(description="Tokens of each of these prompts.")
+    output: Tokens = Field(description="Tokens that each of these requests generates.")
     requests: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Number or weight of such requests.")
 
 
@@ -117,12 +117,16 @@ class ScaleTargetDocument(Document):
     api_version: Annotated[Text, Field(min_length=1, max_length=316)] = Field(
         default="apps/v1", description="API group and version of the object."
     )
-    kind: Annotated[Text, Field(min_length=1, max_length=63)] = Field(default="Deployment", description="Its kind.")
+    kind: Annotated[Text, Field(min_length=1, max_length=63)] = Field(
+        default="Deployment", description="Type of the object to scale."
+    )
     resource: Annotated[Text, Field(max_length=63)] = Field(
         default="", description="Plural of the kind, as in URLs. Empty: the kind in lower case with its English plural."
     )
-    namespace: Annotated[Text, Field(min_length=1, max_length=63)] = Field(description="Namespace of the object.")
-    name: Annotated[Text, Field(min_length=1, max_length=253)] = Field(description="Name of the object.")
+    namespace: Annotated[Text, Field(min_length=1, max_length=63)] = Field(
+        description="Where the object to scale lives."
+    )
+    name: Annotated[Text, Field(min_length=1, max_length=253)] = Field(description="Which object to scale.")
 
 
 class SizingDocument(Document):
@@ -166,8 +170,8 @@ class ServingModelDocument(Document):
     """A model that is served on replicas of equal GPUs."""
 
     model_config = CAMEL_CASE
-    model: Name = Field(description="Model profile.")
-    gpu: Name = Field(description="GPU profile.")
+    model: Name = Field(description="Name of a known model, as in `ebbtide plan`.")
+    gpu: Name = Field(description="Name of a known GPU, such as h100-80g.")
     tensor_degree: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         default=1, description="GPUs of one replica, over which its layers are split."
     )

@@ -26,6 +26,10 @@ STEADY_MARGIN = 0.05
 stationary rate that is counted with 2% noise, from -2% to 2%."""
 
 
+_SHORTEST = RequestLength(1, 2)
+"""Shortest request with a time per output token: an objective that it misses is missed by all."""
+
+
 class ServedModelError(ValueError):
     """A served model that cannot be sized. `field` is a field of its document, empty if several are involved."""
 
@@ -73,13 +77,13 @@ def get_objective(served: ServedModel) -> LatencyObjective:
 
 
 def check_served_model(served: ServedModel) -> None:
-    """Check that the replicas of a model can meet its objective with its lengths, if it has any.
+    """Check that the replicas of a model can meet its objective with its lengths, or else with the shortest request.
 
     Raises:
         ServedModelError: model or GPU are unknown, or no number of replicas meets the objective.
     """
     try:
-        sizer = _prepare(served, served.lengths or (RequestLength(1, 1),))
+        sizer = _prepare(served, served.lengths or (_SHORTEST,))
         sizer.check_feasible()
     except ServedModelError:
         raise

@@ -167,6 +167,15 @@ INFERENCE = Board(
             "percentunit",
             about="At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
         ),
+        Graph(
+            "Replicas of served models",
+            _present("ebbtide_serving_needed_replicas", "pool, model", "{{pool}}, {{model}}, needed")
+            | _present("ebbtide_serving_proposed_replicas", "pool, model", "{{pool}}, {{model}}, proposed"),
+        ),
+        Graph(
+            "Requests per second of served models",
+            _present("ebbtide_serving_requests_per_second", "pool, model"),
+        ),
         Graph("Evaluated forecasts per hour", _hourly("ebbtide_forecasts_judged_total", "pool")),
         Graph(
             "Invariant violations per hour",
