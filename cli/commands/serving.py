@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,14 +117,16 @@ def report(
 
 def _parse_rate(text: str) -> dict[str, Any]:
     """Return a request of the report. Raises InputError unless the text is MODEL=RATE."""
-    model, _, rate = text.rpartition("=")
-    with suppress(ValueError):
-        if model and isfinite(float(rate)):
-            return {"model": model, "rate": float(rate)}
-    raise_input_error(
-        f"--rate: {text!r} is not a model and its requests per second. Use MODEL=RATE, such as llama-3-8b=60."
-    )
-    return None
+    model, _, number = text.rpartition("=")
+    try:
+        rate = float(number)
+    except ValueError:
+        rate = nan
+    if not (model and isfinite(rate)):
+        raise_input_error(
+            f"--rate: {text!r} is not a model and its requests per second. Use MODEL=RATE, such as llama-3-8b=60."
+        )
+    return {"model": model, "rate": rate}
 
 
 @app.command("advise")

@@ -153,6 +153,8 @@ class PoolSpec(Document):
             if self.kind is PoolKind.TRAINING and value is not None:
                 raise invalid_field(field, "given", f"nothing; only pools of kind inference have {field}")
         check_served_names(self.serving)
+        if self.serving and self.demand is not None and self.demand.source != "push":
+            raise invalid_field("serving", "given", f"nothing with demand.source {self.demand.source}; use push")
         return self
 
 

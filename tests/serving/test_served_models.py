@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from time import process_time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.domain.serving import MeasuredRun, ModelRate, RequestLength, ServedModel
+from scheduler.domain.replica_advice import ReplicaAdvice, advise_replicas
+from scheduler.domain.serving import MeasuredRun, ModelRate, RequestLength, ServedModel, SizingMode, SizingPolicy
 from scheduler.serving.capacity import CapacityError, size_pool
 from scheduler.serving.request_mix import build_request_mix
 from scheduler.serving.served_models import (
@@ -67,6 +69,21 @@ def test_no_requests_need_no_replicas_but_an_expected_rate_does() -> None:
 def test_lengths_of_a_report_replace_those_of_the_pool() -> None:
     longer = replace(report(20.0), lengths=(RequestLength(3_000, 800),))
     assert size_requests(SERVED, longer, 20.0).replicas > size_requests(SERVED, report(20.0), 20.0).replicas
+
+
+@settings(max_examples=10, deadline=None)
+@given(rate=st.floats(2, 200), seed=st.integers(0, 99))
+def test_proposal_settles_in_a_stationary_rate_and_covers_it(rate: float, seed: int) -> None:
+    sized = replace(SERVED, sizing=SizingPolicy(SizingMode.ADVISE, stabilization_s=300.0))
+    noise = np.random.default_rng(seed).uniform(-0.02, 0.02, 120)
+    advice, counts = tuple[ReplicaAdvice, ...](), list[int]()
+    for number, each in enumerate(rate * (1 + noise)):
+        load = size_requests(SERVED, report(each), each)
+        advice = advise_replicas(advice, [sized], [load], 15.0 * number)
+        counts.append(advice[0].replicas)
+        assert counts[-1] >= load.replicas
+    falls = [number for number in range(1, len(counts)) if counts[number] < counts[number - 1]]
+    assert not falls or len(set(counts[falls[0] :])) == 1
 
 
 def test_reading_at_a_known_rate_costs_far_less_than_5_ms() -> None:
