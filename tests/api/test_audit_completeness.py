@@ -118,11 +118,19 @@ class AuditedRun:
         kind = route.split("/")[2]
         if route == "DELETE /v1/pools/{name}":
             return "empty"  # the other pool has nodes
+        if route == "DELETE /v1/machines/{name}":
+            return self._choose_joined_machine()  # the other one may have left before
         running, asleep, *_ = self.seeded.known["job_id"]
         by_verb = {"suspend": asleep, "resume": asleep, "checkpoint": running}
         if (verb := route.rpartition(":")[2]) in by_verb:
             return str(by_verb[verb])
         return str(self.random.choice(names[kind] if name == "name" else self.seeded.known[name]))
+
+    def _choose_joined_machine(self) -> str:
+        service = self.seeded.service.app.state.service
+        assert isinstance(service, Service)
+        names = [machine.name for machine in service.store.machines.list_machines()]
+        return next((name for name in names if name.startswith("joined-")), "m0")
 
     def _choose_body(self, route: str) -> object:
         number = self.random.randrange(6)
