@@ -122,12 +122,23 @@ class SnapshotView(TypedDict):
         dict[str, str],
         Field(description="Digest of the profile and network that were set, by GPU model, that the curves are for."),
     ]
+    return_times: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="Measured times in which jobs left recalled nodes and replicas started, by pool."),
+    ]
     gpu_profiles: Annotated[
         dict[str, dict[str, Any]], Field(description="GPU profiles that were set on this service, by GPU model.")
     ]
     step_measurements: Annotated[
         dict[str, dict[str, Any]],
         Field(description="Measured over predicted steps of plans, by GPU profile and model."),
+    ]
+    shadows: Annotated[
+        dict[str, dict[str, Any]], Field(description="Loans that pools in shadow mode would have made, by pool name.")
+    ]
+    lending_set_by: Annotated[str, Field(description="Display name of who last set a switch of lending. Empty: none.")]
+    lending_set_at_s: Annotated[
+        float | None, Field(description="When that was, in seconds since 1970 (UTC). Null: never, or unknown.")
     ]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import ContextDep, LimitParameter, create_router
+from api.http.errors import problem_responses, raise_not_found
 from api.http.paging import (
     TEXT_PATTERN,
     CursorParameter,
@@ -19,22 +20,30 @@ from api.http.paging import (
     parse_states,
 )
 from api.identity.authorization import ADMIN, VIEWER, requires
-from scheduler.domain.commands import PauseLending, RecallAll, ResumeLending
+from scheduler.documents.document import Document
+from scheduler.domain.commands import VETO_REASON_LENGTH_MAX, PauseLending, RecallAll, ResumeLending, VetoLoan
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import LoanQuery
 
 
 class LoanView(TypedDict):
-    """The use of one inference node for training, from offer to return."""
+    """The use of one inference node for training, from proposal or offer to return."""
 
     id: Annotated[str, Field(description="Unique id of this loan. A node that is lent again gets another one.")]
     node: Annotated[str, Field(description="Name of the lent host.")]
     pool: Annotated[str, Field(description="Inference pool that owns the node.")]
     state: Annotated[
-        LoanState, Field(description="`offered`, `active` or `recalled` while live; `returned` or `lost` afterwards.")
+        LoanState,
+        Field(
+            description="`proposed`, `offered`, `active` or `recalled` while live; `returned`, `lost` or `vetoed` "
+            "afterwards."
+        ),
     ]
-    offered_at_s: Annotated[float, Field(description="Time of the offer, in seconds since 1970 (UTC).")]
+    offered_at_s: Annotated[
+        float,
+        Field(description="Time of the offer, or at which the notice of a proposal ends, in seconds since 1970 (UTC)."),
+    ]
     state_since_s: Annotated[
         float, Field(description="Time of the last change of `state`, in seconds since 1970 (UTC).")
     ]
@@ -54,7 +63,11 @@ class LoanView(TypedDict):
             )
         ),
     ]
-    is_live: Annotated[bool, Field(description="Whether the node is still offered, lent or being returned.")]
+    is_live: Annotated[bool, Field(description="Whether the node is still proposed, offered, lent or being returned.")]
+    proposed_at_s: Annotated[
+        float | None,
+        Field(description="Time of the proposal, in seconds since 1970 (UTC). Null: the pool gave no notice."),
+    ]
 
 
 class SwitchesView(TypedDict):
@@ -64,6 +77,12 @@ class SwitchesView(TypedDict):
     loans_recalled: Annotated[bool, Field(description="Whether all existing loans are recalled as well.")]
     resizes_frozen: Annotated[bool, Field(description="Whether optional changes to the GPUs of running jobs are off.")]
     live_loans: Annotated[int, Field(description="Number of nodes that are offered, lent or being returned.")]
+    lending_set_by: Annotated[
+        str, Field(description="Who last paused, recalled or resumed lending, as a display name. Empty: unknown.")
+    ]
+    lending_set_at_s: Annotated[
+        float | None, Field(description="When that was, in seconds since 1970 (UTC). Null: never, or unknown.")
+    ]
 
 
 def loan_view(loan: Loan) -> LoanView:
@@ -78,6 +97,7 @@ def loan_view(loan: Loan) -> LoanView:
         "lent_at_s": loan.lent_at_s,
         "recalled_at_s": loan.recalled_at_s,
         "is_live": loan.is_live,
+        "proposed_at_s": loan.proposed_at_s,
     }
 
 
@@ -87,11 +107,17 @@ def switches_view(snapshot: Snapshot) -> SwitchesView:
         "lending_paused": switches.lending_paused,
         "loans_recalled": switches.loans_recalled,
         "resizes_frozen": switches.resizes_frozen,
-        "live_loans": sum(loan.is_live for loan in snapshot.loans.values()),
+        "live_loans": sum(loan.is_in_effect for loan in snapshot.loans.values()),
+        "lending_set_by": snapshot.lending_set_by,
+        "lending_set_at_s": snapshot.lending_set_at_s,
     }
 
 
 router = create_router("lending")
+
+LoanIdPath = Annotated[
+    str, Path(description="Unique id of the loan, which the event `LoanProposed` has as its subject.")
+]
 
 
 @router.get("/loans")
@@ -111,6 +137,24 @@ def list_loans(
     query = LoanQuery(parse_states(state, LoanState, live=LIVE_LOAN_STATES), pool, node)
     page = page_of_loans(context.snapshot.loans.values(), context.store, query, cursor=cursor, limit=limit)
     return {"items": [loan_view(loan) for loan in page["items"]], "next": page["next"]}
+
+
+class LoanVeto(Document):
+    """Rejection of a proposed loan."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=VETO_REASON_LENGTH_MAX)] = Field(
+        description="Why the node must not be lent now, for the event and the audit log."
+    )
+
+
+@router.post("/loans/{loan_id}:veto", status_code=202, responses=problem_responses(409))
+@requires(ADMIN)
+def veto_loan(loan_id: LoanIdPath, veto: LoanVeto, context: ContextDep) -> LoanView:
+    """Reject a proposed loan. Its node is not proposed again for the pool's `veto_s`."""
+    loan = next((loan for loan in context.snapshot.loans.values() if loan.id == loan_id), None)
+    if loan is None:
+        raise_not_found("loan", loan_id)
+    return loan_view(context.send(VetoLoan(loan_id, veto.reason)).snapshot.loans[loan.node])
 
 
 @router.post("/lending:pause", status_code=202)

@@ -1,8 +1,11 @@
-"""Nodes: add, list, get, cordon, drain, remove."""
+"""Nodes: add, list, get, change, cordon, drain, remove."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import Response
+from pydantic import Field
 
 from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, NodeNamePath, create_router
@@ -11,13 +14,13 @@ from api.http.paging import CursorParameter, PageOf, PoolParameter, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.plans import gpu_memory_bytes
-from api.pools import NodeView, node_view
+from api.pool_views import NodeView, node_view
 from api.state import RequestContext
 from scheduler.documents import fleet
-from scheduler.documents.document import InvalidField
+from scheduler.documents.document import Document, InvalidField
 from scheduler.documents.fleet import NodeDocument
-from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
-from scheduler.domain.fleet import PROCESSOR_SLOTS, Node
+from scheduler.domain.commands import AddNode, ChangeNode, CommandBody, CordonNode, RemoveNode, UncordonNode
+from scheduler.domain.fleet import PROCESSOR_SLOTS, Node, PoolKind
 from scheduler.domain.machine import has_devices_for, host_declared_nodes
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.preconditions import node_etag
@@ -25,6 +28,14 @@ from scheduler.scheduling.preconditions import node_etag
 router = create_router("fleet")
 
 _SHAPE_FIELDS = ("pool", "gpu", "gpus", "gpu_memory_bytes")
+
+
+class NodeChange(Document):
+    """A change of a node."""
+
+    lendable: Annotated[bool, Field(strict=True)] = Field(
+        description="Whether the node can be lent. A lent node that no longer can is recalled."
+    )
 
 
 @router.post("/nodes", status_code=201, responses=repeated_creation(NodeView) | problem_responses(409))
@@ -40,9 +51,12 @@ def add_node(document: NodeDocument, context: ContextDep, response: Response) ->
             node.pool,
             f"one of {', '.join(names)}{suggestion}" if names else "an existing pool. Create a pool first",
         )
+    if not node.lendable and context.snapshot.pools[node.pool].kind is PoolKind.TRAINING:
+        raise_invalid_field("lendable", False, f"true; pool {node.pool} is a training pool and lends nothing")
     existing = context.snapshot.nodes.get(node.name)
     if existing is not None:
         refuse_other_shape(existing, node)
+        _refuse_other_lendability(existing, document)
         declare_audited()
         response.status_code = 200
         return _node_response(context, existing, response)
@@ -85,6 +99,19 @@ def remove_node(name: NodeNamePath, context: ContextDep, if_match: IfMatchHeader
     view = node_view(node, context.snapshot)
     context.send(RemoveNode(name), basis=basis)
     return view
+
+
+@router.patch("/nodes/{name}", status_code=202, responses=problem_responses(409))
+@requires(ADMIN)
+def change_node(
+    name: NodeNamePath, change: NodeChange, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
+) -> NodeView:
+    """Set whether a node of an inference pool can be lent. A lent node that no longer can is recalled."""
+    node = context.node(name)
+    basis = require_match(if_match, node_etag(node), f"node {name}")
+    if context.snapshot.pools[node.pool].kind is PoolKind.TRAINING:
+        raise_conflict(f"node {name} is in training pool {node.pool}. Only nodes of inference pools can be lent")
+    return _send_command(context, name, ChangeNode(name, change.lendable), response, basis=basis)
 
 
 @router.post("/nodes/{name}:cordon", status_code=202)
@@ -157,3 +184,9 @@ def refuse_other_shape(existing: Node, requested: Node) -> None:
             for field in differing
         ]
         raise_conflict(f"node {existing.name} is registered with another {', '.join(differing)}", *refusals)
+
+
+def _refuse_other_lendability(existing: Node, requested: NodeDocument) -> None:
+    if "lendable" in requested.model_fields_set and requested.lendable is not existing.lendable:
+        field = InvalidField("lendable", requested.lendable, f"{str(existing.lendable).lower()}, as it is now")
+        raise_conflict(f"node {existing.name} is registered with another lendable. Change it with PATCH", field)

@@ -21,7 +21,7 @@ from api.http.paging import TEXT_PATTERN
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.loans import SwitchesView, switches_view
-from api.pools import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
+from api.pool_views import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
 from api.queues import QueueView, queue_view
 from scheduler.domain.decisions import ReasonCode
 from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind, get_shortages
@@ -203,7 +203,7 @@ def _node_use(node: Node, snapshot: Snapshot, held: int) -> NodeUse:
     loan = snapshot.loans.get(node.name)
     if node.state is NodeState.DOWN:
         return "down"
-    if loan is not None and loan.is_live:
+    if loan is not None and loan.is_in_effect:
         return _USE_BY_LOAN_STATE[loan.state]
     if node.cordoned:
         return "cordoned"

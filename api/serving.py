@@ -12,7 +12,8 @@ from api.http.dependencies import ContextDep, PoolNamePath, create_router
 from api.http.errors import problem_responses, raise_conflict
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
-from api.pools import PoolView, pool_response
+from api.pool_views import PoolView
+from api.pools import pool_response
 from api.serving_views import PoolServingView
 from api.state import RequestContext
 from scheduler.documents.document import Document
@@ -54,6 +55,8 @@ def set_served_models(
     pool = _inference_pool(context, name)
     basis = require_match(if_match, pool_etag(pool), f"pool {name}")
     models = tuple(map(to_served_model, change.serving))
+    if models and pool.demand is not None:
+        raise_conflict(f"pool {name} has a demand source, and requests would overwrite it. Delete the source first")
     check_served_models(models)
     if models == pool.serving:
         declare_audited()

@@ -10,7 +10,7 @@ from cli.exit_codes import InputError
 
 if TYPE_CHECKING:
     from ebbtide.client import Client
-    from ebbtide.client.views.fleet import MachineView, NodeView
+    from ebbtide.client.views import MachineView, NodeView
     from scheduler.slurm.pilot_demand import PilotLimits, PilotProposal
     from scheduler.slurm.slurm_client import SlurmJob
 

@@ -401,6 +401,9 @@ class Settings(BaseSettings):
     simulation_body_bytes: int = Field(
         default=16 * 2**20, ge=1024, description="Largest body of a request that submits a simulation, in bytes."
     )
+    demand_body_bytes: int = Field(
+        default=4 * 2**20, ge=1024, description="Largest body of a request that reports inference demand, in bytes."
+    )
     simulation_kept_s: Seconds = Field(
         default=30 * 86_400.0, description="Retention of completed simulations and their reports, in seconds."
     )
@@ -458,7 +461,7 @@ class Settings(BaseSettings):
         "GPUs, in seconds, at most 900. After it, the job gives up its GPUs and avoids the node for a while.",
     )
     prometheus_url: OptionalUrl = Field(
-        default="", description="URL of the Prometheus server for pools with `demand.source: prometheus`. Empty: none."
+        default="", description="URL of the Prometheus server for pools with a demand source. Empty: none."
     )
 
     @property

@@ -22,6 +22,7 @@ class Answer:
     status: int = 204
     headers: dict[str, str] = field(default_factory=dict)
     after_s: float = 0.0
+    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,10 @@ def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", "0")
+            content = answer.body.encode()
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
+            self.wfile.write(content)
 
     with LoopbackServer(Handler, tls) as server:
         made.url = f"{server.url}/hook"

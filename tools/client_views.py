@@ -18,7 +18,8 @@ TARGET = CLIENT / "views"
 MODULES = {
     "jobs": ("jobs", "archives"),
     "serving": ("serving",),
-    "fleet": ("fleet", "hardware", "machines", "queue_secrets"),
+    "fleet": ("fleet",),
+    "machines": ("hardware", "machines", "queue_secrets"),
     "administration": ("administration",),
 }
 """Modules of types, each with the modules of the client whose answers it has. Each may refer to the earlier ones."""

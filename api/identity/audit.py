@@ -21,6 +21,7 @@ from scheduler.domain.commands import (
     AddNode,
     CancelJob,
     ChangeJob,
+    ChangeNode,
     ChangeQueue,
     CheckpointJob,
     Command,
@@ -34,8 +35,10 @@ from scheduler.domain.commands import (
     DeleteSecret,
     RemoveNode,
     ReportDemand,
+    ReportDemandHistory,
     ResumeJob,
     ScaleJob,
+    SetDemandSource,
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
@@ -44,7 +47,9 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
     UncordonNode,
+    VetoLoan,
 )
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import AuditEntry
 from scheduler.telemetry.logs import REQUEST_ID
@@ -116,7 +121,7 @@ def command_audit_entry(command: Command, principal: Principal, before: Snapshot
 
 
 def command_subject(body: CommandBody) -> str:
-    """Return the job, pool, node, queue or GPU model that a command is about; "fleet" for fleet-wide switches."""
+    """Return the job, pool, node, queue, loan or GPU model that a command is about; "fleet" for fleet-wide switches."""
     match body:
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             return body.job_id
@@ -126,11 +131,15 @@ def command_subject(body: CommandBody) -> str:
             return queue.name
         case AddNode(node):
             return node.name
-        case SetLendingPolicy() | SetPoolNetwork() | SetServedModels() | ReportDemand():
+        case SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | SetServedModels():
+            return body.pool
+        case ReportDemand() | ReportDemandHistory():
             return body.pool
         case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
-        case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode():
+        case VetoLoan():
+            return body.loan_id
+        case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode():
             return body.name
         case _:
             return _FLEET
@@ -184,7 +193,9 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **to_job_document(job.spec)}
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetServedModels():
+        case (
+            CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | SetServedModels()
+        ):
             record: Any = snapshot.pools.get(subject)
         case SetGpuProfile() | DeleteGpuProfile():
             record = snapshot.gpu_profiles.get(subject)
@@ -192,10 +203,21 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
             record = snapshot.queues.get(subject)
         case SetSecret() | DeleteSecret():
             return {"queue": body.queue}
-        case AddNode() | RemoveNode() | CordonNode() | UncordonNode():
+        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode():
             record = snapshot.nodes.get(subject)
-        case ReportDemand():
+        case ReportDemand() | ReportDemandHistory():
             record = snapshot.demand.get(subject)
+        case VetoLoan():
+            return _list_veto_fields(body, snapshot)
         case _:
             record = snapshot.switches
     return None if record is None else encode(record)
+
+
+def _list_veto_fields(veto: VetoLoan, snapshot: Snapshot) -> Mapping[str, Any] | None:
+    loan = next((loan for loan in snapshot.loans.values() if loan.id == veto.loan_id), None)
+    if loan is None:
+        return None
+    is_vetoed = loan.state is LoanState.VETOED
+    given = {"reason": veto.reason, "webhook": veto.webhook_id} if is_vetoed else {"reason": "", "webhook": ""}
+    return {"state": loan.state.value, **given}

@@ -17,6 +17,8 @@ from api.identity.authorization import Visibility
 from api.identity.principals import Grant, Principal, Role
 from api.webhooks.sender import HTTP_GONE, DeliveryOutcome, WebhookSender
 from api.webhooks.signature import derive_webhook_secret, sign_message
+from api.webhooks.vetoes import VetoSender, read_veto
+from scheduler.domain.commands import VetoLoan
 from scheduler.domain.events import TEST_CODE, Delivery, DeliveryState, Event, EventCode, Webhook
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
@@ -195,6 +197,7 @@ class WebhookDeliverer:
     ) -> None:
         self._store = store
         self._records = store.webhooks
+        self._vetoes = VetoSender(store)
         self._sender = sender
         self._secret = secret
         self._holder = holder
@@ -296,9 +299,15 @@ class WebhookDeliverer:
         headers = sign_message(delivery.id, body, self._signing_secrets(webhook, now_s), now_s=now_s)
         outcome = await self._sender.send(webhook.url, headers, body)
         now_s = self._clock.now_s()
+        veto = read_veto(delivery, outcome)
+        if isinstance(veto, VetoLoan):
+            note = await self._run_in_store_thread(self._vetoes.send, webhook, delivery, veto, now_s=now_s)
+        else:
+            outcome, note = replace(outcome, error=outcome.error or veto), ""
         failing, tried = apply_outcome(
             webhook, delivery, outcome, self._backoff, now_s=now_s, random_fraction=self._draw_fraction()
         )
+        tried = replace(tried, error=tried.error or note)
         record_delivery("failed" if tried.state is DeliveryState.PENDING else tried.state.value)
         until_s = now_s + self._timings.claim_ttl_s
         await self._run_in_store_thread(self._records.record_attempt, failing, self._holder, tried, until_s=until_s)

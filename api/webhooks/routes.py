@@ -46,6 +46,15 @@ class WebhookView(TypedDict):
     ]
     dead_in_a_row: Annotated[int, Field(description="Number of deliveries given up since the last success.")]
     created_at_s: Annotated[float, Field(description="Time of creation, in seconds since 1970 (UTC).")]
+    may_veto: Annotated[
+        bool,
+        Field(
+            description=(
+                "Whether its receiver's response can veto a proposed loan: an admin created it, and nobody else has "
+                "changed it."
+            )
+        ),
+    ]
     old_secret_until_s: Annotated[
         float | None,
         Field(
@@ -99,6 +108,7 @@ def webhook_view(webhook: Webhook) -> WebhookView:
         "disabled_reason": webhook.disabled_reason,
         "dead_in_a_row": webhook.dead_in_a_row,
         "created_at_s": webhook.created_at_s,
+        "may_veto": webhook.may_veto,
         "old_secret_until_s": webhook.old_secret_until_s or None,
     }
 
@@ -172,6 +182,7 @@ def create_webhook(
         codes=tuple(dict.fromkeys(document.codes)),
         queue=queue,
         subject=document.subject or "",
+        may_veto=principal.has_role(Role.ADMIN),
     )
     creation_key = build_creation_key(key, principal, "webhook", document)
     audit = new_audit_entry(principal, new.created_at_s, "CreateWebhook", new.id, after=_audited_fields(new))
@@ -212,6 +223,8 @@ def change_webhook(
         _check_url(change.url, service.settings.webhook_hosts)
     if change.enabled is not None:
         changes |= {"disabled_reason": "", "dead_in_a_row": 0}
+    if not principal.has_role(Role.ADMIN):
+        changes["may_veto"] = False  # another receiver may answer now
     before, after = _audited_fields(webhook), _audited_fields(replace(webhook, **changes))
     names = [name for name in before if name in changes]
     audit = new_audit_entry(

@@ -96,11 +96,15 @@ HTTP_GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOutcome:
-    """`status` is None if no response came. `error` is empty if the receiver accepted the message."""
+    """`status` is None if no response came. `error` is empty if the receiver accepted the message.
+
+    `response_start` are the first `RESPONSE_BYTES_MAX` bytes of an accepting response.
+    """
 
     status: int | None
     error: str = ""
     retry_after_s: float = 0.0
+    response_start: bytes = b""
 
     @property
     def is_delivered(self) -> bool:
@@ -203,7 +207,7 @@ async def _read_response_start(response: httpx.Response) -> bytes:
 def _to_outcome(response: httpx.Response, response_start: bytes, *, now_s: float) -> DeliveryOutcome:
     status = response.status_code
     if response.is_success:
-        return DeliveryOutcome(status)
+        return DeliveryOutcome(status, response_start=response_start)
     if response.is_redirect:
         return DeliveryOutcome(
             status, f"HTTP {status}: redirects are not followed. Set the webhook's URL to the redirect's target"

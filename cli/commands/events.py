@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.commands.jobs import JobArgument
+from cli.commands.pool_explanation import explain_pool
+from cli.completion import complete_job_ids, complete_pool_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.exit_codes import CommandError
+from cli.exit_codes import CommandError, InputError
 from cli.job_lookup import TERMINAL_STATES, find_job_id
 from cli.output import (
     FollowOption,
@@ -44,6 +46,17 @@ LimitOption = Annotated[
     int, typer.Option("-n", "--limit", min=1, max=100_000, help="Number of entries, counted from the newest.")
 ]
 OutputFileOption = Annotated[str, typer.Option("--to", metavar="FILE", help="Write to this file instead of stdout.")]
+ExplainedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        autocompletion=complete_job_ids,
+        help="ID or name of the job, or the beginning of one; or the word `pool`, before the name of a pool.",
+    ),
+]
+ExplainedPoolArgument = Annotated[
+    str, typer.Argument(metavar="[POOL]", autocompletion=complete_pool_names, help="After `pool`: name of a pool.")
+]
 EVENTS_PAGE_SIZE = 1000
 _HOLDERS_MAX = 8
 
@@ -77,8 +90,21 @@ def render_events(events_found: Iterable[Mapping[str, Any]]) -> RenderableType:
     )
 
 
-def explain(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Explain why a job is in its current state."""
+def explain(
+    job: ExplainedArgument,
+    pool: ExplainedPoolArgument = "",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Explain why a job is in its current state, or why a pool lends no more nodes.
+
+    `ebbtide explain pool NAME` explains a pool. With one word, even `pool`, it explains the job of that name.
+    """
+    if pool:
+        if job != "pool":
+            raise InputError(f"JOB is {job!r}, but a second word names a pool. Use `ebbtide explain pool {pool}`")
+        explain_pool(pool, url, output)
+        return
     with service_client(url) as client:
         result = client.explanation(find_job_id(client, job))
     print_document(result, output, lambda: render_explanation(result))

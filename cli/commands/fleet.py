@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ebbtide.client import Client
 
 
-pools_app = typer.Typer(name="pools", help="List, create or delete pools.")
-nodes_app = typer.Typer(name="nodes", help="List, add or delete nodes.")
+pools_app = typer.Typer(name="pools", help="List, create, change or delete pools.")
+nodes_app = typer.Typer(name="nodes", help="List, add, change or delete nodes.")
 
 PoolArgument = Annotated[
     str, typer.Argument(metavar="POOL", autocompletion=complete_pool_names, help="Name of a pool.")
@@ -49,6 +49,10 @@ LendingOption = Annotated[
     str | None,
     typer.Option("--lending", metavar="LENDING.yaml", help="Lending policy of an inference pool; - reads stdin."),
 ]
+LendingChange = Annotated[
+    str,
+    typer.Option("--lending", metavar="LENDING.yaml", help="Fields of the lending policy to change; - reads stdin."),
+]
 HomePoolOption = Annotated[
     str, typer.Option("--pool", autocompletion=complete_pool_names, help="Existing pool that owns the node.")
 ]
@@ -59,6 +63,15 @@ GpuOption = Annotated[str, typer.Option("--gpu", help="Profile name of the hardw
 GpuCountOption = Annotated[int, typer.Option("--gpus", help="How many GPUs of this model the node has.")]
 GpuMemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory per GPU, such as 80GB. Default: that of the model.")
+]
+
+
+LendableOption = Annotated[
+    bool, typer.Option("--lendable/--no-lendable", help="Whether a node of an inference pool can be lent.")
+]
+LendableChange = Annotated[
+    bool,
+    typer.Option("--lendable/--no-lendable", help="Whether the node can be lent. A lent node is recalled otherwise."),
 ]
 
 
@@ -91,6 +104,19 @@ def create_pool(
     with service_client(url) as client:
         response = client.create_pool(document)
     print_document(response, output, lambda: render_facts({"pool": f"{name} created"}))
+
+
+@pools_app.command("change")
+def change_pool(
+    name: PoolArgument,
+    lending: LendingChange,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change fields of a pool's lending policy. Fields that the file omits stay as they are."""
+    with service_client(url) as client:
+        response = client.change_pool(name, {"lending": read_yaml_object(lending)})
+    print_document(response, output, lambda: render_facts({"pool": f"{name} changed"}))
 
 
 @pools_app.command("delete")
@@ -130,6 +156,7 @@ def add_node(
     gpus: GpuCountOption,
     memory: GpuMemoryOption = None,
     *,
+    lendable: LendableOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -137,9 +164,25 @@ def add_node(
     document: dict[str, Any] = {"name": name, "pool": pool, "gpu": gpu, "gpus": gpus}
     if memory is not None:
         document["memory"] = memory
+    if not lendable:
+        document["lendable"] = False
     with service_client(url) as client:
         response = client.add_node(document)
     print_document(response, output, lambda: render_facts({"node": f"{name} added to pool {pool}"}))
+
+
+@nodes_app.command("change")
+def change_node(
+    name: NodeArgument,
+    lendable: LendableChange,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Set whether a node can be lent."""
+    with service_client(url) as client:
+        response = client.change_node(name, lendable=lendable)
+    outcome = "can be lent" if lendable else "is not lent; a loan of it is recalled"
+    print_document(response, output, lambda: render_facts({"node": f"{name} {outcome}"}))
 
 
 @nodes_app.command("delete")
@@ -184,10 +227,17 @@ def loans(state: LoanStateOption = "", url: UrlOption = DEFAULT_URL, output: Out
 def render_loans(loans: Iterable[Mapping[str, Any]]) -> RenderableType:
     return render_table(
         (
-            [loan["node"], loan["pool"], loan["state"], format_time(loan["offered_at_s"]), _format_deadline(loan)]
+            [
+                loan["id"],
+                loan["node"],
+                loan["pool"],
+                loan["state"],
+                format_time(loan["offered_at_s"]),
+                _format_deadline(loan),
+            ]
             for loan in loans
         ),
-        headers=["lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
+        headers=["loan", "lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
         empty="No node is lent.",
     )
 
@@ -287,7 +337,7 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
 
 
 def format_node_state(node: FleetJson) -> str:
-    """Format a node's state: `up`, `up, cordoned`, `up, loan recalled`."""
+    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan recalled`."""
     words = [node["state"]]
     if node["quarantine"]:
         words.append("quarantined")
@@ -295,6 +345,8 @@ def format_node_state(node: FleetJson) -> str:
         words.append("draining")
     elif node["cordoned"]:
         words.append("cordoned")
+    if not node["lendable"]:
+        words.append("not lendable")
     if node["loan"]:
         words.append(f"loan {node['loan']['state']}")
     return ", ".join(words)
@@ -324,6 +376,8 @@ def _format_lending(lending: FleetJson | None) -> str:
         return "-"
     if not lending["enabled"]:
         return "off"
+    if lending["mode"] == "shadow":
+        return "shadow"
     if lending["shortage_target"] is None:
         return f"at quantile {lending['quantile']:g}"
     return f"short at most {lending['shortage_target']:.3%} of the time"

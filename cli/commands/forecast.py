@@ -132,6 +132,9 @@ def _render_scores(rows: list[dict[str, Any]]) -> RenderableType:
     return render_table(cells, headers=headers, right_aligned=headers[3:])
 
 
+_UNCALIBRATED = "no: less than a day of readings, so nothing new is lent unless the pool has a demand profile"
+
+
 def _render_forecast(document: Any) -> RenderableType:
     forecast = document["forecast"]
     if forecast is None:
@@ -141,8 +144,10 @@ def _render_forecast(document: Any) -> RenderableType:
         "made": format_time(forecast["made_at_s"]),
         "horizon": format_duration(forecast["horizon_s"]),
         "method": forecast["method"],
-        "calibrated": "yes" if forecast["is_calibrated"] else "no: less than a day of readings, so nothing new is lent",
+        "calibrated": "yes" if forecast["is_calibrated"] else _UNCALIBRATED,
     }
+    if forecast["event"]:
+        facts["raised by"] = f"known event {forecast['event']}"
     columns = [forecast["quantiles"], forecast["gpus"]]
     rows = [[f"{level:g}", f"{gpus:.1f}"] for level, gpus in zip(*columns, strict=True)]
     return stack(render_facts(facts), render_table(rows, headers=["quantile", "GPUs"], right_aligned=["GPUs"]))

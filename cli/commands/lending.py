@@ -1,4 +1,4 @@
-"""`ebbtide lending`: pauses and resumes lending, recalls loans, and tests lending on recorded demand."""
+"""`ebbtide lending`: pauses and resumes lending, recalls or vetoes loans, and tests lending on recorded demand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.forecast import DemandOption, ZoneOption
+from cli.commands.forecast import DemandOption
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.inputs import input_errors_from
 from cli.output import OutputFormat, OutputOption, format_percent, print_document, render_facts, render_table
@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from scheduler.documents.simulation import ClusterDocument
     from scheduler.simulator.demand import DemandTrace
 
-app = typer.Typer(name="lending", help="Pause or resume lending, recall loans, or test lending on recorded demand.")
+app = typer.Typer(name="lending", help="Pause or resume lending, recall or veto loans, or test lending.")
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", metavar="CLUSTER.yaml", help="YAML file of the inference pools and their nodes.")
+]
+
+
+PoolZoneOption = Annotated[
+    str, typer.Option("--time-zone", metavar="ZONE", help="Time zone of the daily course. Default: that of each pool.")
 ]
 
 
@@ -48,11 +53,24 @@ def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat
         _print_lending(client.recall_all(), output, "All loans are recalled and lending is paused.")
 
 
+@app.command("veto")
+def veto(
+    loan: Annotated[str, typer.Argument(metavar="LOAN", help="ID of a proposed loan.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why the node must not be lent now.")],
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Reject a proposed loan. Its node is not proposed again for the pool's `veto_s`."""
+    with service_client(url) as client:
+        result = client.veto_loan(loan, reason=reason)
+    print_document(result, output, lambda: render_facts({"loan": f"{loan} of node {result['node']} is vetoed"}))
+
+
 @app.command("frontier")
 def frontier(
     demand: DemandOption,
     cluster: ClusterOption,
-    time_zone: ZoneOption = "UTC",
+    time_zone: PoolZoneOption = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Compare GPU-hours lent with shortages, by forecast and quantile, on recorded demand.
@@ -78,7 +96,7 @@ def _compute_rows(trace: DemandTrace, document: ClusterDocument, zone: str) -> I
     (pool,) = [each for each in document.pools if each.name == trace.pool]
     rules = to_lending_policy(pool.lending)
     nodes = LendingPool(pool.nodes, pool.gpus_per_node, rules.headroom)
-    for point in compute_frontier(trace.times_s, trace.gpus, nodes, rules=rules, zone=zone):
+    for point in compute_frontier(trace.times_s, trace.gpus, nodes, rules=rules, zone=zone or rules.time_zone):
         yield {"pool": trace.pool, "horizon_s": rules.horizon_s, **asdict(point)}
 
 

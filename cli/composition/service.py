@@ -15,6 +15,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from scheduler.demand.reports import PoolDemandReader
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
@@ -124,11 +125,13 @@ def assemble_controller(
             forecaster,
             history_s=HISTORY_SEASONS * settings.season_s,
             fits=ThreadPoolExecutor(1, thread_name_prefix="forecast-fit"),
+            period_s=settings.full_pass_period_s,
         ),
         on_report=_notify_all(recorder.record, TickTracer().record),
         on_leadership_lost=recorder.reset,
         has_changes=has_news,
         may_lead=may_lead,
+        sources=PoolDemandReader(settings.prometheus_url),
         config=ControllerConfig(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),
         stage_hook=at,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from scheduler.documents.demand_source import DemandQuerySpec, Labels, check_stale_after
 from scheduler.documents.document import (
     CAMEL_CASE,
     Document,
@@ -22,19 +23,26 @@ from scheduler.documents.fleet import (
     LendingDocument,
     NodeCount,
     check_lookahead_spans,
+    check_lost_after_stale,
     check_one_risk,
     to_lending_policy,
 )
+from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.units import Duration, PositiveDuration, Size
+from scheduler.domain.demand_source import (
+    DEMAND_STALE_S,
+    PROMQL_LENGTH_MAX,
+    QUERIES_MAX,
+    DemandQuery,
+    PrometheusDemand,
+    UtilisationSignalError,
+    check_no_utilisation,
+)
 from scheduler.domain.fleet import Pool, PoolKind, PoolNetwork
-from scheduler.domain.lending_policy import SHORTAGE_TARGET_MAX, LendingPolicy
+from scheduler.domain.lending_policy import KNOWN_EVENTS_MAX, SHORTAGE_TARGET_MAX, LendingMode, LendingPolicy
 
-DEMAND_STALE_S = 300.0
-"""Default age at which demand is stale, the same as the staleness of a Prometheus sample."""
-DEMAND_STALE_S_MIN = 15.0
 _DEFAULT_LENDING = LendingPolicy()
-_Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
 
 
 class _NameDocument(Document):
@@ -42,8 +50,36 @@ class _NameDocument(Document):
 
 
 class BlackoutSpec(Document):
-    start: Duration
-    end: Duration
+    """A daily window from `start` to `end`, or windows of `duration` that begin at the times of `cron`."""
+
+    model_config = CAMEL_CASE
+    start: Duration | None = None
+    end: Duration | None = None
+    cron: CronText | None = None
+    duration: PositiveDuration | None = None
+    time_zone: OptionalZoneName | None = None
+
+    def to_document(self) -> dict[str, object]:
+        return _rename(self, {"start": "start_s", "end": "end_s", "duration": "duration_s"})
+
+
+class KnownEventSpec(Document):
+    """A time of unusual demand, which begins at `start` (ISO 8601; without an offset, local to the pool)."""
+
+    model_config = CAMEL_CASE
+    name: Text
+    start: Text
+    duration: PositiveDuration
+    gpus: float | None = None
+    factor: float | None = None
+
+    def to_document(self) -> dict[str, object]:
+        return _rename(self, {"start": "start_s", "duration": "duration_s"})
+
+
+def _rename(spec: Document, names: Mapping[str, str]) -> dict[str, object]:
+    """Return the values that the spec gives, by the names of the REST document."""
+    return {names.get(name, name): value for name, value in spec.model_dump(exclude_unset=True).items()}
 
 
 class LendingSpec(Document):
@@ -60,6 +96,12 @@ class LendingSpec(Document):
     return_deadline: Duration = _DEFAULT_LENDING.return_deadline_s
     cold_start: Duration = _DEFAULT_LENDING.cold_start_s
     blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
+    time_zone: ZoneName = _DEFAULT_LENDING.time_zone
+    known_events: Annotated[list[KnownEventSpec], Field(max_length=KNOWN_EVENTS_MAX)] = Field(default_factory=list)
+    demand_profile: DemandProfile = Field(default_factory=list)
+    mode: LendingMode = _DEFAULT_LENDING.mode
+    notice: Duration = _DEFAULT_LENDING.notice_s
+    veto_period: Duration = _DEFAULT_LENDING.veto_s
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -77,28 +119,48 @@ class LendingSpec(Document):
 
 
 class DemandSpec(Document):
-    """Source of the number of GPUs that a pool's inference needs. A stale reading permits no new loans."""
+    """Source of the number of GPUs that a pool's inference needs. A stale reading permits no new loans.
+
+    Without a reading for `lostAfter`, all loans of the pool are recalled.
+    """
 
     model_config = CAMEL_CASE
     source: Literal["deployments", "prometheus", "push"]
-    selector: _Labels | None = None
-    query: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    selector: Labels | None = None
+    query: Annotated[str, Field(min_length=1, max_length=PROMQL_LENGTH_MAX)] | None = None
     stale_after: PositiveDuration | None = None
+    queries: Annotated[list[DemandQuerySpec], Field(min_length=1, max_length=QUERIES_MAX)] | None = None
+    lost_after: PositiveDuration | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         for field, value, source in (
             ("selector", self.selector, "deployments"),
             ("query", self.query, "prometheus"),
+            ("queries", self.queries, "prometheus"),
         ):
-            if (value is not None) != (self.source == source):
-                allowed = (
-                    f"a value; source {source} requires it" if value is None else f"nothing, unless source is {source}"
-                )
-                raise invalid_field(field, value, allowed)
-        if self.stale_after is not None and self.stale_after < DEMAND_STALE_S_MIN:
-            allowed = f"at least {DEMAND_STALE_S_MIN:.0f} s, because demand is read every few seconds"
-            raise invalid_field("staleAfter", self.stale_after, allowed)
+            if value is not None and self.source != source:
+                raise invalid_field(field, value, f"nothing, unless source is {source}")
+        if self.source == "deployments" and self.selector is None:
+            raise invalid_field("selector", None, "a value; source deployments requires it")
+        if self.source == "prometheus" and (self.query is None) is (self.queries is None):
+            raise invalid_field("query", self.query, "a value, or queries; source prometheus requires one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ages(self) -> Self:
+        if self.stale_after is not None:
+            check_stale_after(self.stale_after, field="staleAfter")
+        check_lost_after_stale(self.stale_after, self.lost_after, field="lostAfter")
+        return self
+
+    @model_validator(mode="after")
+    def _check_signal(self) -> Self:
+        if self.query is not None:
+            try:
+                check_no_utilisation(self.query)
+            except UtilisationSignalError as error:
+                raise invalid_field("query", self.query, f"a query of how many GPUs are needed; {error}") from None
         return self
 
 
@@ -138,7 +200,7 @@ class PoolSpec(Document):
 
     model_config = CAMEL_CASE
     kind: PoolKind
-    node_selector: _Labels
+    node_selector: Labels
     gpu: Text = ""
     gpu_memory: Size | None = None
     tolerations: Annotated[list[TolerationSpec], Field(max_length=16)] = Field(default_factory=list)
@@ -166,7 +228,7 @@ def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
     """
     parse_document(_NameDocument, {"name": name})
     serving = tuple(map(to_served_model, spec.serving))
-    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network), serving)
+    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network), serving=serving)
 
 
 def _network(spec: NetworkSpec | None) -> PoolNetwork | None:
@@ -191,9 +253,25 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "lent_nodes_max": spec.max_lent_nodes,
         "loan_s_min": spec.min_loan,
         "demand_stale_s": _demand_stale_s(demand),
-        "blackouts": [{"start_s": each.start, "end_s": each.end} for each in spec.blackouts],
+        "demand_lost_s": None if demand is None else demand.lost_after,
+        "blackouts": [each.to_document() for each in spec.blackouts],
+        "time_zone": spec.time_zone,
+        "known_events": [each.to_document() for each in spec.known_events],
+        "demand_profile": spec.demand_profile,
+        "mode": spec.mode,
+        "notice_s": spec.notice,
+        "veto_s": spec.veto_period,
     }
     return to_lending_policy(parse_document(LendingDocument, document))
+
+
+def prometheus_demand_from_spec(spec: DemandSpec) -> PrometheusDemand:
+    """Convert a spec with source prometheus: one query of GPUs, or queries with units."""
+    stale_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
+    if spec.queries is not None:
+        return PrometheusDemand(tuple(each.to_term() for each in spec.queries), stale_s)
+    assert spec.query is not None
+    return PrometheusDemand((DemandQuery(spec.query),), stale_s)
 
 
 def _demand_stale_s(demand: DemandSpec | None) -> float | None:

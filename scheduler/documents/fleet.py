@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from scheduler.documents.demand_source import DemandSourceDocument, to_prometheus_demand
 from scheduler.documents.document import (
     LABEL_FORM,
     Document,
@@ -19,6 +20,14 @@ from scheduler.documents.document import (
     Label,
     Text,
     invalid_field,
+)
+from scheduler.documents.pool_calendar import (
+    BlackoutDocument,
+    DemandProfile,
+    KnownEventDocument,
+    ZoneName,
+    to_blackouts,
+    to_known_events,
 )
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.units import Duration, PositiveDuration, Size
@@ -32,7 +41,14 @@ from scheduler.domain.fleet import (
     PoolKind,
     PoolNetwork,
 )
-from scheduler.domain.lending_policy import DAY_S, SHORTAGE_TARGET, SHORTAGE_TARGET_MAX, Blackout, LendingPolicy
+from scheduler.domain.lending_policy import (
+    DEMAND_LOST_S,
+    KNOWN_EVENTS_MAX,
+    SHORTAGE_TARGET,
+    SHORTAGE_TARGET_MAX,
+    LendingMode,
+    LendingPolicy,
+)
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 characters of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
@@ -70,6 +86,12 @@ def check_one_risk(quantile: float | None, target: float | None, *, field: str) 
         raise invalid_field(field, target, f"nothing together with quantile, which is {quantile:g}; set one of them")
 
 
+def check_lost_after_stale(stale_s: float | None, lost_s: float | None, *, field: str) -> None:
+    """Check that demand is lost only after it is stale. `field` is the name of the age at which it is lost."""
+    if stale_s is not None and lost_s is not None and lost_s <= stale_s:
+        raise invalid_field(field, lost_s, f"above {stale_s:g} s, the age at which demand is stale")
+
+
 def describe_as_number(schema: JsonDict) -> None:
     """Describe an optional number to clients as one that they omit, as it was before it became optional."""
     branches = schema.pop("anyOf")
@@ -77,22 +99,6 @@ def describe_as_number(schema: JsonDict) -> None:
     assert isinstance(branches[0], dict)
     schema.update(branches[0])
     del schema["default"]
-
-
-class BlackoutDocument(Document):
-    """A daily window without new loans. It may wrap around midnight."""
-
-    start_s: Duration = Field(
-        description='First moment of the window, after midnight UTC: seconds, or text such as "22h30m".'
-    )
-    end_s: Duration = Field(description='End of the window, after midnight UTC: seconds, or text such as "6h".')
-
-    @model_validator(mode="after")
-    def _check_time_of_day(self) -> Self:
-        for name in ("start_s", "end_s"):
-            if getattr(self, name) > DAY_S:
-                raise invalid_field(name, getattr(self, name), "at most 24h after midnight UTC")
-        return self
 
 
 class LendingDocument(Document):
@@ -140,8 +146,46 @@ class LendingDocument(Document):
         description="Age in seconds after which a demand reading permits no new loans. Null: the service's setting.",
     )
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(
-        default_factory=list, description="Daily windows without new loans."
+        default_factory=list, description="Windows without new loans, daily or by a cron expression."
     )
+    time_zone: ZoneName = Field(
+        default=_DEFAULT_LENDING.time_zone,
+        description="IANA time zone whose clock demand follows, such as Europe/Berlin. The forecast, windows by a cron "
+        "expression and the demand profile use it.",
+    )
+    known_events: Annotated[list[KnownEventDocument], Field(max_length=KNOWN_EVENTS_MAX)] = Field(
+        default_factory=list,
+        description="Times of unusual demand. Past ones are ignored. `start_s` without an offset is in `time_zone`.",
+    )
+    demand_profile: DemandProfile = Field(
+        default_factory=list,
+        description="Expected demand in GPUs by local hour, 24 numbers for the day or 168 for the week from Monday on. "
+        "A pool lends by it before its forecast is calibrated.",
+    )
+
+    demand_lost_s: PositiveDuration | None = Field(
+        default=_DEFAULT_LENDING.demand_lost_s,
+        description=f"Age in seconds of the latest demand reading at which all loans are recalled, above "
+        f"`demand_stale_s`. Null: {DEMAND_LOST_S:.0f}, or twice the age at which demand is stale if that is longer.",
+    )
+    mode: LendingMode = Field(
+        default=_DEFAULT_LENDING.mode,
+        description="lend: nodes are lent. shadow: the pool decides as if it lent, records what it would lend, and "
+        "lends nothing.",
+    )
+    notice_s: Duration = Field(
+        default=_DEFAULT_LENDING.notice_s,
+        description="Seconds between the proposal of a loan, which can be vetoed, and the offer. 0: no proposal.",
+    )
+    veto_s: Duration = Field(
+        default=_DEFAULT_LENDING.veto_s,
+        description="Seconds for which a node is not proposed again after a veto.",
+    )
+
+    @model_validator(mode="after")
+    def _check_demand_age(self) -> Self:
+        check_lost_after_stale(self.demand_stale_s, self.demand_lost_s, field="demand_lost_s")
+        return self
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -196,12 +240,22 @@ class PoolDocument(Document):
         "`ebbtide serving size`.",
     )
 
+    demand: DemandSourceDocument | None = Field(
+        default=None,
+        description="Queries that the service polls for the demand of inference, for kind inference only. Null: demand "
+        "is reported with POST /v1/pools/{name}/demand.",
+    )
+
     @model_validator(mode="after")
     def _check_lending_kind(self) -> Self:
         if self.kind is PoolKind.TRAINING and self.lending is not None:
             raise invalid_field("lending", "given", "nothing; only pools of kind inference lend")
+        if self.kind is PoolKind.TRAINING and self.demand is not None:
+            raise invalid_field("demand", "given", "nothing; only pools of kind inference have demand")
         if self.kind is PoolKind.TRAINING and self.serving:
             raise invalid_field("serving", "given", "nothing; only pools of kind inference serve models")
+        if self.serving and self.demand is not None:
+            raise invalid_field("serving", "given", "nothing with demand; the requests of models are reported")
         check_served_names(self.serving)
         return self
 
@@ -219,6 +273,9 @@ class NodeDocument(Document):
         default=None,
         description="Memory of one GPU, in bytes or as text such as 80GiB. Default: that of the GPU model.",
     )
+    lendable: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="Whether a node of an inference pool can be lent."
+    )
 
 
 def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
@@ -226,25 +283,34 @@ def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
     return asdict(lending)
 
 
-def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
+def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> LendingPolicy:
     """Convert a lending document. None gives the defaults.
 
+    Args:
+        zone: time zone of known events that start at a local time; empty: that of the document.
+
     Raises:
-        InvalidDocumentError: lendingPolicy rejects a value.
+        InvalidDocumentError: LendingPolicy rejects a value.
     """
     if document is None:
         return LendingPolicy()
-    values = document.model_dump(exclude={"blackouts"})
+    values = document.model_dump(exclude={"blackouts", "known_events", "demand_profile"})
     try:
-        return LendingPolicy(**values, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in document.blackouts))
+        return LendingPolicy(
+            **values,
+            blackouts=to_blackouts(document.blackouts),
+            known_events=to_known_events(document.known_events, zone or document.time_zone),
+            demand_profile=tuple(document.demand_profile),
+        )
     except ValueError as error:
         raise InvalidDocumentError(InvalidField("lending", None, str(error))) from None
 
 
 def to_pool(document: PoolDocument) -> Pool:
     network = None if document.network is None else to_pool_network(document.network)
+    demand = None if document.demand is None else to_prometheus_demand(document.demand)
     serving = tuple(map(to_served_model, document.serving))
-    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, serving)
+    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, demand, serving)
 
 
 def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:
@@ -254,4 +320,4 @@ def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:
 def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
     """Return the node. `gpu_memory_bytes` is the memory of one GPU if the document does not set it."""
     memory_bytes = document.memory or gpu_memory_bytes
-    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)
+    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes, lendable=document.lendable)

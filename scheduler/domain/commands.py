@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.domain.demand_source import PrometheusDemand
 from scheduler.domain.fleet import Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_queue import JobQueue
@@ -189,6 +190,14 @@ class UncordonNode:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeNode:
+    """Set whether a node can be lent. A lent node that no longer can is recalled."""
+
+    name: str
+    lendable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReportDemand:
     """Set the number of GPUs that a pool's inference needs from now on.
 
@@ -199,6 +208,35 @@ class ReportDemand:
     pool: str
     gpus: float
     loads: tuple[ModelLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDemandHistory:
+    """Record readings of a pool's demand, mostly of the past.
+
+    `readings` are pairs of the time in seconds since 1970 and the number of GPUs, in ascending order of time, each time
+    once.
+    """
+
+    pool: str
+    readings: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDemandSource:
+    """Set where the demand of an inference pool comes from. None: reports of the API alone."""
+
+    pool: str
+    source: PrometheusDemand | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemandSourceFailed:
+    """Record that the demand source of a pool returns no demand. `reason` is one word."""
+
+    pool: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +252,18 @@ class ResumeLending:
 @dataclass(frozen=True, slots=True)
 class RecallAll:
     """Recall every loan and pause lending."""
+
+
+VETO_REASON_LENGTH_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class VetoLoan:
+    """Reject a proposed loan. `webhook_id` names the webhook whose receiver answered so; empty: a user did."""
+
+    loan_id: str
+    reason: str
+    webhook_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +330,11 @@ CommandBody = (
     | RemoveNode
     | CordonNode
     | UncordonNode
+    | ChangeNode
     | ReportDemand
+    | ReportDemandHistory
+    | SetDemandSource
+    | DemandSourceFailed
     | PauseLending
     | ResumeLending
     | RecallAll
@@ -289,6 +343,7 @@ CommandBody = (
     | SolverChanged
     | GpuThroughputsChanged
     | ForecastMade
+    | VetoLoan
 )
 
 

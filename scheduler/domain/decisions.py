@@ -28,11 +28,14 @@ class ReasonCode(StrEnum):
     STEPS_MEASURED = "StepsMeasured"
     INFERENCE_IDLE = "InferenceIdle"
     INFERENCE_NEEDS_NODE = "InferenceNeedsNode"
+    DEMAND_LOST = "DemandLost"
     OPERATOR_ASKED = "OperatorAsked"
     FORECAST_FELL = "ForecastFell"
     UNUSED_BY_TRAINING = "UnusedByTraining"
     OFFER_EXPIRED = "OfferExpired"
     TRAINING_LEFT = "TrainingLeft"
+    NO_LONGER_LENDABLE = "NoLongerLendable"
+    SHADOW_MODE = "ShadowMode"
     # Reasons of a pending job
     WAITING_FOR_PLAN = "WaitingForPlan"
     BACKING_OFF = "BackingOff"
@@ -123,7 +126,18 @@ class RejectJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposeLoan:
+    """Announce that the node will be offered to training at `offer_at_s`. Nothing happens to the node before."""
+
+    node: str
+    offer_at_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class LendNode:
+    """Offer the node to training, at the end of the notice if its loan was proposed."""
+
     node: str
     reason: Reason
 
@@ -148,7 +162,7 @@ class ReturnNode:
 
 
 JobDecision = StartJob | ResizeJob | PreemptJob | SuspendRun | StopJob | RejectJob
-NodeDecision = LendNode | RecallNode | CancelRecall | ReturnNode
+NodeDecision = ProposeLoan | LendNode | RecallNode | CancelRecall | ReturnNode
 Decision = JobDecision | NodeDecision
 
 

@@ -34,11 +34,17 @@ class EventCode(StrEnum):
     NODE_QUARANTINED = "NodeQuarantined"
     LOAN_ACTIVE = "LoanActive"
     LOAN_LOST = "LoanLost"
+    LOAN_PROPOSED = "LoanProposed"
+    LOAN_VETOED = "LoanVetoed"
+    LOAN_WITHDRAWN = "LoanWithdrawn"
+    SHADOW_CHANGED = "ShadowChanged"
     POOL_CHANGED = "PoolChanged"
     QUEUE_CHANGED = "QueueChanged"
     HARDWARE_CHANGED = "HardwareChanged"
     CURVES_DROPPED = "CurvesDropped"
     DEMAND_CLAMPED = "DemandClamped"
+    DEMAND_UNKNOWN = "DemandUnknown"
+    DEMAND_UNMET = "DemandUnmet"
     LENDING_SWITCHED = "LendingSwitched"
     COMMAND_REFUSED = "CommandRefused"
     DECISION_DROPPED = "DecisionDropped"
@@ -95,7 +101,8 @@ class Webhook:
 
     `number` ascends with creation. `owner` is the display name of its creator, `owner_id` the stable id. The secret is
     derived from the service's secret and `secret_number`. Until `old_secret_until_s`, deliveries are signed with the
-    previous secret as well. `dead_in_a_row` counts dead deliveries since the last successful one.
+    previous secret as well. `dead_in_a_row` counts dead deliveries since the last successful one. With `may_veto`, the
+    receiver's answer can veto a proposed loan.
     """
 
     id: str
@@ -113,6 +120,7 @@ class Webhook:
     old_secret_until_s: float = 0.0
     number: int = 0
     owner_id: str = ""
+    may_veto: bool = False
 
 
 @dataclass(frozen=True, slots=True)

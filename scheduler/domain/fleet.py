@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.domain.demand_source import PrometheusDemand
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.replica_advice import ReplicaAdvice
@@ -62,13 +63,16 @@ class PoolNetwork:
 class Pool:
     """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile.
 
-    `serving` are the models whose requests can be reported as demand, each with a name of its own.
+    `demand` is the source that the service polls for the demand of an inference pool. None: demand is reported to the
+    API, or by the operator. `serving` are the models whose requests can be reported as demand, each with a name of its
+    own.
     """
 
     name: str
     kind: PoolKind
     lending: LendingPolicy = field(default_factory=LendingPolicy)
     network: PoolNetwork | None = None
+    demand: PrometheusDemand | None = None
     serving: tuple[ServedModel, ...] = ()
 
 
@@ -110,7 +114,8 @@ class Node:
     pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
     draining node is cordoned and its jobs are moved away. A quarantined node is draining because of its `incidents`,
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
-    None outside of Kubernetes.
+    None outside of Kubernetes. A node that is not `lendable` stays with inference, and no loan of the node is proposed
+    before `vetoed_until_s`.
     """
 
     name: str
@@ -126,6 +131,8 @@ class Node:
     quarantine: str = ""
     incidents: tuple[NodeIncident, ...] = ()
     capacity: NodeCapacity | None = None
+    lendable: bool = True
+    vetoed_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -148,14 +155,16 @@ class DemandReading:
     """Number of GPUs that a pool's inference needs, limited to the pool's capacity.
 
     `asked_gpus` is the reported number. `shortages` is the pool's record up to the newest reading; readings in the
-    history have none. `loads` are the requests from which the number follows, empty if GPUs were reported, and `advice`
-    the replicas proposed; readings in the history have neither.
+    history have none. `backfills` counts the reports so far that added readings older than the newest one. It changes
+    when a forecaster must read the history again. `loads` are the requests from which the number follows, empty if GPUs
+    were reported, and `advice` the replicas proposed; readings in the history have neither.
     """
 
     at_s: float
     gpus: float
     asked_gpus: float
     shortages: ShortageRecord = field(default_factory=ShortageRecord)
+    backfills: int = 0
     loads: tuple[ModelLoad, ...] = ()
     advice: tuple[ReplicaAdvice, ...] = ()
 
@@ -167,17 +176,24 @@ def get_shortages(demand: Mapping[str, DemandReading], pool: str) -> ShortageRec
 
 
 class LoanState(StrEnum):
+    PROPOSED = "proposed"
     OFFERED = "offered"
     ACTIVE = "active"
     RECALLED = "recalled"
     RETURNED = "returned"
     LOST = "lost"
+    VETOED = "vetoed"
 
 
 UNRECALLED_LOAN_STATES = frozenset({LoanState.OFFERED, LoanState.ACTIVE})
-LIVE_LOAN_STATES = UNRECALLED_LOAN_STATES | {LoanState.RECALLED}
+EFFECTIVE_LOAN_STATES = UNRECALLED_LOAN_STATES | {LoanState.RECALLED}
+"""States in which a loan keeps new inference pods off its node."""
+LIVE_LOAN_STATES = EFFECTIVE_LOAN_STATES | {LoanState.PROPOSED}
 
 LOAN_TRANSITIONS: dict[tuple[LoanState, LoanState], str] = {
+    (LoanState.PROPOSED, LoanState.OFFERED): "the notice ended without a veto, and the node can still be lent",
+    (LoanState.PROPOSED, LoanState.VETOED): "an administrator or a webhook objected",
+    (LoanState.PROPOSED, LoanState.RETURNED): "the node can no longer be lent, or no job wants it",
     (LoanState.OFFERED, LoanState.ACTIVE): "the last inference pod left the node",
     (LoanState.OFFERED, LoanState.RETURNED): "inference needs the node before training used it, or cannot leave it",
     (LoanState.OFFERED, LoanState.LOST): "the node went down before training used it",
@@ -191,11 +207,13 @@ LOAN_TRANSITIONS: dict[tuple[LoanState, LoanState], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A node of an inference pool that training may use, from the offer to the return.
+    """A node of an inference pool that training may use, from the proposal or offer to the return.
 
-    `return_by_s` is set while the loan is recalled: training must have left by then. `lent_at_s` is when training could
-    first use the node. `recalled_at_s` is when the recall started, unless it was cancelled. Both remain set after the
-    loan ends. `unused_since_s` is since when no job holds GPUs of an active loan's node.
+    A proposal changes nothing on its node. `proposed_at_s` is when it was made, None for a loan without notice;
+    `offered_at_s` is then when the notice ends, until the node is offered. `return_by_s` is set while the loan is
+    recalled: training must have left by then. `lent_at_s` is when training could first use the node. `recalled_at_s` is
+    when the recall started, unless it was cancelled. Both remain set after the loan ends. `unused_since_s` is since
+    when no job holds GPUs of an active loan's node.
     """
 
     id: str
@@ -208,10 +226,21 @@ class Loan:
     lent_at_s: float | None = None
     recalled_at_s: float | None = None
     unused_since_s: float | None = None
+    proposed_at_s: float | None = None
 
     @property
     def is_live(self) -> bool:
         return self.state in LIVE_LOAN_STATES
+
+    @property
+    def is_in_effect(self) -> bool:
+        """Whether inference has to leave the node, or has left it. It has not while the loan is only proposed."""
+        return self.state in EFFECTIVE_LOAN_STATES
+
+    @property
+    def created_at_s(self) -> float:
+        """When the loan was proposed, or offered without notice. It never changes."""
+        return self.offered_at_s if self.proposed_at_s is None else self.proposed_at_s
 
     def transition_to(self, state: LoanState, now_s: float, *, return_by_s: float | None = None) -> Loan:
         """Return the loan in its next state.
@@ -228,9 +257,15 @@ class Loan:
             state=state,
             state_since_s=now_s,
             return_by_s=return_by_s,
+            offered_at_s=now_s if state is LoanState.OFFERED else self.offered_at_s,
             lent_at_s=lent_at_s,
             recalled_at_s=recalled_at_s,
         )
+
+
+def build_loan_id(node: str, generation: int) -> str:
+    """Return the id of a loan of the node that begins with this generation of the snapshot."""
+    return f"{node}-{generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +275,8 @@ class Forecast:
     `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
     `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
     empty if the horizon covers it. Without calibration the quantiles are a guess: too few forecasts have met their
-    outcome. `rates` are the expected request rates of models that are sized.
+    outcome. `event` names the known event that raises the quantiles above those of the method, if any. `rates` are the
+    expected request rates of models that are sized.
     """
 
     made_at_s: float
@@ -250,6 +286,7 @@ class Forecast:
     method: str
     lasting_gpus: tuple[float, ...] = ()
     is_calibrated: bool = True
+    event: str = ""
     rates: tuple[ModelRate, ...] = ()
 
     def __post_init__(self) -> None:
@@ -271,7 +308,7 @@ class Forecast:
 
     def with_min_loan_forecast(self, longer: Forecast) -> Forecast:
         """Return this forecast with the demand of `longer` for the shortest acceptable loan."""
-        return replace(self, lasting_gpus=longer.gpus)
+        return replace(self, lasting_gpus=longer.gpus, event=self.event or longer.event)
 
     def _level_index(self, quantile: float) -> int:
         levels = enumerate(self.quantiles)

@@ -87,13 +87,25 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaStart:
+    """An inference replica that became ready at `ready_at_s`, `seconds` after it was scheduled on its node."""
+
+    ready_at_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Observed facts of a node. The numbers of GPUs and `capacity` are defined as in `Node`."""
+    """Observed facts of a node. The numbers of GPUs and `capacity` are defined as in `Node`.
+
+    `replica_start` is the start of the inference replica on it that became ready last; None if none is known.
+    """
 
     up: bool = True
     inference_gpus: int = 0
     other_gpus: int = 0
     capacity: NodeCapacity | None = None
+    replica_start: ReplicaStart | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_speed import with_measured_speeds
 from scheduler.domain.job_state import Allocation
 from scheduler.domain.relative_speed import resolve_prior_speeds
+from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, LinearCurve, ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot_index import GpuKind, SnapshotIndex, count_inference_gpus, must_vacate, serves_training
 from scheduler.domain.step_measurements import ModelMeasurements
 
@@ -42,7 +44,10 @@ class Snapshot:
     lending and resizing; ticks in between only react to arrivals, exits and recalls. `gpu_throughputs` is the work per
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
     `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
-    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model.
+    versions. `gpu_profiles` are the profiles that were set on the service, by GPU model. `return_times` are measured
+    times of the way back of recalled nodes, by pool, and `shadows` the loans that pools in shadow mode would have made.
+    `lending_set_by` is the display name of the caller who last paused, recalled or resumed lending, and
+    `lending_set_at_s` when; None if that was never done, or by an older release.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -66,6 +71,10 @@ class Snapshot:
     gpu_profiles: Mapping[str, GpuProfile] = field(default_factory=dict)
     step_measurements: Mapping[str, ModelMeasurements] = field(default_factory=dict)
     curve_hardware: Mapping[str, str] = field(default_factory=dict)
+    return_times: Mapping[str, ReturnTimes] = field(default_factory=dict)
+    shadows: Mapping[str, ShadowLending] = field(default_factory=dict)
+    lending_set_by: str = ""
+    lending_set_at_s: float | None = None
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

@@ -7,7 +7,7 @@ snapshot alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node, NodeState, Pool, PoolKind
@@ -29,8 +29,9 @@ GpuHolders = dict[str, Mapping[int, str]]
 
 _NODE_SETS = (
     "down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents", "serving", "with_capacity",
+    "withheld",
 )  # fmt: skip
-_LOAN_SETS = ("offered", "recalled")
+_LOAN_SETS = ("offered", "recalled", "proposed")
 _JOB_SETS = (
     "waiting", "running", "unsettled", "intent_candidates", "releasing", "out_of_range", "elastic", "above_minimum",
     "below_maximum", "profiled", "time_limited", "needs_new_plan",
@@ -54,8 +55,9 @@ class SnapshotIndex:
         held_without_loan: held by jobs although the node belongs to an inference pool and is not lent
         serving: training may start ranks there
         with_capacity: with a known capacity
+        withheld: not lendable
     Loans, by node name:
-        offered, recalled: in this state
+        offered, recalled, proposed: in this state
     Jobs, by id:
         waiting: queued
         running: running
@@ -71,7 +73,7 @@ class SnapshotIndex:
     Counts:
         free_gpus, training_gpus: GPUs that are free, or that accept training, by kind
         node_counts_by_size: nodes, by GPU model and GPUs per node
-        up_node_counts: nodes that are up, by pool and GPUs per node
+        up_node_counts: pairs of GPUs per node and number of nodes that are up, by pool
         unrecalled_loan_counts: loans that are offered or active, by pool
         live_loan_counts: loans that are not returned, by pool
         lent_gpus: GPUs on nodes that are lent or recalled, by pool
@@ -98,8 +100,10 @@ class SnapshotIndex:
         self.with_incidents: set[str] = set()
         self.serving: set[str] = set()
         self.with_capacity: set[str] = set()
+        self.withheld: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
+        self.proposed: set[str] = set()
         self.waiting: set[str] = set()
         self.running: set[str] = set()
         self.unsettled: set[str] = set()
@@ -115,7 +119,7 @@ class SnapshotIndex:
         self.free_gpus: dict[GpuKind, int] = {}
         self.training_gpus: dict[GpuKind, int] = {}
         self.node_counts_by_size: dict[tuple[str, int], int] = {}
-        self.up_node_counts: dict[tuple[str, int], int] = {}
+        self.up_node_counts: dict[str, tuple[tuple[int, int], ...]] = {}
         self.unrecalled_loan_counts: dict[str, int] = {}
         self.live_loan_counts: dict[str, int] = {}
         self.lent_gpus: dict[str, int] = {}
@@ -204,6 +208,7 @@ class SnapshotIndex:
                 _add_count(self.live_loan_counts, each.pool, sign * each.is_live)
         _set_membership(self.offered, node, loan is not None and loan.state is LoanState.OFFERED)
         _set_membership(self.recalled, node, loan is not None and loan.state is LoanState.RECALLED)
+        _set_membership(self.proposed, node, loan is not None and loan.state is LoanState.PROPOSED)
         if host is not None:
             self._count_gpus(host, before, -1)
             self._count_gpus(host, loan, 1)
@@ -222,9 +227,9 @@ class SnapshotIndex:
         counted = sorted((nodes, gpus, gpu) for (gpu, gpus), nodes in self.node_counts_by_size.items() if nodes)
         return {gpu: gpus for _, gpus, gpu in counted}
 
-    def count_up_nodes_by_size(self, pool: str) -> Iterator[tuple[int, int]]:
-        """Yield (GPUs per node, number of nodes) for the pool's nodes that are up."""
-        return ((gpus, nodes) for (name, gpus), nodes in self.up_node_counts.items() if name == pool and nodes)
+    def count_up_nodes_by_size(self, pool: str) -> Sequence[tuple[int, int]]:
+        """Return (GPUs per node, number of nodes) for the pool's nodes that are up."""
+        return self.up_node_counts.get(pool, ())
 
     def capacity(self, pool: str) -> int:
         """Return the number of GPUs on the pool's nodes that are up."""
@@ -263,7 +268,8 @@ class SnapshotIndex:
         for each, sign in ((before, -1), (node, 1)):
             if each is not None:
                 _add_count(self.node_counts_by_size, (each.gpu, each.gpus), sign)
-                _add_count(self.up_node_counts, (each.pool, each.gpus), sign * (each.state is NodeState.UP))
+                if each.state is NodeState.UP:
+                    self._count_up_node(each, sign)
                 self._count_gpus(each, self.loans.get(name), sign)
                 if self.pools[each.pool].kind is PoolKind.TRAINING:
                     _add_count(self.owned_gpus, each.gpu, sign * each.gpus)
@@ -272,7 +278,13 @@ class SnapshotIndex:
         _set_membership(self.draining, name, node is not None and node.draining)
         _set_membership(self.with_incidents, name, node is not None and bool(node.incidents))
         _set_membership(self.with_capacity, name, node is not None and node.capacity is not None)
+        _set_membership(self.withheld, name, node is not None and not node.lendable)
         self._refresh_node(name)
+
+    def _count_up_node(self, node: Node, sign: int) -> None:
+        counts = dict(self.up_node_counts.get(node.pool, ()))
+        counts[node.gpus] = counts.get(node.gpus, 0) + sign
+        self.up_node_counts[node.pool] = tuple(sorted(each for each in counts.items() if each[1]))
 
     def _count_gpus(self, node: Node, loan: Loan | None, sign: int) -> None:
         """Add or subtract the GPUs of the node where they belong: to inference or to training."""

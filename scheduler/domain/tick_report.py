@@ -10,6 +10,7 @@ from scheduler.domain.decisions import Decision, Reason
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 
 
@@ -41,6 +42,9 @@ class Invariant(StrEnum):
     NODE_DOES_NOT_FIT = "node-does-not-fit"
     NODE_STILL_USED = "node-still-used"
     DEADLINE_PASSED = "deadline-in-the-past"
+    NOTICE_RUNNING = "notice-of-loan-not-over"
+    LOAN_VETOED = "loan-vetoed"
+    POOL_IN_SHADOW = "pool-in-shadow-mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,17 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """Decisions in the order in which they apply, and the reason why each other job is pending."""
+    """Decisions in the order in which they apply, and the reason why each other job is pending.
+
+    `shadows` are the changed records of pools in shadow mode. They have no effect on nodes or jobs.
+    """
 
     decisions: tuple[Decision, ...] = ()
     waiting: Mapping[str, Reason] = field(default_factory=dict)
     wanted_shapes: tuple[WantedShape, ...] = ()
     next_wake_s: float = float("inf")
     full_pass: bool = False
+    shadows: Mapping[str, ShadowLending] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

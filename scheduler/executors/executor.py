@@ -110,4 +110,4 @@ def _build_run(job: Job, now_s: float) -> Run:
 
 def _is_on_loan(snapshot: Snapshot, node: str) -> bool:
     loan = snapshot.loans.get(node)
-    return loan is not None and loan.is_live
+    return loan is not None and loan.is_in_effect

@@ -22,7 +22,7 @@ def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, No
     for name, node in sorted(desired.nodes.items()):
         loan = desired.loans.get(name)
         serves_inference = desired.pools[node.pool].kind is PoolKind.INFERENCE and not (
-            loan is not None and loan.is_live
+            loan is not None and loan.is_in_effect
         )
         used = min(node.gpus, remaining.get(node.pool, 0)) if serves_inference and name not in down else 0
         remaining[node.pool] = remaining.get(node.pool, 0) - used
@@ -69,7 +69,7 @@ class SimulatedNodes:
     def apply_loans(self, loans: Mapping[str, Loan]) -> tuple[str, ...]:
         """Apply the desired loans, and return the nodes that start to drain."""
         before, facts = self._loans, self.get_facts()
-        self._loans = {name: loan for name, loan in loans.items() if loan.is_live}
+        self._loans = {name: loan for name, loan in loans.items() if loan.is_in_effect}
         offered = [
             name
             for name, loan in self._loans.items()

@@ -44,7 +44,12 @@ def compute_offset(peaks: FloatArray) -> float:
 
 @dataclass(slots=True)
 class _HorizonState:
-    """The model of one horizon, and its working levels, which have learned from the outcomes before a bin."""
+    """The model of one horizon, and its working levels, which have learned from the outcomes before a bin.
+
+    `asked_at_s` is when a forecast over the horizon was last asked for.
+    """
+
+    asked_at_s: float
 
     model: PoolModel | None = None
     levels: WorkingLevels = field(default_factory=WorkingLevels)
@@ -85,8 +90,9 @@ class PoolForecaster:
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...] = QUANTILES) -> Forecast:
         """Return quantiles of the largest demand from now until `horizon_s` later; none is below the demand now.
 
-        Until a model is fitted from at least a season of readings and 20 outcomes, levels above 0.5 allow for demand to
-        rise by its own size, and the forecast is not calibrated.
+        Until a model of this horizon is fitted, that of another one stands in: of the next longer horizon, whose
+        largest demand is no smaller, or else of the longest, in a forecast that is not calibrated. Without any, before
+        a season of readings and 20 outcomes, levels above 0.5 allow for demand to rise by its own size.
 
         Raises:
             ValueError: there is no reading yet, `now_s` is before the last reading, the horizon is not positive or
@@ -96,23 +102,27 @@ class PoolForecaster:
             raise ValueError(f"quantiles must be in (0, 1), got {quantiles}")
         demand = self._window.read(now_s)
         season = replace(self._base, step_s=demand.step_s)
-        bins = season.count_horizon_bins(horizon_s)
-        state = self._states.setdefault(horizon_s, _HorizonState())
-        model = state.model
-        if model is None or not model.is_calibrated or len(model.sizes_by_time) != season.bins:
+        season.count_horizon_bins(horizon_s)
+        self._states.setdefault(horizon_s, _HorizonState(now_s)).asked_at_s = now_s
+        used_s = self._find_usable_horizon_s(horizon_s, season)
+        if used_s is None:
             gpus = [self._window.gpus * (_UNCALIBRATED_FACTOR if level > 0.5 else 1.0) for level in quantiles]
             return Forecast(now_s, horizon_s, quantiles, tuple(gpus), "persistence", is_calibrated=False)
-        demand, horizon = demand.mark_missing(), Horizon(bins)
+        state, demand, horizon = self._states[used_s], demand.mark_missing(), Horizon(season.count_horizon_bins(used_s))
+        model = state.model
+        assert model is not None
         self._learn_levels(state, model, demand, season, horizon)
         recent = self._forecast_now(state, model, demand, season, horizon)
         found = model.combine(recent.points, recent.scales, [state.levels.find(level) for level in quantiles])[0]
         gpus = [max(float(value), self._window.gpus) for value in found]
-        return Forecast(now_s, horizon_s, quantiles, tuple(gpus), describe_method(model))
+        is_calibrated = used_s >= horizon_s
+        return Forecast(now_s, used_s, quantiles, tuple(gpus), describe_method(model), is_calibrated=is_calibrated)
 
     def list_due_fits(self, now_s: float, prior: FloatArray) -> Mapping[float, FitTask]:
         """Return the fits that are due now, by horizon in seconds: of horizons that were forecast before."""
         if self._window.is_empty:
             return {}
+        self._forget_unused_horizons(now_s)
         season = replace(self._base, step_s=self._window.bin_s)
         newest = int(now_s / season.step_s + 1e-9)
         outdated = [each for each, state in self._states.items() if not _is_current(state.model, season, newest)]
@@ -124,10 +134,22 @@ class PoolForecaster:
         return {each: FitTask(demand, season, season.count_horizon_bins(each), prior) for each in outdated}
 
     def accept(self, horizon_s: float, model: PoolModel) -> None:
-        """Use a fitted model for the forecasts of a horizon."""
-        state = self._states[horizon_s]
+        """Use a fitted model for the forecasts of a horizon, unless it is no longer asked for."""
+        state = self._states.get(horizon_s)
+        if state is None:
+            return
         state.model = model if self._method is None else model.select(self._method)
         state.newest = None
+
+    def _find_usable_horizon_s(self, horizon_s: float, season: Season) -> float | None:
+        """Return the horizon whose model serves a forecast over `horizon_s`, or None if there is no usable model."""
+        usable = sorted(each for each, state in self._states.items() if _is_usable(state.model, season))
+        return next((each for each in usable if each >= horizon_s), usable[-1] if usable else None)
+
+    def _forget_unused_horizons(self, now_s: float) -> None:
+        kept_s = self._base.season_s / LEARNS_PER_SEASON
+        for each in [each for each, state in self._states.items() if now_s - state.asked_at_s > kept_s]:
+            del self._states[each]
 
     def _forecast_now(
         self, state: _HorizonState, model: PoolModel, demand: BinnedDemand, season: Season, horizon: Horizon
@@ -154,6 +176,10 @@ class PoolForecaster:
         quantiles = model.combine(recent.points[:count], recent.scales[:count], levels)
         state.levels = state.levels.learn(recent.outcomes[:count], quantiles, overlap=horizon.bins + 1)
         state.learned_until = end
+
+
+def _is_usable(model: PoolModel | None, season: Season) -> bool:
+    return model is not None and model.is_calibrated and len(model.sizes_by_time) == season.bins
 
 
 def _is_current(model: PoolModel | None, season: Season, end_bin: int) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
+from scheduler.domain.time_zones import find_utc_offset_s, is_zone
 from scheduler.forecast.demand_history import FloatArray, IntArray
 
 DAY_S = 86_400.0
@@ -77,24 +75,6 @@ class Season:
         unique, positions = np.unique(hours, return_inverse=True)
         offsets_s = np.array([find_utc_offset_s(self.zone, int(hour)) for hour in unique])
         return np.asarray(np.rint(offsets_s[positions] / self.step_s).astype(np.int64))
-
-
-@lru_cache(maxsize=1_024)
-def is_zone(name: str) -> bool:
-    """Return whether an IANA time zone has this name."""
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError):
-        return False
-    return True
-
-
-@lru_cache(maxsize=65_536)
-def find_utc_offset_s(zone: str, hour: int) -> float:
-    """Return by how many seconds a zone is ahead of UTC in an hour, counted from 1970."""
-    offset = datetime.fromtimestamp(hour * 3_600.0, UTC).astimezone(ZoneInfo(zone)).utcoffset()
-    assert offset is not None
-    return offset.total_seconds()
 
 
 def take(values: FloatArray, positions: IntArray) -> FloatArray:

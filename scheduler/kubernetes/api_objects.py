@@ -64,6 +64,8 @@ GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 """GPU model of a node and memory of a GPU in MiB, set by NVIDIA's GPU feature discovery."""
 GPU_LABEL = f"{GROUP}/gpu"
 """GPU model of a node as a profile name. Overrides the product label."""
+LENDABLE_LABEL = f"{GROUP}/lendable"
+"""On a node: with the value "false", the node is not lent."""
 
 JOB_LABEL = f"{GROUP}/job"
 NODE_LABEL = f"{GROUP}/node"

@@ -14,7 +14,7 @@ from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import LoanState, PoolKind
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
-from scheduler.domain.observation import FailureCause, NodeFacts, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, ReplicaStart, Run, RunPhase
 from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.snapshot import Snapshot
@@ -207,9 +207,12 @@ def observe_nodes(
     it is closed to inference, because inference pods can still be scheduled there.
     """
     foreign_gpus: dict[str, int] = {}
+    starts: dict[str, ReplicaStart] = {}
     for pod in view.pods:
         if pod.holds_gpus and not pod.is_ours:
             foreign_gpus[pod.node] = foreign_gpus.get(pod.node, 0) + pod.gpus
+            if pod.gpus and pod.replica_start is not None:
+                starts[pod.node] = max(starts.get(pod.node, pod.replica_start), pod.replica_start, key=_ready_at_s)
     facts = {}
     for name, node in desired.nodes.items():
         seen, used, loan = view.nodes.get(name), foreign_gpus.get(name, 0), desired.loans.get(name)
@@ -221,5 +224,10 @@ def observe_nodes(
             inference_gpus=used if serves else 0,
             other_gpus=0 if serves else used,
             capacity=capacities.get(name),
+            replica_start=starts.get(name) if serves else None,
         )
     return facts
+
+
+def _ready_at_s(start: ReplicaStart) -> float:
+    return start.ready_at_s

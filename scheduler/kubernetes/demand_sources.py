@@ -7,29 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from scheduler.demand.presets import PrometheusQuery, build_query
+from scheduler.demand.prometheus_poller import PrometheusPoller
+from scheduler.demand.reports import NO_PROMETHEUS_URL, build_history, list_newest_reading_times, next_reading
 from scheduler.domain.commands import Command, ReportDemand
+from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemandReason
+from scheduler.domain.fleet import DemandReading
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.deployment_demand import DeploymentWatch
-from scheduler.kubernetes.prometheus_demand import QUERIES_PER_STALE_PERIOD, PrometheusPoller, PrometheusQuery
-from scheduler.kubernetes.resources.fleet import (
-    DemandSourceKind,
-    KnownDemand,
-    PoolDemand,
-    PoolResource,
-    UnknownDemand,
-    UnknownDemandReason,
-)
+from scheduler.kubernetes.resources.fleet import DemandSourceKind, PoolResource
 from scheduler.kubernetes.resources.meta import DEMAND_KNOWN, Condition, format_time
 from scheduler.kubernetes.spec_commands import ACTOR, SpecCommands
-
-REPORT_INTERVAL_S = 60.0
-"""Interval at which unchanged demand is reported. Shorter if the reading would become stale sooner."""
-
-_NO_PROMETHEUS_URL = UnknownDemand(
-    UnknownDemandReason.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL is not set. Set it to the URL of a Prometheus server."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +28,16 @@ class PoolReadings:
     """Demand by Pool uid.
 
     `readings` are the newest known readings, unchanged until the next report. `conditions` exist for all Pools but
-    those with pushed demand.
+    those with pushed demand. `histories` fill gaps before the readings.
     """
 
     readings: Mapping[str, Command] = field(default_factory=dict)
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+    histories: tuple[Command, ...] = ()
 
     @property
     def commands(self) -> tuple[Command, ...]:
-        return tuple(self.readings.values())
+        return (*self.readings.values(), *self.histories)
 
 
 def compute_readings(
@@ -57,7 +49,8 @@ def compute_readings(
         demand = demand_by_uid[pool.uid]
         conditions[pool.uid] = _demand_conditions(pool, demand)
         if isinstance(demand, KnownDemand):
-            readings[pool.uid] = _next_reading(pool, demand, previous.readings.get(pool.uid))
+            before, stale_s = previous.readings.get(pool.uid), pool.demand.stale_after_s
+            readings[pool.uid] = next_reading(pool.pool.name, pool.uid, demand, stale_s, before, actor=ACTOR)
     return PoolReadings(readings, conditions)
 
 
@@ -93,45 +86,50 @@ class DemandSources:
         if self._prometheus is not None:
             self._prometheus.stop()
 
-    def read(self, pools: Iterable[PoolResource], now_s: float) -> PoolReadings:
-        """Return the current demand of these Pools, and stop watching all others."""
+    def read(
+        self, pools: Iterable[PoolResource], now_s: float, newest: Mapping[str, DemandReading] = MappingProxyType({})
+    ) -> PoolReadings:
+        """Return the current demand of these Pools, and stop watching all others.
+
+        `newest` are the newest stored readings by pool. A gap after them is filled from the history of Prometheus.
+        """
         pools = [pool for pool in pools if pool.demand.kind is not DemandSourceKind.PUSH]
-        self._update_watches(pools)
-        self._readings = compute_readings(
-            pools, {pool.uid: self._current_demand(pool, now_s) for pool in pools}, self._readings
-        )
+        queries = {pool.pool.name: build_query(pool.demand.prometheus) for pool in pools if pool.demand.prometheus}
+        self._update_watches(pools, queries, newest)
+        demand = {pool.uid: self._current_demand(pool, queries, now_s) for pool in pools}
+        found = compute_readings(pools, demand, self._readings)
+        self._readings = replace(found, histories=self._take_histories(queries, now_s))
         return self._readings
 
-    def _update_watches(self, pools: Iterable[PoolResource]) -> None:
-        kinds = {pool.demand.kind for pool in pools}
-        if DemandSourceKind.DEPLOYMENTS in kinds:
+    def _update_watches(
+        self,
+        pools: Iterable[PoolResource],
+        queries: Mapping[str, PrometheusQuery],
+        newest: Mapping[str, DemandReading],
+    ) -> None:
+        if any(pool.demand.kind is DemandSourceKind.DEPLOYMENTS for pool in pools):
             self._deployments.start()
         else:
             self._deployments.stop(join_s=0.0)
         if self._prometheus is not None:
-            self._prometheus.set_queries(
-                _build_query(pool) for pool in pools if pool.demand.kind is DemandSourceKind.PROMETHEUS
-            )
+            self._prometheus.set_queries(list_newest_reading_times(queries, newest))
 
-    def _current_demand(self, pool: PoolResource, now_s: float) -> PoolDemand:
+    def _current_demand(self, pool: PoolResource, queries: Mapping[str, PrometheusQuery], now_s: float) -> PoolDemand:
         if pool.demand.kind is DemandSourceKind.DEPLOYMENTS:
             return self._deployments.get_demand(pool.demand.selector, now_s)
-        return (
-            _NO_PROMETHEUS_URL if self._prometheus is None else self._prometheus.get_demand(_build_query(pool), now_s)
+        if self._prometheus is None:
+            return NO_PROMETHEUS_URL
+        return self._prometheus.get_demand(queries[pool.pool.name], now_s)
+
+    def _take_histories(self, queries: Mapping[str, PrometheusQuery], now_s: float) -> tuple[Command, ...]:
+        if self._prometheus is None:
+            return ()
+        taken = {query: self._prometheus.take_history(query) for query in set(queries.values())}
+        return tuple(
+            command
+            for name, query in queries.items()
+            for command in build_history(name, taken[query], now_s, actor=ACTOR)
         )
-
-
-def _build_query(pool: PoolResource) -> PrometheusQuery:
-    return PrometheusQuery(pool.demand.query, pool.demand.stale_after_s)
-
-
-def _next_reading(pool: PoolResource, demand: KnownDemand, previous: Command | None) -> Command:
-    """Return `previous` until the number changes or the report interval has passed."""
-    report = ReportDemand(pool.pool.name, demand.gpus)
-    again_s = min(REPORT_INTERVAL_S, pool.demand.stale_after_s / QUERIES_PER_STALE_PERIOD)
-    if previous is not None and previous.body == report and demand.at_s - previous.at_s < again_s:
-        return previous
-    return Command(f"demand-{pool.uid}-{demand.at_s:.3f}-{demand.gpus:g}", demand.at_s, report, ACTOR)
 
 
 def _build_pushed_conditions(
@@ -164,7 +162,8 @@ def _demand_conditions(pool: PoolResource, demand: PoolDemand) -> tuple[Conditio
 
 
 def _is_applied(command: Command, snapshot: Snapshot) -> bool:
-    assert isinstance(command.body, ReportDemand)
+    if not isinstance(command.body, ReportDemand):
+        return False
     reading = snapshot.demand.get(command.body.pool)
     if reading is None or reading.at_s < command.at_s:
         return False

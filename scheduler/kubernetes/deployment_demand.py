@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 from scheduler.kubernetes.api_objects import (
     AUTOSCALER,
     DEPLOYMENT,
@@ -20,7 +21,6 @@ from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.object_cache import ObjectCache
 from scheduler.kubernetes.pod_view import count_requested_gpus
 from scheduler.kubernetes.reflector import JOIN_TIMEOUT_S, Reflector
-from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ _WARNING_CODES = frozenset(
         EventCode.JOB_HAS_NO_SESSION,
         EventCode.LOAN_LOST,
         EventCode.DEMAND_CLAMPED,
+        EventCode.DEMAND_UNKNOWN,
+        EventCode.DEMAND_UNMET,
         EventCode.COMMAND_REFUSED,
         EventCode.DECISION_DROPPED,
         EventCode.BREACH,

@@ -64,11 +64,11 @@ def plan_lending_steps(
     }
     _reserve_for_evicted_pods(desired, nodes, on_node, free_gpus)
     for name, loan in sorted(desired.loans.items()):
-        if loan.is_live and name in nodes:
+        if loan.is_in_effect and name in nodes:
             steps.extend(_steps_for_loan(loan, nodes[name], on_node.get(name, []), free_gpus[loan.pool], nodes))
     for name, node in sorted(nodes.items()):
         current = desired.loans.get(name)
-        is_on_loan = current is not None and current.is_live
+        is_on_loan = current is not None and current.is_in_effect
         if _is_lent(node) and not is_on_loan and not _has_own_pods(on_node.get(name, [])):
             steps.append(UntaintNode(node))
     return tuple(steps)
@@ -76,7 +76,7 @@ def plan_lending_steps(
 
 def is_closed_to_inference(loan: Loan | None, node: NodeView) -> bool:
     """Return whether no more inference pods can be scheduled on the lent node."""
-    return loan is not None and loan.is_live and node.is_tainted and node.loan == loan.id
+    return loan is not None and loan.is_in_effect and node.is_tainted and node.loan == loan.id
 
 
 def _steps_for_loan(
@@ -123,7 +123,7 @@ def _count_free_gpus(
     free_gpus = {}
     for name, node in desired.nodes.items():
         view, loan = nodes.get(name), desired.loans.get(name)
-        on_loan = loan is not None and loan.is_live
+        on_loan = loan is not None and loan.is_in_effect
         if node.pool == pool and view is not None and view.is_ready and not (view.is_cordoned or view.loan or on_loan):
             free_gpus[name] = view.gpus - sum(pod.gpus for pod in on_node.get(name, ()))
     return free_gpus

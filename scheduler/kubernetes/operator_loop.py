@@ -256,7 +256,8 @@ class Operator:
         )
         if spec_commands.fleet.estimated_gpus:
             self._save_estimates(spec_commands.fleet.estimated_gpus)
-        spec_commands = with_demand(spec_commands, self._demand.read(spec_commands.fleet.pools, now_s), loaded.snapshot)
+        readings = self._demand.read(spec_commands.fleet.pools, now_s, loaded.snapshot.demand)
+        spec_commands = with_demand(spec_commands, readings, loaded.snapshot)
         spec_commands = with_scaling(spec_commands, self._scaler.follow(spec_commands.fleet.pools, loaded.snapshot))
         pending_ids = {command.id for command in loaded.inbox}
         known_ids = [command.id for command in spec_commands.commands if not self._store.send(command)]

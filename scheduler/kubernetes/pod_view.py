@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.domain.observation import ReplicaStart
 from scheduler.domain.pod_requirements import compute_pod_requests
 from scheduler.domain.quantities import Resources
 from scheduler.kubernetes.api_objects import (
@@ -17,6 +18,7 @@ from scheduler.kubernetes.api_objects import (
     SCHEDULER_NAME,
     parse_count,
 )
+from scheduler.kubernetes.resources.meta import parse_time_s
 
 _ENDED_PHASES = ("Succeeded", "Failed")
 _USUAL_REASONS = ("ContainerCreating", "PodInitializing", "Completed")
@@ -33,7 +35,8 @@ class PodView:
     `node` is empty until it is bound; `gpus` are the requested GPUs. `job_id`, `target_node` and `generation` (of its
     creation) are set on Ebbtide's own pods only. `error` is the reason that keeps it from running; `exit_code` is that
     of the first container. `requests` are those besides GPUs. `is_rejected`: its node did not admit it. `is_prepared`:
-    its volumes and network are ready, or it has no node yet.
+    its volumes and network are ready, or it has no node yet. `replica_start` is how long a pod that is not Ebbtide's
+    took from its node to readiness; None before it is ready, and once a container has restarted.
     """
 
     namespace: str
@@ -52,6 +55,7 @@ class PodView:
     requests: Resources = ()
     is_rejected: bool = False
     is_prepared: bool = True
+    replica_start: ReplicaStart | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -95,6 +99,7 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         requests=tuple(each for each in compute_pod_requests(spec) if each[0] != GPU_RESOURCE),
         is_rejected=_is_rejected(status),
         is_prepared=_is_prepared(status),
+        replica_start=None if is_ours else _find_replica_start(status),
     )
 
 
@@ -105,6 +110,20 @@ def _is_rejected(status: Mapping[str, Any]) -> bool:
     is_after_admission = status.get("reason") in _REASONS_AFTER_ADMISSION
     is_after_admission = is_after_admission and not str(status.get("message") or "").startswith(_REJECTION)
     return is_failed and not has_containers and not is_after_admission
+
+
+def _find_replica_start(status: Mapping[str, Any]) -> ReplicaStart | None:
+    """Return when a pod became ready after its binding. Containers that restarted hide when it first did."""
+    times_s = {
+        each.get("type"): parse_time_s(each.get("lastTransitionTime"))
+        for each in status.get("conditions") or ()
+        if each.get("status") == "True"
+    }
+    bound_s, ready_s = times_s.get("PodScheduled"), times_s.get("Ready")
+    has_restarted = any(each.get("restartCount") for each in status.get("containerStatuses") or ())
+    if bound_s is None or ready_s is None or has_restarted:
+        return None
+    return ReplicaStart(ready_s, max(0.0, ready_s - bound_s))
 
 
 def _is_prepared(status: Mapping[str, Any]) -> bool:

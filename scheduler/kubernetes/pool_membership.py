@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
+from scheduler.domain.commands import AddNode, ChangeNode, CommandBody, CordonNode, RemoveNode, UncordonNode
 from scheduler.domain.fleet import Node
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.api_objects import GPU_MEMORY_LABEL
@@ -201,7 +201,7 @@ def compute_node_commands(
     managed: Collection[str],
     previously_cordoned: Collection[str],
 ) -> NodeCommands:
-    """Return commands that register, cordon, drain and remove nodes of the `managed` pools.
+    """Return commands that register, change, cordon, drain and remove nodes of the `managed` pools.
 
     A node whose pool, GPU model or number of GPUs changed is removed and registered again, because these are immutable.
     A node without GPUs, for example during a driver update, stays and is cordoned. Only nodes in `previously_cordoned`,
@@ -223,6 +223,8 @@ def compute_node_commands(
                 bodies[f"cordon-{name}"] = CordonNode(name)
         elif node.cordoned and not node.quarantine and name in previously_cordoned:
             bodies[f"uncordon-{name}"] = UncordonNode(name)
+        if stays and member is not None and member.lendable is not node.lendable:
+            bodies[f"change-{name}"] = ChangeNode(name, member.lendable)
     for name, member in membership.nodes.items():
         if name not in snapshot.nodes:
             bodies[f"add-{name}"] = AddNode(member)

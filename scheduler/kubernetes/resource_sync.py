@@ -245,7 +245,7 @@ def _build_resource(job: Job, namespace: str, stamp: dict[str, str]) -> dict[str
     }
 
 
-_ENDED_LOAN_STATES = (LoanState.RETURNED.value, LoanState.LOST.value)
+_ENDED_LOAN_STATES = (LoanState.RETURNED.value, LoanState.LOST.value, LoanState.VETOED.value)
 
 
 def compute_pool_writes(state: PublishState) -> Iterator[Writes]:

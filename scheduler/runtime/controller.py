@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from scheduler.demand.reports import PoolDemandReader
 from scheduler.domain.commands import Command
 from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.executor import Executor
@@ -97,6 +98,7 @@ class Controller:
         has_changes: returns, at each poll, whether the executor has observed something that needs a tick now.
         may_lead: returns at each step whether this process won the election that precedes the lease of the store, if
             there is one. The lease is released otherwise.
+        sources: polls the demand of pools that name a source; None: no pool does.
         on_leadership_lost: called when a step finds that this process no longer leads.
         on_report: called with the report of each tick.
     """
@@ -115,6 +117,7 @@ class Controller:
         on_leadership_lost: Callable[[], None] = lambda: None,
         has_changes: Callable[[], bool] = lambda: False,
         may_lead: Callable[[], bool] = lambda: True,
+        sources: PoolDemandReader | None = None,
         config: ControllerConfig | None = None,
         stage_hook: StageHook = ignore_stage,
     ) -> None:
@@ -129,6 +132,7 @@ class Controller:
         self._on_leadership_lost = on_leadership_lost
         self._has_changes = has_changes
         self._may_lead = may_lead
+        self._sources = sources or PoolDemandReader()
         self._config = config or ControllerConfig()
         self._stage_hook = stage_hook
         self._lease: Lease | None = None
@@ -164,6 +168,7 @@ class Controller:
         self._executor.close()
         self._curves.close()
         self._demand.close()
+        self._sources.close()
         try:
             self.step_down()
         except UnavailableError as error:
@@ -203,6 +208,7 @@ class Controller:
             if not self._hold_lease(now_s) or not self._is_due(now_s):
                 return None
             assert self._lease is not None
+            self._send_polled_demand(now_s)
             report = tick(
                 self._store,
                 self._executor,
@@ -261,6 +267,11 @@ class Controller:
             or now_s >= self._wake_at_s
             or self._store.count_pending_commands() > 0
         )
+
+    def _send_polled_demand(self, now_s: float) -> None:
+        """Send polled demand through the inbox, so that none is lost with a tick that fails."""
+        for command in self._sources.read(self._store.load().snapshot, now_s):
+            self._store.send(command)
 
     def _collect_planning_inputs(self, now_s: float) -> tuple[Command, ...]:
         """Return finished curve points and, if a full pass is due, forecasts: only a full pass lends nodes."""

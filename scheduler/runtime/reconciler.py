@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from scheduler.domain.commands import Command
 from scheduler.domain.decisions import Decision
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import Loan
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
-from scheduler.scheduling.event_messages import breach_event, decision_event, violation_event, with_job_step
+from scheduler.scheduling.event_messages import (
+    breach_event,
+    decision_event,
+    shadow_events,
+    unmet_demand_events,
+    violation_event,
+    with_job_step,
+)
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policy_sets import PolicySet
@@ -128,10 +136,12 @@ def _apply_legal_decisions(snapshot: Snapshot, result: TickResult) -> AppliedDec
     This is the only check of legality: the planner is not trusted and does not check its own decisions.
     """
     full_pass_at_s = snapshot.now_s if result.full_pass else snapshot.full_pass_at_s
+    shadows = tuple(shadow_events(snapshot.now_s, snapshot, result.shadows))
+    snapshot = replace(snapshot, shadows=_merge_changed(snapshot.shadows, result.shadows))
     if not result.decisions:
-        return AppliedDecisions(replace(snapshot, full_pass_at_s=full_pass_at_s))
+        return AppliedDecisions(replace(snapshot, full_pass_at_s=full_pass_at_s), events=shadows)
     state = MutableSnapshot(snapshot)
-    legal, violations, events = list[Decision](), list[Violation](), list[Event]()
+    legal, violations, events = list[Decision](), list[Violation](), list(shadows)
     for decision in result.decisions:
         if violation := find_violation(state, decision):
             violations.append(violation)
@@ -142,7 +152,17 @@ def _apply_legal_decisions(snapshot: Snapshot, result: TickResult) -> AppliedDec
         events.append(with_job_step(event, decision, state.view()))
         legal.append(decision)
     applied = replace(state.view(), full_pass_at_s=full_pass_at_s)
+    events += unmet_demand_events(snapshot, legal)
     return AppliedDecisions(applied, tuple(legal), tuple(violations), tuple(events), tuple(state.ended_loans))
+
+
+def _merge_changed(
+    before: Mapping[str, ShadowLending], changed: Mapping[str, ShadowLending]
+) -> Mapping[str, ShadowLending]:
+    """Return `before` with the changed records, the same object if there are none."""
+    if all(before.get(pool) is shadow for pool, shadow in changed.items()):
+        return before
+    return {**before, **changed}
 
 
 def _build_report(
@@ -200,6 +220,7 @@ def _build_commit(
         ended_loans=(*applied.ended_loans, *archived.ended_loans),
         readings=updated.readings,
         samples=updated.samples,
+        backfill=updated.backfill,
         usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
     )
 
@@ -209,7 +230,7 @@ def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) ->
     before = loaded.snapshot
     if loaded.inbox or report.decisions or report.events or report.full_pass:
         return True
-    mappings = ("pools", "nodes", "jobs", "loans", "curves", "demand", "forecasts")
+    mappings = ("pools", "nodes", "jobs", "loans", "curves", "demand", "forecasts", "return_times", "shadows")
     return any(_differ(getattr(before, name), getattr(snapshot, name)) for name in mappings)
 
 

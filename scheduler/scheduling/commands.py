@@ -11,6 +11,7 @@ from scheduler.domain.commands import (
     AddNode,
     CancelJob,
     ChangeJob,
+    ChangeNode,
     ChangeQueue,
     CheckpointJob,
     Command,
@@ -22,6 +23,7 @@ from scheduler.domain.commands import (
     DeletePool,
     DeleteQueue,
     DeleteSecret,
+    DemandSourceFailed,
     ForecastMade,
     FreezeResizes,
     GpuThroughputsChanged,
@@ -29,10 +31,12 @@ from scheduler.domain.commands import (
     RecallAll,
     RemoveNode,
     ReportDemand,
+    ReportDemandHistory,
     ReportProgress,
     ResumeJob,
     ResumeLending,
     ScaleJob,
+    SetDemandSource,
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
@@ -42,16 +46,20 @@ from scheduler.domain.commands import (
     SubmitJob,
     SuspendJob,
     UncordonNode,
+    VetoLoan,
 )
 from scheduler.domain.events import EventCode, JobStep
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Switches
-from scheduler.scheduling.demand_record import record_demand
+from scheduler.scheduling.demand_reports import record_demand, record_demand_history
 from scheduler.scheduling.job_progress import record_progress
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
@@ -80,7 +88,9 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_job(snapshot, change)
         case ReportProgress() as report:
             record_progress(snapshot, report, command.at_s)
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetServedModels() as change:
+        case (
+            CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | SetServedModels()
+        ) as change:
             _change_pool(snapshot, change)
         case SetGpuProfile() as change:
             _set_gpu_profile(snapshot, change, command)
@@ -90,12 +100,20 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_queue(snapshot, change)
         case SetSecret() | DeleteSecret() as change:
             _change_secret(snapshot, change)
-        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() as change:
+        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() | ChangeNode() as change:
             _change_node(snapshot, change)
         case ReportDemand() as report:
             record_demand(snapshot, report, command.at_s)
+        case ReportDemandHistory() as report:
+            record_demand_history(snapshot, report)
+        case DemandSourceFailed(pool=pool, reason=reason, message=message):
+            if pool in snapshot.pools:
+                text = f"the demand of pool {pool} is unknown: {message}"
+                snapshot.record_event(EventCode.DEMAND_UNKNOWN, pool, text, cause=reason)
         case PauseLending() | ResumeLending() | RecallAll() | FreezeResizes() as switch:
-            _apply_switch(snapshot, switch)
+            _apply_switch(snapshot, switch, command)
+        case VetoLoan() as veto:
+            _veto_loan(snapshot, veto, command)
         case CurveSolved() as solved:
             _record_curve_point(snapshot, solved)
         case SolverChanged() as change:
@@ -202,7 +220,7 @@ def _record_range_change(snapshot: MutableSnapshot, job: Job) -> None:
 
 def _change_pool(
     snapshot: MutableSnapshot,
-    change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork | SetServedModels,
+    change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork | SetDemandSource | SetServedModels,
 ) -> None:
     match change:
         case CreatePool(pool=pool):
@@ -215,13 +233,14 @@ def _change_pool(
             if any(node.pool == name for node in snapshot.nodes.values()) or name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist or still has nodes")
                 return
-            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts):
+            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts, snapshot.shadows):
                 mapping.pop(name, None)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"pool {name} was deleted")
         case SetLendingPolicy(pool=name, lending=lending):
             if name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist")
                 return
+            _change_shadow_mode(snapshot, name, lending)
             snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of pool {name} was changed")
         case SetPoolNetwork(pool=name, network=network):
@@ -230,12 +249,32 @@ def _change_pool(
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], network=network)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the network of pool {name} was changed")
+        case SetDemandSource(pool=name, source=source):
+            if name not in snapshot.pools:
+                snapshot.refuse(name, f"pool {name} does not exist")
+                return
+            snapshot.pools[name] = replace(snapshot.pools[name], demand=source)
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the demand source of pool {name} was changed")
         case SetServedModels(pool=name, models=models):
             if name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist")
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], serving=models)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the models that pool {name} serves were changed")
+
+
+def _change_shadow_mode(snapshot: MutableSnapshot, name: str, lending: LendingPolicy) -> None:
+    """Begin or end the record of shadow mode.
+
+    The pool's record of shortages continues from one mode to the other, so that lending starts with the promise as the
+    shadow has kept or spent it. A record of a time without lending proves nothing, so the shadow starts a new one.
+    """
+    before, reading = snapshot.pools[name].lending, snapshot.demand.get(name)
+    if before.is_shadow == lending.is_shadow:
+        return
+    snapshot.shadows.pop(name, None)
+    if lending.is_shadow and not before.enabled and reading is not None:
+        snapshot.demand[name] = replace(reading, shortages=ShortageRecord())
 
 
 def _set_gpu_profile(snapshot: MutableSnapshot, change: SetGpuProfile, command: Command) -> None:
@@ -279,7 +318,9 @@ def _change_secret(snapshot: MutableSnapshot, change: SetSecret | DeleteSecret) 
             snapshot.put_job(replace(job, missing_secrets=tuple(sorted(missing))))
 
 
-def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:
+def _change_node(
+    snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode | ChangeNode
+) -> None:
     name = change.node.name if isinstance(change, AddNode) else change.name
     node = snapshot.nodes.get(name)
     if isinstance(change, AddNode):
@@ -310,9 +351,33 @@ def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | Cordo
             snapshot.nodes[name] = replace(node, cordoned=False, draining=False, quarantine="", incidents=())
             done = "released from quarantine" if node.quarantine else "uncordoned"
             snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was {done}")
+        case ChangeNode(lendable=lendable) if lendable is not node.lendable:
+            snapshot.nodes[name] = replace(node, lendable=lendable)
+            message = f"node {name} can {'be lent again' if lendable else 'no longer be lent'}"
+            snapshot.record_event(EventCode.NODE_CHANGED, name, message)
 
 
-def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:
+def _veto_loan(snapshot: MutableSnapshot, veto: VetoLoan, command: Command) -> None:
+    """End a proposed loan, and keep its node from being proposed again for a time."""
+    loan = next((loan for loan in snapshot.loans.values() if loan.id == veto.loan_id), None)
+    if loan is None or loan.state is not LoanState.PROPOSED:
+        found = "does not exist or has ended" if loan is None else f"is {loan.state}"
+        snapshot.refuse(veto.loan_id, f"loan {veto.loan_id} {found}; only a proposed loan can be vetoed")
+        return
+    veto_s = snapshot.pools[loan.pool].lending.veto_s
+    snapshot.put_loan(loan.transition_to(LoanState.VETOED, snapshot.now_s))
+    node = replace(snapshot.nodes[loan.node], vetoed_until_s=snapshot.now_s + veto_s)
+    snapshot.nodes[loan.node] = node
+    author = command.actor or "an unnamed caller"
+    via = f" by webhook {veto.webhook_id}" if veto.webhook_id else ""
+    message = f"{author} vetoes{via} the loan of node {loan.node} for {veto_s:.0f} s: {veto.reason}"
+    snapshot.record_event(EventCode.LOAN_VETOED, loan.id, message, {"vetoed_until_s": node.vetoed_until_s})
+
+
+def _apply_switch(
+    snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes, command: Command
+) -> None:
+    """Apply a switch. Those of lending record their author and time."""
     match switch:
         case PauseLending():
             snapshot.switches = replace(snapshot.switches, lending_paused=True)
@@ -322,6 +387,8 @@ def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLendin
             snapshot.switches = Switches(resizes_frozen=snapshot.switches.resizes_frozen)
         case FreezeResizes(frozen=frozen):
             snapshot.switches = replace(snapshot.switches, resizes_frozen=frozen)
+    if not isinstance(switch, FreezeResizes):
+        snapshot.lending_set_by, snapshot.lending_set_at_s = command.actor, min(command.at_s, snapshot.now_s)
     snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)
 
 

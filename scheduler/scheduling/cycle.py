@@ -13,6 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.node_fit import NodeFit
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.scheduling.desired_state import apply_decision
@@ -61,7 +62,8 @@ class NodeReservation:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """Result of a stage: reasons of pending jobs, GPUs to be freed by job, and the time of the next check.
+    """Result of a stage: reasons of pending jobs, GPUs to be freed by job, the time of the next check, and records of
+    pools in shadow mode.
 
     Decisions are not repeated here. A stage applies each one to the cycle at once, so that the next one sees it.
     """
@@ -69,6 +71,7 @@ class StageReport:
     waiting: Mapping[str, Reason] = field(default_factory=dict)
     demands: Mapping[str, GpuDemand] = field(default_factory=dict)
     recheck_at_s: float = inf
+    shadows: Mapping[str, ShadowLending] = field(default_factory=dict, kw_only=True)
 
 
 class SchedulingCycle:
@@ -187,9 +190,11 @@ class SchedulingCycle:
     def build_result(self, reports: Iterable[StageReport]) -> TickResult:
         """Combine the decisions with the stages' reports, in the order of the stages."""
         waiting: dict[str, Reason] = {}
+        shadows: dict[str, ShadowLending] = {}
         times_s = [self.next_full_pass_s, *self._list_deadlines()]
         for report in reports:
             waiting |= report.waiting
+            shadows |= report.shadows
             times_s += [report.recheck_at_s] if report.recheck_at_s > self.now_s else []
         return TickResult(
             decisions=tuple(self.decisions),
@@ -197,6 +202,7 @@ class SchedulingCycle:
             wanted_shapes=list_wanted_shapes(self.view, self.missing_shapes),
             next_wake_s=min(times_s),
             full_pass=self.full_pass,
+            shadows=shadows,
         )
 
     def _list_deadlines(self) -> list[float]:
@@ -205,9 +211,10 @@ class SchedulingCycle:
         leaving = [jobs[job_id].allocation.leave_by_s for job_id in index.releasing]
         recalls = [loans[node].return_by_s for node in index.recalled]
         offers = [self.offer_deadline_s(loans[node]) for node in index.offered]
+        notices = [loans[node].offered_at_s for node in index.proposed]
         limits = [run_time_deadline_s(jobs[job_id]) for job_id in index.time_limited]
         retries = [jobs[job_id].retry_at_s for job_id in index.unsettled]
-        times_s = (*leaving, *recalls, *offers, *limits, *retries)
+        times_s = (*leaving, *recalls, *offers, *notices, *limits, *retries)
         return [at_s for at_s in times_s if at_s is not None and at_s > self.now_s]
 
 

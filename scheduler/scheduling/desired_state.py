@@ -11,7 +11,9 @@ from scheduler.domain.decisions import (
     Decision,
     JobDecision,
     LendNode,
+    NodeDecision,
     PreemptJob,
+    ProposeLoan,
     RecallNode,
     RejectJob,
     ResizeJob,
@@ -20,7 +22,7 @@ from scheduler.domain.decisions import (
     StopJob,
     SuspendRun,
 )
-from scheduler.domain.fleet import Loan, LoanState
+from scheduler.domain.fleet import Loan, LoanState, build_loan_id
 from scheduler.domain.gpu_sets import Gpus, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import Allocation, JobState
@@ -139,15 +141,19 @@ def retarget(
     )
 
 
-def _apply_node_decision(
-    snapshot: MutableSnapshot, decision: LendNode | RecallNode | CancelRecall | ReturnNode
-) -> None:
+def _apply_node_decision(snapshot: MutableSnapshot, decision: NodeDecision) -> None:
     now_s, node = snapshot.now_s, decision.node
+    loan_id, pool = build_loan_id(node, snapshot.next_generation), snapshot.original.nodes[node].pool
     match decision:
+        case ProposeLoan(offer_at_s=offer_at_s):
+            proposed = Loan(loan_id, node, pool, LoanState.PROPOSED, offer_at_s, now_s, proposed_at_s=now_s)
+            snapshot.put_loan(proposed)
         case LendNode():
-            loan_id = f"{node}-{snapshot.next_generation}"
-            pool = snapshot.original.nodes[node].pool
-            snapshot.put_loan(Loan(loan_id, node, pool, LoanState.OFFERED, now_s, now_s))
+            loan = snapshot.loans.get(node)
+            if loan is not None and loan.state is LoanState.PROPOSED:
+                snapshot.put_loan(loan.transition_to(LoanState.OFFERED, now_s))
+            else:
+                snapshot.put_loan(Loan(loan_id, node, pool, LoanState.OFFERED, now_s, now_s))
         case RecallNode(return_by_s=return_by_s):
             snapshot.put_loan(snapshot.loans[node].transition_to(LoanState.RECALLED, now_s, return_by_s=return_by_s))
         case CancelRecall():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from scheduler.domain import gpu_sets
@@ -12,6 +12,8 @@ from scheduler.domain.decisions import (
     JobDecision,
     LendNode,
     PreemptJob,
+    ProposeLoan,
+    ReasonCode,
     RecallNode,
     RejectJob,
     ResizeJob,
@@ -22,8 +24,9 @@ from scheduler.domain.decisions import (
     decision_subject,
 )
 from scheduler.domain.events import Event, EventCode, JobStep
-from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.fleet import LoanState, Node, Pool, PoolKind, build_loan_id
 from scheduler.domain.job import Job
+from scheduler.domain.shadow_lending import ShadowLending, get_shadow
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, Violation
 
@@ -32,7 +35,36 @@ def decision_event(before: Snapshot, decision: Decision) -> Event:
     """Return the event of a decision. `before` is the state in which it is applied."""
     code, message, numbers = _describe_decision(before, decision)
     numbers = {**decision.reason.numbers, **numbers}
-    return Event(before.now_s, code, decision_subject(decision), message, numbers, decision.reason.code.value)
+    subject = _find_loan_id(before, decision) if code in _PROPOSAL_CODES else decision_subject(decision)
+    return Event(before.now_s, code, subject, message, numbers, decision.reason.code.value)
+
+
+_PROPOSAL_CODES = (EventCode.LOAN_PROPOSED, EventCode.LOAN_WITHDRAWN)
+
+
+def _find_loan_id(before: Snapshot, decision: Decision) -> str:
+    """Return the loan that the decision begins or withdraws. A receiver of its event needs the id to veto it."""
+    assert isinstance(decision, ProposeLoan | ReturnNode)
+    loan = before.loans.get(decision.node)
+    if isinstance(decision, ReturnNode) and loan is not None:
+        return loan.id
+    return build_loan_id(decision.node, before.generation + 1)
+
+
+def shadow_events(now_s: float, before: Snapshot, after: Mapping[str, ShadowLending]) -> Iterator[Event]:
+    """Yield an event for each pool in shadow mode that would lend more or fewer nodes than before."""
+    for pool, shadow in after.items():
+        nodes_before, nodes = len(get_shadow(before.shadows, pool, now_s).nodes), len(shadow.nodes)
+        if nodes == nodes_before:
+            continue
+        gpu_hours = shadow.compute_gpu_s(now_s) / 3600.0
+        listed = f": {', '.join(shadow.nodes[:8])}{', ...' if nodes > 8 else ''}" if nodes else ""
+        message = (
+            f"in shadow mode, pool {pool} would lend {nodes} node{'s' * (nodes != 1)}, {nodes_before} before{listed}; "
+            f"{gpu_hours:.1f} GPU-hours so far"
+        )
+        numbers = {"nodes": float(nodes), "nodes_before": float(nodes_before), "gpu_hours": gpu_hours}
+        yield Event(now_s, EventCode.SHADOW_CHANGED, pool, message, numbers, ReasonCode.SHADOW_MODE.value)
 
 
 def with_job_step(event: Event, decision: Decision, after: Snapshot) -> Event:
@@ -61,6 +93,30 @@ def breach_event(now_s: float, breach: Breach) -> Event:
     return Event(now_s, EventCode.BREACH, breach.subject, f"{breach.kind}: {breach.detail}")
 
 
+def unmet_demand_events(before: Snapshot, decisions: Iterable[Decision]) -> Iterator[Event]:
+    """Yield an event for each pool whose inference needs more GPUs than are not lent, and whose nodes are recalled.
+
+    It says how many GPUs come back, and by when. `before` is the state in which the decisions are applied.
+    """
+    recalls: dict[str, list[RecallNode]] = {}
+    for decision in decisions:
+        if isinstance(decision, RecallNode):
+            recalls.setdefault(before.nodes[decision.node].pool, []).append(decision)
+    for pool, recalled in recalls.items():
+        reading = before.demand.get(pool)
+        kept = before.capacity(pool) - before.index.lent_gpus.get(pool, 0)
+        if reading is None or reading.gpus <= kept:
+            continue
+        gpus = sum(before.nodes[each.node].gpus for each in recalled)
+        return_by_s = max(each.return_by_s for each in recalled)
+        message = (
+            f"inference of pool {pool} needs {reading.gpus:.1f} GPUs, but {kept} are not lent: {gpus} GPUs come back "
+            f"within {return_by_s - before.now_s:.0f} s"
+        )
+        numbers = {"needed_gpus": reading.gpus, "kept_gpus": float(kept), "returning_gpus": float(gpus)}
+        yield Event(before.now_s, EventCode.DEMAND_UNMET, pool, message, {**numbers, "return_by_s": return_by_s})
+
+
 def _describe_decision(before: Snapshot, decision: Decision) -> tuple[EventCode, str, dict[str, float]]:
     detail = decision.reason.detail
     match decision:
@@ -76,6 +132,10 @@ def _describe_decision(before: Snapshot, decision: Decision) -> tuple[EventCode,
             return EventCode.JOB_STOPPED, detail, {}
         case RejectJob():
             return EventCode.JOB_REJECTED, detail, {}
+        case ProposeLoan(offer_at_s=offer_at_s):
+            notice_s = offer_at_s - before.now_s
+            message = f"node {decision.node} will be offered to training in {notice_s:.0f} s unless vetoed: {detail}"
+            return EventCode.LOAN_PROPOSED, message, {"offer_at_s": offer_at_s}
         case LendNode():
             return EventCode.NODE_LENT, f"node {decision.node} is offered to training: {detail}", {}
         case RecallNode(return_by_s=return_by_s):
@@ -83,8 +143,15 @@ def _describe_decision(before: Snapshot, decision: Decision) -> tuple[EventCode,
             return EventCode.NODE_RECALLED, message, {"return_by_s": return_by_s}
         case CancelRecall():
             return EventCode.NODE_RECALL_CANCELLED, f"the recall of node {decision.node} is cancelled: {detail}", {}
+        case ReturnNode() if _is_proposed(before, decision.node):
+            return EventCode.LOAN_WITHDRAWN, f"the proposal to lend node {decision.node} is withdrawn: {detail}", {}
         case ReturnNode():
             return EventCode.NODE_RETURNED, detail, {}
+
+
+def _is_proposed(before: Snapshot, node: str) -> bool:
+    loan = before.loans.get(node)
+    return loan is not None and loan.state is LoanState.PROPOSED
 
 
 def _describe_resize(before: Snapshot, decision: ResizeJob) -> tuple[EventCode, str, dict[str, float]]:

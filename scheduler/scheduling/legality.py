@@ -15,6 +15,7 @@ from scheduler.domain.decisions import (
     LendNode,
     NodeDecision,
     PreemptJob,
+    ProposeLoan,
     RecallNode,
     RejectJob,
     ResizeJob,
@@ -24,7 +25,7 @@ from scheduler.domain.decisions import (
     SuspendRun,
     decision_subject,
 )
-from scheduler.domain.fleet import LoanState, Node, NodeState, PoolKind
+from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JOB_TRANSITIONS, JobState
 from scheduler.domain.node_fit import NodeFit
@@ -167,11 +168,8 @@ def _check_node(snapshot: MutableSnapshot, decision: Decision) -> Iterator[tuple
     loan = snapshot.loans.get(node.name)
     state = loan.state if loan and loan.is_live else None
     match decision:
-        case LendNode():
-            if state is not None or snapshot.original.pools[node.pool].kind is not PoolKind.INFERENCE:
-                yield Invariant.WRONG_STATE, f"node {node.name} is already lent, or not in an inference pool"
-            if node.state is not NodeState.UP or node.cordoned:
-                yield Invariant.NODE_NOT_SERVING, f"node {node.name} is down or cordoned"
+        case ProposeLoan() | LendNode():
+            yield from _check_new_loan(snapshot, decision, node, loan)
         case RecallNode(return_by_s=return_by_s):
             if state is not LoanState.ACTIVE:
                 yield Invariant.WRONG_STATE, f"node {node.name} has no active loan"
@@ -181,10 +179,33 @@ def _check_node(snapshot: MutableSnapshot, decision: Decision) -> Iterator[tuple
             if state is not LoanState.RECALLED:
                 yield Invariant.WRONG_STATE, f"node {node.name} is not recalled"
         case ReturnNode():
-            if state not in (LoanState.RECALLED, LoanState.OFFERED):
-                yield Invariant.WRONG_STATE, f"the loan of node {node.name} is neither offered nor recalled"
+            if state not in (LoanState.RECALLED, LoanState.OFFERED, LoanState.PROPOSED):
+                yield Invariant.WRONG_STATE, f"the loan of node {node.name} is neither proposed, offered nor recalled"
             if users := snapshot.jobs_on_node(node.name):
                 yield Invariant.NODE_STILL_USED, f"node {node.name} is still held by {', '.join(sorted(users))}"
+
+
+def _check_new_loan(
+    snapshot: MutableSnapshot, decision: ProposeLoan | LendNode, node: Node, loan: Loan | None
+) -> Iterator[tuple[Invariant, str]]:
+    pool, now_s = snapshot.original.pools[node.pool], snapshot.now_s
+    proposed = loan if loan is not None and loan.state is LoanState.PROPOSED else None
+    is_lent = loan is not None and loan.is_live and (proposed is None or isinstance(decision, ProposeLoan))
+    if is_lent or pool.kind is not PoolKind.INFERENCE:
+        yield Invariant.WRONG_STATE, f"node {node.name} is already lent, or not in an inference pool"
+    if pool.lending.is_shadow:
+        yield Invariant.POOL_IN_SHADOW, f"pool {pool.name} is in shadow mode, which lends nothing"
+    if node.state is not NodeState.UP or node.cordoned:
+        yield Invariant.NODE_NOT_SERVING, f"node {node.name} is down or cordoned"
+    if not node.lendable:
+        yield Invariant.WRONG_STATE, f"node {node.name} is not lendable"
+    if now_s < node.vetoed_until_s:
+        yield Invariant.LOAN_VETOED, f"a veto protects node {node.name} for {node.vetoed_until_s - now_s:.0f} s"
+    if isinstance(decision, ProposeLoan):
+        if decision.offer_at_s < now_s:
+            yield Invariant.DEADLINE_PASSED, f"offer_at_s {decision.offer_at_s} is earlier than now, {now_s}"
+    elif pool.lending.notice_s > 0 if proposed is None else proposed.offered_at_s > now_s:
+        yield Invariant.NOTICE_RUNNING, f"the notice for node {node.name} has not ended"
 
 
 def find_breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach, ...]:

@@ -14,7 +14,9 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.job_state import JobState
+from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.snapshot_index import SnapshotIndex
 from scheduler.scheduling.event_messages import job_step
@@ -67,7 +69,8 @@ class MutableSnapshot:
 
     Observations and commands write any mapping. Decisions change jobs and loans only, through `put_job` and `put_loan`,
     which keep `index` and `quota` up to date. Both are built at first use; from then on no other mapping may change.
-    `measured_jobs` are those whose executor observed their steps.
+    `measured_jobs` are those whose executor observed their steps. `backfill` are readings of the past by
+    pool and time, which replace stored ones.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -82,13 +85,18 @@ class MutableSnapshot:
         self.forecasts: TrackedDict[Forecast] = TrackedDict(snapshot.forecasts)
         self.queues: TrackedDict[JobQueue] = TrackedDict(snapshot.queues)
         self.gpu_profiles: TrackedDict[GpuProfile] = TrackedDict(snapshot.gpu_profiles)
+        self.return_times: TrackedDict[ReturnTimes] = TrackedDict(snapshot.return_times)
+        self.shadows: TrackedDict[ShadowLending] = TrackedDict(snapshot.shadows)
         self.gpu_throughputs = snapshot.gpu_throughputs
         self.step_measurements = snapshot.step_measurements
         self.switches = snapshot.switches
+        self.lending_set_by = snapshot.lending_set_by
+        self.lending_set_at_s = snapshot.lending_set_at_s
         self.solver = snapshot.solver
         self.curve_hardware = snapshot.curve_hardware
         self.events: list[Event] = []
         self.readings: list[tuple[str, DemandReading]] = []
+        self.backfill: dict[tuple[str, float], DemandReading] = {}
         self.samples: list[SlottedSample] = []
         self.ended_loans: list[Loan] = []
         self.measured_jobs: set[str] = set()
@@ -115,7 +123,11 @@ class MutableSnapshot:
             forecasts=self.forecasts.result,
             queues=self.queues.result,
             gpu_profiles=self.gpu_profiles.result,
+            return_times=self.return_times.result,
+            shadows=self.shadows.result,
             switches=self.switches,
+            lending_set_by=self.lending_set_by,
+            lending_set_at_s=self.lending_set_at_s,
             solver=self.solver,
             curve_hardware=self.curve_hardware,
             gpu_throughputs=self.gpu_throughputs,

@@ -17,6 +17,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.return_times import NO_RETURN_TIMES
 from scheduler.scheduling.job_progress import record_frozen_layers
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.quarantine import record_incidents, record_straggler
@@ -47,6 +48,20 @@ def mirror_nodes(snapshot: MutableSnapshot, observation: Observation) -> None:
         node = snapshot.nodes.get(name)
         if node is not None and not _matches_facts(node, facts):
             _mirror_node(snapshot, node, facts)
+    _record_replica_starts(snapshot, observation)
+
+
+def _record_replica_starts(snapshot: MutableSnapshot, observation: Observation) -> None:
+    """Record how long inference replicas took to become ready, once each, in the order in which they did."""
+    starts = [
+        (facts.replica_start.ready_at_s, facts.replica_start.seconds, node.pool)
+        for name, facts in observation.nodes.items()
+        if facts.replica_start is not None and (node := snapshot.nodes.get(name)) is not None
+    ]
+    for ready_at_s, seconds, pool in sorted(starts):
+        known = snapshot.return_times.get(pool, NO_RETURN_TIMES)
+        if (updated := known.with_start(ready_at_s, seconds)) is not known:
+            snapshot.return_times[pool] = updated
 
 
 def _matches_facts(node: Node, facts: NodeFacts) -> bool:
@@ -67,7 +82,7 @@ def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> Non
     if state is not node.state:
         snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {state}")
     loan = snapshot.loans.get(name)
-    if state is NodeState.DOWN and loan is not None and loan.is_live:
+    if state is NodeState.DOWN and loan is not None and loan.is_in_effect:
         snapshot.put_loan(loan.transition_to(LoanState.LOST, snapshot.now_s))
         snapshot.record_event(EventCode.LOAN_LOST, name, f"node {name} went down while it was lent")
 
@@ -164,8 +179,18 @@ def _free_released_gpus(snapshot: MutableSnapshot, job: Job, runs: Sequence[Run]
             occupied = gpu_sets.union(occupied, run.gpus)
     releasing = gpu_sets.intersection(job.allocation.releasing, occupied)
     if releasing != job.allocation.releasing:
+        _record_leave_times(snapshot, job, job.allocation.releasing.keys() - releasing.keys())
         settled = job.advance_to(snapshot.now_s)
         snapshot.put_job(replace(settled, allocation=replace(job.allocation, releasing=releasing)))
+
+
+def _record_leave_times(snapshot: MutableSnapshot, job: Job, nodes: Iterable[str]) -> None:
+    """Record how long after their recall a job has left these nodes. Nodes that are not recalled are left out."""
+    for name in sorted(nodes):
+        loan = snapshot.loans.get(name)
+        if loan is not None and loan.state is LoanState.RECALLED and loan.recalled_at_s is not None:
+            known = snapshot.return_times.get(loan.pool, NO_RETURN_TIMES)
+            snapshot.return_times[loan.pool] = known.with_leave_time(job.id, snapshot.now_s - loan.recalled_at_s)
 
 
 def _mirror_old_run(snapshot: MutableSnapshot, job: Job, run: Run) -> Job:

@@ -2,8 +2,8 @@
 
 Commands are applied one after the other, so of two commands made for the same state the second is refused, whichever
 processes they came through. An ETag covers what users can change (a job's spec and intent, a pool's lending policy and
-network, a node's shape and cordon, a queue's quota, a GPU profile) but not run-time status, so a job's progress does
-not invalidate it.
+network, a node's shape, its cordon and whether it can be lent, a queue's quota, a GPU profile) but not run-time status,
+so a job's progress does not invalidate it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.commands import (
     CancelJob,
     ChangeJob,
+    ChangeNode,
     ChangeQueue,
     Command,
     CommandBody,
@@ -26,6 +27,7 @@ from scheduler.domain.commands import (
     RemoveNode,
     ResumeJob,
     ScaleJob,
+    SetDemandSource,
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
@@ -95,7 +97,8 @@ def pool_etag(pool: Pool) -> str:
 
 
 def node_etag(node: Node) -> str:
-    return _hash_etag([node.name, node.pool, node.gpu, node.gpus, node.gpu_memory_bytes, node.cordoned, node.draining])
+    shape = [node.name, node.pool, node.gpu, node.gpus, node.gpu_memory_bytes]
+    return _hash_etag([*shape, node.cordoned, node.draining, node.lendable])
 
 
 def queue_etag(queue: JobQueue) -> str:
@@ -114,9 +117,11 @@ def _current_etag(snapshot: MutableSnapshot, body: CommandBody) -> tuple[str, st
             return name, job_etag(snapshot.jobs[name]) if name in snapshot.jobs else ""
         case SetGpuProfile(name) | DeleteGpuProfile(name):
             return name, gpu_profile_etag(name, snapshot.gpu_profiles.get(name))
-        case SetLendingPolicy(name) | SetPoolNetwork(name) | SetServedModels(name) | DeletePool(name):
+        case SetLendingPolicy(name) | SetPoolNetwork(name) | SetDemandSource(name) | SetServedModels(name):
             return name, pool_etag(snapshot.pools[name]) if name in snapshot.pools else ""
-        case RemoveNode(name) | CordonNode(name) | UncordonNode(name):
+        case DeletePool(name):
+            return name, pool_etag(snapshot.pools[name]) if name in snapshot.pools else ""
+        case RemoveNode(name) | CordonNode(name) | UncordonNode(name) | ChangeNode(name):
             return name, node_etag(snapshot.nodes[name]) if name in snapshot.nodes else ""
         case ChangeQueue(JobQueue(name)) | DeleteQueue(name):
             return name, queue_etag(snapshot.queues[name]) if name in snapshot.queues else ""

@@ -29,12 +29,13 @@ START_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUpdate:
-    """The updated snapshot, its events, new demand readings by pool, and new samples of jobs."""
+    """The updated snapshot, its events, new and back-filled demand readings by pool, and new samples of jobs."""
 
     snapshot: Snapshot
     events: tuple[Event, ...]
     readings: tuple[tuple[str, DemandReading], ...]
     samples: tuple[SlottedSample, ...]
+    backfill: tuple[tuple[str, DemandReading], ...] = ()
 
 
 def update_snapshot(
@@ -62,7 +63,13 @@ def update_snapshot(
     learn_constants(updated)
     _activate_loans(updated)
     _track_unused_loans(updated)
-    return SnapshotUpdate(updated.view(), tuple(updated.events), tuple(updated.readings), tuple(updated.samples))
+    return SnapshotUpdate(
+        updated.view(),
+        tuple(updated.events),
+        tuple(updated.readings),
+        tuple(updated.samples),
+        tuple((pool, reading) for (pool, _), reading in updated.backfill.items()),
+    )
 
 
 def _list_transitional_jobs(snapshot: MutableSnapshot) -> list[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import count, pairwise
@@ -13,17 +13,20 @@ from statistics import median
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from scheduler.documents.simulation import ClusterDocument, ClusterPoolDocument
+from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import DemandRow
 from scheduler.domain.commands import ForecastMade
-from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind, get_shortages
-from scheduler.domain.lending_policy import LendingPolicy
-from scheduler.domain.shortages import ShortageRecord
+from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
+from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
+from scheduler.forecast.pool_forecast import forecast_pool
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.way_back import measure_ways_back
 
 T = TypeVar("T")
+_PERIOD_S = PolicySettings().full_pass_period_s
 
 
 class LookaheadIterator(Generic[T]):
@@ -130,10 +133,15 @@ def build_demand_traces(rows: Iterable[DemandRow], cluster: ClusterDocument) -> 
             raise DemandError(
                 f"{first.path} line 1: no demand of pool {pool.name}: got {', '.join(by_series)}; allowed: {rows_of}"
             )
-    return tuple(_build_trace(pool, by_series[pool.demand_series]) for pool in pools)
+    return tuple(build_trace(pool.name, by_series[pool.demand_series], peak_gpus=pool.peak_gpus) for pool in pools)
 
 
-def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrace:
+def build_trace(pool: str, rows: Sequence[DemandRow], *, peak_gpus: float | None) -> DemandTrace:
+    """Return the trace of one series, whose rows have ascending times. `peak_gpus` is the demand at the largest load.
+
+    Raises:
+        DemandError: the rows mix GPUs and load, or have a load without `peak_gpus` or without a value above 0.
+    """
     times_s = tuple(row.time_s for row in rows)
     first = rows[0]
     for row in rows:
@@ -143,20 +151,20 @@ def _build_trace(pool: ClusterPoolDocument, rows: list[DemandRow]) -> DemandTrac
             )
     amounts = [row.amount for row in rows]
     if not first.is_load:
-        return DemandTrace(pool.name, times_s, tuple(amounts))
-    if pool.peak_gpus is None:
+        return DemandTrace(pool, times_s, tuple(amounts))
+    if peak_gpus is None:
         raise DemandError(
-            f"{first.path} line {first.line}: load: pool {pool.name} has no peak_gpus; allowed: give it, or gpus"
+            f"{first.path} line {first.line}: load: pool {pool} has no peak_gpus; allowed: give it, or gpus"
         )
     loads = amounts if first.shared else fill_gaps(amounts).tolist()
     largest = max(loads)
     if largest <= 0:
         raise DemandError(
-            f"{first.path} line {first.line}: load: got '0' in all rows of pool {pool.name}; allowed: one above 0, "
+            f"{first.path} line {first.line}: load: got '0' in all rows of pool {pool}; allowed: one above 0, "
             "which stands for its peak_gpus"
         )
-    scale = pool.peak_gpus / largest
-    return DemandTrace(pool.name, times_s, tuple(load * scale for load in loads))
+    scale = peak_gpus / largest
+    return DemandTrace(pool, times_s, tuple(load * scale for load in loads))
 
 
 COMBINED = "combined"
@@ -195,33 +203,44 @@ class OracleForecaster:
         return Forecast(now_s, horizon_s, quantiles, (largest,) * len(quantiles), "oracle")
 
 
-ForecasterFactory = Callable[[DemandTrace, int, float], Forecaster]
+ForecasterFactory = Callable[[DemandTrace, str, int, float], Forecaster]
 FORECASTERS: Mapping[str, ForecasterFactory] = MappingProxyType(
     {
-        COMBINED: lambda trace, seed, period_s: PoolForecaster(),
-        "seasonal": lambda trace, seed, period_s: PoolForecaster(method="daily seasonal"),
-        "persistence": lambda trace, seed, period_s: PoolForecaster(method="persistence"),
-        "oracle": lambda trace, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
+        COMBINED: lambda trace, zone, seed, period_s: PoolForecaster(zone=zone),
+        "seasonal": lambda trace, zone, seed, period_s: PoolForecaster(zone=zone, method="daily seasonal"),
+        "persistence": lambda trace, zone, seed, period_s: PoolForecaster(zone=zone, method="persistence"),
+        "oracle": lambda trace, zone, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
     }
 )
-"""Factories by name. They take a trace, the seed of its repetitions and the time between two forecasts in seconds."""
+"""Factories by name. They take a trace, the time zone of its pool, the seed of the repetitions, and the seconds between
+two forecasts."""
 
 
 class ForecastSource:
-    """Forecasters of the lending pools. The horizon is the time that it takes to recall a node and serve from it."""
+    """Forecasters of the lending pools. The horizon is the time that it takes to recall a node and serve from it.
+
+    Args:
+        make_forecaster: returns the forecaster of a pool, from its trace and its time zone.
+        period_s: time between two forecasts.
+    """
 
     def __init__(
         self,
         pools: Iterable[Pool],
         traces: Iterable[DemandTrace],
-        make_forecaster: Callable[[DemandTrace], Forecaster] = lambda trace: PoolForecaster(),
+        make_forecaster: Callable[[DemandTrace, str], Forecaster] = lambda trace, zone: PoolForecaster(zone=zone),
+        *,
+        period_s: float = _PERIOD_S,
     ) -> None:
         by_pool = {trace.pool: trace for trace in traces}
         self._pools = tuple(
             pool for pool in pools if pool.kind is PoolKind.INFERENCE and pool.lending.enabled and pool.name in by_pool
         )
-        self._forecasters = {pool.name: make_forecaster(by_pool[pool.name]) for pool in self._pools}
+        self._forecasters = {
+            pool.name: make_forecaster(by_pool[pool.name], pool.lending.time_zone) for pool in self._pools
+        }
         self._pools_with_demand: set[str] = set()
+        self._period_s = period_s
 
     def observe(self, change: DemandChange) -> None:
         forecaster = self._forecasters.get(change.pool)
@@ -229,27 +248,27 @@ class ForecastSource:
             forecaster.observe(change.at_s, change.gpus)
             self._pools_with_demand.add(change.pool)
 
-    def make_forecasts(
-        self, now_s: float, demand: Mapping[str, DemandReading] = MappingProxyType({})
-    ) -> tuple[ForecastMade, ...]:
-        """Return a forecast for every lending pool with observed demand, after the fits that are due.
+    def make_forecasts(self, now_s: float, snapshot: Snapshot) -> tuple[ForecastMade, ...]:
+        """Return a forecast for every lending pool with observed demand or a profile, after the fits that are due.
 
-        `demand` has the newest readings by pool, with their records of shortages.
+        `snapshot` has the records of shortages and the measured times of the way back.
         """
         fit_due((each for each in self._forecasters.values() if isinstance(each, PoolForecaster)), now_s)
+        ways = measure_ways_back(snapshot, self._pools)
         return tuple(
-            ForecastMade(
-                pool.name,
-                _make_forecast(self._forecasters[pool.name], pool.lending, get_shortages(demand, pool.name), now_s),
-            )
+            ForecastMade(pool.name, self._make_forecast(pool, snapshot, ways[pool.name].horizon_s, now_s))
             for pool in self._pools
-            if pool.name in self._pools_with_demand
+            if pool.name in self._pools_with_demand or pool.lending.demand_profile
         )
 
-
-def _make_forecast(forecaster: Forecaster, rules: LendingPolicy, shortages: ShortageRecord, now_s: float) -> Forecast:
-    levels = list_quantiles(find_working_quantile(rules, shortages))
-    forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
-    if rules.loan_s_min <= rules.horizon_s:
-        return forecast
-    return forecast.with_min_loan_forecast(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
+    def _make_forecast(self, pool: Pool, snapshot: Snapshot, horizon_s: float, now_s: float) -> Forecast:
+        reading = snapshot.demand.get(pool.name)
+        return forecast_pool(
+            self._forecasters[pool.name] if pool.name in self._pools_with_demand else None,
+            pool.lending,
+            list_quantiles(find_working_quantile(pool.lending, get_shortages(snapshot.demand, pool.name))),
+            now_s=now_s,
+            horizon_s=horizon_s,
+            observed_gpus=0.0 if reading is None else reading.asked_gpus,
+            period_s=self._period_s,
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from scheduler.domain.commands import (
@@ -152,7 +152,10 @@ class Simulation:
         make_forecaster, period_s = FORECASTERS[scenario.forecast], policies.settings.full_pass_period_s
         forecast_demand = scenario.demand if policies.lends else ()
         self._forecast_source = ForecastSource(
-            scenario.pools, forecast_demand, lambda trace: make_forecaster(trace, scenario.seed, period_s)
+            scenario.pools,
+            forecast_demand,
+            lambda trace, zone: make_forecaster(trace, zone, scenario.seed, period_s),
+            period_s=period_s,
         )
         self._curves = curves or CurveCache()
         self._submissions = LookaheadIterator(iter(scenario.submissions), lambda submission: submission.at_s)
@@ -187,7 +190,8 @@ class Simulation:
 
     def _create_cluster(self) -> None:
         for pool in self._scenario.pools:
-            self._send(CreatePool(pool))
+            # The trace says when demand changes, so that demand is known in between, however long that lasts.
+            self._send(CreatePool(replace(pool, lending=replace(pool.lending, demand_lost_s=math.inf))))
         for node in self._scenario.nodes:
             self._send(AddNode(node))
         for queue in self._scenario.queues:
@@ -258,7 +262,7 @@ class Simulation:
         now_s = self.clock.now_s()
         if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return ()
-        return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s, snapshot.demand))
+        return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s, snapshot))
 
     def _solve_missing_points(self, snapshot: Snapshot, report: TickReport) -> tuple[Command, ...]:
         """Solve all points that the tick requested for jobs that are still live."""

@@ -96,13 +96,13 @@ class LoanStatistics:
     def record_tick(self, before: Snapshot, after: Snapshot) -> None:
         if before.loans is after.loans or before.loans == after.loans:
             return
-        now_s = after.now_s
-        self.lent_nodes.set_value(now_s, len(after.loans))
-        for name, loan in before.loans.items():
-            if name not in after.loans or after.loans[name].id != loan.id:
+        now_s, loans_before, loans = after.now_s, _select_effective(before), _select_effective(after)
+        self.lent_nodes.set_value(now_s, len(loans))
+        for name, loan in loans_before.items():
+            if name not in loans or loans[name].id != loan.id:
                 self._record_return(loan, now_s)
-        for name, loan in after.loans.items():
-            earlier = before.loans.get(name)
+        for name, loan in loans.items():
+            earlier = loans_before.get(name)
             if earlier is loan:
                 continue
             if earlier is None or earlier.id != loan.id:
@@ -117,7 +117,7 @@ class LoanStatistics:
 
     def finish(self, last: Snapshot) -> None:
         """Account for loans and intervals that are open at the end of the simulation."""
-        for loan in last.loans.values():
+        for loan in _select_effective(last).values():
             self._record_unused(loan, last.now_s)
             self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
         for pool in self._pools.values():
@@ -145,6 +145,11 @@ class LoanStatistics:
         end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
         excess_s = end_s - unused_loan_ends_s(loan, self._pools[loan.pool].pool, self._settings)
         self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
+
+
+def _select_effective(snapshot: Snapshot) -> dict[str, Loan]:
+    """Return the loans that take nodes from inference. Proposals do not."""
+    return {name: loan for name, loan in snapshot.loans.items() if loan.is_in_effect}
 
 
 @dataclass(frozen=True, slots=True)

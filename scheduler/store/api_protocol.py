@@ -109,7 +109,7 @@ def get_job_sort_key(job: Job) -> SortKey:
 
 
 def get_loan_sort_key(loan: Loan) -> SortKey:
-    return SortKey(loan.offered_at_s, loan.id)
+    return SortKey(loan.created_at_s, loan.id)
 
 
 def take_page(

@@ -438,5 +438,8 @@ class MemoryStore:
             self._usage[entry.key] = replace(entry, gpu_s=gpu_s, lost_gpu_s=lost_gpu_s)
         for placed in commit.samples:
             self._samples.setdefault(placed.job_id, {})[placed.slot] = placed.sample
-        for pool, reading in commit.readings:
+        for pool in {pool for pool, _ in commit.backfill}:
+            times_s = {reading.at_s for name, reading in commit.backfill if name == pool}
+            self._readings[pool] = [each for each in self._readings.get(pool, []) if each.at_s not in times_s]
+        for pool, reading in (*commit.backfill, *commit.readings):
             insort_right(self._readings.setdefault(pool, []), reading, key=attrgetter("at_s"))

@@ -48,6 +48,7 @@ class Commit:
         ended_jobs: jobs that were removed from `snapshot`; `ended_loans` likewise. They are appended to history.
         usage: entries that are added to the stored sums.
         samples: each replaces the sample in its slot of its job.
+        backfill: demand readings by pool, each time of a pool once; each replaces the stored readings of its time.
     """
 
     previous: Snapshot
@@ -61,6 +62,7 @@ class Commit:
     readings: tuple[tuple[str, DemandReading], ...] = ()
     usage: tuple[UsageEntry, ...] = ()
     samples: tuple[SlottedSample, ...] = ()
+    backfill: tuple[tuple[str, DemandReading], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

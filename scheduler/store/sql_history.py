@@ -25,6 +25,8 @@ from sqlalchemy import (
     String,
     Table,
     TypedColumns,
+    bindparam,
+    delete,
     func,
     or_,
     select,
@@ -165,7 +167,7 @@ def build_appended_rows(commit: Commit) -> list[tuple[Table[Any], list[dict[str,
     loans = [{"id": loan.id, "body": encode(loan), **_build_loan_list_columns(loan)} for loan in commit.ended_loans]
     readings = [
         {"pool": pool, "at_s": each.at_s, "gpus": each.gpus, "asked_gpus": each.asked_gpus}
-        for pool, each in commit.readings
+        for pool, each in (*commit.backfill, *commit.readings)
     ]
     per_generation = ((EVENTS, events), (DECISIONS, decisions), (ENDED_JOBS, jobs), (ENDED_LOANS, loans))
     logs = [(table, [{"generation": generation, **row} for row in rows]) for table, rows in per_generation]
@@ -181,7 +183,7 @@ def _build_job_list_columns(job: Job) -> dict[str, Any]:
 
 
 def _build_loan_list_columns(loan: Loan) -> dict[str, Any]:
-    return {"offered_at_s": loan.offered_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
+    return {"offered_at_s": loan.created_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
 
 
 def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:
@@ -225,6 +227,13 @@ def decode_decision_row(row: AnyRow) -> StoredDecision:
 def select_readings(pool: str, since_s: float) -> Select[*tuple[Any, ...]]:
     query = select(READINGS).where(READINGS.c.pool == pool, READINGS.c.at_s >= since_s)
     return query.order_by(READINGS.c.at_s, READINGS.c.number)
+
+
+def delete_replaced_readings(connection: Connection, backfill: Sequence[tuple[str, DemandReading]]) -> None:
+    """Delete the stored readings that have the pool and the time of a back-filled one."""
+    if backfill:
+        replaced = delete(READINGS).where(READINGS.c.pool == bindparam("p"), READINGS.c.at_s == bindparam("t"))
+        connection.execute(replaced, [{"p": pool, "t": reading.at_s} for pool, reading in backfill])
 
 
 def decode_reading_row(row: AnyRow) -> DemandReading:

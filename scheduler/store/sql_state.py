@@ -34,8 +34,10 @@ from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.step_measurements import ModelMeasurements
 from scheduler.store.database import METADATA, AnyRow
@@ -58,6 +60,8 @@ class StateColumns(TypedColumns):
     full_pass_at_s: Named[float] = Column(Double)
     switches: Named[Any] = Column(JSON, nullable=False)
     solver: Named[str] = Column(String, server_default="")
+    lending_set_by: Named[str] = Column(String, server_default="")
+    lending_set_at_s: Named[float | None] = Column(Double)
 
 
 class RecordColumns(TypedColumns):
@@ -112,6 +116,8 @@ RECORD_KINDS = (
     RecordKind("gpu_profiles", Table("gpu_profiles", METADATA, RecordColumns), GpuProfile),
     RecordKind("step_measurements", Table("step_measurements", METADATA, RecordColumns), ModelMeasurements),
     RecordKind("curve_hardware", Table("curve_hardware", METADATA, RecordColumns), str),
+    RecordKind("return_times", Table("return_times", METADATA, RecordColumns), ReturnTimes),
+    RecordKind("shadows", Table("shadows", METADATA, RecordColumns), ShadowLending),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 
@@ -164,6 +170,8 @@ def apply_snapshot_delta(delta: SnapshotDelta) -> Snapshot:
         switches=decode_stored(Switches, delta.state.switches),
         full_pass_at_s=delta.state.full_pass_at_s,
         solver=delta.state.solver,
+        lending_set_by=delta.state.lending_set_by,
+        lending_set_at_s=delta.state.lending_set_at_s,
         curves=apply_curve_rows(delta.base.curves, delta.rows[CURVE_POINTS.name]),
         **records,
     )
@@ -195,6 +203,8 @@ def advance_generation(connection: Connection, previous: Snapshot, snapshot: Sna
             full_pass_at_s=snapshot.full_pass_at_s,
             solver=snapshot.solver,
             switches=encode(snapshot.switches),
+            lending_set_by=snapshot.lending_set_by,
+            lending_set_at_s=snapshot.lending_set_at_s,
         )
     )
     if updated.rowcount == 0:

@@ -128,6 +128,7 @@ class SqlStore:
             for table, rows in changed:
                 replace_rows(connection, table, rows)
             sql_inbox.mark_consumed(connection, commit)
+            sql_history.delete_replaced_readings(connection, commit.backfill)
             for table, rows in appended:
                 insert_rows(connection, table, rows)
             sql_history.add_usage_entries(connection, commit.usage)

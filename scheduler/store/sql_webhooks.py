@@ -24,6 +24,7 @@ from sqlalchemy import (
     TypedColumns,
     and_,
     delete,
+    false,
     func,
     insert,
     or_,
@@ -63,6 +64,7 @@ class WebhookColumns(TypedColumns):
     holder: Named[str] = Column(String)
     claimed_until_s: Named[float] = Column(Double)
     owner_id: Named[str] = Column(String, server_default="")
+    may_veto: Named[bool] = Column(Boolean, server_default=false())
 
 
 class DeliveryColumns(TypedColumns):

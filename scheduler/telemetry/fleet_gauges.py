@@ -53,6 +53,7 @@ class FleetGauges:
         yield from self._collect_demand()
         yield from self._collect_serving()
         yield from self._collect_shortages()
+        yield from self._collect_shadows()
         if self._by_job:
             yield from self._collect_running_jobs()
         yield _build_gauge(
@@ -102,7 +103,7 @@ class FleetGauges:
         if node.cordoned:
             return "draining" if node.draining else "cordoned"
         loan = self._snapshot.loans.get(node.name)
-        return loan.state.value if loan is not None and loan.is_live else "up"
+        return loan.state.value if loan is not None and loan.is_in_effect else "up"
 
     def _collect_loans(self) -> Iterator[Metric]:
         snapshot = self._snapshot
@@ -115,7 +116,7 @@ class FleetGauges:
             lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
         yield _build_labelled_gauge(
             "ebbtide_loans",
-            "Number of nodes that are offered, lent or being returned, by state of the loan.",
+            "Number of nodes that are proposed, offered, lent or being returned, by state of the loan.",
             ("state",),
             states,
         )
@@ -126,7 +127,10 @@ class FleetGauges:
         text = "GPUs available to inference, without lent nodes and free GPUs of cordoned nodes."
         yield _build_labelled_gauge("ebbtide_inference_supply_gpus", text, ("pool",), supply)
         paused, pools = snapshot.switches.lending_paused, snapshot.pools
-        may_lend: LabelCounts = Counter({(name,): int(pools[name].lending.enabled and not paused) for name in lenders})
+        rules = {name: pools[name].lending for name in lenders}
+        may_lend: LabelCounts = Counter(
+            {(name,): int(each.enabled and not each.is_shadow and not paused) for name, each in rules.items()}
+        )
         text = "1 if the pool may lend and lending is not paused, 0 otherwise."
         yield _build_labelled_gauge("ebbtide_lending_enabled", text, ("pool",), may_lend)
 
@@ -232,6 +236,20 @@ class FleetGauges:
                 target.add_metric([name], pool.lending.shortage_target)
                 budget.add_metric([name], reading.shortages.compute_budget_left(pool.lending.shortage_target))
         yield from (ratio, target, budget)
+
+    def _collect_shadows(self) -> Iterator[Metric]:
+        gpus = GaugeMetricFamily(
+            "ebbtide_shadow_gpus", "GPUs of a pool in shadow mode that jobs would use on loan now.", labels=["pool"]
+        )
+        gpu_hours = GaugeMetricFamily(
+            "ebbtide_shadow_gpu_hours",
+            "GPU-hours that jobs would have used on loan since the pool entered shadow mode.",
+            labels=["pool"],
+        )
+        for name, shadow in self._snapshot.shadows.items():
+            gpus.add_metric([name], shadow.gpus)
+            gpu_hours.add_metric([name], shadow.compute_gpu_s(self._snapshot.now_s) / 3600.0)
+        yield from (gpus, gpu_hours)
 
 
 class _GpuHoldings:

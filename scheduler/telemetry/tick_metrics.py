@@ -201,7 +201,8 @@ class ForecastCoverageTracker:
     """Share of the last day's forecasts for which demand stayed at or below each quantile.
 
     A forecast is evaluated once, after its horizon, with the largest requested demand within it, including demand above
-    the capacity of the pool and the demand at the time of the forecast.
+    the capacity of the pool and the demand at the time of the forecast. A forecast that a known event raises is not the
+    model's, and does not count.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class ForecastCoverageTracker:
                 self._evaluate(pool, queue.popleft(), report.now_s)
         for pool, forecast in report.after.forecasts.items():
             demand = report.after.demand.get(pool)
-            if self._newest.get(pool) != forecast.made_at_s and demand is not None:
+            if self._newest.get(pool) != forecast.made_at_s and demand is not None and not forecast.event:
                 self._newest[pool] = forecast.made_at_s
                 FORECASTS_EVALUATED.labels(pool)  # exports 0 before the first evaluation
                 self._open[pool].append(_OpenForecast(forecast, demand.asked_gpus))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scheduler.domain.commands import PauseLending, RecallAll, ResumeLending
 
@@ -83,6 +83,43 @@ def test_a_lent_node_is_not_removed(fleet: ApiService, problem: Problem) -> None
     assert "lent" in problem(fleet.http.delete("/v1/nodes/i0"), 409)["detail"]
 
 
+def test_a_node_is_excluded_from_lending(fleet: ApiService, problem: Problem) -> None:
+    assert fleet.get("/v1/nodes/i0")["lendable"] is True
+    changed = fleet.http.patch("/v1/nodes/i0", json={"lendable": False})
+    assert (changed.status_code, changed.json()["lendable"]) == (202, False)
+    node = {"name": "i2", "pool": "inference", "gpu": "cpu", "gpus": 2, "lendable": False}
+    assert fleet.made("/v1/nodes", node)["lendable"] is False
+    fleet.tick()
+    assert fleet.store.load().snapshot.index.withheld == {"i0", "i2"}
+    [error] = problem(fleet.post("/v1/nodes", node | {"lendable": True}), 409)["errors"]
+    assert (error["field"], error["value"]) == ("lendable", True)
+    stale = fleet.http.patch("/v1/nodes/i0", json={"lendable": True}, headers={"If-Match": '"old"'})
+    assert stale.status_code == 412
+
+
+def test_a_node_of_a_training_pool_has_no_choice_of_lending(fleet: ApiService, problem: Problem) -> None:
+    problem(fleet.http.patch("/v1/nodes/t0", json={"lendable": False}), 409)
+    node = {"name": "t9", "pool": "training", "gpu": "cpu", "gpus": 2, "lendable": False}
+    [error] = problem(fleet.post("/v1/nodes", node), 422)["errors"]
+    assert error["field"] == "lendable"
+
+
+def test_the_calendar_of_a_pool_is_changed_and_read_back(fleet: ApiService) -> None:
+    def change(**lending: Any) -> Any:
+        answer = fleet.http.patch("/v1/pools/inference", json={"lending": lending})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["lending"]
+
+    windows = [{"cron": "0 8 * * 1-5", "duration_s": "10h"}]
+    lending = change(time_zone="Europe/Berlin", blackouts=windows, demand_profile=[1.0] * 24)
+    assert lending["blackouts"] == [{"start_s": 0.0, "end_s": 36_000.0, "cron": "0 8 * * 1-5", "time_zone": ""}]
+    event = {"name": "launch", "start_s": "2026-11-27T08:00", "duration_s": "3h", "factor": 2.0}
+    lending = change(known_events=[event])
+    assert lending["known_events"][0]["start_s"] == 1_795_762_800.0, "local to the zone that the pool has already"
+    writable = {name: value for name, value in lending.items() if name not in ("quantile", "shortage_target")}
+    assert change(**writable) == lending
+
+
 def test_a_node_is_cordoned_drained_and_uncordoned(fleet: ApiService) -> None:
     assert fleet.made("/v1/nodes/t0:cordon")["cordoned"] is True
     assert fleet.made("/v1/nodes/t0:drain")["draining"] is True
@@ -96,6 +133,17 @@ def test_the_lending_policy_is_changed_field_by_field(fleet: ApiService, problem
     lending = fleet.get("/v1/pools/inference")["lending"]
     assert (lending["return_deadline_s"], lending["lent_nodes_max"], lending["headroom"]) == (120.0, 1, 0.0)
     problem(fleet.http.patch("/v1/pools/training", json={"lending": {"enabled": False}}), 409)
+
+
+def test_demand_is_lost_only_after_it_is_stale(fleet: ApiService) -> None:
+    def change(status: int, **lending: object) -> None:
+        assert fleet.http.patch("/v1/pools/inference", json={"lending": lending}).status_code == status
+
+    change(202, demand_stale_s="10m", demand_lost_s="1h")
+    change(422, demand_stale_s="2h")
+    change(422, demand_stale_s="2h", demand_lost_s="1h")
+    lending = fleet.get("/v1/pools/inference")["lending"]
+    assert (lending["demand_stale_s"], lending["demand_lost_s"]) == (600.0, 3600.0)
 
 
 def test_one_kind_of_risk_replaces_the_other(fleet: ApiService, problem: Problem) -> None:
@@ -151,6 +199,65 @@ def test_demand_out_of_order_or_in_the_future_is_refused(fleet: ApiService) -> N
     for at_s in (now_s - 1, now_s + DAY_S):
         body = fleet.refused("POST", "/v1/pools/inference/demand", {"gpus": 1, "at": at_s})
         assert body["errors"][0]["field"] == "at"
+
+
+def test_weeks_of_readings_are_back_filled_with_one_request(fleet: ApiService) -> None:
+    now_s = fleet.made("/v1/pools/inference/demand", {"gpus": 1})["at_s"]
+    readings = [{"at": now_s - 300.0 * at, "gpus": at % 4} for at in range(1, 5001)]
+    answer = fleet.made("/v1/pools/inference/demand", {"readings": [*readings, readings[0] | {"gpus": 2.5}]})
+    assert (answer["accepted"], answer["backfilled"], answer["clamped_readings"]) == (5000, 5000, 1251)
+    assert (answer["at_s"], answer["gpus"]) == (now_s, 1.0)
+    fleet.tick()
+    kept = fleet.get("/v1/pools/inference/demand", since_s=0)["readings"]
+    assert len(kept) == 5001
+    assert [reading["asked_gpus"] for reading in kept[-2:]] == [2.5, 1.0]
+
+
+def test_newest_of_many_readings_becomes_the_present_demand(fleet: ApiService) -> None:
+    now_s = fleet.made("/v1/pools/inference/demand", {"gpus": 1, "at": 1000.0})["at_s"]
+    later = [{"at": now_s + 60.0, "gpus": 9}, {"at": now_s + 30.0, "gpus": 0}, {"at": now_s, "gpus": 7}]
+    answer = fleet.made("/v1/pools/inference/demand", {"readings": later})
+    assert (answer["accepted"], answer["backfilled"], answer["clamped_readings"]) == (2, 1, 1)
+    assert (answer["at_s"], answer["gpus"], answer["clamped"]) == (now_s + 60.0, 2.0, True)
+
+
+def test_many_readings_are_refused_by_field(fleet: ApiService) -> None:
+    def field(document: object) -> str:
+        return str(fleet.refused("POST", "/v1/pools/inference/demand", document)["errors"][0]["field"])
+
+    assert field({"readings": []}) == "readings"
+    assert field({"gpus": 1, "readings": [{"at": 1, "gpus": 1}]}) == "gpus"
+    assert field({"at": 1, "readings": [{"at": 1, "gpus": 1}]}) == "at"
+    assert field({}) == "gpus"
+    assert field({"readings": [{"at": 1, "gpus": 1}, {"at": 1e12, "gpus": 1}]}) == "readings.1.at"
+    assert field({"readings": [{"at": 1, "gpus": -1}]}) == "readings.0.gpus"
+
+
+def test_a_demand_source_is_set_shown_and_deleted(fleet: ApiService, problem: Problem) -> None:
+    preset = {"preset": "vllm", "selector": {"model_name": "chat"}, "gpus_per_replica": 8, "requests_per_replica": 256}
+    queries = [{"promql": "sum(gpus)"}, {"promql": "replicas", "unit": "replicas", "gpus_per_replica": 4}, preset]
+    path = "/v1/pools/inference/demand-source"
+    assert fleet.http.put(path, json={"queries": queries}).status_code == 202
+    source = fleet.get("/v1/pools/inference")["demand_source"]
+    assert source["stale_after_s"] == 300.0
+    assert source["queries"] == [
+        {"promql": "sum(gpus)", "unit": "gpus"},
+        {"promql": "replicas", "unit": "replicas", "gpus_per_replica": 4.0},
+        {**preset, "replicas_min": 1},
+    ]
+    waiting = fleet.store.count_pending_commands()
+    assert fleet.http.put(path, json=source).status_code == 202
+    assert fleet.store.count_pending_commands() == waiting
+    assert fleet.http.delete(path).status_code == 202
+    assert fleet.get("/v1/pools/inference")["demand_source"] is None
+    problem(fleet.http.put("/v1/pools/training/demand-source", json={"queries": queries}), 409)
+
+
+def test_gpu_utilisation_is_refused_as_a_source(fleet: ApiService) -> None:
+    queries = {"queries": [{"promql": "avg(DCGM_FI_DEV_GPU_UTIL) / 100", "unit": "gpus"}]}
+    body = fleet.refused("PUT", "/v1/pools/inference/demand-source", queries)
+    assert body["errors"][0]["field"] == "queries.0.promql"
+    assert "batching" in body["errors"][0]["allowed"]
 
 
 def test_a_training_pool_has_no_demand(fleet: ApiService, problem: Problem) -> None:

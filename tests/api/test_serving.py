@@ -90,6 +90,7 @@ def test_plain_number_of_gpus_is_still_accepted(fleet: ApiService) -> None:
     [
         ({}, "gpus"),
         ({"gpus": 1, "requests": [{"model": "llama-3-8b", "rate": 1}]}, "gpus"),
+        ({"readings": [{"at": 1, "gpus": 1}], "requests": [{"model": "llama-3-8b", "rate": 1}]}, "gpus"),
         ({"requests": [{"model": "llama-3-9b", "rate": 1}]}, "requests.0.model"),
         ({"requests": [{"model": "llama-3-8b", "rate": 1}] * 2}, "requests.1.model"),
         ({"requests": [{"model": "llama-3-8b", "rate": -1}]}, "requests.0.rate"),
@@ -139,3 +140,15 @@ def test_pool_is_created_with_its_models(fleet: ApiService, problem: Problem) ->
     [error] = problem(fleet.post("/v1/pools", twice), 422)["errors"]
     assert error["field"] == "serving.1.model"
     problem(fleet.post("/v1/pools", {"name": "chat3", "kind": "training", "serving": [MODEL]}), 422)
+
+
+def test_pool_has_either_models_or_a_demand_source(fleet: ApiService, problem: Problem) -> None:
+    path, source = "/v1/pools/inference/demand-source", {"queries": [{"promql": "sum(gpus)", "unit": "gpus"}]}
+    serve(fleet, MODEL)
+    problem(fleet.http.put(path, json=source), 409)
+    serve(fleet)
+    assert fleet.http.put(path, json=source).status_code == 202
+    problem(fleet.http.put(SERVING, json={"serving": [MODEL]}), 409)
+    assert serve(fleet)["serving"] == []
+    pool = {"name": "chat", "kind": "inference", "serving": [MODEL], "demand": source}
+    assert [error["field"] for error in problem(fleet.post("/v1/pools", pool), 422)["errors"]] == ["serving"]

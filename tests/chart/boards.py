@@ -168,6 +168,12 @@ INFERENCE = Board(
             about="At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
         ),
         Graph(
+            "GPUs that shadow mode would lend",
+            _present("ebbtide_shadow_gpus", "pool"),
+            about="As many as jobs would use. No node is lent.",
+        ),
+        Graph("GPU-hours that shadow mode would have lent", _present("ebbtide_shadow_gpu_hours", "pool"), "h"),
+        Graph(
             "Replicas of served models",
             _present("ebbtide_serving_needed_replicas", "pool, model", "{{pool}}, {{model}}, needed")
             | _present("ebbtide_serving_proposed_replicas", "pool, model", "{{pool}}, {{model}}, proposed"),

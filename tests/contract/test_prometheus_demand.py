@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.kubernetes.prometheus_demand import PrometheusPoller, PrometheusQuery
-from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
+from scheduler.demand.presets import PrometheusQuery, PromqlTerm
+from scheduler.demand.prometheus_poller import PrometheusPoller
+from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 from tests.contract.prometheus_site import PROGRAM, Prometheus, Target
 from tests.kubernetes.waiting import eventually
 
@@ -35,8 +36,11 @@ class Rig:
         self.target.close()
 
     def known(self, text: str, stale_after_s: float = 300.0) -> PoolDemand:
-        query = PrometheusQuery(text, stale_after_s)
-        self.watch.set_queries([query])
+        return self.known_sum((PromqlTerm(text),), stale_after_s)
+
+    def known_sum(self, terms: tuple[PromqlTerm, ...], stale_after_s: float = 300.0) -> PoolDemand:
+        query = PrometheusQuery(terms, stale_after_s)
+        self.watch.set_queries({query: time.time()})
         return self.watch.get_demand(query, time.time())
 
     def until_gpus(self, gpus: float, text: str, stale_after_s: float = 300.0) -> KnownDemand:

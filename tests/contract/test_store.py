@@ -28,6 +28,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.lending_policy import Blackout, LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.store.api_protocol import ApiStore, UsageSnapshot
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
@@ -41,9 +42,9 @@ def _filled() -> Snapshot:
     """Return a snapshot with every kind of record, job state and live loan state."""
     live = [state for state in JobState if state not in ENDED_STATES]
     lending = LendingPolicy(blackouts=(Blackout(0.0, 3600.0),), lent_nodes_max=None, return_deadline_s=math.inf)
-    nodes = [Node(f"i{at}", "serve", "a100-80g", 8, 80 * 2**30, inference_gpus=at) for at in range(3)]
+    nodes = [Node(f"i{at}", "serve", "a100-80g", 8, 80 * 2**30, inference_gpus=at) for at in range(4)]
     down = Node("t0", "train", "h100-80g", 4, 80 * 2**30, NodeState.DOWN, cordoned=True, draining=True)
-    loans = [Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0, 3.0 + at) for at, s in enumerate(list(LoanState)[:3])]
+    loans = [Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0, 3.0 + at) for at, s in enumerate(list(LoanState)[:4])]
     curve = ScalingCurve({ONE: build_data_parallel_plan("a100-80g", 1)}, {EIGHT: "needs 94.1 GB of 80 GB"})
     return Snapshot(
         generation=1,
@@ -64,6 +65,9 @@ def _filled() -> Snapshot:
         full_pass_at_s=10.0,
         solver="5f0e",
         curve_hardware={"l4": "0a1b"},
+        shadows={"serve": ShadowLending(2.0, ("i3",), 6.0, 3.0, 48.0, loans=2, recalls=1)},
+        lending_set_by="ada",
+        lending_set_at_s=11.0,
     )
 
 

@@ -108,6 +108,20 @@ def test_readings_are_listed_by_pool_in_order_of_time(store: ApiStore) -> None:
     assert store.list_readings("other", since_s=10.1) == ()
 
 
+def test_back_filled_readings_replace_those_of_their_pool_and_time(store: ApiStore) -> None:
+    first, second = DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 8.0, 9.0)
+    before = make_next_snapshot(Snapshot())
+    readings = (("serve", first), ("serve", second), ("other", first))
+    store.commit(Commit(Snapshot(), before, epoch=0, readings=readings))
+    older, other = DemandReading(5.0, 1.0, 1.0), DemandReading(10.0, 2.0, 2.0)
+    newest = DemandReading(40.0, 3.0, 3.0)
+    backfill = (("serve", older), ("serve", other))
+    commit = Commit(before, make_next_snapshot(before), epoch=0, readings=(("serve", newest),), backfill=backfill)
+    store.commit(commit)
+    assert store.list_readings("serve", since_s=0.0) == (older, other, second, newest)
+    assert store.list_readings("other", since_s=0.0) == (first,)
+
+
 def test_usage_is_summed_by_key_and_loaded_with_its_snapshot(open_store: OpenStore) -> None:
     own, lent = (UsageKey(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
     later, nameless = replace(own, hour_s=7200), replace(own, owner_id="", gpu="")

@@ -15,7 +15,9 @@ from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
 from scheduler.store.sql_webhooks import SqlWebhooks
 
-WEBHOOK = Webhook("wh_a", "ada", "https://a.example/", 5.0, codes=("JobStarted",), queue="vision", owner_id="token:ada")
+WEBHOOK = Webhook(
+    "wh_a", "ada", "https://a.example/", 5.0, codes=("JobStarted",), queue="vision", owner_id="token:ada", may_veto=True
+)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from scheduler.domain.commands import (
     SetLendingPolicy,
     SubmitJob,
     SuspendJob,
+    VetoLoan,
 )
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import Forecast
@@ -34,7 +35,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
-from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.lending_policy import LendingMode, LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.parallel_plan import Stage as PipelineStage
 from scheduler.domain.scaling_curve import build_data_parallel_plan
@@ -48,6 +49,7 @@ from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU, a_fleet
 
 Words = list[str]
+_USUAL_LENDING = {"mode": "lend", "notice_s": "0", "veto_s": "3600"}
 _LENDING = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0.0)
 
 
@@ -86,6 +88,9 @@ class Stage:
             "cancel": lambda w: self._send(CancelJob(w[0])),
             "suspend": lambda w: self._send(SuspendJob(w[0])),
             "resume": lambda w: self._send(ResumeJob(w[0])),
+            "lending": self._change_lending,
+            "veto": self._veto,
+            "shadow": self._show_shadow,
             "drain": lambda w: self._send(CordonNode(w[0], drain=True)),
             "pause-lending": lambda w: self._send(PauseLending()),
             "resume-lending": lambda w: self._send(ResumeLending()),
@@ -125,8 +130,31 @@ class Stage:
         self._send(CreateQueue(replace(queue, user_limit_gpus=int(of_user) if of_user else None)))
 
     def _stale_after(self, words: Words) -> None:
-        lending = replace(_LENDING, demand_stale_s=float(words[1]))
+        """`stale-after POOL SECONDS [LOST]`: demand is stale at this age, and lost at the second one."""
+        lost_s = float(words[2]) if words[2:] else None
+        lending = replace(_LENDING, demand_stale_s=float(words[1]), demand_lost_s=lost_s)
         self._send(SetLendingPolicy(words[0], lending))
+
+    def _change_lending(self, words: Words) -> None:
+        """`lending POOL FIELD=VALUE...`: the fields mode, notice_s and veto_s."""
+        given = dict(word.split("=") for word in words[1:])
+        mode, notice_s, veto_s = (given.get(name, usual) for name, usual in _USUAL_LENDING.items())
+        lending = replace(_LENDING, mode=LendingMode(mode), notice_s=float(notice_s), veto_s=float(veto_s))
+        self._send(SetLendingPolicy(words[0], lending))
+
+    def _veto(self, words: Words) -> None:
+        """`veto NODE REASON`: an administrator vetoes the proposed loan of the node."""
+        loan = self._store.load().snapshot.loans[words[0]]
+        self._send(VetoLoan(loan.id, words[1]), actor="ada")
+
+    def _show_shadow(self, words: Words) -> None:
+        snapshot, now_s = self._store.load().snapshot, self._clock.now_s()
+        shadow, record = snapshot.shadows[words[0]], snapshot.demand[words[0]].shortages
+        text = (
+            f"{len(shadow.nodes)} nodes, {shadow.compute_gpu_s(now_s):.0f} GPU-s, {shadow.loans} loans, "
+            f"{shadow.recalls} recalls, {record.short_intervals} of {record.intervals} intervals short"
+        )
+        self.output.append(f"{now_s:6.0f}  {'(shadow)':<20} {words[0]:<10} {text}")
 
     def _demand(self, words: Words) -> None:
         self._executor.set_demand(words[0], float(words[1]))

@@ -16,7 +16,14 @@ from tests.kubernetes.control_plane import ASSETS, ControlPlane
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 ARCHIVE = f"sha256:{'0' * 64}"
 CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
+QUERIES = [
+    {"promql": "gpus"},
+    {"promql": "nodes", "unit": "nodes", "gpusPerNode": 8, "aggregate": "sum"},
+    {"preset": "vllm", "selector": {"model_name": "chat"}, "gpusPerReplica": 8, "requestsPerReplica": 256},
+    {"preset": "kserve", "gpusPerReplica": 0.5, "replicasMin": 0},
+]
 LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
+LAUNCH = {"name": "launch", "start": "2026-11-27T08:00:00+01:00", "duration": "3h"}
 CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
 
 
@@ -202,8 +209,11 @@ def test_range_and_suspend_are_mutable(cluster: KubernetesClient, namespace: str
         {"kind": "training", "nodeSelector": {"a": "b"}, "gpu": "a100-80g", "gpuMemory": "80GiB"},
         {**LENDS, "lending": {"enabled": True, "quantile": 0.999, "headroom": 0, "maxLentNodes": 3, "minLoan": "1h"}},
         {**LENDS, "lending": {"blackouts": [{"start": "22h", "end": 3600}]}, "demand": {"source": "push"}},
+        {**LENDS, "lending": {"timeZone": "Asia/Kolkata", "blackouts": [{"cron": "0 8 * * 1-5", "duration": "10h"}]}},
+        {**LENDS, "lending": {"knownEvents": [{**LAUNCH, "gpus": 64}], "demandProfile": [1.5] * 168}},
         {**LENDS, "demand": {"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "2m"}},
         {**LENDS, "demand": {"source": "prometheus", "query": "sum(gpus)"}},
+        {**LENDS, "demand": {"source": "prometheus", "queries": QUERIES, "staleAfter": "5m", "lostAfter": "1h"}},
         {**LENDS, "tolerations": [{"key": "dedicated", "value": "serving"}, {"operator": "Exists"}]},
     ],
 )
@@ -237,6 +247,23 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
         ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value"),
         ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value"),
         ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value"),
+        ({**LENDS, "demand": {"source": "push", "queries": QUERIES}}, "spec.demand.queries: Invalid value"),
+        (
+            {**LENDS, "demand": {"source": "prometheus", "query": "x", "queries": QUERIES}},
+            "spec.demand.query: Invalid value",
+        ),
+        *(
+            ({**LENDS, "demand": {"source": "prometheus", "queries": [query]}}, f"spec.demand.queries[0].{field}")
+            for query, field in (
+                ({}, "promql"),
+                ({"promql": "x", "unit": "nodes"}, "gpusPerNode"),
+                ({"promql": "x", "gpusPerReplica": 2}, "gpusPerReplica"),
+                ({"preset": "vllm", "gpusPerReplica": 2}, "requestsPerReplica"),
+                ({"promql": "x", "selector": {"a": "b"}}, "selector"),
+                ({"preset": "kserve", "gpusPerReplica": 2, "aggregate": "sum"}, "unit"),
+                ({"preset": "nim", "gpusPerReplica": 2, "requestsPerReplica": 8}, "preset"),
+            )
+        ),
         (
             {**LENDS, "demand": {"source": "push", "selector": {"a": "b"}}},
             "spec.demand.selector: Invalid value",

@@ -404,6 +404,28 @@ POOLS: Mapping[str, Case] = {
     "window in clock time": pool(
         SERVING, {"lending": {"blackouts": [{"start": "22:00", "end": "6h"}]}}, "blackouts[0].start", "22:00"
     ),
+    "window of an expression without a duration": pool(
+        SERVING, {"lending": {"blackouts": [{"cron": "0 8 * * *"}]}}, "blackouts[0].duration"
+    ),
+    "window of an expression with an end": pool(
+        SERVING, {"lending": {"blackouts": [{"cron": "0 8 * * *", "duration": "1h", "end": "6h"}]}}, "blackouts[0]"
+    ),
+    "expression with hour 25": pool(
+        SERVING,
+        {"lending": {"blackouts": [{"cron": "0 25 * * *", "duration": "1h"}]}},
+        "blackouts.0.cron",
+        "0 25 * * *",
+        reason=REFUSED,
+    ),
+    "misspelt zone": pool(
+        SERVING, {"lending": {"timeZone": "Europe/Berln"}}, "lending.timeZone", "Europe/Berlin", reason=REFUSED
+    ),
+    "event without a size": pool(
+        SERVING,
+        {"lending": {"knownEvents": [{"name": "launch", "start": "2026-11-27T08:00", "duration": "3h"}]}},
+        "knownEvents[0].gpus",
+    ),
+    "profile of 23 hours": pool(SERVING, {"lending": {"demandProfile": [1] * 23}}, "spec.lending.demandProfile"),
     "unknown effect": pool(
         SERVING, {"tolerations": [{"key": "a", "effect": "NoRun"}]}, "spec.tolerations[0].effect", "NoRun"
     ),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         NodeView,
         OverviewView,
         PoolDemandView,
+        PoolExplanationView,
         PoolForecastView,
         PoolView,
         QueueView,
@@ -58,6 +59,11 @@ class FleetMethods:
         return Request("POST", "/v1/pools", json=document)
 
     @RequestMethod
+    def change_pool(self, name: str, change: Mapping[str, Any], *, if_match: str = "") -> Request[PoolView]:
+        """Change some fields of the lending policy, as `{"lending": {...}}`, and keep the others."""
+        return Request("PATCH", _pool_path(name), json=change, headers=if_match_headers(if_match))
+
+    @RequestMethod
     def delete_pool(self, name: str, *, if_match: str = "") -> Request[PoolView]:
         return Request("DELETE", _pool_path(name), headers=if_match_headers(if_match))
 
@@ -76,6 +82,12 @@ class FleetMethods:
     @RequestMethod
     def delete_node(self, name: str, *, if_match: str = "") -> Request[NodeView]:
         return Request("DELETE", _node_path(name), headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def change_node(self, node: str, *, lendable: bool, if_match: str = "") -> Request[NodeView]:
+        """Set whether a node of an inference pool can be lent. A lent node that no longer can is recalled."""
+        change = {"lendable": lendable}
+        return Request("PATCH", _node_path(node), json=change, headers=if_match_headers(if_match))
 
     @RequestMethod
     def cordon(self, node: str, *, if_match: str = "") -> Request[NodeView]:
@@ -101,8 +113,33 @@ class FleetMethods:
         return Request("POST", f"{_pool_path(pool)}/demand", json=report)
 
     @RequestMethod
+    def push_demand(self, pool: str, readings: Sequence[tuple[float, float]]) -> Request[PoolDemandView]:
+        """Report readings of what the pool's inference needed: pairs of seconds since 1970 (UTC) and GPUs.
+
+        The newest reading becomes the present demand if it is newer than the latest one. The others enter the history
+        that forecasts learn from. One request takes up to 50,000 readings.
+        """
+        points = [{"at": at_s, "gpus": gpus} for at_s, gpus in readings]
+        return Request("POST", f"{_pool_path(pool)}/demand", json={"readings": points})
+
+    @RequestMethod
+    def set_demand_source(self, pool: str, source: Mapping[str, Any], *, if_match: str = "") -> Request[PoolView]:
+        """Let the service poll Prometheus for the demand of a pool."""
+        return Request("PUT", f"{_pool_path(pool)}/demand-source", json=source, headers=if_match_headers(if_match))
+
+    @RequestMethod
+    def delete_demand_source(self, pool: str, *, if_match: str = "") -> Request[PoolView]:
+        """Stop polling for the demand of a pool, so that only reports set it."""
+        return Request("DELETE", f"{_pool_path(pool)}/demand-source", headers=if_match_headers(if_match))
+
+    @RequestMethod
     def forecast(self, pool: str) -> Request[PoolForecastView]:
         return Request("GET", f"{_pool_path(pool)}/forecast")
+
+    @RequestMethod
+    def pool_explanation(self, pool: str) -> Request[PoolExplanationView]:
+        """Return why the pool lends nothing, or nothing more, and what would change that."""
+        return Request("GET", f"{_pool_path(pool)}/explanation")
 
 
 def _pool_path(name: str) -> str:
@@ -145,6 +182,11 @@ class LendingMethods:
     @ListMethod
     def loans(self, *, state: str = "") -> Pages[LoanView]:
         return Pages("/v1/loans", query={"state": state})
+
+    @RequestMethod
+    def veto_loan(self, loan_id: str, *, reason: str) -> Request[LoanView]:
+        """Reject a proposed loan. Its node is not proposed again for the pool's `veto_s`."""
+        return Request("POST", f"/v1/loans/{quote(loan_id, safe='')}:veto", json={"reason": reason})
 
     @RequestMethod
     def pause_lending(self) -> Request[SwitchesView]:

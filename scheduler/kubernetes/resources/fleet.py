@@ -8,21 +8,22 @@ from enum import StrEnum
 from typing import Any
 
 from scheduler.documents.custom_resource import (
-    DEMAND_STALE_S,
     DemandSpec,
     PoolSpec,
     TolerationSpec,
     pool_from_spec,
+    prometheus_demand_from_spec,
 )
 from scheduler.documents.document import InvalidDocumentError, InvalidField, parse_document, to_printable
 from scheduler.documents.queue import queue_from_spec
-from scheduler.domain.fleet import Loan, Node, Pool, PoolKind
+from scheduler.domain.demand_source import DEMAND_STALE_S, PrometheusDemand
+from scheduler.domain.fleet import Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
 from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.kubernetes.api_objects import GPU_RESOURCE, LOAN
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, LENDABLE_LABEL, LOAN
 from scheduler.kubernetes.gpu_labels import GpuModel, NodeGpus, parse_node_gpus
 from scheduler.kubernetes.node_view import Toleration, find_untolerated_taints
 from scheduler.kubernetes.resources.meta import (
@@ -41,39 +42,6 @@ from scheduler.scheduling.policies.quota import QueueUsage
 from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
 
 
-class UnknownDemandReason(StrEnum):
-    """Why a pool's demand is unknown."""
-
-    NO_DEPLOYMENT_MATCHES = "NoDeploymentMatches"
-    NO_SERIES = "NoSeries"
-    MANY_SERIES = "ManySeries"
-    NOT_A_NUMBER = "NotANumber"
-    STALE = "Stale"
-    UNREACHABLE = "Unreachable"
-    BAD_QUERY = "BadQuery"
-    NOT_ASKED_YET = "NotAskedYet"
-    NOT_PUSHED_YET = "NotPushedYet"
-
-
-@dataclass(frozen=True, slots=True)
-class KnownDemand:
-    """Inference needed `gpus` at `at_s`."""
-
-    gpus: float
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownDemand:
-    """There is no new reading. `message` is stable while the problem persists."""
-
-    reason: UnknownDemandReason
-    message: str
-
-
-PoolDemand = KnownDemand | UnknownDemand
-
-
 class DemandSourceKind(StrEnum):
     """Source of a pool's demand."""
 
@@ -86,12 +54,13 @@ class DemandSourceKind(StrEnum):
 class DemandSource:
     """Where a pool's demand comes from.
 
-    `selector` are labels of Deployments, `query` is PromQL. Readings older than `stale_after_s` are stale.
+    `selector` are labels of Deployments, `prometheus` is set for that kind alone. Readings older than `stale_after_s`
+    are stale.
     """
 
     kind: DemandSourceKind
     selector: Mapping[str, str] = field(default_factory=dict)
-    query: str = ""
+    prometheus: PrometheusDemand | None = None
     stale_after_s: float = DEMAND_STALE_S
 
 
@@ -159,12 +128,14 @@ def build_pool_status(
     """Return the status without its time. `cordoned` are nodes that the cluster cordons, now or at the last update."""
     conditions = tuple(conditions)
     nodes = [node for node in snapshot.nodes.values() if node.pool == name]
-    reading = snapshot.demand.get(name)
+    reading, shadow = snapshot.demand.get(name), snapshot.shadows.get(name)
     status = {
         "nodes": len(nodes),
         "gpus": sum(node.gpus for node in nodes),
         "lentNodes": sum(snapshot.is_lent(node) for node in nodes),
+        **_build_return_status(name, snapshot),
         "demandGpus": None if reading is None else f"{reading.asked_gpus:g}",
+        "shadowNodes": None if shadow is None else len(shadow.nodes),
         "problem": next(
             (condition.reason for condition in conditions if condition.holds is (condition.type == CONFLICT)), None
         ),
@@ -175,6 +146,14 @@ def build_pool_status(
         "conditions": conditions,
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _build_return_status(name: str, snapshot: Snapshot) -> dict[str, Any]:
+    """Return how many GPUs of recalled nodes come back to the pool, and when the last of them is due."""
+    recalled = [loan for loan in snapshot.loans.values() if loan.pool == name and loan.state is LoanState.RECALLED]
+    gpus = sum(node.gpus for loan in recalled if (node := snapshot.nodes.get(loan.node)) is not None)
+    due_s = max((loan.return_by_s for loan in recalled if loan.return_by_s is not None), default=None)
+    return {"returningGpus": gpus or None, "returnBy": None if due_s is None else format_time(due_s)}
 
 
 def _build_serving_status(advice: ReplicaAdvice) -> dict[str, Any]:
@@ -193,7 +172,10 @@ def _to_demand_source(spec: DemandSpec | None) -> DemandSource:
     if spec is None:
         return DemandSource(DemandSourceKind.PUSH)
     stale_after_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
-    return DemandSource(DemandSourceKind(spec.source), spec.selector or {}, spec.query or "", stale_after_s)
+    kind = DemandSourceKind(spec.source)
+    prometheus = prometheus_demand_from_spec(spec) if kind is DemandSourceKind.PROMETHEUS else None
+    selector = spec.selector or {} if kind is DemandSourceKind.DEPLOYMENTS else {}
+    return DemandSource(kind, selector, prometheus, stale_after_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +220,7 @@ def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) 
         memory_bytes,
         cordoned=cluster_node.is_cordoned or repels_all,
         capacity=UNKNOWN_CAPACITY,
+        lendable=cluster_node.labels.get(LENDABLE_LABEL, "").casefold() != "false",
     )
 
 

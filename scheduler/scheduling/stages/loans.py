@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
-from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.decisions import CancelRecall, LendNode, ProposeLoan, Reason, ReasonCode, RecallNode, ReturnNode
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Pool, PoolKind
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
     LendingTarget,
-    count_wanted_gpus,
+    demand_lost_at_s,
     is_unused_too_long,
     unused_loan_ends_s,
 )
+from scheduler.scheduling.stages.lendable_nodes import LoanSupply
+from scheduler.scheduling.stages.loan_proposals import settle_proposals
+from scheduler.scheduling.stages.shadow_loans import update_shadow_loans
 
 
 def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     """Return vacated nodes, then bring the loans of each inference pool to the number that the pool can spare."""
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
+    _recall_withheld_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
+    supply, shadows = LoanSupply(cycle), dict[str, ShadowLending]()
     for pool in cycle.snapshot.original.pools.values():
         if pool.kind is PoolKind.INFERENCE:
-            _adjust_pool(cycle, pool)
-    return StageReport(recheck_at_s=_next_unused_recall_s(cycle))
+            _adjust_pool(cycle, pool, supply)
+            if pool.lending.is_shadow:
+                target = cycle.policies.lend(cycle.view, pool, cycle.settings)
+                shadows[pool.name] = update_shadow_loans(cycle, pool, target, supply.list_nodes(pool.name))
+    recheck_at_s = min(_next_unused_recall_s(cycle), _next_demand_loss_s(cycle))
+    return StageReport(recheck_at_s=recheck_at_s, shadows=shadows)
 
 
 def _return_vacated_nodes(cycle: SchedulingCycle) -> None:
@@ -46,6 +56,15 @@ def _recall_draining_nodes(cycle: SchedulingCycle) -> None:
         _recall_node(cycle, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"draining node {loan.node}"))
 
 
+def _recall_withheld_nodes(cycle: SchedulingCycle) -> None:
+    """Recall lent nodes that their owner has since excluded from lending."""
+    for name in sorted(cycle.index.withheld):
+        loan = cycle.snapshot.loans.get(name)
+        if loan is not None and loan.state in UNRECALLED_LOAN_STATES:
+            deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
+            _recall_node(cycle, name, deadline_s, Reason(ReasonCode.OPERATOR_ASKED, f"node {name} is not lendable"))
+
+
 def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
     """Withdraw offers of nodes that inference has not left within the return deadline.
 
@@ -63,9 +82,9 @@ def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
 
 def _recall_unused_nodes(cycle: SchedulingCycle) -> None:
     """Give back nodes that no job has used for the shortest worthwhile loan."""
-    for name, loan in sorted(cycle.snapshot.loans.items()):
-        pool = cycle.snapshot.original.pools[loan.pool]
-        if loan.state is LoanState.ACTIVE and is_unused_too_long(loan, pool, cycle.settings, cycle.now_s):
+    for loan in _list_unused_loans(cycle):
+        name, pool = loan.node, cycle.snapshot.original.pools[loan.pool]
+        if is_unused_too_long(loan, pool, cycle.settings, cycle.now_s):
             assert loan.unused_since_s is not None
             unused_s = cycle.now_s - loan.unused_since_s
             detail = f"no job has used node {name} for {unused_s:.0f} s"
@@ -76,22 +95,32 @@ def _recall_unused_nodes(cycle: SchedulingCycle) -> None:
 def _next_unused_recall_s(cycle: SchedulingCycle) -> float:
     """Return when the next unused node goes back if no job uses it until then. Infinite without one."""
     pools = cycle.snapshot.original.pools
-    return min(
-        (
-            unused_loan_ends_s(loan, pools[loan.pool], cycle.settings)
-            for loan in cycle.snapshot.loans.values()
-            if loan.state is LoanState.ACTIVE
-        ),
-        default=float("inf"),
-    )
+    unused = _list_unused_loans(cycle)
+    return min((unused_loan_ends_s(loan, pools[loan.pool], cycle.settings) for loan in unused), default=float("inf"))
 
 
-def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
-    """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only.
+def _list_unused_loans(cycle: SchedulingCycle) -> list[Loan]:
+    """Return the active loans of nodes that no job uses, by node."""
+    loans = cycle.snapshot.loans.values()
+    unused = (loan for loan in loans if loan.unused_since_s is not None and loan.state is LoanState.ACTIVE)
+    return sorted(unused, key=lambda loan: loan.node)
+
+
+def _next_demand_loss_s(cycle: SchedulingCycle) -> float:
+    """Return when the demand of a pool with loans first counts as lost. Infinite without loans."""
+    snapshot, lent = cycle.snapshot.original, cycle.index.unrecalled_loan_counts
+    lenders = [pool for name, pool in snapshot.pools.items() if lent.get(name, 0)]
+    lost_at_s = (demand_lost_at_s(pool, snapshot.demand.get(pool.name), cycle.settings) for pool in lenders)
+    return min((each for each in lost_at_s if each > cycle.now_s), default=float("inf"))
+
+
+def _adjust_pool(cycle: SchedulingCycle, pool: Pool, supply: LoanSupply) -> None:
+    """Recall nodes, cancel recalls, or settle proposals in every tick. Lend or propose nodes in full passes only.
 
     A cordoned node that goes back is of no use to inference, so the pool can then lend less.
     """
-    target = cycle.policies.lend(cycle.view, pool, cycle.settings)
+    target = _find_target(cycle, pool)
+    settle_proposals(cycle, pool, target)
     lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
     if lent > target.nodes:
         while lent > target.nodes:
@@ -99,18 +128,27 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
             still_lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
             if still_lent == lent:
                 return
-            lent, target = still_lent, cycle.policies.lend(cycle.view, pool, cycle.settings)
+            lent, target = still_lent, _find_target(cycle, pool)
     elif target.allows_new_loans:
         _cancel_recalls(cycle, pool, target, target.nodes - lent)
         spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
         if cycle.full_pass and spare > 0:
-            _lend_nodes(cycle, pool, target, spare)
+            _lend_nodes(cycle, pool, target, spare, supply)
+
+
+def _find_target(cycle: SchedulingCycle, pool: Pool) -> LendingTarget:
+    """Return the policy's target; nothing for a pool in shadow mode, whose real loans go back."""
+    if pool.lending.is_shadow:
+        return LendingTarget(0, False, Reason(ReasonCode.SHADOW_MODE, f"pool {pool.name} is in shadow mode"))
+    return cycle.policies.lend(cycle.view, pool, cycle.settings)
 
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
     return_by_s = cycle.now_s + pool.lending.return_deadline_s
+    is_lost = target.reason.code is ReasonCode.DEMAND_LOST
+    code = ReasonCode.DEMAND_LOST if is_lost else ReasonCode.INFERENCE_NEEDS_NODE
     for node in cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings):
-        reason = Reason(ReasonCode.INFERENCE_NEEDS_NODE, target.reason.detail, target.reason.numbers)
+        reason = Reason(code, target.reason.detail, target.reason.numbers)
         _recall_node(cycle, node, return_by_s, reason)
 
 
@@ -141,30 +179,22 @@ def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, c
 
 def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     node = cycle.snapshot.original.nodes[loan.node]
-    return not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
+    return node.lendable and not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
 
 
-def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
+def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int, supply: LoanSupply) -> None:
     """Lend up to `count` nodes, those that inference uses least first, as long as jobs could use their GPUs.
 
-    An offer that was withdrawn in this tick is not repeated in it.
+    A pool that gives notice proposes them instead. An offer or a proposal that was withdrawn in this tick is not
+    repeated in it.
     """
-    on_loan = {loan.node for loan in cycle.snapshot.loans.values() if loan.is_live}
-    on_loan |= cycle.snapshot.original.index.offered
-    idle = [
-        node for node in cycle.snapshot.original.nodes.values() if node.name not in on_loan and _is_lendable(node, pool)
-    ]
-    idle.sort(key=lambda node: (node.inference_gpus, node.name))
-    wanted_gpus: dict[str, float] = {}
-    for node in idle:
-        if node.gpu not in wanted_gpus:
-            scales, mixes = cycle.policies.scales, cycle.policies.deal_nodes is not None
-            wanted_gpus[node.gpu] = count_wanted_gpus(cycle.view, node.gpu, cycle.settings, scales=scales, mixes=mixes)
-        if wanted_gpus[node.gpu] > 0 and count > 0:
-            cycle.apply(LendNode(node.name, target.reason))
-            wanted_gpus[node.gpu] -= node.gpus
+    loans, index, notice_s = cycle.snapshot.loans, cycle.snapshot.original.index, pool.lending.notice_s
+    for node in supply.list_nodes(pool.name):
+        if count <= 0:
+            return
+        loan = loans.get(node.name)
+        is_taken = (loan is not None and loan.is_live) or node.name in index.offered or node.name in index.proposed
+        if not is_taken and supply.wanted.take(node):
+            propose = ProposeLoan(node.name, cycle.now_s + notice_s, target.reason)
+            cycle.apply(propose if notice_s else LendNode(node.name, target.reason))
             count -= 1
-
-
-def _is_lendable(node: Node, pool: Pool) -> bool:
-    return node.pool == pool.name and node.state is NodeState.UP and not node.cordoned

@@ -122,7 +122,8 @@ class CaseChecks:
 
 
 def _is_used_by_inference(stored: Snapshot, node: Node) -> bool:
-    is_owned = stored.pools[node.pool].kind is PoolKind.INFERENCE and node.name not in stored.loans
+    loan = stored.loans.get(node.name)
+    is_owned = stored.pools[node.pool].kind is PoolKind.INFERENCE and not (loan is not None and loan.is_in_effect)
     return is_owned and node.state is NodeState.UP
 
 

@@ -237,7 +237,7 @@ class PersistenceForecaster:
 
     equations: tuple[NormalEquations, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *, zone: str = "UTC") -> None:
         self._gpus = 0.0
 
     def observe(self, time_s: float, gpus: float) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from api.webhooks.deliverer import DEAD_IN_A_ROW_MAX, Backoff, apply_outcome, build_delivery, webhook_visibility
 from api.webhooks.sender import (
+    RESPONSE_BYTES_MAX,
     DeliveryOutcome,
     RefusedAddressError,
     check_host,
@@ -23,10 +24,13 @@ from api.webhooks.sender import (
     resolve_allowed,
 )
 from api.webhooks.signature import derive_webhook_secret, sign_message
+from api.webhooks.vetoes import VetoSender, read_veto
 from ebbtide.client.webhook_signature import SignatureError, verify
+from scheduler.domain.commands import VetoLoan
 from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job
 
@@ -192,3 +196,49 @@ def test_job_ids_of_other_queues_are_redacted() -> None:
     assert "secret" not in body("vision")
     assert "a job of another queue need what own-1 has" in body("vision")
     assert "secret-1 and secret-2 need" in body("")
+
+
+PROPOSED = Delivery("msg_2", "wh_a", 2, "LoanProposed", "i0-7", 0.0, "{}")
+VETOED = VetoLoan("i0-7", "not today", "wh_a")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "status", "body", "found"),
+    [
+        (PROPOSED, 200, b'{"veto": true, "reason": "not today"}', VETOED),
+        (PROPOSED, 200, b' {"veto": true, "reason": "not today", "more": 1}\n', VETOED),
+        (PROPOSED, 200, b'{"veto": false}', ""),
+        (PROPOSED, 200, b"{}", ""),
+        (PROPOSED, 200, b"ok", ""),
+        (PROPOSED, 200, b"", ""),
+        (PROPOSED, 202, b'{"veto": true, "reason": "not today"}', ""),
+        (DELIVERY, 200, b'{"veto": true, "reason": "not today"}', ""),
+    ],
+)
+def test_only_a_full_answer_to_a_proposal_is_a_veto(
+    delivery: Delivery, status: int, body: bytes, found: VetoLoan | str
+) -> None:
+    assert read_veto(delivery, DeliveryOutcome(status, response_start=body)) == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"veto": "yes", "reason": "not today"}',
+        b'{"veto": true}',
+        b'{"veto": true, "reason": " "}',
+        b'{"veto": true, "reason": 7}',
+        b'{"veto": true',
+        b'{"veto": true, "reason": "' + b"x" * RESPONSE_BYTES_MAX,
+    ],
+)
+def test_broken_answer_to_a_proposal_is_an_error(body: bytes) -> None:
+    found = read_veto(PROPOSED, DeliveryOutcome(200, response_start=body[:RESPONSE_BYTES_MAX]))
+    assert isinstance(found, str)
+    assert found
+
+
+def test_webhook_that_is_not_an_admins_vetoes_nothing() -> None:
+    store = MemoryStore()
+    assert VetoSender(store).send(WEBHOOK, PROPOSED, VETOED, now_s=1.0)
+    assert store.count_pending_commands() == 0

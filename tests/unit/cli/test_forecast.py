@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +63,22 @@ def test_frontier_compares_forecasts_with_the_oracle(run: Run, recorded: Path, t
     assert 0.4 < combined[0.999]["oracle_share"] < combined[0.9]["oracle_share"] <= 1.0
     assert combined[0.999]["short_ratio"] <= combined[0.9]["short_ratio"]
     assert "oracle" in run(*words).stdout
+
+
+@pytest.mark.parametrize(("options", "zone"), [((), "Asia/Kolkata"), (("--time-zone", "UTC"), "UTC")])
+def test_frontier_follows_the_clock_of_each_pool(
+    run: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], zone: str
+) -> None:
+    zones, cluster = list[str](), tmp_path / "cluster.yaml"
+    own = "{name: own, kind: training, nodes: 1, gpus_per_node: 8, gpu: a100-80g}"
+    lending = "{time_zone: Asia/Kolkata}"
+    served = f"{{name: served, kind: inference, nodes: 24, gpus_per_node: 8, gpu: a100-80g, lending: {lending}}}"
+    cluster.write_text(f"pools:\n- {own}\n- {served}\n")
+
+    def record_zone(*args: Any, zone: str, **more: Any) -> tuple[()]:
+        zones.append(zone)
+        return ()
+
+    monkeypatch.setattr("scheduler.simulator.lending_frontier.compute_frontier", record_zone)
+    run("lending", "frontier", "--demand", str(recorded), "--cluster", str(cluster), *options)
+    assert zones == [zone]

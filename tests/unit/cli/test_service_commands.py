@@ -236,6 +236,26 @@ def test_cordon_drain_and_uncordon(ask: Ask, run: Run, fleet: Any) -> None:
     assert not ask("uncordon", "t0")["cordoned"]
 
 
+def test_the_calendar_of_a_pool_is_changed_from_a_file(ask: Ask, run: Run, fleet: Any, tmp_path: Path) -> None:
+    file = tmp_path / "lending.yaml"
+    file.write_text("time_zone: Europe/Berlin\nblackouts:\n- {cron: '0 8 * * 1-5', duration_s: 10h}\n")
+    assert ask("pools", "change", "serving", "--lending", str(file))["lending"]["time_zone"] == "Europe/Berlin"
+    file.write_text("known_events:\n- {name: sale, start_s: 2026-11-27T08:00, duration_s: 3h, gpus: 2}\n")
+    lending = ask("pools", "change", "serving", "--lending", str(file))["lending"]
+    assert [event["start_s"] for event in lending["known_events"]] == [1_795_762_800.0]
+    assert len(lending["blackouts"]) == 1
+    file.write_text("time_zone: Europe/Berln\n")
+    assert "'Europe/Berlin'" in run("pools", "change", "serving", "--lending", str(file)).stderr
+
+
+def test_a_node_is_excluded_from_lending_and_included_again(ask: Ask, run: Run, fleet: Any) -> None:
+    ask("nodes", "add", "s9", "--pool", "serving", "--gpu", "cpu", "--gpus", "2", "--no-lendable")
+    assert "up, not lendable" in run("nodes").stdout
+    assert ask("nodes", "change", "s9", "--lendable")["lendable"] is True
+    assert ask("nodes", "change", "s9", "--no-lendable")["lendable"] is False
+    assert run("nodes", "change", "s9").exit_code == 2
+
+
 def test_nodes_and_pools_are_deleted(ask: Ask, fleet: Any) -> None:
     ask("nodes", "delete", "t0")
     fleet.tick()
@@ -367,3 +387,11 @@ def test_downloaded_snapshot_can_be_replayed(run: Run, ask: Ask, fleet: Any, tmp
     assert list(document["waiting"]) == [second]
     assert job_id in path.read_text()
     assert "No violations." in run("replay", str(path)).stdout
+
+
+def test_forecast_names_the_known_event_that_raises_it(run: Run, fleet: Any) -> None:
+    made = Forecast(0.0, 600.0, (0.5, 0.999), (2.0, 2.0), "demand profile", is_calibrated=False, event="launch")
+    fleet.store.send(Command("forecast", 0.0, ForecastMade("serving", made)))
+    fleet.tick()
+    shown = run("forecast", "show", "serving").stdout
+    assert ("known event launch" in shown, "demand profile" in shown) == (True, True)

@@ -23,6 +23,7 @@ from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
+from scheduler.domain.demand_source import DemandQuery, DemandUnit, InferenceServer, PrometheusDemand, ServerLoad
 from scheduler.domain.fleet import NETWORK_BYTES_PER_S_MAX, Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Job, Progress
@@ -30,7 +31,8 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.known_events import FACTOR_MAX, KnownEvent
+from scheduler.domain.lending_policy import PROFILE_HOURS, Blackout, LendingMode, LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
 from scheduler.domain.program import Program
@@ -42,6 +44,7 @@ from scheduler.domain.snapshot import Snapshot
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
 _NAME = st.text(min_size=1, max_size=8)
+_ZONE = "Europe/Berlin"
 _POSITIVE_S = st.floats(min_value=1e-9, allow_infinity=False)
 
 
@@ -130,6 +133,13 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         latency_s=st.floats(1e-6, 1e-3),
         nics_per_node=st.integers(1, 8),
     ),
+    Blackout: st.builds(
+        Blackout, start_s=_POSITIVE_S, end_s=_POSITIVE_S, cron=st.text(), time_zone=st.sampled_from(["", _ZONE])
+    ),
+    KnownEvent: st.one_of(
+        st.builds(KnownEvent, duration_s=_POSITIVE_S, gpus=st.floats(0.0, 1e6)),
+        st.builds(KnownEvent, duration_s=_POSITIVE_S, factor=st.floats(1.0, FACTOR_MAX)),
+    ),
     SizingPolicy: st.builds(
         SizingPolicy,
         replicas_min=st.integers(0, 4),
@@ -146,6 +156,29 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         cold_start_s=_POSITIVE_S,
         lent_nodes_max=st.none() | _COUNT,
         demand_stale_s=st.none() | _POSITIVE_S,
+        time_zone=st.sampled_from(["UTC", _ZONE]),
+        demand_profile=st.sampled_from([(), (1.5,) * PROFILE_HOURS[0], (0.0,) * PROFILE_HOURS[1]]),
+        demand_lost_s=st.none() | st.just(math.inf),
+        mode=st.sampled_from(LendingMode),
+        notice_s=_POSITIVE_S,
+        veto_s=_POSITIVE_S,
+    ),
+    DemandQuery: st.one_of(
+        st.builds(DemandQuery, promql=st.just("sum(gpus)"), sums_series=st.booleans()),
+        st.builds(DemandQuery, promql=st.just("nodes"), unit=st.just(DemandUnit.NODES), gpus_each=st.floats(0.5, 16.0)),
+    ),
+    ServerLoad: st.builds(
+        ServerLoad,
+        server=st.just(InferenceServer.VLLM),
+        selector=st.just({"namespace": "chat"}),
+        gpus_each=st.floats(0.5, 16.0),
+        requests_each=st.floats(1.0, 512.0),
+        replicas_min=st.integers(0, 4),
+    ),
+    PrometheusDemand: st.builds(
+        PrometheusDemand,
+        terms=st.just((DemandQuery("sum(gpus)"), ServerLoad(InferenceServer.KSERVE))),
+        stale_after_s=_POSITIVE_S,
     ),
 }
 _PLAIN: dict[Any, SearchStrategy[Any]] = {

@@ -13,7 +13,7 @@ from scheduler.domain.job_state import ENDED_STATES, JOB_TRANSITIONS, PLACED_STA
 from tests.builders import a_job, a_loan
 
 State = TypeVar("State", JobState, LoanState)
-LOANS_ENDED = {LoanState.RETURNED, LoanState.LOST}
+LOANS_ENDED = {LoanState.RETURNED, LoanState.LOST, LoanState.VETOED}
 
 
 def reachable(transitions: Iterable[tuple[State, State]], start: State) -> set[State]:
@@ -30,7 +30,7 @@ def test_ended_states_are_final() -> None:
 
 def test_every_state_is_reachable() -> None:
     assert reachable(JOB_TRANSITIONS, JobState.SUBMITTED) == set(JobState)
-    assert reachable(LOAN_TRANSITIONS, LoanState.OFFERED) == set(LoanState)
+    assert reachable(LOAN_TRANSITIONS, LoanState.PROPOSED) == set(LoanState)
 
 
 @pytest.mark.parametrize("state", sorted(set(JobState) - ENDED_STATES))

@@ -97,6 +97,28 @@ def test_readings_older_than_a_month_do_not_matter() -> None:
     assert made[0] == made[1]
 
 
+def test_models_of_other_horizons_stand_in_until_one_is_fitted() -> None:
+    times_s, gpus = make_days(4, noise=0.1)
+    forecaster, now_s = learn(times_s, gpus, horizon_s=2 * HOUR_S), float(times_s[-1])
+    usual = forecaster.forecast(now_s, 2 * HOUR_S)
+    shorter, longer = (forecaster.forecast(now_s, hours * HOUR_S) for hours in (1, 3))
+    assert (shorter.gpus, shorter.horizon_s, shorter.is_calibrated) == (usual.gpus, 2 * HOUR_S, True)
+    assert (longer.gpus, longer.horizon_s, longer.is_calibrated) == (usual.gpus, 2 * HOUR_S, False)
+    fit_due([forecaster], now_s)
+    own = [forecaster.forecast(now_s, hours * HOUR_S) for hours in (1, 3)]
+    assert [(each.horizon_s, each.is_calibrated) for each in own] == [(HOUR_S, True), (3 * HOUR_S, True)]
+
+
+def test_models_of_horizons_that_are_no_longer_asked_for_are_dropped() -> None:
+    times_s, gpus = make_days(4, noise=0.1)
+    forecaster, now_s = learn(times_s, gpus, horizon_s=2 * HOUR_S), float(times_s[-1])
+    for hour in range(8):
+        forecaster.observe(now_s + hour * HOUR_S, 10.0)
+        forecaster.forecast(now_s + hour * HOUR_S, HOUR_S)
+        fit_due([forecaster], now_s + hour * HOUR_S)
+    assert len(forecaster.equations) == 1
+
+
 def test_forecast_by_one_method_alone() -> None:
     times_s, gpus = make_days(4, noise=0.1)
     made = learn(times_s, gpus, method="persistence").forecast(float(times_s[-1]), 2 * HOUR_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.host_ports import compute_port_requests
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, ReplicaStart, Run, RunPhase
 from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.cluster_cache import ClusterView
@@ -21,6 +22,7 @@ from scheduler.kubernetes.cluster_observation import (
     find_live_agents,
     find_overcommitted_nodes,
     merge_pod_runs,
+    observe_nodes,
 )
 from scheduler.kubernetes.node_capacities import find_shortages
 from scheduler.kubernetes.node_view import NodeView
@@ -225,3 +227,39 @@ def test_agent_end_has_its_cause() -> None:
     assert not ends[evicted.uid].is_fault
     assert not ends[deleted.uid].is_fault, "a deleted agent is not at fault"
     assert ends[greedy.uid].is_fault
+
+
+def bound_and_ready(bound: str, ready: str | None, *, restarts: int = 0) -> dict[str, Any]:
+    conditions = [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": bound},
+        {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": ready or bound},
+    ]
+    return {"phase": "Running", "conditions": conditions, "containerStatuses": [{"restartCount": restarts}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds"),
+    [
+        (bound_and_ready("2026-11-27T08:00:00Z", "2026-11-27T08:01:14Z"), 74.0),
+        (bound_and_ready("2026-11-27T08:00:00Z", None), None),
+        (bound_and_ready("2026-11-27T08:00:00Z", "2026-11-27T09:00:00Z", restarts=1), None),
+        (bound_and_ready("yesterday", "2026-11-27T09:00:00Z"), None),
+        ({"phase": "Running"}, None),
+    ],
+)
+def test_start_of_a_replica_is_read_from_its_conditions(status: dict[str, Any], seconds: float | None) -> None:
+    start = parse_pod_view({"metadata": {"name": "a"}, "status": status}).replica_start
+    assert (None if start is None else start.seconds) == seconds
+
+
+def test_a_node_reports_the_start_of_the_newest_replica_that_is_not_ours() -> None:
+    snapshot = a_snapshot(a_fleet(training=1, inference=1))
+    nodes = {name: NodeView(name, "1", is_ready=True, is_cordoned=False, gpus=8) for name in snapshot.nodes}
+    starts = (ReplicaStart(50.0, 20.0), ReplicaStart(90.0, 30.0), None)
+    pods = tuple(
+        PodView("serving", f"p{at}", f"u{at}", node, 1, "Running", is_deleting=False, replica_start=start)
+        for at, start in enumerate(starts)
+        for node in ("i0", "t0")
+    )
+    facts = observe_nodes(snapshot, ClusterView(pods=pods, nodes=nodes))
+    assert (facts["i0"].replica_start, facts["t0"].replica_start) == (ReplicaStart(90.0, 30.0), None)

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
+from scheduler.demand.reports import REPORT_INTERVAL_S
 from scheduler.documents.document import InvalidDocumentError
-from scheduler.domain.commands import Command, ReportDemand
+from scheduler.domain.commands import Command, ReportDemand, ReportDemandHistory
+from scheduler.domain.demand_source import (
+    DemandQuery,
+    KnownDemand,
+    PoolDemand,
+    PrometheusDemand,
+    UnknownDemand,
+    UnknownDemandReason,
+)
 from scheduler.domain.fleet import DemandReading, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.api_objects import POOL
-from scheduler.kubernetes.demand_sources import REPORT_INTERVAL_S, PoolReadings, compute_readings, with_demand
-from scheduler.kubernetes.resources.fleet import (
-    DemandSource,
-    DemandSourceKind,
-    KnownDemand,
-    PoolDemand,
-    PoolResource,
-    UnknownDemand,
-    UnknownDemandReason,
-    parse_pool,
-)
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.demand_sources import DemandSources, PoolReadings, compute_readings, with_demand
+from scheduler.kubernetes.resources.fleet import DemandSource, DemandSourceKind, PoolResource, parse_pool
 from scheduler.kubernetes.resources.meta import Condition
 from scheduler.kubernetes.spec_commands import SpecCommands
+from tests.kubernetes.waiting import eventually
 from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
+from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
 
+GPUS = PrometheusDemand((DemandQuery("gpus"),))
 NONE_YET = PoolReadings()
 NO_SERIES = UnknownDemand(UnknownDemandReason.NO_SERIES, "the query gives no series")
 
 
 def build_pool(**more: Any) -> PoolResource:
-    demand = DemandSource(DemandSourceKind.PROMETHEUS, query="gpus")
+    demand = DemandSource(DemandSourceKind.PROMETHEUS, prometheus=GPUS)
     return PoolResource(Pool("serving", PoolKind.INFERENCE), "uid-1", {"role": "serve"}, demand=demand, **more)
 
 
@@ -66,12 +72,48 @@ def test_unchanged_demand_is_reported_every_minute_and_changes_at_once() -> None
 
 @pytest.mark.parametrize("stale_after_s", [15.0, 60.0, 300.0, 86_400.0])
 def test_unchanged_demand_never_becomes_stale(stale_after_s: float) -> None:
-    source = DemandSource(DemandSourceKind.PROMETHEUS, query="gpus", stale_after_s=stale_after_s)
+    source = DemandSource(DemandSourceKind.PROMETHEUS, prometheus=GPUS, stale_after_s=stale_after_s)
     pool, found = replace(build_pool(), demand=source), NONE_YET
     for second in range(200):
         found = compute_readings([pool], {"uid-1": KnownDemand(5.0, NOW_S + second)}, found)
         ((at_s, _),) = readings(found)
         assert NOW_S + second - at_s < stale_after_s / 3
+
+
+def read_until_filled(sources: DemandSources) -> list[PoolReadings]:
+    """Read until a reading and a history were found. A round of the poller may end between the two."""
+    found: list[PoolReadings] = []
+
+    def is_filled() -> bool:
+        found.append(sources.read([build_pool()], time.time()))
+        return any(each.histories for each in found) and bool(found[-1].readings)
+
+    eventually(is_filled, what="a reading and a history")
+    return found
+
+
+def test_operator_back_fills_the_history_of_its_queries_once() -> None:
+    now_s = time.time()
+
+    def success(kind: str, series: dict[str, Any]) -> Answer:
+        return Answer(body={"status": "success", "data": {"resultType": kind, "result": [{"metric": {}, **series}]}})
+
+    answers = (
+        success("vector", {"value": [now_s, "5"]}),
+        success("vector", {"value": [now_s, str(now_s)]}),
+        success("matrix", {"values": [[now_s - 600.0, "3"], [now_s - 300.0, "4"]]}),
+    )
+    with ScriptedServer(*answers).running() as server:
+        sources = DemandSources(create_autospec(KubernetesClient), prometheus_url=server.url)
+        sources.start()
+        try:
+            found = [*read_until_filled(sources), sources.read([build_pool()], time.time())]
+        finally:
+            sources.stop()
+    (history,) = (command for each in found for command in each.histories)
+    assert history.body == ReportDemandHistory("serving", ((now_s - 600.0, 3.0), (now_s - 300.0, 4.0)))
+    sent = with_demand(SpecCommands(), replace(found[-1], histories=(history,)), Snapshot()).commands
+    assert [type(command.body) for command in sent] == [ReportDemand, ReportDemandHistory]
 
 
 def test_unknown_demand_is_not_reported_and_sets_the_condition() -> None:

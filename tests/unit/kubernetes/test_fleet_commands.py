@@ -207,6 +207,23 @@ def test_cluster_cordon_is_followed_and_http_cordon_stays() -> None:
     assert rig.server.get(POOL, "serving")["status"]["cordonedNodes"] == []
 
 
+def test_label_decides_whether_a_node_is_lendable() -> None:
+    rig = build_fleet()
+    labels = rig.server.get(NODE, "s0")["metadata"]["labels"]
+    labels["ebbtide.dev/lendable"] = "false"
+    assert rig.run_round() == ["ChangeNode"]
+    rig.add_node("s2", {**SERVE, "ebbtide.dev/lendable": "false"})
+    rig.run_until_stable()
+    assert {name: node.lendable for name, node in rig.snapshot.nodes.items() if node.pool == "serving"} == {
+        "s0": False,
+        "s1": True,
+        "s2": False,
+    }
+    del labels["ebbtide.dev/lendable"]
+    assert rig.run_round() == ["ChangeNode"]
+    assert rig.snapshot.nodes["s0"].lendable
+
+
 def test_node_without_gpus_is_cordoned_but_not_drained() -> None:
     rig = build_fleet()
     rig.server.get(NODE, "t0")["status"]["allocatable"]["nvidia.com/gpu"] = "0"

@@ -9,7 +9,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 
-from scheduler.domain.commands import Command, PauseLending, ResumeLending
+from scheduler.domain.commands import Command, PauseLending, ResumeLending, SetDemandSource
+from scheduler.domain.demand_source import DemandQuery, PrometheusDemand
+from scheduler.domain.events import EventCode
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
@@ -88,6 +90,16 @@ def test_one_tick_consumes_several_commands() -> None:
         rig.store.send(Command(f"c{at}", 1000.0, PauseLending() if at % 2 else ResumeLending()))
     assert rig.step(0.1) is not None
     assert rig.step(0.1) is None
+    assert rig.store.load().inbox == ()
+
+
+def test_demand_of_a_pool_with_a_source_is_polled_and_reported() -> None:
+    rig = Rig()
+    rig.store.send(Command("source", 1000.0, SetDemandSource("inference", PrometheusDemand((DemandQuery("gpus"),)))))
+    rig.step()
+    rig.step(60.0)
+    codes = [(event.code, event.subject) for report in rig.reports for event in report.events]
+    assert codes == [(EventCode.POOL_CHANGED, "inference"), (EventCode.DEMAND_UNKNOWN, "inference")]
     assert rig.store.load().inbox == ()
 
 

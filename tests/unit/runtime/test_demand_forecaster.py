@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast
+from scheduler.domain.known_events import KnownEvent
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.serving import ServedModel, SizingMode, SizingPolicy, name_rate_series
@@ -54,9 +56,15 @@ class Rig:
         self.snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=2, lending=lending))
         self.store = MemoryStore(self.snapshot)
         self.listeners: list[RecordingForecaster] = []
+        self.zones: list[str] = []
         self.fits = ThreadPoolExecutor(1)
         self.watch = DemandForecaster(self.store, self._new, history_s=1000.0, fits=self.fits)
         self.store.acquire_lease("rig", now_s=0.0, ttl_s=1e9)
+
+    def set_lending(self, **lending: Any) -> None:
+        pool = self.snapshot.pools["inference"]
+        changed = replace(pool, lending=replace(pool.lending, **lending))
+        self.snapshot = replace(self.snapshot, pools={**self.snapshot.pools, "inference": changed})
 
     def record(self, at_s: float, gpus: float) -> None:
         reading = DemandReading(at_s, min(gpus, 16.0), gpus)
@@ -66,7 +74,8 @@ class Rig:
         self.store.commit(Commit(self.snapshot, following, 1, readings=(("inference", reading),)))
         self.snapshot = following
 
-    def _new(self) -> RecordingForecaster:
+    def _new(self, *, zone: str) -> RecordingForecaster:
+        self.zones.append(zone)
         self.listeners.append(RecordingForecaster())
         return self.listeners[-1]
 
@@ -82,6 +91,24 @@ def test_new_leader_reads_stored_readings_once_and_then_new_ones() -> None:
     rig.watch.make_forecasts(rig.snapshot, 2300.0)
     assert rig.listeners[0].heard == [(1500.0, 1.0), (1600.0, 20.0), (2100.0, 3.0)]
     assert len(rig.listeners) == 1
+
+
+def test_back_filled_history_is_read_by_a_new_forecaster_without_the_fits_of_the_old_one() -> None:
+    rig = Rig()
+    rig.record(1600.0, 20.0)
+    rig.watch.make_forecasts(rig.snapshot, 2000.0)
+    _, gpus = make_days(3, noise=0.1)
+    rig.listeners[0].task = FitTask(bin_values(gpus), Season(DAY_S, HOUR_S), 1, np.zeros(FEATURES))
+    rig.watch.make_forecasts(rig.snapshot, 2000.0)
+    older = DemandReading(1500.0, 1.0, 1.0)
+    known = replace(rig.snapshot.demand["inference"], backfills=1)
+    following = replace(rig.snapshot, generation=rig.snapshot.generation + 1, demand={"inference": known})
+    rig.store.commit(Commit(rig.snapshot, following, 1, backfill=(("inference", older),)))
+    rig.watch.make_forecasts(following, 2100.0)
+    rig.watch.close()
+    rig.watch.make_forecasts(following, 2200.0)
+    assert [listener.heard for listener in rig.listeners] == [[(1600.0, 20.0)], [(1500.0, 1.0), (1600.0, 20.0)]]
+    assert [listener.accepted for listener in rig.listeners] == [[], []]
 
 
 def test_forecast_uses_the_horizon_of_the_pool() -> None:
@@ -102,7 +129,7 @@ def test_forecast_includes_the_quantile_of_the_pool() -> None:
 
 
 def test_rate_of_a_sized_model_is_forecast_over_the_start_of_a_replica() -> None:
-    rig = Rig(LendingPolicy(enabled=False))
+    rig = Rig(LendingPolicy(enabled=False, time_zone="Asia/Kolkata"))
     sizing = SizingPolicy(SizingMode.ADVISE, start_s=90.0)
     served = ServedModel("chat", "h100-80g", 1.0, 0.05, sizing=sizing)
     pools = {**rig.snapshot.pools, "inference": replace(rig.snapshot.pools["inference"], serving=(served,))}
@@ -115,6 +142,7 @@ def test_rate_of_a_sized_model_is_forecast_over_the_start_of_a_replica() -> None
     [rate] = command.body.forecast.rates
     assert (rate.model, rate.made_at_s, rate.horizon_s, rate.rate_per_s) == ("chat", 10.0, 90.0, 2.0)
     assert [listener.heard for listener in rig.listeners] == [[(1.0, 2.0)], [(0.5, 7.0), (1.0, 7.0)]]
+    assert rig.zones == ["Asia/Kolkata"] * 2, "rates follow the clock of their pool"
 
 
 def test_pools_without_lending_or_readings_get_no_forecast() -> None:
@@ -155,3 +183,36 @@ def test_models_are_fitted_in_the_background_and_used_by_a_later_pass() -> None:
     rig.watch.make_forecasts(rig.snapshot, 400.0)
     ((horizon_s, model),) = listener.accepted
     assert (horizon_s, model.is_calibrated) == (600.0, True)
+
+
+def test_changed_zone_begins_a_new_forecaster_with_the_stored_readings() -> None:
+    rig = Rig(LendingPolicy(time_zone="Asia/Kolkata"))
+    rig.record(100.0, 9.0)
+    rig.watch.make_forecasts(rig.snapshot, 200.0)
+    _, gpus = make_days(3, noise=0.1)
+    rig.listeners[0].task = FitTask(bin_values(gpus), Season(DAY_S, HOUR_S), 1, np.zeros(FEATURES))
+    rig.watch.make_forecasts(rig.snapshot, 300.0)
+    rig.set_lending(time_zone="Europe/Berlin")
+    rig.watch.make_forecasts(rig.snapshot, 400.0)
+    rig.watch.close()
+    rig.watch.make_forecasts(rig.snapshot, 500.0)
+    assert rig.zones == ["Asia/Kolkata", "Europe/Berlin"]
+    assert [listener.heard for listener in rig.listeners] == [[(100.0, 9.0)]] * 2
+    assert rig.listeners[1].accepted == [], "the fit was for the earlier clock"
+
+
+def test_pool_without_readings_forecasts_by_its_profile() -> None:
+    rig = Rig(LendingPolicy(demand_profile=(3.0,) * 24))
+    (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    assert (command.body.forecast.method, command.body.forecast.gpus[0]) == ("demand profile", 3.0)
+    assert rig.listeners == []
+
+
+def test_known_event_raises_what_is_stored_and_not_what_the_model_learns_from() -> None:
+    rig = Rig(LendingPolicy(known_events=(KnownEvent("launch", 600.0, 60.0, gpus=12.0),)))
+    rig.record(1.0, 2.0)
+    (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    assert (set(command.body.forecast.gpus), command.body.forecast.event) == ({12.0}, "launch")
+    assert rig.listeners[0].heard == [(1.0, 2.0)]

@@ -256,6 +256,15 @@ def test_switches_are_set_and_reset() -> None:
     assert told(recalled, ResumeLending(), FreezeResizes(False)).snapshot.switches == Switches()
 
 
+def test_switches_of_lending_name_their_author() -> None:
+    commands = [
+        Command("pause", 50.0, PauseLending(), actor="ada"),
+        Command("freeze", 60.0, FreezeResizes(True), "bob"),
+    ]
+    done = update_snapshot(replace(a_snapshot(FLEET), now_s=60.0), Observation(60.0, -1), commands).snapshot
+    assert (done.lending_set_by, done.lending_set_at_s) == ("ada", 50.0)
+
+
 def test_forecast_of_a_deleted_pool_is_ignored() -> None:
     assert told(a_snapshot(FLEET), ForecastMade("gone", FORECAST)).snapshot == a_snapshot(FLEET)
     kept = told(a_snapshot(FLEET), ForecastMade("inference", FORECAST)).snapshot

@@ -11,6 +11,7 @@ from scheduler.domain.decisions import (
     Decision,
     LendNode,
     PreemptJob,
+    ProposeLoan,
     Reason,
     ReasonCode,
     RecallNode,
@@ -20,12 +21,13 @@ from scheduler.domain.decisions import (
     StartJob,
     decision_subject,
 )
-from scheduler.domain.fleet import DemandReading, LoanState, NodeState
+from scheduler.domain.fleet import DemandReading, Loan, LoanState, NodeState, Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingMode, LendingPolicy
 from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.scaling_curve import build_data_parallel_plan
@@ -43,9 +45,17 @@ NOW_S = 100.0
 def world() -> Snapshot:
     """t0: running jobs on 0-1 and 6. t1: down, with a job on 7. h0: another model. i0: lent. i1: recalled, used.
 
-    i2: not lent. Limit: 5.
+    i2: not lent. Limit: 5. Pool notice: n0 not lent, n1 proposed, n2 proposed with its notice over, n3 vetoed. Pool
+    shadow, in shadow mode: s0.
     """
     pools, nodes = a_fleet(training=2, inference=3)
+    for pool, lending in (
+        ("notice", LendingPolicy(notice_s=60.0)),
+        ("shadow", LendingPolicy(mode=LendingMode.SHADOW)),
+    ):
+        pools[pool] = Pool(pool, PoolKind.INFERENCE, lending)
+    nodes |= {name: a_node(name, "notice") for name in ("n0", "n1", "n2")}
+    nodes |= {"n3": a_node("n3", "notice", vetoed_until_s=NOW_S + 1.0), "s0": a_node("s0", "shadow")}
     nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
     nodes["full"] = a_node("full", capacity=NodeCapacity(allocatable=(("pods", 1),), requested=(("pods", 1),)))
     jobs = [
@@ -57,6 +67,8 @@ def world() -> Snapshot:
         a_job("leaver", 2, state=JobState.PREEMPTED, releasing={"i1": (0, 1)}),
     ]
     loans = [a_loan("i0"), a_loan("i1", LoanState.RECALLED, return_by_s=NOW_S + 10)]
+    for name, notice_ends_s in (("n1", NOW_S + 1.0), ("n2", NOW_S)):
+        loans.append(Loan(f"{name}-1", name, "notice", LoanState.PROPOSED, notice_ends_s, 0.0, proposed_at_s=0.0))
     queues = {"default": JobQueue("default", limit_gpus=5), "free": JobQueue("free")}
     return a_snapshot((pools, nodes), jobs, loans, now_s=NOW_S, queues=queues)
 
@@ -137,6 +149,14 @@ BROKEN: list[tuple[Decision, Invariant]] = [
     (ReturnNode("i1", WHY), Invariant.NODE_STILL_USED),
     (PreemptJob("runner", NOW_S - 1.0, WHY), Invariant.DEADLINE_PASSED),
     (RecallNode("i0", NOW_S - 1.0, WHY), Invariant.DEADLINE_PASSED),
+    (ProposeLoan("i0", NOW_S, WHY), Invariant.WRONG_STATE),
+    (ProposeLoan("n0", NOW_S - 1.0, WHY), Invariant.DEADLINE_PASSED),
+    (LendNode("n0", WHY), Invariant.NOTICE_RUNNING),
+    (LendNode("n1", WHY), Invariant.NOTICE_RUNNING),
+    (ProposeLoan("n1", NOW_S, WHY), Invariant.WRONG_STATE),
+    (ProposeLoan("n3", NOW_S, WHY), Invariant.LOAN_VETOED),
+    (ProposeLoan("s0", NOW_S, WHY), Invariant.POOL_IN_SHADOW),
+    (LendNode("s0", WHY), Invariant.POOL_IN_SHADOW),
 ]
 KEPT: list[Decision] = [
     ResizeJob("stranded", {"t0": (7,)}, build_data_parallel_plan(GPU, 1), NOW_S, WHY),
@@ -147,6 +167,9 @@ KEPT: list[Decision] = [
     ResizeJob("runner", FITS, build_data_parallel_plan(GPU, 2), NOW_S, WHY, (("t0", 3), ("t0", 2))),
     PreemptJob("runner", NOW_S, WHY),
     LendNode("i2", WHY),
+    ProposeLoan("n0", NOW_S, WHY),
+    LendNode("n2", WHY),
+    ReturnNode("n1", WHY),
     RecallNode("i0", NOW_S, WHY),
     CancelRecall("i1", WHY),
 ]
@@ -215,3 +238,12 @@ def test_breaches_are_found() -> None:
     twice = (Run("a", 1, RunPhase.RUNNING, {"t0": (0,)}), Run("a", 2, RunPhase.RUNNING, {"t0": (0,)}))
     assert BreachKind.GPU_HELD_TWICE in kinds(world(), *twice)
     assert BreachKind.ON_UNLENT_NODE in kinds(world(), Run("a", 1, RunPhase.RUNNING, {"i2": (0,)}))
+
+
+def test_loan_of_a_node_that_is_not_lendable_is_a_violation() -> None:
+    snapshot = world()
+    nodes = {**snapshot.nodes, "i2": replace(snapshot.nodes["i2"], lendable=False)}
+    assert find_violation(MutableSnapshot(snapshot), LendNode("i2", WHY)) is None
+    found = find_violation(MutableSnapshot(replace(snapshot, nodes=nodes)), LendNode("i2", WHY))
+    assert found is not None
+    assert found.invariant is Invariant.WRONG_STATE

@@ -80,6 +80,37 @@ def test_drained_lent_node_is_returned_and_not_lent_again() -> None:
     assert node_decisions(replace(snapshot, nodes=drained, loans={"i0": recalled}, jobs={"held": held})) == []
 
 
+def withheld(snapshot: Snapshot, *names: str) -> Snapshot:
+    """Return the state after the owner has excluded nodes from lending."""
+    nodes = {name: replace(node, lendable=name not in names) for name, node in snapshot.nodes.items()}
+    return replace(snapshot, nodes=nodes)
+
+
+def test_node_that_is_not_lendable_is_never_lent_and_counts_in_the_capacity() -> None:
+    waits = a_job("waits", 24)
+    lent = {d.node for d in node_decisions(world(0.0, [], [waits])) if isinstance(d, LendNode)}
+    assert lent == {"i0", "i1", "i2"}
+    lent = {d.node for d in node_decisions(withheld(world(0.0, [], [waits]), "i0")) if isinstance(d, LendNode)}
+    assert lent == {"i1", "i2"}
+    lent = {d.node for d in node_decisions(withheld(world(8.0, [], [waits]), "i0")) if isinstance(d, LendNode)}
+    assert lent == {"i1", "i2"}, "its 8 GPUs cover the demand"
+
+
+def test_lent_node_that_is_no_longer_lendable_is_recalled_by_its_deadline() -> None:
+    snapshot = withheld(world(0.0, [a_loan("i0"), a_loan("i1", LoanState.OFFERED), a_loan("i2")], []), "i0", "i1")
+    recalled, withdrawn = node_decisions(snapshot)
+    assert isinstance(recalled, RecallNode)
+    assert (recalled.node, recalled.return_by_s) == ("i0", NOW_S + 300.0)
+    assert isinstance(withdrawn, ReturnNode)
+    assert {recalled.reason.code, withdrawn.reason.code} == {ReasonCode.OPERATOR_ASKED}
+
+
+def test_recall_of_a_node_that_is_not_lendable_is_not_cancelled() -> None:
+    snapshot = world(0.0, [recalled_world(NOW_S - 50)], [LEAVING])
+    assert [type(d) for d in node_decisions(snapshot)] == [CancelRecall]
+    assert node_decisions(withheld(snapshot, "i0")) == []
+
+
 def test_recall_of_a_cordoned_node_is_counted_at_once() -> None:
     snapshot = world(8.0, [a_loan("i0"), a_loan("i1"), a_loan("i2")], [])
     cordoned = replace(snapshot.nodes["i0"], cordoned=True)

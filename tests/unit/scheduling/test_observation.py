@@ -14,8 +14,9 @@ from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_account import OnResize, PermanentFault, RunFailure
 from scheduler.domain.job_state import JobState
-from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, ReplicaStart, Run, RunPhase
 from scheduler.domain.program import SETUP_TIMEOUT_S, Program
+from scheduler.domain.return_times import LeaveTime
 from scheduler.scheduling.snapshot_update import START_TIMEOUT_S, SnapshotUpdate, update_snapshot
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
@@ -379,3 +380,30 @@ def test_unknown_nodes_and_runs_are_ignored() -> None:
     snapshot = a_snapshot(FLEET)
     seen_of_others = Observation(0.0, 0, (run(RunPhase.RUNNING),), {"unknown": NodeFacts(up=False)})
     assert update_snapshot(snapshot, seen_of_others, ()).snapshot == snapshot
+
+
+def test_time_in_which_a_job_left_a_recalled_node_is_measured() -> None:
+    lent = {"i0": (0, 1), "t0": (0,)}
+    job = a_job("j", 4, state=JobState.PREEMPTED, releasing=lent)
+    recalled = replace(a_loan("i0", LoanState.RECALLED, return_by_s=300.0), recalled_at_s=40.0)
+    snapshot = a_snapshot(FLEET, [job], [recalled], now_s=100.0, generation=GENERATION)
+    partly = Observation(100.0, GENERATION, (run(RunPhase.LEAVING, 0, {"i0": (1,)}),))
+    assert update_snapshot(snapshot, partly, ()).snapshot.return_times == {}
+    left = update_snapshot(snapshot, Observation(100.0, GENERATION), ()).snapshot
+    assert left.return_times["inference"].leave_times == (LeaveTime("j", 60.0),)
+
+
+def test_nodes_that_are_not_recalled_measure_no_way_back() -> None:
+    job = a_job("j", 4, state=JobState.PREEMPTED, releasing={"i0": (0, 1), "t0": (0,)})
+    snapshot = a_snapshot(FLEET, [job], [a_loan("i0")], now_s=100.0, generation=GENERATION)
+    assert update_snapshot(snapshot, Observation(100.0, GENERATION), ()).snapshot.return_times == {}
+
+
+def test_starts_of_replicas_are_measured_once_in_the_order_of_their_readiness() -> None:
+    fleet = a_fleet(training=1, inference=2)
+    starts = {"i0": ReplicaStart(90.0, 30.0), "i1": ReplicaStart(80.0, 50.0), "t0": ReplicaStart(70.0, 1.0)}
+    facts = {name: NodeFacts(inference_gpus=8, replica_start=start) for name, start in starts.items()}
+    snapshot = a_snapshot(fleet, now_s=100.0)
+    for _ in range(2):
+        snapshot = update_snapshot(snapshot, Observation(100.0, 0, (), facts), ()).snapshot
+        assert snapshot.return_times["inference"].start_times_s == (50.0, 30.0)

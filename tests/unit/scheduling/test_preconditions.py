@@ -7,6 +7,7 @@ import pytest
 from scheduler.domain.commands import (
     CancelJob,
     ChangeJob,
+    ChangeNode,
     ChangeQueue,
     Command,
     CommandBody,
@@ -57,6 +58,7 @@ def refusals(absorbed: SnapshotUpdate) -> list[tuple[str, str]]:
         (POOL_READ, SetLendingPolicy("inference", LendingPolicy(headroom=0.5)), DeletePool("inference")),
         (NODE_READ, CordonNode("t0"), CordonNode("t0", drain=True)),
         (NODE_READ, CordonNode("t0"), UncordonNode("t0")),
+        (NODE_READ, ChangeNode("t0", lendable=False), ChangeNode("t0", lendable=True)),
         (NODE_READ, RemoveNode("t0"), RemoveNode("t0")),
         (QUEUE_READ, ChangeQueue(JobQueue("blue")), DeleteQueue("blue")),
         (QUEUE_READ, DeleteQueue("blue"), ChangeQueue(JobQueue("blue"))),

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.telemetry.tick_metrics import TickRecorder
+from scheduler.domain.fleet import DemandReading, Forecast
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickReport
+from scheduler.telemetry.tick_metrics import ForecastCoverageTracker, TickRecorder
 from tests.golden.stage import Stage
 from tests.golden.test_golden import RULE, SCENARIOS
 from tests.metric_samples import Samples, list_changed_samples, read_samples
@@ -149,6 +152,17 @@ def test_forecast_is_evaluated_once_after_its_horizon() -> None:
     )
     assert changes['ebbtide_forecasts_judged_total{pool="inference"}'] == 4.0
     assert read_samples()['ebbtide_forecast_coverage_ratio{pool="inference",quantile="0.999"}'] == 0.5
+
+
+@pytest.mark.parametrize(("event", "evaluated"), [("", 1.0), ("launch", None)])
+def test_forecast_that_a_known_event_raises_is_not_evaluated(event: str, evaluated: float | None) -> None:
+    before, tracker = read_samples(), ForecastCoverageTracker()
+    forecast = Forecast(0.0, 600.0, (0.999,), (1.0,), "scripted", event=event)
+    pool = f"raised by {event!r}"
+    for now_s in (0.0, 600.0):
+        after = Snapshot(now_s=now_s, demand={pool: DemandReading(0.0, 0.0, 0.0)}, forecasts={pool: forecast})
+        tracker.record(TickReport(1, now_s, (), (), (), {}, (), (), now_s, True, True, after=after))
+    assert list_changed_samples(before).get(f'ebbtide_forecasts_judged_total{{pool="{pool}"}}') == evaluated
 
 
 def test_goodput_is_unknown_without_allocated_gpus() -> None:

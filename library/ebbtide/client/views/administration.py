@@ -144,12 +144,16 @@ class SnapshotView(TypedDict):
     gpu_profiles: dict[str, dict[str, Any]]
     gpu_throughputs: dict[str, float]
     jobs: dict[str, dict[str, Any]]
+    lending_set_at_s: float | None
+    lending_set_by: str
     loans: dict[str, dict[str, Any]]
     nodes: dict[str, dict[str, Any]]
     now_s: float
     pools: dict[str, dict[str, Any]]
     queues: dict[str, dict[str, Any]]
+    return_times: dict[str, dict[str, Any]]
     run_times: dict[str, dict[str, Any]]
+    shadows: dict[str, dict[str, Any]]
     solver: str
     step_measurements: dict[str, dict[str, Any]]
     switches: dict[str, bool]
@@ -271,6 +275,7 @@ class WebhookSecretView(TypedDict):
     disabled_reason: str
     enabled: bool
     id: str
+    may_veto: bool
     old_secret_until_s: float | None
     owner: str
     owner_id: str
@@ -289,6 +294,7 @@ class WebhookView(TypedDict):
     disabled_reason: str
     enabled: bool
     id: str
+    may_veto: bool
     old_secret_until_s: float | None
     owner: str
     owner_id: str

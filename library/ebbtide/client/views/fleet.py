@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ebbtide.client.views.jobs import ReasonView
-from ebbtide.client.views.serving import DemandView
+from ebbtide.client.views.serving import DemandView, ShadowView
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -21,7 +21,7 @@ class DemandHistoryView(TypedDict):
 
 
 class LoanView(TypedDict):
-    """The use of one inference node for training, from offer to return."""
+    """The use of one inference node for training, from proposal or offer to return."""
 
     id: str
     is_live: bool
@@ -29,6 +29,7 @@ class LoanView(TypedDict):
     node: str
     offered_at_s: float
     pool: str
+    proposed_at_s: float | None
     recalled_at_s: float | None
     return_by_s: float | None
     state: str
@@ -57,6 +58,7 @@ class NodeView(TypedDict):
     incidents: list[IncidentView]
     inference_gpus: int
     jobs: dict[str, list[int]]
+    lendable: bool
     loan: LoanView | None
     name: str
     other_gpus: int
@@ -91,6 +93,7 @@ class ModelRateView(TypedDict):
 class ForecastView(TypedDict):
     """Predicted GPU demand of an inference pool."""
 
+    event: str
     gpus: list[float]
     horizon_s: float
     is_calibrated: bool
@@ -148,6 +151,8 @@ class SwitchesView(TypedDict):
     """Fleet-wide switches that an administrator sets."""
 
     lending_paused: bool
+    lending_set_at_s: float | None
+    lending_set_by: str
     live_loans: int
     loans_recalled: bool
     resizes_frozen: bool
@@ -181,6 +186,55 @@ class OverviewView(TypedDict):
     queues: list[QueueView]
     switches: SwitchesView
     waiting: list[WaitingJobSummaryView]
+
+
+class LendingSwitchView(TypedDict):
+    """The last change of the fleet's lending switches."""
+
+    lending_paused: bool
+    loans_recalled: bool
+    set_at_s: float | None
+    set_by: str
+
+
+class WantedModelView(TypedDict):
+    """What jobs could use of a GPU model."""
+
+    gpus: float
+    jobs: int
+
+
+class PoolExplanationView(TypedDict):
+    """Why an inference pool lends nothing, or nothing more. The numbers are those by which the policy decides."""
+
+    budget_left: float | None
+    capacity_gpus: int
+    code: str
+    cordoned_gpus: int
+    cordoned_nodes: int
+    demand_age_s: float | None
+    forecast_gpus: float | None
+    headroom_gpus: float
+    in_blackout: bool
+    is_calibrated: bool
+    kept_nodes_min: int
+    lasting_nodes: int
+    lendable_nodes: int
+    lent_nodes: int
+    lent_nodes_max: int | None
+    lever: str
+    needed_gpus: float
+    next_full_pass_at_s: float
+    observed_gpus: float | None
+    pool: str
+    proposed_nodes: int
+    quantile: float
+    shadow: ShadowView | None
+    stale_after_s: float
+    summary: str
+    switches: LendingSwitchView
+    vetoed_nodes: int
+    wanted: dict[str, WantedModelView]
 
 
 class PoolForecastView(TypedDict):
@@ -247,167 +301,3 @@ class WaitingView(TypedDict):
     generation: int
     items: list[WaitingJobView]
     reasons: dict[str, int]
-
-
-class GpuNetworkView(TypedDict):
-    """The network between nodes of a GPU model, as plans use it: the slowest of all pools that a job may use."""
-
-    bandwidth_bytes_per_s: float
-    gpus_per_nic: float
-    latency_s: float
-    of_profile: bool
-
-
-class GpuProfileDetailsView(TypedDict):
-    """The profile of a GPU model, as it was written."""
-
-    efficiency: float
-    intra_bandwidth_bytes_per_s: float
-    memory_bytes: int
-    name: str
-    network: GpuNetworkView
-    nodes: int
-    peak_flops_per_s: float
-    precision: str
-    profile: dict[str, Any]
-    set_at_s: float | None
-    set_by: str | None
-    source: str
-    version: int | None
-
-
-class GpuProfileView(TypedDict):
-    """The profile of a GPU model, in its main figures."""
-
-    efficiency: float
-    intra_bandwidth_bytes_per_s: float
-    memory_bytes: int
-    name: str
-    network: GpuNetworkView
-    nodes: int
-    peak_flops_per_s: float
-    precision: str
-    set_at_s: float | None
-    set_by: str | None
-    source: str
-    version: int | None
-
-
-class JoinTokenView(TypedDict):
-    """A join token without its secret."""
-
-    created_at_s: float
-    created_by: str
-    expires_at_s: float
-    id: str
-    pool: str
-    secret: NotRequired[str]
-    uses_left: int
-
-
-class CheckpointPathDocument(TypedDict):
-    """Whether the agent can use a directory for checkpoints."""
-
-    exists: bool
-    free_bytes: int
-    path: str
-    writable: bool
-
-
-class GpuDeviceDocument(TypedDict):
-    """One GPU as its driver reports it. 0 and the empty string mean that a value is unknown."""
-
-    architecture: NotRequired[str]
-    capability_minors: NotRequired[list[int]]
-    clock_hz: NotRequired[int]
-    cores: NotRequired[int]
-    index: int
-    memory_bus_bits: NotRequired[int]
-    memory_bytes: int
-    memory_clock_hz: NotRequired[int]
-    minor: NotRequired[int | None]
-    name: str
-    nvlinks: NotRequired[int]
-    pcie_generation: NotRequired[int]
-    pcie_lanes: NotRequired[int]
-    power_watts: NotRequired[float]
-    uuid: NotRequired[str]
-
-
-class GpuLinkDocument(TypedDict):
-    """The path between two GPUs of a machine."""
-
-    first: int
-    kind: str
-    second: int
-
-
-class NetworkInterfaceDocument(TypedDict):
-    """A network interface that is up."""
-
-    name: str
-    speed_bits_per_s: NotRequired[int]
-
-
-class InventoryDocument(TypedDict):
-    """Hardware of a machine as its agent detected it."""
-
-    addresses: NotRequired[list[str]]
-    checkpoint_paths: NotRequired[list[CheckpointPathDocument]]
-    cpus: NotRequired[int]
-    gpus: NotRequired[list[GpuDeviceDocument]]
-    hostname: NotRequired[str]
-    links: NotRequired[list[GpuLinkDocument]]
-    memory_bytes: NotRequired[int]
-    nics: NotRequired[list[NetworkInterfaceDocument]]
-    overrides: NotRequired[list[str]]
-
-
-class MachineDetailsView(TypedDict):
-    """A machine with its hardware."""
-
-    address: str
-    agent_version: str
-    containment: str
-    estimated: bool
-    gpu: str
-    gpus: int
-    inventory: InventoryDocument
-    joined_at_s: float
-    name: str
-    nodes: list[str]
-    pool: str
-    problem: str
-    revoked_at_s: float | None
-    seen_at_s: float | None
-    temporary: bool
-
-
-class MachineView(TypedDict):
-    """A machine that joined a pool."""
-
-    address: str
-    agent_version: str
-    containment: str
-    estimated: bool
-    gpu: str
-    gpus: int
-    joined_at_s: float
-    name: str
-    nodes: list[str]
-    pool: str
-    problem: str
-    revoked_at_s: float | None
-    seen_at_s: float | None
-    temporary: bool
-
-
-class SecretView(TypedDict):
-    """A secret of a queue, without its value."""
-
-    changed_at_s: float
-    changed_by: str
-    created_at_s: float
-    name: str
-    queue: str
-    version: int

@@ -9,12 +9,15 @@ if TYPE_CHECKING:
 
 
 class PoolDemandView(TypedDict):
-    """Answer of type PoolDemandView."""
+    """The present demand of a pool after a report, and how many of its readings were used."""
 
+    accepted: int
     asked_gpus: float
     at_s: float
+    backfilled: int
     capacity_gpus: int
     clamped: bool
+    clamped_readings: int
     gpus: float
     pool: str
 
@@ -35,10 +38,43 @@ class DemandView(TypedDict):
     gpus: float
 
 
-class BlackoutView(TypedDict):
-    """A daily window without new loans. It may wrap around midnight."""
+class DemandQueryView(TypedDict):
+    """One summand of a pool's demand. Fields that are not set are left out."""
 
+    aggregate: NotRequired[str]
+    gpus_per_node: NotRequired[float]
+    gpus_per_replica: NotRequired[float]
+    preset: NotRequired[str]
+    promql: NotRequired[str]
+    replicas_min: NotRequired[int]
+    requests_per_replica: NotRequired[float]
+    selector: NotRequired[dict[str, str]]
+    unit: NotRequired[str]
+
+
+class DemandSourceView(TypedDict):
+    """Queries that the service polls for the demand of a pool."""
+
+    queries: list[DemandQueryView]
+    stale_after_s: float
+
+
+class BlackoutView(TypedDict):
+    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
+
+    cron: str
     end_s: float
+    start_s: float
+    time_zone: str
+
+
+class KnownEventView(TypedDict):
+    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
+
+    duration_s: float
+    factor: float | None
+    gpus: float | None
+    name: str
     start_s: float
 
 
@@ -47,15 +83,22 @@ class LendingPolicyView(TypedDict):
 
     blackouts: list[BlackoutView]
     cold_start_s: float
+    demand_lost_s: float | None
+    demand_profile: list[float]
     demand_stale_s: float | None
     enabled: bool
     headroom: float
     kept_nodes_min: int
+    known_events: list[KnownEventView]
     lent_nodes_max: int | None
     loan_s_min: float
+    mode: str
+    notice_s: float
     quantile: float
     return_deadline_s: float
     shortage_target: float | None
+    time_zone: str
+    veto_s: float
 
 
 class PoolNetworkView(TypedDict):
@@ -103,11 +146,33 @@ class ServedModelView(TypedDict):
     ttft_s: float
 
 
+class ShadowView(TypedDict):
+    """Loans that a pool in shadow mode would have made. No node is lent."""
+
+    gpu_hours: float
+    gpus: float
+    intervals: int
+    loans: int
+    nodes: list[str]
+    recalls: int
+    short_intervals: int
+    since_s: float
+
+
+class WayBackView(TypedDict):
+    """Time from the recall of a node until inference serves from it again, which one of 20 recalls exceeds."""
+
+    horizon_s: float
+    leave_s: float
+    start_s: float
+
+
 class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and `serving`."""
+    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and all after it."""
 
     capacity_gpus: int
     demand: NotRequired[DemandView | None]
+    demand_source: NotRequired[DemandSourceView | None]
     gpus: int
     kind: str
     lending: NotRequired[LendingPolicyView]
@@ -116,3 +181,5 @@ class PoolView(TypedDict):
     network: PoolNetworkView | None
     nodes: int
     serving: NotRequired[list[ServedModelView]]
+    shadow: NotRequired[ShadowView | None]
+    way_back: NotRequired[WayBackView]

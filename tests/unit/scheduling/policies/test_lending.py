@@ -134,3 +134,22 @@ def test_new_loan_must_fit_the_demand_over_the_shortest_loan() -> None:
     later = replace(snapshot, forecasts={"inference": soon.with_min_loan_forecast(replace(soon, gpus=(0.0, 20.0)))})
     assert (target(snapshot).nodes, target(snapshot).lasting_nodes) == (3, 3)
     assert (target(later).nodes, target(later).lasting_nodes) == (3, 1)
+
+
+def test_pool_with_a_profile_lends_without_a_calibrated_forecast() -> None:
+    rules = LendingPolicy(headroom=0.0, demand_profile=(8.0,) * 24)
+    guess = Forecast(0.0, 600.0, (0.5, 0.999), (4.0, 8.0), "demand profile", is_calibrated=False)
+    snapshot = replace(world(8, 8, rules), forecasts={"inference": guess})
+    assert (target(snapshot).nodes, target(snapshot).allows_new_loans) == (3, True)
+    unread = replace(snapshot, demand={})
+    assert (target(unread).nodes, target(unread).allows_new_loans) == (3, True)
+    assert target(replace(unread, forecasts={})).allows_new_loans is False
+    stale = replace(snapshot, now_s=101.0)
+    assert target(stale).allows_new_loans is False
+
+
+def test_reason_names_the_event_that_raises_the_forecast() -> None:
+    snapshot = world(8, 8)
+    raised = replace(snapshot.forecasts["inference"], gpus=(24.0, 24.0), event="launch")
+    found = target(replace(snapshot, forecasts={"inference": raised}))
+    assert (found.nodes, "'launch'" in found.reason.detail) == (1, True)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from scheduler.kubernetes.prometheus_demand import RESPONSE_BYTES_MAX, PrometheusPoller, PrometheusQuery
-from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
+from scheduler.demand.presets import PrometheusQuery, PromqlTerm
+from scheduler.demand.prometheus_api import RESPONSE_BYTES_MAX
+from scheduler.demand.prometheus_poller import PrometheusPoller
+from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 from tests.kubernetes.waiting import eventually
 from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
 
-ASKED = PrometheusQuery("gpus", 300.0)
+ASKED = PrometheusQuery((PromqlTerm("gpus"),), 300.0)
 
 
 def is_answered(known: PoolDemand) -> bool:
@@ -33,7 +35,7 @@ def watching(url: str, on_change: Callable[[], None] = lambda: None) -> Iterator
 
 def first_answer(url: str) -> PoolDemand:
     with watching(url) as watch:
-        watch.set_queries([ASKED])
+        watch.set_queries({ASKED: time.time()})
         eventually(lambda: is_answered(watch.get_demand(ASKED, time.time())), what="an answer")
         return watch.get_demand(ASKED, time.time())
 
@@ -79,7 +81,7 @@ def test_new_query_runs_at_once_and_notifies() -> None:
         watching(server.url, lambda: called.append(True)) as watch,
     ):
         assert not is_answered(watch.get_demand(ASKED, sampled_at_s))
-        watch.set_queries([ASKED])
+        watch.set_queries({ASKED: time.time()})
         eventually(lambda: called, what="a call")
         assert watch.get_demand(ASKED, sampled_at_s + 1.0) == KnownDemand(5.0, sampled_at_s)
         assert server.heard == ["POST /api/v1/query"] * 2

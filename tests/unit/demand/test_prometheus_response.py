@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.kubernetes.prometheus_demand import QueryValue, parse_query_response, to_demand
-from scheduler.kubernetes.resources.fleet import KnownDemand, UnknownDemand, UnknownDemandReason
+from scheduler.demand.prometheus_api import QueryValue, parse_query_values, parse_range_response, to_demand
+from scheduler.domain.demand_source import KnownDemand, UnknownDemand, UnknownDemandReason
 
 AT_S = 1_800_000_000.5
+
+
+def parse_query_response(status: int, body: bytes) -> QueryValue | UnknownDemand:
+    values = parse_query_values(status, body)
+    return values if isinstance(values, UnknownDemand) else values[0]
 
 
 def parse_success(kind: str, result: Any) -> QueryValue | UnknownDemand:
@@ -91,6 +96,29 @@ def test_time_in_milliseconds_is_rejected() -> None:
     found = to_demand(QueryValue(5.0, AT_S, is_scalar=False), AT_S * 1000.0)
     assert isinstance(found, UnknownDemand)
     assert "since 1970" in found.message
+
+
+def test_several_series_are_returned_if_they_are_summed() -> None:
+    document = {"status": "success", "data": {"resultType": "vector", "result": [build_series("1"), build_series("2")]}}
+    values = parse_query_values(200, json.dumps(document).encode(), sums_series=True)
+    assert not isinstance(values, UnknownDemand)
+    assert [each.value for each in values] == [1.0, 2.0]
+
+
+def parse_matrix(*series: list[list[Any]], sums_series: bool = False) -> dict[float, float] | UnknownDemand:
+    result = [{"metric": {}, "values": samples} for samples in series]
+    document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    return parse_range_response(200, json.dumps(document).encode(), sums_series=sums_series)
+
+
+def test_range_is_a_sum_by_time_without_values_that_are_not_finite() -> None:
+    assert parse_matrix([[100, "1"], [400, "NaN"], [700.0, "3"]]) == {100.0: 1.0, 700.0: 3.0}
+    two = [[100, "1"], [400, "2"]], [[400, "5"]]
+    assert parse_matrix(*two, sums_series=True) == {100.0: 1.0, 400.0: 7.0}
+    found = parse_matrix(*two)
+    assert isinstance(found, UnknownDemand)
+    assert found.reason is UnknownDemandReason.MANY_SERIES
+    assert parse_matrix() == {}
 
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e11))

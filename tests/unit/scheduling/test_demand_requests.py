@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.commands import Command, ReportDemand, SetServedModels
+from scheduler.domain.commands import Command, ReportDemand, ReportDemandHistory, SetServedModels
 from scheduler.domain.events import EventCode
 from scheduler.domain.serving import ModelLoad, ScaleTarget, ServedModel, SizingMode, SizingPolicy, name_rate_series
 from scheduler.domain.snapshot import Snapshot
@@ -24,7 +24,9 @@ def serve(policy: SizingPolicy) -> Snapshot:
     return apply(a_snapshot(a_fleet(training=1, inference=2)), 0.0, SetServedModels("inference", (served,))).view()
 
 
-def apply(snapshot: Snapshot, at_s: float, body: ReportDemand | SetServedModels) -> MutableSnapshot:
+def apply(
+    snapshot: Snapshot, at_s: float, body: ReportDemand | ReportDemandHistory | SetServedModels
+) -> MutableSnapshot:
     changed = MutableSnapshot(replace(snapshot, now_s=at_s))
     apply_command(changed, Command(f"command-{at_s}", at_s, body))
     return changed
@@ -68,3 +70,14 @@ def test_report_of_gpus_keeps_the_proposal_and_drops_the_figures() -> None:
 def test_older_report_changes_nothing() -> None:
     before = report(serve(SCALED), 10.0, LOAD).view()
     assert report(before, 5.0, replace(LOAD, ahead_replicas=9)).demand == before.demand
+
+
+def test_history_keeps_the_proposal_and_requests_keep_the_count_of_back_fills() -> None:
+    before = report(serve(SCALED), 10.0, LOAD).view()
+    older = apply(before, 20.0, ReportDemandHistory("inference", ((5.0, 2.0),))).view()
+    present = older.demand["inference"]
+    assert (present.loads, present.advice, present.backfills) == ((LOAD,), before.demand["inference"].advice, 1)
+    reading = report(older, 30.0, LOAD).demand["inference"]
+    assert (reading.loads, reading.backfills) == ((LOAD,), 1)
+    newer = apply(older, 30.0, ReportDemandHistory("inference", ((25.0, 2.0),))).demand["inference"]
+    assert (newer.asked_gpus, newer.loads, newer.advice) == (2.0, (), present.advice)

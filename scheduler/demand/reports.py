@@ -1,0 +1,107 @@
+"""Reports of polled demand: which readings become commands, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from scheduler.demand.presets import PrometheusQuery, build_query
+from scheduler.demand.prometheus_api import DemandHistory
+from scheduler.demand.prometheus_poller import QUERIES_PER_STALE_PERIOD, PrometheusPoller
+from scheduler.domain.commands import Command, DemandSourceFailed, ReportDemand, ReportDemandHistory
+from scheduler.domain.demand_source import KnownDemand, UnknownDemand, UnknownDemandReason
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.snapshot import Snapshot
+
+REPORT_INTERVAL_S = 60.0
+"""Interval at which unchanged demand is reported. Shorter if the reading would become stale sooner."""
+ACTOR = "demand"
+NO_PROMETHEUS_URL = UnknownDemand(
+    UnknownDemandReason.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL is not set. Set it to the URL of a Prometheus server."
+)
+
+
+def next_reading(
+    pool: str, key: str, demand: KnownDemand, stale_after_s: float, previous: Command | None, *, actor: str = ACTOR
+) -> Command:
+    """Return `previous` until the number changes or the report interval has passed. `key` is unique to the pool."""
+    report = ReportDemand(pool, demand.gpus)
+    again_s = min(REPORT_INTERVAL_S, stale_after_s / QUERIES_PER_STALE_PERIOD)
+    if previous is not None and previous.body == report and demand.at_s - previous.at_s < again_s:
+        return previous
+    return Command(f"demand-{key}-{demand.at_s:.3f}-{demand.gpus:g}", demand.at_s, report, actor)
+
+
+def list_newest_reading_times(
+    queries: Mapping[str, PrometheusQuery], demand: Mapping[str, DemandReading]
+) -> dict[PrometheusQuery, float]:
+    """Return the time of the newest reading by query, given the queries by pool; minus infinity without a reading.
+
+    Pools that share a query share the oldest of these times.
+    """
+    newest_s: dict[PrometheusQuery, float] = {}
+    for pool, query in queries.items():
+        reading = demand.get(pool)
+        at_s = float("-inf") if reading is None else reading.at_s
+        newest_s[query] = min(at_s, newest_s.get(query, at_s))
+    return newest_s
+
+
+def build_history(pool: str, history: DemandHistory, now_s: float, *, actor: str = ACTOR) -> tuple[Command, ...]:
+    """Return the command that records a pool's history; none for an empty history."""
+    if not history:
+        return ()
+    return (Command(f"history-{pool}-{history[-1][0]:.3f}", now_s, ReportDemandHistory(pool, history), actor),)
+
+
+class PoolDemandReader:
+    """Demand of the pools that name a Prometheus source in the service, as commands of the controller.
+
+    Used by the thread of the controller, which never blocks. A pool whose source fails gets an event when the reason
+    changes; its last reading becomes stale.
+    """
+
+    def __init__(self, prometheus_url: str = "", *, on_change: Callable[[], None] = lambda: None) -> None:
+        self._poller = PrometheusPoller(prometheus_url, on_change=on_change) if prometheus_url else None
+        self._reported: dict[str, Command] = {}
+        self._reasons: dict[str, UnknownDemandReason] = {}
+        self._has_started = False
+
+    def close(self) -> None:
+        if self._poller is not None and self._has_started:
+            self._poller.stop()
+
+    def read(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
+        """Return new readings, back-filled history and changed failures of all pools with a source."""
+        queries = {name: build_query(pool.demand) for name, pool in snapshot.pools.items() if pool.demand is not None}
+        for memory in (self._reported, self._reasons):
+            for name in memory.keys() - queries.keys():
+                memory.pop(name, None)
+        if not queries and not self._has_started:
+            return ()
+        histories: dict[PrometheusQuery, DemandHistory] = {}
+        if self._poller is not None:
+            if not self._has_started:
+                self._poller.start()
+            self._poller.set_queries(list_newest_reading_times(queries, snapshot.demand))
+            histories = {query: self._poller.take_history(query) for query in set(queries.values())}
+        self._has_started = True
+        return tuple(
+            command
+            for name, query in queries.items()
+            for command in (*self._read_pool(name, query, now_s), *build_history(name, histories.get(query, ()), now_s))
+        )
+
+    def _read_pool(self, name: str, query: PrometheusQuery, now_s: float) -> Iterator[Command]:
+        demand = NO_PROMETHEUS_URL if self._poller is None else self._poller.get_demand(query, now_s)
+        if isinstance(demand, UnknownDemand):
+            if demand.reason not in (UnknownDemandReason.NOT_ASKED_YET, self._reasons.get(name)):
+                self._reasons[name] = demand.reason
+                failure = DemandSourceFailed(name, demand.reason.value, demand.message)
+                yield Command(f"demand-failed-{name}-{now_s:.3f}", now_s, failure, ACTOR)
+            return
+        self._reasons.pop(name, None)
+        previous = self._reported.get(name)
+        reading = next_reading(name, name, demand, query.stale_after_s, previous)
+        if reading is not previous:
+            self._reported[name] = reading
+            yield reading

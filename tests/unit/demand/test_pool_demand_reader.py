@@ -1,0 +1,97 @@
+"""PoolDemandReader: polled demand, back-fill and failures of pools with a source, as commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from scheduler.demand.reports import PoolDemandReader
+from scheduler.domain.commands import Command, DemandSourceFailed, ReportDemand, ReportDemandHistory
+from scheduler.domain.demand_source import DemandQuery, PrometheusDemand
+from scheduler.domain.fleet import DemandReading, Pool
+from scheduler.domain.snapshot import Snapshot
+from tests.builders import a_fleet, a_snapshot
+from tests.kubernetes.waiting import eventually
+from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
+
+SOURCE = PrometheusDemand((DemandQuery("gpus"),))
+
+
+def a_service(source: PrometheusDemand | None = SOURCE, *, reading: DemandReading | None = None) -> Snapshot:
+    snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=1))
+    pool: Pool = replace(snapshot.pools["inference"], demand=source)
+    demand = {} if reading is None else {"inference": reading}
+    return replace(snapshot, pools={**snapshot.pools, "inference": pool}, demand=demand)
+
+
+def success(kind: str, *result: Any) -> Answer:
+    return Answer(body={"status": "success", "data": {"resultType": kind, "result": list(result)}})
+
+
+def a_vector(value: float) -> Answer:
+    return success("vector", {"metric": {}, "value": [time.time(), str(value)]})
+
+
+@contextmanager
+def reading_from(url: str) -> Iterator[PoolDemandReader]:
+    reader = PoolDemandReader(url)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def read_until(reader: PoolDemandReader, snapshot: Snapshot, count: int = 1) -> list[Command]:
+    """Read until there are so many commands. A round of the poller may end between two of them."""
+    found: list[Command] = []
+
+    def is_enough() -> bool:
+        found.extend(reader.read(snapshot, time.time()))
+        return len(found) >= count
+
+    eventually(is_enough, what=f"{count} commands")
+    return found
+
+
+def test_pool_without_a_source_is_not_polled() -> None:
+    assert PoolDemandReader("http://127.0.0.1:1").read(a_service(None), 1.0) == ()
+
+
+def test_new_source_reports_its_demand_and_then_its_history() -> None:
+    now_s = time.time()
+    history = success("matrix", {"metric": {}, "values": [[now_s - 600.0, "3"], [now_s - 300.0, "4"]]})
+    answers = a_vector(5.0), a_vector(now_s), history
+    with ScriptedServer(*answers).running() as server, reading_from(server.url) as reader:
+        commands = read_until(reader, a_service(), 2)
+        assert [command.body for command in commands] == [
+            ReportDemand("inference", 5.0),
+            ReportDemandHistory("inference", ((now_s - 600.0, 3.0), (now_s - 300.0, 4.0))),
+        ]
+        assert server.heard == ["POST /api/v1/query"] * 2 + ["POST /api/v1/query_range"]
+        assert reader.read(a_service(), time.time()) == ()
+
+
+def test_recent_reading_needs_no_history() -> None:
+    now_s = time.time()
+    known = DemandReading(now_s - 60.0, 2.0, 2.0)
+    with ScriptedServer(a_vector(5.0), a_vector(now_s)).running() as server, reading_from(server.url) as reader:
+        commands = read_until(reader, a_service(reading=known))
+        assert [command.body for command in commands] == [ReportDemand("inference", 5.0)]
+        assert len(server.heard) == 2
+
+
+def test_failure_is_reported_once_with_its_reason() -> None:
+    with ScriptedServer(success("vector")).running() as server, reading_from(server.url) as reader:
+        (command,) = read_until(reader, a_service())
+        assert isinstance(command.body, DemandSourceFailed)
+        assert (command.body.pool, command.body.reason) == ("inference", "NoSeries")
+        assert reader.read(a_service(), time.time()) == ()
+
+
+def test_service_without_the_url_of_prometheus_says_so() -> None:
+    (command,) = PoolDemandReader().read(a_service(), 1.0)
+    assert isinstance(command.body, DemandSourceFailed)
+    assert "EBBTIDE_PROMETHEUS_URL" in command.body.message
