@@ -141,9 +141,7 @@ def _build_advice_row(served: Mapping[str, Any]) -> list[str]:
     proposed, since = (proposed, "-") if advice is None else (str(advice["replicas"]), format_time(advice["since_s"]))
     if load is None:
         return [served["model"], "-", "-", proposed, since, "-", "-", "-"]
-    latencies = [
-        f"{format_duration(load[field])} of {format_duration(served[field])}" for field in ("ttft_s", "tpot_s")
-    ]
+    latencies = [format_duration(load[field]) for field in ("ttft_s", "tpot_s")]
     numbers = [format_number(load["rate_per_s"], 2), str(load["replicas"])]
     return [served["model"], *numbers, proposed, since, *latencies, load["binding"]]
 
