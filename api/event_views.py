@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from api.http.paging import GpusByNode
 from api.plans import PlanView
+from api.recalls import RecallChoiceView
 from scheduler.domain.codec import encode
 from scheduler.domain.decisions import Reason, ReasonCode, decision_subject
 from scheduler.domain.events import EventCode
@@ -40,7 +41,8 @@ class EventView(TypedDict):
         str,
         Field(
             description=(
-                "One word: the cause of lost work, the code of a decision's reason, or a job's new state. Empty: none."
+                "One word: the cause of lost work, the code of a decision's reason, a job's new state, or the outcome "
+                "of a recall. Empty: none."
             )
         ),
     ]
@@ -65,6 +67,12 @@ class DecisionBodyView(TypedDict):
     ]
     return_by_s: NotRequired[
         Annotated[float, Field(description="Deadline for training to leave the node, in seconds since 1970 (UTC).")]
+    ]
+    choice: NotRequired[
+        Annotated[
+            RecallChoiceView | None,
+            Field(description="Why the recalled node was chosen. Null: the reason names the node."),
+        ]
     ]
 
 
@@ -139,6 +147,9 @@ class SnapshotView(TypedDict):
     lending_set_by: Annotated[str, Field(description="Display name of who last set a switch of lending. Empty: none.")]
     lending_set_at_s: Annotated[
         float | None, Field(description="When that was, in seconds since 1970 (UTC). Null: never, or unknown.")
+    ]
+    recalls: Annotated[
+        dict[str, dict[str, Any]], Field(description="Open receipts of recalls, by name of the recalled node.")
     ]
 
 

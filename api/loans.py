@@ -20,9 +20,12 @@ from api.http.paging import (
     parse_states,
 )
 from api.identity.authorization import ADMIN, VIEWER, requires
+from api.identity.principals import Principal
+from api.recalls import RecallReceiptView, receipt_view
 from scheduler.documents.document import Document
 from scheduler.domain.commands import VETO_REASON_LENGTH_MAX, PauseLending, RecallAll, ResumeLending, VetoLoan
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import LoanQuery
 
@@ -68,6 +71,9 @@ class LoanView(TypedDict):
         float | None,
         Field(description="Time of the proposal, in seconds since 1970 (UTC). Null: the pool gave no notice."),
     ]
+    receipt: Annotated[
+        RecallReceiptView | None, Field(description="Record of its newest recall. Null: it was not recalled.")
+    ]
 
 
 class SwitchesView(TypedDict):
@@ -85,7 +91,8 @@ class SwitchesView(TypedDict):
     ]
 
 
-def loan_view(loan: Loan) -> LoanView:
+def loan_view(loan: Loan, receipt: RecallReceipt | None, principal: Principal) -> LoanView:
+    """Return the loan as the principal may see it. `receipt` is that of its newest recall."""
     return {
         "id": loan.id,
         "node": loan.node,
@@ -98,7 +105,14 @@ def loan_view(loan: Loan) -> LoanView:
         "recalled_at_s": loan.recalled_at_s,
         "is_live": loan.is_live,
         "proposed_at_s": loan.proposed_at_s,
+        "receipt": None if receipt is None else receipt_view(receipt, principal),
     }
+
+
+def find_open_receipt(loan: Loan, snapshot: Snapshot) -> RecallReceipt | None:
+    """Return the open receipt of the loan's recall, if there is one."""
+    receipt = snapshot.recalls.get(loan.node)
+    return receipt if receipt is not None and receipt.loan_id == loan.id else None
 
 
 def switches_view(snapshot: Snapshot) -> SwitchesView:
@@ -136,7 +150,10 @@ def list_loans(
     """List loans, including ended ones, newest offer first."""
     query = LoanQuery(parse_states(state, LoanState, live=LIVE_LOAN_STATES), pool, node)
     page = page_of_loans(context.snapshot.loans.values(), context.store, query, cursor=cursor, limit=limit)
-    return {"items": [loan_view(loan) for loan in page["items"]], "next": page["next"]}
+    complete = context.store.lending.find_loan_receipts([loan.id for loan in page["items"]])
+    receipts = [find_open_receipt(loan, context.snapshot) or complete.get(loan.id) for loan in page["items"]]
+    views = [loan_view(loan, receipt, context.principal) for loan, receipt in zip(page["items"], receipts, strict=True)]
+    return {"items": views, "next": page["next"]}
 
 
 class LoanVeto(Document):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Response
@@ -74,7 +75,7 @@ def list_nodes(
     if pool:
         context.pool(pool)
     nodes = {name: node for name, node in context.snapshot.nodes.items() if pool in ("", node.pool)}
-    page = page_by_name("nodes", nodes, lambda node: node_view(node, context.snapshot), cursor=cursor, limit=limit)
+    page = page_by_name("nodes", nodes, partial(_node_view, context=context), cursor=cursor, limit=limit)
     return {"items": context.redact(page["items"]), "next": page["next"]}
 
 
@@ -96,7 +97,7 @@ def remove_node(name: NodeNamePath, context: ContextDep, if_match: IfMatchHeader
     holders = sorted(job.id for job in context.snapshot.jobs.values() if name in job.allocation.held)
     if holders:
         raise_conflict(f"node {name} is held by {', '.join(holders[:10])}. Drain it first")
-    view = node_view(node, context.snapshot)
+    view = _node_view(node, context)
     context.send(RemoveNode(name), basis=basis)
     return view
 
@@ -172,7 +173,11 @@ def _send_command(
 
 def _node_response(context: RequestContext, node: Node, response: Response) -> NodeView:
     set_etag(response, node_etag(node))
-    return context.redact(node_view(node, context.snapshot))
+    return context.redact(_node_view(node, context))
+
+
+def _node_view(node: Node, context: RequestContext) -> NodeView:
+    return node_view(node, context.snapshot, context.principal)
 
 
 def refuse_other_shape(existing: Node, requested: Node) -> None:

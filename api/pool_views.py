@@ -7,7 +7,8 @@ from typing import Annotated, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.loans import LoanView, loan_view
+from api.identity.principals import Principal
+from api.loans import LoanView, find_open_receipt, loan_view
 from api.pool_calendar import BlackoutView, KnownEventView
 from api.pool_explanations import ShadowView, shadow_view
 from api.serving_views import ServedModelView, served_model_views
@@ -332,7 +333,8 @@ def incident_view(incident: NodeIncident) -> IncidentView:
     }
 
 
-def node_view(node: Node, snapshot: Snapshot) -> NodeView:
+def node_view(node: Node, snapshot: Snapshot, principal: Principal) -> NodeView:
+    """Return the node as the principal may see it, except for the ids of jobs."""
     loan = snapshot.loans.get(node.name)
     held = {job.id: job.allocation.held.get(node.name) for job in snapshot.jobs.values()}
     return {
@@ -351,6 +353,6 @@ def node_view(node: Node, snapshot: Snapshot) -> NodeView:
         "inference_gpus": node.inference_gpus,
         "other_gpus": node.other_gpus,
         "serves_training": snapshot.serves_training(node),
-        "loan": loan_view(loan) if loan else None,
+        "loan": loan_view(loan, find_open_receipt(loan, snapshot), principal) if loan else None,
         "jobs": {job_id: list(indices) for job_id, indices in held.items() if indices},
     }

@@ -98,7 +98,7 @@ SUBCOMMANDS = (
         "lending",
         "cli.commands.lending:app",
         FLEET_PANEL,
-        "Pause or resume lending, recall or veto loans, or test lending.",
+        "Pause or resume lending, recall or veto loans, report recalls, or test lending.",
     ),
     Subcommand(
         "demand",

@@ -368,8 +368,8 @@ class Settings(BaseSettings):
 
     jobs_kept_days: RetentionDays = Field(
         default=365,
-        description="Retention of the records of ended jobs and loans, in days after their end. 0 retains them "
-        "forever.",
+        description="Retention of the records of ended jobs, loans and recalls, in days after their end. 0 retains "
+        "them forever.",
     )
     readings_kept_days: RetentionDays = Field(
         default=90,

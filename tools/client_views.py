@@ -17,6 +17,7 @@ CLIENT = ROOT / "library" / "ebbtide" / "client"
 TARGET = CLIENT / "views"
 MODULES = {
     "jobs": ("jobs", "archives"),
+    "lending": ("lending",),
     "serving": ("serving",),
     "fleet": ("fleet",),
     "machines": ("hardware", "machines", "queue_secrets"),

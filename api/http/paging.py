@@ -1,8 +1,8 @@
 """Lists: pages, cursors, and the query parameters and value types that several lists share.
 
 Paging is by key: a cursor holds the sort key of the last item on its page, and sort keys never change. A client that
-follows the cursors sees every item that exists throughout exactly once. Jobs and loans are sorted by creation time,
-newest first; events, decisions and audit entries by number; everything else by name.
+follows the cursors sees every item that exists throughout exactly once. Jobs, loans and recalls are sorted by creation
+time, newest first; events, decisions and audit entries by number; everything else by name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from api.http.errors import ProblemError, raise_invalid_field
 from scheduler.domain import gpu_sets
 from scheduler.domain.fleet import Loan
 from scheduler.domain.job import Job
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.suggestions import suggest
 from scheduler.store.api_protocol import (
     ApiStore,
@@ -32,6 +33,7 @@ from scheduler.store.api_protocol import (
     get_loan_sort_key,
     take_page,
 )
+from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.protocol import Page
 
 PageItem = TypeVar("PageItem")
@@ -252,6 +254,16 @@ def page_of_loans(live: Iterable[Loan], store: ApiStore, query: LoanQuery, *, cu
         found |= {loan.id: loan for loan in store.find_ended_loans(query, after=after, limit=limit + 1)}
     rows = take_page(list(found.values()), get_loan_sort_key, after=after, limit=limit + 1)
     return _page_of_rows("loans", rows, get_loan_sort_key, limit)
+
+
+def page_of_receipts(
+    live: Iterable[RecallReceipt], store: ApiStore, query: ReceiptQuery, *, cursor: str, limit: int
+) -> PageOf[RecallReceipt]:
+    after = _decode_sort_key(cursor, "recalls")
+    found = {receipt.id: receipt for receipt in live if query.matches(receipt)}
+    found |= {receipt.id: receipt for receipt in store.lending.find_receipts(query, after=after, limit=limit + 1)}
+    rows = take_page(list(found.values()), get_receipt_sort_key, after=after, limit=limit + 1)
+    return _page_of_rows("recalls", rows, get_receipt_sort_key, limit)
 
 
 def _decode_sort_key(cursor: str, noun: str) -> SortKey | None:

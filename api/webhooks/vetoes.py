@@ -57,10 +57,13 @@ class VetoSender:
         """
         if not webhook.may_veto:
             return "the veto was ignored: an admin must create the webhook, and nobody else change it"
+        command_id = f"veto-{delivery.id}"
+        if self._store.get_command(command_id) is not None:
+            return ""  # the attempt that sent it was not recorded
         principal = Principal(webhook.owner, (Grant(Role.ADMIN),), subject=webhook.owner_id)
         context = load_request_context(self._state_reader, self._store, now_s, principal)
         try:
-            context.send_once(veto, f"veto-{delivery.id}")
+            context.send_once(veto, command_id)
         except ProblemError as problem:
             return f"the veto came too late: {problem.detail}"
         return ""

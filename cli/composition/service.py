@@ -160,6 +160,7 @@ def build_retention(
         HistoryLog.DELIVERIES: settings.deliveries_kept_days,
         HistoryLog.ENDED_JOBS: settings.jobs_kept_days,
         HistoryLog.ENDED_LOANS: settings.jobs_kept_days,
+        HistoryLog.RECALL_RECEIPTS: settings.jobs_kept_days,
         HistoryLog.READINGS: settings.readings_kept_days,
         HistoryLog.USAGE: settings.usage_kept_days,
     }

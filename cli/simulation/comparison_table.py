@@ -53,6 +53,7 @@ METRIC_GROUPS: Mapping[str, Mapping[str, Metric]] = {
         "idle GPU-hours, jobs pending": Metric("idle_while_waiting_gpu_hours", "count", -1),
         "lost GPU-hours": Metric("lost_gpu_hours", "count", -1),
         "share of work lost": Metric("lost_ratio", "ratio", -1),
+        "incomplete saves": Metric("incomplete_saves", "count", -1),
     },
     "Lending": {
         "lent GPU-hours": Metric("loaned_gpu_hours", "count"),
@@ -62,6 +63,7 @@ METRIC_GROUPS: Mapping[str, Mapping[str, Metric]] = {
         "late returns": Metric("recalls_late", "count", -1),
         "collateral GPUs of recalls": Metric("collateral_gpus", "count", -1),
         "inference shortage, first pass": Metric("inference_short_intervals_ratio.first_pass", "ratio", -1),
+        "unserved GPU-hours of inference": Metric("unserved_gpu_hours", "count", -1),
     },
     "Disruption": {
         "preemptions": Metric("preemptions", "count", -1),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from cli.exit_codes import CommandError
 from cli.inputs import raise_input_error
 from cli.output import format_count, format_number
+from cli.report_page import render_report_page
 from cli.simulation.charts import ALL_CHARTS, Chart, assign_line_styles, select_charts
 from cli.simulation.comparison_table import (
     METRIC_GROUPS,
@@ -82,9 +83,7 @@ def render_page(document: Document, setting: str, charts: Mapping[Chart, bytes])
     """Return the HTML page with the SVG charts embedded."""
     template = Template(files("cli.simulation").joinpath("data/simulation.html").read_text(encoding="utf-8"))
     swept = "seeds" in document
-    return template.substitute(
-        names=escape(", ".join(list_policies(document))),
-        setting=escape(f"{setting}; {format_seeds(document)}"),
+    main = template.substitute(
         findings="".join(f'<p class="warning">{escape(text)}</p>' for text in find_warnings(document)),
         summary=_render_table(document, {"": {name: METRICS[name] for name in _SUMMARY_METRICS}})
         + "".join(f"<p>{escape(text)}</p>" for text in describe_comparisons(document)),
@@ -92,6 +91,8 @@ def render_page(document: Document, setting: str, charts: Mapping[Chart, bytes])
         figures=_render_table(document, METRIC_GROUPS),
         spread=_SWEEP_NOTE if swept else _SINGLE_SEED_NOTE,
     )
+    title, subtitle = ", ".join(list_policies(document)), f"{setting}; {format_seeds(document)}"
+    return render_report_page(main, title=title, subtitle=subtitle, generator="ebbtide simulate")
 
 
 _SINGLE_SEED_NOTE = (

@@ -31,6 +31,9 @@ from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.simulation_task import SimulationFiles
 
 DEFAULT_MODEL = "default"
+STORAGE_BYTES_PER_S = 3.125e9
+"""Bytes per second that one node writes to, or reads from, the storage of checkpoints: all of a 25 Gbit/s port, which
+MinIO's network requirements for AIStor servers equate to 3.125 GB/s."""
 
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 _NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$"
@@ -101,6 +104,9 @@ class ClusterDocument(Document):
 
     `reconfiguration_s` is a number, or an object by model with an entry `default`. `start_s` is the duration of a job's
     first start, if the trace's run times exclude it.
+
+    A reconfiguration also writes and reads the job's checkpoint, with `storage_bytes_per_s` per node. Null stands for a
+    `reconfiguration_s` that includes this.
     """
 
     pools: list[ClusterPoolDocument]
@@ -112,6 +118,7 @@ class ClusterDocument(Document):
     checkpoint_interval_s: PositiveDuration = 900.0
     lending_period_s: PositiveDuration = 300.0
     queues: list[ClusterQueueDocument] = Field(default=[])
+    storage_bytes_per_s: Annotated[float, Field(gt=0)] | None = STORAGE_BYTES_PER_S
 
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:

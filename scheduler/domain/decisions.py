@@ -143,10 +143,26 @@ class LendNode:
 
 
 @dataclass(frozen=True, slots=True)
+class RecallChoice:
+    """Why the nodes of a recall were chosen among a pool's lent nodes.
+
+    `cost_gpu_s` are the GPU-seconds that jobs were expected to lose by leaving all `nodes` that are recalled together.
+    `alternatives` is the number of lent nodes that stayed.
+    """
+
+    cost_gpu_s: float
+    nodes: int
+    alternatives: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecallNode:
+    """Recall a lent node, which must be free by `return_by_s`. `choice` is None if the reason names the node."""
+
     node: str
     return_by_s: float
     reason: Reason
+    choice: RecallChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Loan:
     `offered_at_s` is then when the notice ends, until the node is offered. `return_by_s` is set while the loan is
     recalled: training must have left by then. `lent_at_s` is when training could first use the node. `recalled_at_s` is
     when the recall started, unless it was cancelled. Both remain set after the loan ends. `unused_since_s` is since
-    when no job holds GPUs of an active loan's node.
+    when no job holds GPUs of an active loan's node. `gpus` are those of the node, or 0 in records of older releases.
     """
 
     id: str
@@ -227,6 +227,7 @@ class Loan:
     recalled_at_s: float | None = None
     unused_since_s: float | None = None
     proposed_at_s: float | None = None
+    gpus: int = 0
 
     @property
     def is_live(self) -> bool:

@@ -13,6 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_speed import with_measured_speeds
 from scheduler.domain.job_state import Allocation
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.relative_speed import resolve_prior_speeds
 from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.run_times import RunTimes
@@ -45,9 +46,9 @@ class Snapshot:
     second of each GPU model by its profile, in a common unit. `run_times` are those of ended jobs, and
     `step_measurements` the measured steps of plans by GPU model and model. All three are empty in snapshots of older
     versions. `gpu_profiles` are the profiles that were set on the service, by GPU model. `return_times` are measured
-    times of the way back of recalled nodes, by pool, and `shadows` the loans that pools in shadow mode would have made.
-    `lending_set_by` is the display name of the caller who last paused, recalled or resumed lending, and
-    `lending_set_at_s` when; None if that was never done, or by an older release.
+    times of the way back of recalled nodes, by pool, `recalls` the open receipts of recalls, by node, and `shadows` the
+    loans that pools in shadow mode would have made. `lending_set_by` is the display name of the caller who last paused,
+    recalled or resumed lending, and `lending_set_at_s` when; None if that was never done, or by an older release.
 
     `cached_index` is the index of this snapshot or of a predecessor, and `prior_curves` holds linear curves without
     measurements, with the table of throughputs that they are from. They are not part of the value.
@@ -75,6 +76,7 @@ class Snapshot:
     shadows: Mapping[str, ShadowLending] = field(default_factory=dict)
     lending_set_by: str = ""
     lending_set_at_s: float | None = None
+    recalls: Mapping[str, RecallReceipt] = field(default_factory=dict)
     cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
     prior_curves: dict[_PriorKey, tuple[Mapping[str, float], LinearCurve]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}

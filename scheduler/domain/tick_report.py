@@ -10,6 +10,7 @@ from scheduler.domain.decisions import Decision, Reason
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot
 
@@ -93,7 +94,8 @@ class TickReport:
     """Record of a tick. `stage_s` is wall-clock time by stage, for metrics.
 
     `before` is the snapshot that the tick loaded, `after` the one that it leaves, including jobs and loans that just
-    ended. `readings` are all demand readings received, by pool.
+    ended. `readings` are all demand readings received, by pool. `settled_recalls` are the receipts of recalls whose
+    outcome became known.
     """
 
     generation: int
@@ -111,3 +113,4 @@ class TickReport:
     before: Snapshot = field(default_factory=Snapshot, compare=False, repr=False)
     after: Snapshot = field(default_factory=Snapshot, compare=False, repr=False)
     readings: tuple[tuple[str, DemandReading], ...] = ()
+    settled_recalls: tuple[RecallReceipt, ...] = ()

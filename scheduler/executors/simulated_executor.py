@@ -17,7 +17,7 @@ from scheduler.domain.fleet import Loan, Node
 from scheduler.domain.job import Job
 from scheduler.domain.observation import FailureCause, Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.inference_placement import SimulatedNodes
+from scheduler.executors.simulated_nodes import SimulatedNodes, UnservedSteps
 from scheduler.executors.simulated_run import Delays, RunSpec, RunWork, SimulatedJob, SimulatedRun
 
 
@@ -93,7 +93,7 @@ class SimulatedExecutor:
                 continue
             self._now_s, _, subject = event
             if isinstance(subject, str):
-                self._has_unobserved_change |= self._nodes.finish_drain(subject)
+                self._has_unobserved_change |= self._nodes.finish_drain(subject, self._now_s)
             else:
                 subject.advance()
                 self._handle_phase_change(subject)
@@ -125,7 +125,7 @@ class SimulatedExecutor:
         self._observed_runs = []
         if desired.loans is not self._loans and desired.loans != self._loans:
             self._loans, self._has_unobserved_change = desired.loans, True
-            for name in self._nodes.apply_loans(desired.loans):
+            for name in self._nodes.apply_loans(desired.loans, desired.pools, self._now_s):
                 heapq.heappush(self._events, (self._now_s + self._nodes.drain_s, next(self._sequence), name))
         if desired.jobs is not self._desired_jobs:
             before = self._desired_jobs
@@ -141,18 +141,22 @@ class SimulatedExecutor:
         """Do nothing: a simulation owns no resources."""
 
     def set_demand(self, pool: str, gpus: float) -> None:
-        self._nodes.set_demand(pool, gpus)
+        self._nodes.set_demand(pool, gpus, self._now_s)
+
+    def list_unserved_demand(self) -> Mapping[str, UnservedSteps]:
+        """Return the demand without a pod that serves, by pool, until now (`SimulatedNodes.list_unserved`)."""
+        return self._nodes.list_unserved(self._now_s)
 
     def fail_node(self, name: str) -> None:
         """Fail the node and all runs with a worker on it."""
-        self._nodes.mark_down(name)
+        self._nodes.mark_down(name, self._now_s)
         self._has_unobserved_change = True
         for sim_job in list(self._jobs.values()):
             if sim_job.live is not None and name in sim_job.live.spec.gpus:
                 self._kill(sim_job.live, RunPhase.LOST, f"node {name} went down")
 
     def restore_node(self, name: str) -> None:
-        self._nodes.mark_up(name)
+        self._nodes.mark_up(name, self._now_s)
         self._has_unobserved_change = True
 
     def crash_job(self, job_id: str) -> bool:
@@ -197,7 +201,7 @@ class SimulatedExecutor:
         live, allocation = sim_job.live, job.allocation
         if live is not None and not _is_wanted(live, job):
             leave_by_s = math.inf if allocation.leave_by_s is None else allocation.leave_by_s
-            save_s = self._delays.save_s(job.spec.model) + sim_job.extra_save_s
+            save_s = self._delays.compute_save_s(job, nodes=len(live.spec.gpus)) + sim_job.extra_save_s
             before = (live.phase, live.due_s)
             live.leave(self._now_s, by_s=leave_by_s, save_s=save_s)
             sim_job.extra_save_s = 0.0
@@ -232,8 +236,10 @@ class SimulatedExecutor:
             steps_start=sim_job.steps_saved,
             steps_max=self._steps_true.get(job.id, float(job.spec.steps) or math.inf),
             checkpoint_interval_s=job.spec.checkpoint.interval_s,
+            transfer_s=self._delays.compute_transfer_s(job.id, nodes=len(allocation.target)),
         )
-        delay_s = self._delays.restart_s(job.spec.model) if sim_job.started else self._delays.start_s
+        restart_s = self._delays.compute_restart_s(job, nodes=len(allocation.target))
+        delay_s = restart_s if sim_job.started else self._delays.start_s
         sim_job.live = run = SimulatedRun.start(spec, now_s=self._now_s, delay_s=delay_s)
         sim_job.started = True
         self._occupied_gpus += gpu_sets.count(spec.gpus)

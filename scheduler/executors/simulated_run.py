@@ -11,8 +11,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.observation import FailureCause, Run, RunPhase
 
 SAVE_SHARE = 1.0 / 3.0
-"""Fraction of a reconfiguration spent saving; the rest starts the new workers. Measured on warm workers: 0.6 to 1.0 s
-of 1.6 to 2.9 s.
+"""Fraction of a reconfiguration, without its bytes, spent saving; the rest starts the new workers. Measured on warm
+workers: 0.6 to 1.0 s of 1.6 to 2.9 s.
 """
 
 
@@ -21,19 +21,34 @@ class Delays:
     """Delays in seconds.
 
     `start_s` applies to a job's first start. A reconfiguration lasts from the old workers' last step to the new
-    workers' first. `drain_s` is the time in which inference leaves a node.
+    workers' first: `reconfiguration_s`, and the time to write and to read the job's checkpoint. `drain_s` is the time
+    in which inference leaves a node.
+
+    `checkpoint_bytes` are by job; a job that is absent has none. Each node of a run transfers `storage_bytes_per_s`,
+    all of them together one checkpoint. Jobs do not compete for storage.
     """
 
     start_s: float = 30.0
     reconfiguration_s: float = 30.0
     reconfiguration_s_by_model: Mapping[str, float] = field(default_factory=dict)
     drain_s: float = 60.0
+    storage_bytes_per_s: float = math.inf
+    checkpoint_bytes: Mapping[str, float] = field(default_factory=dict)
 
-    def save_s(self, model: str) -> float:
-        return SAVE_SHARE * self.reconfiguration_s_by_model.get(model, self.reconfiguration_s)
+    def compute_save_s(self, job: Job, *, nodes: int) -> float:
+        """Return the time from the last step on so many nodes until the checkpoint is complete."""
+        return SAVE_SHARE * self._get_reconfiguration_s(job) + self.compute_transfer_s(job.id, nodes=nodes)
 
-    def restart_s(self, model: str) -> float:
-        return (1.0 - SAVE_SHARE) * self.reconfiguration_s_by_model.get(model, self.reconfiguration_s)
+    def compute_restart_s(self, job: Job, *, nodes: int) -> float:
+        """Return the time from the start of workers on so many nodes, which load a checkpoint, to their first step."""
+        return (1.0 - SAVE_SHARE) * self._get_reconfiguration_s(job) + self.compute_transfer_s(job.id, nodes=nodes)
+
+    def compute_transfer_s(self, job_id: str, *, nodes: int) -> float:
+        """Return the time in which so many nodes write or read the job's checkpoint."""
+        return self.checkpoint_bytes.get(job_id, 0.0) / (nodes * self.storage_bytes_per_s)
+
+    def _get_reconfiguration_s(self, job: Job) -> float:
+        return self.reconfiguration_s_by_model.get(job.spec.model, self.reconfiguration_s)
 
 
 _NEVER_S = math.inf
@@ -43,7 +58,11 @@ _STEP_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """True parameters of a run. `step_time_s` and `steps_max` can be infinite."""
+    """True parameters of a run. `step_time_s` and `steps_max` can be infinite.
+
+    A periodic checkpoint is complete `transfer_s` after its last step, while the run goes on; until then, no other
+    begins.
+    """
 
     job_id: str
     generation: int
@@ -52,17 +71,27 @@ class RunSpec:
     steps_start: float
     steps_max: float
     checkpoint_interval_s: float
+    transfer_s: float = 0.0
+
+    @property
+    def checkpoint_period_s(self) -> float:
+        """Time between the beginnings of two periodic checkpoints."""
+        return max(self.checkpoint_interval_s, self.transfer_s)
 
 
 @dataclass(frozen=True, slots=True)
 class RunWork:
-    """Compute time of an ended run. Work after `kept_until_s` was lost."""
+    """Compute time of an ended run. Work after `kept_until_s` was lost.
+
+    `is_save_incomplete` tells that the run was killed at its deadline while it saved.
+    """
 
     job_id: str
     gpus: Gpus
     since_s: float
     until_s: float
     kept_until_s: float
+    is_save_incomplete: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +112,7 @@ class SimulatedRun:
     cause: FailureCause | None = None
     peak_bytes: int | None = None
     fresh: bool = True
+    is_save_incomplete: bool = False
     _requested_steps: float = -_NEVER_S
     _previous_checkpoint_steps: float = -_NEVER_S
     _stop_s: float = _NEVER_S
@@ -133,6 +163,7 @@ class SimulatedRun:
         elif now_s >= self._saved_s:
             self._end(RunPhase.LEFT, now_s, kept=float(round(self._steps_at(now_s))))
         else:
+            self.is_save_incomplete = True
             self.kill(RunPhase.LOST, now_s, reason="killed at its deadline")
 
     def kill(self, phase: RunPhase, now_s: float, *, reason: str) -> None:
@@ -164,7 +195,8 @@ class SimulatedRun:
         """Return the compute time of an ended run, None if it never computed."""
         if self.computing_since_s == _NEVER_S:
             return None
-        return RunWork(self.spec.job_id, self.spec.gpus, self.computing_since_s, self.stopped_at_s, self.kept_until_s)
+        spec, since_s, until_s = self.spec, self.computing_since_s, self.stopped_at_s
+        return RunWork(spec.job_id, spec.gpus, since_s, until_s, self.kept_until_s, self.is_save_incomplete)
 
     @property
     def kept_until_s(self) -> float:
@@ -207,25 +239,27 @@ class SimulatedRun:
         return self.computing_since_s + (steps - self.spec.steps_start) * self.spec.step_time_s
 
     def _checkpoints_by(self, now_s: float) -> int:
-        computing_s = min(now_s, self.stopped_at_s) - self.computing_since_s
-        return int(computing_s / self.spec.checkpoint_interval_s * (1 + _STEP_TOLERANCE)) if computing_s > 0 else 0
+        """Return the number of periodic checkpoints that are complete."""
+        saving_s = min(now_s, self.stopped_at_s) - self.computing_since_s - self.spec.transfer_s
+        return int(saving_s / self.spec.checkpoint_period_s * (1 + _STEP_TOLERANCE)) if saving_s > 0 else 0
 
     def _checkpoint_at(self, now_s: float) -> float:
         """Return the steps in the last checkpoint, including ones saved while computing, else the initial steps."""
         number = self._checkpoints_by(now_s)
-        requested = (
-            self._requested_steps if self._time_of(self._requested_steps) <= now_s else self._previous_checkpoint_steps
-        )
+        is_complete = self._time_of(self._requested_steps) + self.spec.transfer_s <= now_s
+        requested = self._requested_steps if is_complete else self._previous_checkpoint_steps
         if number == 0:
             return max(self.spec.steps_start, requested)
-        at_s = self.computing_since_s + number * self.spec.checkpoint_interval_s
+        at_s = self.computing_since_s + number * self.spec.checkpoint_period_s
         return max(requested, self.spec.steps_start, float(math.floor(self._steps_at(at_s) * (1 + _STEP_TOLERANCE))))
 
     def _next_checkpoint_s(self, now_s: float) -> float:
         if self.phase is not RunPhase.RUNNING:
             return _NEVER_S
-        requested_s = self._time_of(self._requested_steps)
-        periodic_s = self.computing_since_s + (self._checkpoints_by(now_s) + 1) * self.spec.checkpoint_interval_s
+        transfer_s = self.spec.transfer_s
+        requested_s = self._time_of(self._requested_steps) + transfer_s
+        number = self._checkpoints_by(now_s) + 1
+        periodic_s = self.computing_since_s + number * self.spec.checkpoint_period_s + transfer_s
         return min(periodic_s, requested_s) if requested_s > now_s else periodic_s
 
 

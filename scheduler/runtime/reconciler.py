@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scheduler.domain.commands import Command
 from scheduler.domain.decisions import Decision
@@ -18,6 +18,7 @@ from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, ar
 from scheduler.scheduling.event_messages import (
     breach_event,
     decision_event,
+    receipt_event,
     shadow_events,
     unmet_demand_events,
     violation_event,
@@ -26,6 +27,7 @@ from scheduler.scheduling.event_messages import (
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policy_sets import PolicySet
+from scheduler.scheduling.recall_tracking import RecallUpdate, update_receipts
 from scheduler.scheduling.scheduler import decide
 from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot
 from scheduler.scheduling.usage import compute_usage_delta
@@ -79,6 +81,8 @@ def tick(
     result = decide(updated.snapshot, policies)
     timer.record_stage("decide")
     applied = _apply_legal_decisions(updated.snapshot, result)
+    recalls = update_receipts(loaded.snapshot, observation, updated.snapshot, updated.events, applied.decisions)
+    applied = replace(applied, snapshot=replace(applied.snapshot, recalls=recalls.open), recalls=recalls)
     breaches = find_breaches(applied.snapshot, observation)
     report = replace(_build_report(updated, result, applied, breaches, active_breaches), before=loaded.snapshot)
     timer.record_stage("apply")
@@ -101,7 +105,8 @@ def tick(
 class AppliedDecisions:
     """The legal decisions, the resulting snapshot, and the violations that were dropped.
 
-    `ended_loans` are missing in the snapshot: their nodes were lent again by a later decision.
+    `ended_loans` are missing in the snapshot: their nodes were lent again by a later decision. `recalls` are the
+    receipts of recalls after these decisions.
     """
 
     snapshot: Snapshot
@@ -109,6 +114,7 @@ class AppliedDecisions:
     violations: tuple[Violation, ...] = ()
     events: tuple[Event, ...] = ()
     ended_loans: tuple[Loan, ...] = ()
+    recalls: RecallUpdate = field(default_factory=lambda: RecallUpdate({}))
 
 
 class StageTimer:
@@ -173,6 +179,8 @@ def _build_report(
     active_breaches: tuple[Breach, ...],
 ) -> TickReport:
     snapshot = applied.snapshot
+    receipts = map(receipt_event, applied.recalls.closed)
+    begun = _build_breach_events(active_breaches, breaches, snapshot.now_s)
     return TickReport(
         generation=snapshot.generation,
         now_s=snapshot.now_s,
@@ -181,12 +189,13 @@ def _build_report(
         breaches=breaches,
         waiting=result.waiting,
         wanted_shapes=result.wanted_shapes,
-        events=(*updated.events, *applied.events, *_build_breach_events(active_breaches, breaches, snapshot.now_s)),
+        events=(*updated.events, *applied.events, *receipts, *begun),
         next_wake_s=result.next_wake_s,
         full_pass=result.full_pass,
         committed=False,
         after=snapshot,
         readings=updated.readings,
+        settled_recalls=applied.recalls.settled,
     )
 
 
@@ -222,6 +231,7 @@ def _build_commit(
         samples=updated.samples,
         backfill=updated.backfill,
         usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
+        receipts=applied.recalls.closed,
     )
 
 
@@ -230,7 +240,18 @@ def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) ->
     before = loaded.snapshot
     if loaded.inbox or report.decisions or report.events or report.full_pass:
         return True
-    mappings = ("pools", "nodes", "jobs", "loans", "curves", "demand", "forecasts", "return_times", "shadows")
+    mappings = (
+        "pools",
+        "nodes",
+        "jobs",
+        "loans",
+        "curves",
+        "demand",
+        "forecasts",
+        "return_times",
+        "shadows",
+        "recalls",
+    )
     return any(_differ(getattr(before, name), getattr(snapshot, name)) for name in mappings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import (
@@ -143,17 +144,17 @@ def retarget(
 
 def _apply_node_decision(snapshot: MutableSnapshot, decision: NodeDecision) -> None:
     now_s, node = snapshot.now_s, decision.node
-    loan_id, pool = build_loan_id(node, snapshot.next_generation), snapshot.original.nodes[node].pool
+    owned, loan_id = snapshot.original.nodes[node], build_loan_id(node, snapshot.next_generation)
+    new_loan = partial(Loan, loan_id, node, owned.pool, gpus=owned.gpus)
     match decision:
         case ProposeLoan(offer_at_s=offer_at_s):
-            proposed = Loan(loan_id, node, pool, LoanState.PROPOSED, offer_at_s, now_s, proposed_at_s=now_s)
-            snapshot.put_loan(proposed)
+            snapshot.put_loan(new_loan(LoanState.PROPOSED, offer_at_s, now_s, proposed_at_s=now_s))
         case LendNode():
             loan = snapshot.loans.get(node)
             if loan is not None and loan.state is LoanState.PROPOSED:
                 snapshot.put_loan(loan.transition_to(LoanState.OFFERED, now_s))
             else:
-                snapshot.put_loan(Loan(loan_id, node, pool, LoanState.OFFERED, now_s, now_s))
+                snapshot.put_loan(new_loan(LoanState.OFFERED, now_s, now_s))
         case RecallNode(return_by_s=return_by_s):
             snapshot.put_loan(snapshot.loans[node].transition_to(LoanState.RECALLED, now_s, return_by_s=return_by_s))
         case CancelRecall():

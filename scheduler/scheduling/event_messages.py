@@ -26,6 +26,7 @@ from scheduler.domain.decisions import (
 from scheduler.domain.events import Event, EventCode, JobStep
 from scheduler.domain.fleet import LoanState, Node, Pool, PoolKind, build_loan_id
 from scheduler.domain.job import Job
+from scheduler.domain.recall_receipts import JobExit, RecallOutcome, RecallReceipt
 from scheduler.domain.shadow_lending import ShadowLending, get_shadow
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, Violation
@@ -115,6 +116,54 @@ def unmet_demand_events(before: Snapshot, decisions: Iterable[Decision]) -> Iter
         )
         numbers = {"needed_gpus": reading.gpus, "kept_gpus": float(kept), "returning_gpus": float(gpus)}
         yield Event(before.now_s, EventCode.DEMAND_UNMET, pool, message, {**numbers, "return_by_s": return_by_s})
+
+
+_EXIT_WORDS = {
+    JobExit.MOVED: "moved",
+    JobExit.SHRANK: "shrank",
+    JobExit.PREEMPTED: "preempted",
+    JobExit.ENDED: "ended by itself",
+    JobExit.LEAVING: "already leaving",
+}
+
+
+def receipt_event(receipt: RecallReceipt) -> Event:
+    """Return the event of a complete receipt. Its cause is the outcome."""
+    assert receipt.closed_at_s is not None, "the receipt is complete"
+    assert receipt.outcome is not None, "a complete receipt has an outcome"
+    exits, lost_gpu_s = receipt.count_exits(), receipt.lost_gpu_s
+    parts = [_describe_outcome(receipt)]
+    if exits:
+        parts.append("jobs: " + ", ".join(f"{count} {_EXIT_WORDS[each]}" for each, count in exits.items()))
+    if lost_gpu_s:
+        parts.append(f"{lost_gpu_s / 3600.0:.2f} GPU-hours of work were lost")
+    numbers = {"gpus": float(receipt.gpus), "jobs": float(len(receipt.jobs)), "lost_gpu_s": lost_gpu_s}
+    numbers |= {"asked_at_s": receipt.asked_at_s, "return_by_s": receipt.return_by_s, "lost_steps": receipt.lost_steps}
+    numbers |= {f"jobs_{each}": float(count) for each, count in exits.items()}
+    if receipt.choice is not None:
+        numbers |= {"cost_gpu_s": receipt.choice.cost_gpu_s, "alternatives": float(receipt.choice.alternatives)}
+    if receipt.freed_at_s is not None:
+        numbers["early_s"] = receipt.return_by_s - receipt.freed_at_s
+    if receipt.return_s is not None:
+        numbers["return_s"] = receipt.return_s
+    if receipt.serving_at_s is not None and receipt.settled_at_s is not None:
+        numbers["serving_after_s"] = receipt.serving_at_s - receipt.settled_at_s
+        parts.append(f"inference used it again after {numbers['serving_after_s']:.0f} s")
+    message = f"recall of node {receipt.node}: {'; '.join(parts)}"
+    return Event(
+        receipt.closed_at_s, EventCode.RECALL_RECEIPT, receipt.node, message, numbers, cause=receipt.outcome.value
+    )
+
+
+def _describe_outcome(receipt: RecallReceipt) -> str:
+    match receipt.outcome:
+        case RecallOutcome.CANCELLED:
+            return "it was cancelled"
+        case RecallOutcome.LOST:
+            return "the node went down before it was returned"
+    assert receipt.freed_at_s is not None, "a returned node is free"
+    early_s = receipt.return_by_s - receipt.freed_at_s
+    return f"freed {-early_s:.1f} s after its deadline" if early_s < 0 else f"freed {early_s:.0f} s before its deadline"
 
 
 def _describe_decision(before: Snapshot, decision: Decision) -> tuple[EventCode, str, dict[str, float]]:

@@ -194,7 +194,7 @@ def _summarize(view: _PoolView, code: PoolReasonCode) -> str:
     name, found, rules = view.pool.name, view.assessment, view.pool.lending
     match code:
         case LendingBlock.PAUSED | LendingBlock.LOANS_RECALLED:
-            return f"lending is {'paused' if code is LendingBlock.PAUSED else 'stopped and all loans are recalled'}"
+            return _describe_switch(view.snapshot)
         case LendingBlock.STALE_DEMAND | LendingBlock.DEMAND_LOST:
             return f"the demand reading is {found.demand_age_s:.0f} s old, and stale after {found.stale_after_s:.0f} s"
         case LendingObstacle.BUDGET_SPENT:
@@ -223,6 +223,14 @@ def _summarize(view: _PoolView, code: PoolReasonCode) -> str:
             wait_s = view.next_full_pass_at_s - view.snapshot.now_s
             return f"new loans are made in full passes, and the next one is in {wait_s:.0f} s"
     return _SENTENCES[code].format(name=name)
+
+
+def _describe_switch(snapshot: Snapshot) -> str:
+    state = "lending is stopped and all loans are recalled" if snapshot.switches.loans_recalled else "lending is paused"
+    if snapshot.lending_set_at_s is None:
+        return state
+    author, age_s = snapshot.lending_set_by or "an unnamed caller", snapshot.now_s - snapshot.lending_set_at_s
+    return f"{state}; {author} set that {age_s:.0f} s ago"
 
 
 def _describe_demand(found: LendingAssessment) -> str:

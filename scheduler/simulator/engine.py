@@ -258,9 +258,14 @@ class Simulation:
         return after
 
     def _make_due_forecasts(self, snapshot: Snapshot) -> tuple[Command, ...]:
-        """Return forecasts if the next tick is a full pass: only a full pass lends nodes."""
+        """Return forecasts if the next tick is a full pass: only a full pass lends nodes.
+
+        The first tick adds the nodes and has not seen the pods on them, so that it could lend a node in use.
+        """
         now_s = self.clock.now_s()
-        if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
+        if not snapshot.nodes or now_s < next_full_pass_s(
+            snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s
+        ):
             return ()
         return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s, snapshot))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Nod
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.simulated_nodes import UnservedSteps
 from scheduler.executors.simulated_run import RunWork
 from scheduler.scheduling.policies.lending import unused_loan_ends_s
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.engine import Scenario, TickRecord
+from scheduler.simulator.inference_shortages import InferenceShortages, compute_step_means, sum_unserved_gpu_s
 from scheduler.simulator.report import (
     HOUR_S,
     Distribution,
@@ -27,7 +30,6 @@ from scheduler.simulator.report import (
     PolicyReport,
     PolicyResult,
     PolicySeries,
-    ShortageRatio,
     StepFunction,
     TickTimes,
     UsageRatio,
@@ -41,57 +43,19 @@ from scheduler.simulator.report import (
 _DEADLINE_TOLERANCE_S = 1e-6
 
 
-class _PoolShortages:
-    """Lending rules and current demand interval of a pool, and the GPUs that cannot serve it."""
-
-    def __init__(self, pool: Pool, capacity_gpus: int) -> None:
-        self.pool = pool
-        self.capacity_gpus = capacity_gpus
-        self.cold_start_s = pool.lending.cold_start_s
-        self.lent_gpus = 0
-        self.cold_gpus: list[tuple[float, int]] = []
-        self.demand: DemandChange | None = None
-        self.is_short = False
-        self.intervals = {True: 0, False: 0}
-        self.short_intervals = {True: 0, False: 0}
-
-    def check_shortage(self, now_s: float) -> None:
-        """Record whether inference has too few GPUs now. Demand above the capacity of the pool does not count."""
-        self.cold_gpus = [(until_s, gpus) for until_s, gpus in self.cold_gpus if until_s > now_s]
-        serving = self.capacity_gpus - self.lent_gpus - sum(gpus for _, gpus in self.cold_gpus)
-        if self.demand is not None and serving < min(self.demand.gpus, self.capacity_gpus):
-            self.is_short = True
-
-    def close_interval(self, now_s: float) -> None:
-        if self.demand is not None and now_s > self.demand.at_s:
-            self.intervals[self.demand.first_pass] += 1
-            self.short_intervals[self.demand.first_pass] += self.is_short
-        self.is_short = False
-
-
 class LoanStatistics:
-    """Counts of loans, recalls and shortages, updated from the snapshots around each tick."""
+    """Counts of loans and recalls, updated from the snapshots around each tick."""
 
     def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node], settings: PolicySettings) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._settings = settings
-        self._pools = {
-            pool.name: _PoolShortages(pool, sum(node.gpus for node in self._nodes.values() if node.pool == pool.name))
-            for pool in pools
-            if pool.kind is PoolKind.INFERENCE
-        }
+        self._pools = {pool.name: pool for pool in pools if pool.kind is PoolKind.INFERENCE}
         self.loans = 0
         self.recalls = 0
         self.recalls_late = 0
         self.loaned_gpu_s = 0.0
         self.unused_gpu_s = 0.0
         self.lent_nodes = StepFunction()
-
-    def record_demand_change(self, change: DemandChange) -> None:
-        pool = self._pools[change.pool]
-        pool.close_interval(change.at_s)
-        pool.demand = change
-        pool.check_shortage(change.at_s)
 
     def record_tick(self, before: Snapshot, after: Snapshot) -> None:
         if before.loans is after.loans or before.loans == after.loans:
@@ -107,43 +71,26 @@ class LoanStatistics:
                 continue
             if earlier is None or earlier.id != loan.id:
                 self.loans += 1
-                self._pools[loan.pool].lent_gpus += self._nodes[name].gpus
             elif earlier.unused_since_s is not None and loan.unused_since_s is None:
                 self._record_unused(earlier, before.now_s)
             recalled_before = earlier is not None and earlier.state is LoanState.RECALLED
             self.recalls += loan.state is LoanState.RECALLED and not recalled_before
-        for pool in self._pools.values():
-            pool.check_shortage(now_s)
 
     def finish(self, last: Snapshot) -> None:
-        """Account for loans and intervals that are open at the end of the simulation."""
+        """Account for loans that are open at the end of the simulation."""
         for loan in _select_effective(last).values():
             self._record_unused(loan, last.now_s)
             self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
-        for pool in self._pools.values():
-            pool.close_interval(last.now_s)
-
-    def compute_short_ratio(self) -> ShortageRatio:
-        pools = self._pools.values()
-        short = {first: sum(pool.short_intervals[first] for pool in pools) for first in (True, False)}
-        counted = {first: sum(pool.intervals[first] for pool in pools) for first in (True, False)}
-        return ShortageRatio(
-            compute_ratio(short[True], counted[True]), compute_ratio(sum(short.values()), sum(counted.values()))
-        )
 
     def _record_return(self, loan: Loan, now_s: float) -> None:
-        gpus, pool = self._nodes[loan.node].gpus, self._pools[loan.pool]
-        pool.lent_gpus -= gpus
-        self.loaned_gpu_s += (now_s - loan.offered_at_s) * gpus
+        self.loaned_gpu_s += (now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
         self._record_unused(loan, now_s)
-        if loan.state is not LoanState.OFFERED:
-            pool.cold_gpus.append((now_s + pool.cold_start_s, gpus))
         self.recalls_late += loan.return_by_s is not None and now_s > loan.return_by_s + _DEADLINE_TOLERANCE_S
 
     def _record_unused(self, loan: Loan, until_s: float) -> None:
         """Account for the time without a job until a recall, as far as a loan may not be unused that long."""
         end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
-        excess_s = end_s - unused_loan_ends_s(loan, self._pools[loan.pool].pool, self._settings)
+        excess_s = end_s - unused_loan_ends_s(loan, self._pools[loan.pool], self._settings)
         self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
 
 
@@ -177,6 +124,7 @@ class ReportRecorder:
     def __init__(self, scenario: Scenario, settings: PolicySettings) -> None:
         self._scenario = scenario
         self._loan_statistics = LoanStatistics(scenario.pools, scenario.nodes, settings)
+        self._shortages = InferenceShortages(pool.name for pool in scenario.pools if pool.kind is PoolKind.INFERENCE)
         kinds = {pool.name: pool.kind for pool in scenario.pools}
         self._training_nodes = {node.name for node in scenario.nodes if kinds[node.pool] is PoolKind.TRAINING}
         self._lending = {pool.name: pool.lending for pool in scenario.pools if pool.kind is PoolKind.INFERENCE}
@@ -200,7 +148,7 @@ class ReportRecorder:
     def on_demand_change(self, change: DemandChange) -> None:
         self._demand[change.pool] = min(change.gpus, self._capacity[change.pool])
         self._demand_gpus.set_value(change.at_s, sum(self._demand.values()))
-        self._loan_statistics.record_demand_change(change)
+        self._shortages.record_demand_change(change)
 
     def on_tick(self, tick: TickRecord) -> None:
         report, after = tick.report, tick.after
@@ -222,8 +170,20 @@ class ReportRecorder:
             elif isinstance(decision, PreemptJob | ResizeJob) and decision.reason.code is ReasonCode.NODE_RECALLED:
                 self._collateral_gpus += _count_collateral_gpus(tick, decision)
 
-    def build_report(self, policy: str, last: Snapshot, ended: Iterable[Job], work: Iterable[RunWork]) -> PolicyResult:
-        """Return the report, given the last snapshot and all jobs that were removed before it."""
+    def build_report(
+        self,
+        policy: str,
+        last: Snapshot,
+        ended: Iterable[Job],
+        work: Sequence[RunWork],
+        unserved: Mapping[str, UnservedSteps] = MappingProxyType({}),
+    ) -> PolicyResult:
+        """Return the report.
+
+        Args:
+            ended: jobs that were removed before the last snapshot.
+            unserved: demand without a serving pod by inference pool, as steps over time.
+        """
         self._loan_statistics.finish(last)
         jobs = [*ended, *(job.advance_to(last.now_s) for job in last.jobs.values())]
         done = [job for job in jobs if job.state is JobState.SUCCEEDED]
@@ -243,7 +203,7 @@ class ReportRecorder:
             ),
             jct_bound_s=compute_mean(s.run_time_s_min for s in submissions),
             makespan_s=max((job.state_since_s for job in done), default=start_s) - start_s,
-            usage_ratio=self._compute_usage(runs),
+            usage_ratio=self._compute_usage(runs, unserved),
             idle_while_waiting_gpu_hours=self._idle_gpu_s / HOUR_S,
             loaned_gpu_hours=self._loan_statistics.loaned_gpu_s / HOUR_S,
             unused_loan_gpu_hours=self._loan_statistics.unused_gpu_s / HOUR_S,
@@ -256,16 +216,17 @@ class ReportRecorder:
             collateral_gpus=self._collateral_gpus,
             lost_gpu_hours=lost_gpu_s / HOUR_S,
             lost_ratio=compute_ratio(lost_gpu_s, computed_gpu_s),
-            inference_short_intervals_ratio=self._loan_statistics.compute_short_ratio(),
+            inference_short_intervals_ratio=self._shortages.compute_ratio(unserved, end_s=last.now_s),
             ticks=len(self._tick_s),
             tick_s=TickTimes.from_values(self._tick_s),
             wall_s=0.0,
             deadlines_met_ratio=_compute_deadlines_met_ratio(jobs, jct_s),
             rejected=self._rejected,
+            incomplete_saves=sum(run.is_save_incomplete for run in work),
+            unserved_gpu_hours=sum_unserved_gpu_s(unserved, start_s=start_s, end_s=last.now_s) / HOUR_S,
         )
-        return report, self._build_series(
-            policy, compute_interval_edges(start_s, last.now_s), runs, list(jct_s.values())
-        )
+        edges_s = compute_interval_edges(start_s, last.now_s)
+        return report, self._build_series(policy, edges_s, runs, unserved, list(jct_s.values()))
 
     def _get_forecast_gpus(self, pool: str) -> float:
         """Return the forecast demand of a pool at its working quantile, or its current demand without a forecast."""
@@ -275,24 +236,36 @@ class ReportRecorder:
         level = find_working_quantile(self._lending[pool], get_shortages(self._readings, pool))
         return min(self._capacity[pool], forecast.demand_at(level))
 
-    def _compute_useful_gpus(self, runs: _RunTable, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return useful GPUs per interval: on nodes of training, and on inference nodes including their demand."""
+    def _compute_useful_gpus(
+        self, runs: _RunTable, unserved: Mapping[str, UnservedSteps], edges_s: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return useful GPUs per interval: on nodes of training, and on inference nodes including served demand."""
         at_s = np.concatenate((runs.since_s, runs.kept_until_s))
         owned, lent = (
             compute_interval_means(at_s, np.concatenate((gpus, -gpus)), edges_s) for gpus in (runs.owned, runs.lent)
         )
-        return owned, lent + self._demand_gpus.compute_means(edges_s)
+        served = self._demand_gpus.compute_means(edges_s)
+        for steps in unserved.values():
+            served = served - compute_step_means(steps, edges_s)
+        return owned, lent + served
 
-    def _compute_usage(self, runs: _RunTable) -> UsageRatio:
+    def _compute_usage(self, runs: _RunTable, unserved: Mapping[str, UnservedSteps]) -> UsageRatio:
         if self._window_s[0] == self._window_s[1]:
             return UsageRatio(0.0, 0.0, 0.0)
-        owned, lent = (float(gpus[0]) for gpus in self._compute_useful_gpus(runs, self._window_s))
+        owned, lent = (float(gpus[0]) for gpus in self._compute_useful_gpus(runs, unserved, self._window_s))
         serving = sum(self._capacity.values())
         both = compute_ratio(owned + lent, self._training_gpus + serving)
         return UsageRatio(compute_ratio(owned, self._training_gpus), compute_ratio(lent, serving), both)
 
-    def _build_series(self, policy: str, edges_s: FloatArray, runs: _RunTable, jct_s: list[float]) -> PolicySeries:
-        owned, lent = self._compute_useful_gpus(runs, edges_s)
+    def _build_series(
+        self,
+        policy: str,
+        edges_s: FloatArray,
+        runs: _RunTable,
+        unserved: Mapping[str, UnservedSteps],
+        jct_s: list[float],
+    ) -> PolicySeries:
+        owned, lent = self._compute_useful_gpus(runs, unserved, edges_s)
         serving = sum(self._capacity.values())
         return PolicySeries(
             policy=policy,

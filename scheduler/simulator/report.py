@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,8 @@ class TickTimes:
 class UsageRatio:
     """Useful GPU-seconds divided by existing ones, from the first to the last submission.
 
-    `training` counts kept steps on nodes owned by training. `inference` counts demand, and kept steps on lent nodes.
+    `training` counts kept steps on nodes owned by training. `inference` counts served demand, and kept steps on lent
+    nodes.
     `overall` counts both. Start-up, saving and lost work are not useful.
     """
 
@@ -151,9 +152,11 @@ class UsageRatio:
 
 @dataclass(frozen=True, slots=True)
 class ShortageRatio:
-    """Fraction of demand intervals in which inference had too few GPUs because of loans, or of nodes in cold start.
+    """Fraction of demand intervals in which inference lacked pods because of loans.
 
-    `first_pass` covers the first pass of the demand trace, `all` also its repetitions.
+    Demand lacks a pod while no GPU is left for it, and while a pod that moved off a lent node, or one on a returned
+    node, starts. An interval is the time between two rows of the demand trace. `first_pass` covers the first pass of
+    the trace, `all` also its repetitions.
     """
 
     first_pass: float
@@ -174,11 +177,15 @@ class PolicyReport:
         unused_loan_gpu_hours: GPU time of lent nodes that no job held, beyond the minimum duration of a loan and
             two full passes.
         recalls_late: nodes returned after their deadline.
+        recall_outcomes: receipts of recalls by outcome; a recall that is open at the end has none.
         preemption_ratio: fraction of jobs preempted at least once.
         collateral_gpus: GPUs that jobs gave up in a recall beyond those of nodes that they had to leave.
         lost_gpu_hours: work that was computed and lost; `lost_ratio` as a fraction of all computed work.
         deadlines_met_ratio: fraction of jobs with a deadline that met it; None if no job has one.
         rejected: jobs rejected by the policy.
+        incomplete_saves: times that workers were killed at their deadline while they saved. Their work since the last
+            checkpoint is in `lost_gpu_hours`.
+        unserved_gpu_hours: demand that no inference pod served, up to the GPUs of the pools.
         violations: dropped decisions that violated an invariant. `violated` describes the first of each invariant.
     """
 
@@ -211,6 +218,9 @@ class PolicyReport:
     rejected: int
     violations: int = 0
     violated: tuple[str, ...] = ()
+    recall_outcomes: Mapping[str, int] = field(default_factory=dict)
+    incomplete_saves: int = 0
+    unserved_gpu_hours: float = 0.0
 
 
 PolicyResult = tuple[PolicyReport, PolicySeries]

@@ -21,15 +21,18 @@ from scheduler.documents.simulation import (
 from scheduler.documents.throughput import MeasuredSteps
 from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 from scheduler.domain.lending_policy import DAY_S
+from scheduler.domain.recall_receipts import count_outcomes
 from scheduler.executors.simulated_run import Delays
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
+from scheduler.simulator.checkpoint_sizes import compute_checkpoint_bytes
 from scheduler.simulator.demand import COMBINED, FORECASTERS, DemandChange, build_demand_traces
 from scheduler.simulator.engine import Scenario, Simulation, TickRecord
 from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_true_submissions
 from scheduler.simulator.recorder import ReportRecorder
 from scheduler.simulator.report import PolicyResult, SimulationReport
 from scheduler.simulator.throughput_curves import CurveCache
+from scheduler.simulator.workloads import count_gpu_models
 from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 
@@ -248,18 +251,21 @@ def build_scenario(
     """Build the scenario for one policy set. Without elastic policies, jobs have the GPU counts of the trace.
 
     Run times of a trace include the start of the job, so that a first start takes no time unless the cluster document
-    sets it. Restarts take time.
+    sets it. Restarts take time, and more of it the larger the job's checkpoint is.
 
     Raises:
         ValueError: jobs, demand and cluster do not fit together.
     """
     table, truth = cluster.reconfiguration_s, replace(options.truth, seed=seed)
-    start_s = cluster.start_s
-    delays = Delays(start_s=start_s, reconfiguration_s=table[DEFAULT_MODEL], reconfiguration_s_by_model=table)
+    submissions = build_true_submissions(jobs, cluster, curves, truth, elastic=policies.scales)
+    delays = Delays(start_s=cluster.start_s, reconfiguration_s=table[DEFAULT_MODEL], reconfiguration_s_by_model=table)
+    if cluster.storage_bytes_per_s is not None:
+        sizes = compute_checkpoint_bytes(submissions, count_gpu_models(cluster).most_common)
+        delays = replace(delays, storage_bytes_per_s=cluster.storage_bytes_per_s, checkpoint_bytes=sizes)
     return Scenario(
         pools=build_pools(cluster),
         nodes=build_nodes(cluster, lambda gpu: _get_memory_bytes(gpu, curves)),
-        submissions=build_true_submissions(jobs, cluster, curves, truth, elastic=policies.scales),
+        submissions=submissions,
         demand=build_demand_traces(demand, cluster),
         delays=delays,
         seed=seed,
@@ -292,5 +298,11 @@ def run_policy(
         last = simulation.run(progress)
     wall_s = simulation.clock.elapsed_s() - started_s
     ended = simulation.memory_store.list_ended_jobs(limit=_NO_JOB_LIMIT)
-    report, series = recorder.build_report(policies.name, last, ended, simulation.executor.work)
-    return replace(report, wall_s=wall_s, violations=violations.count, violated=violations.describe()), series
+    executor = simulation.executor
+    report, series = recorder.build_report(
+        policies.name, last, ended, executor.work, unserved=executor.list_unserved_demand()
+    )
+    receipts = (*simulation.memory_store.lending.receipts, *last.recalls.values())
+    outcomes = {outcome.value: count for outcome, count in count_outcomes(receipts).items()}
+    report = replace(report, wall_s=wall_s, recall_outcomes=outcomes)
+    return replace(report, violations=violations.count, violated=violations.describe()), series

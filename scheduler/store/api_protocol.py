@@ -30,13 +30,14 @@ from scheduler.store.sealed_secrets import SecretStore
 from scheduler.store.simulations import SimulationStore
 
 if TYPE_CHECKING:
+    from scheduler.store.lending_history import LendingHistory
     from scheduler.store.sessions import SessionStore
 
 Row = TypeVar("Row")
 
 
 class SortKey(NamedTuple):
-    """Position of a job or loan in lists, which are sorted by it in descending order.
+    """Position of a job, loan or receipt in lists, which are sorted by it in descending order.
 
     It never changes, not even when the job or loan ends: a client that pages through a list meets each row once.
     """
@@ -189,6 +190,7 @@ class HistoryLog(StrEnum):
     ENDED_LOANS = "ended_loans"
     READINGS = "readings"
     USAGE = "usage"
+    RECALL_RECEIPTS = "recall_receipts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +375,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def secrets(self) -> SecretStore: ...
+
+    @property
+    def lending(self) -> LendingHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

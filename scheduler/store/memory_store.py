@@ -15,6 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import (
     AuditEntry,
@@ -35,6 +36,7 @@ from scheduler.store.api_protocol import (
 )
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken
+from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.memory_secrets import MemorySecrets
 from scheduler.store.protocol import (
     Commit,
@@ -270,6 +272,35 @@ class MemoryMachineStore:
             return tuple(self._estimates[name] for name in sorted(self._estimates))
 
 
+class MemoryLendingHistory:
+    """LendingHistory in memory, of the loans and receipts that were appended."""
+
+    def __init__(self) -> None:
+        self.loans: list[Loan] = []
+        self.receipts: list[RecallReceipt] = []
+        self._lock = threading.Lock()
+
+    def append(self, commit: Commit) -> None:
+        with self._lock:
+            self.loans.extend(commit.ended_loans)
+            self.receipts.extend(commit.receipts)
+
+    def find_receipts(self, query: ReceiptQuery, *, after: SortKey | None, limit: int) -> tuple[RecallReceipt, ...]:
+        with self._lock:
+            found = list(filter(query.matches, self.receipts))
+        return take_page(found, get_receipt_sort_key, after=after, limit=limit)
+
+    def find_loan_receipts(self, loan_ids: Collection[str]) -> Mapping[str, RecallReceipt]:
+        wanted = set(loan_ids)
+        with self._lock:
+            return {each.loan_id: each for each in self.receipts if each.loan_id in wanted}
+
+    def list_pool_loans(self, pool: str, *, ended_since_s: float, offered_before_s: float) -> tuple[Loan, ...]:
+        with self._lock:
+            found = [loan for loan in self.loans if loan.pool == pool and loan.offered_at_s < offered_before_s]
+        return tuple(sorted((each for each in found if each.state_since_s >= ended_since_s), key=get_loan_sort_key))
+
+
 _NO_LEASE = Lease(holder="", epoch=0, expires_at_s=float("-inf"))
 
 
@@ -285,7 +316,6 @@ class MemoryStore:
         self._events: list[StoredEvent] = []
         self._decisions: list[StoredDecision] = []
         self._ended_jobs: list[Job] = []
-        self._ended_loans: list[Loan] = []
         self._readings: dict[str, list[DemandReading]] = {}
         self._samples: dict[str, dict[int, Sample]] = {}
         self._usage: dict[UsageKey, UsageEntry] = {}
@@ -295,6 +325,7 @@ class MemoryStore:
         self.sessions = MemorySessionStore(self.audit_log)
         self.machines = MemoryMachineStore(self.audit_log)
         self.secrets = MemorySecrets(self.audit_log)
+        self.lending = MemoryLendingHistory()
 
     def load(self) -> LoadedState:
         with self._lock:
@@ -389,7 +420,7 @@ class MemoryStore:
 
     def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         with self._lock:
-            return tuple(islice(reversed(self._ended_loans), limit))
+            return tuple(islice(reversed(self.lending.loans), limit))
 
     def find_ended_job_queues(self, job_ids: Collection[str]) -> Mapping[str, str]:
         with self._lock:
@@ -398,7 +429,7 @@ class MemoryStore:
     def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
         with self._lock:
             return take_page(
-                list(filter(query.matches, self._ended_loans)), get_loan_sort_key, after=after, limit=limit
+                list(filter(query.matches, self.lending.loans)), get_loan_sort_key, after=after, limit=limit
             )
 
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
@@ -431,7 +462,7 @@ class MemoryStore:
         for decision in commit.decisions:
             self._decisions.append(StoredDecision(len(self._decisions) + 1, generation, now_s, decision))
         self._ended_jobs.extend(commit.ended_jobs)
-        self._ended_loans.extend(commit.ended_loans)
+        self.lending.append(commit)
         for entry in commit.usage:
             known = self._usage.get(entry.key, UsageEntry(entry.key, 0.0))
             gpu_s, lost_gpu_s = known.gpu_s + entry.gpu_s, known.lost_gpu_s + entry.lost_gpu_s

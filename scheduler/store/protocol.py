@@ -16,6 +16,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, Run
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 
 
@@ -49,6 +50,7 @@ class Commit:
         usage: entries that are added to the stored sums.
         samples: each replaces the sample in its slot of its job.
         backfill: demand readings by pool, each time of a pool once; each replaces the stored readings of its time.
+        receipts: complete receipts of recalls, which are appended to history.
     """
 
     previous: Snapshot
@@ -63,6 +65,7 @@ class Commit:
     usage: tuple[UsageEntry, ...] = ()
     samples: tuple[SlottedSample, ...] = ()
     backfill: tuple[tuple[str, DemandReading], ...] = ()
+    receipts: tuple[RecallReceipt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

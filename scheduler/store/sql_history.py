@@ -46,7 +46,7 @@ from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, StateSince, build_insert, fetch_rows, transaction
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
 
-_CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
+CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
 """Sorted by code points in every database, as in Python."""
 
 
@@ -69,20 +69,20 @@ class EndedJobColumns(TypedColumns):
     """Lists of jobs are sorted and filtered by the columns other than `body`."""
 
     number: Named[int] = Column(ROW_NUMBER, primary_key=True)
-    id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)
+    id: Named[str] = Column(CODE_POINT_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
     submitted_at_s: Named[float] = Column(Double, server_default="0")
     state: Named[str] = Column(String, server_default="")
     queue: Named[str] = Column(String, server_default="")
     owner: Named[str] = Column(String, server_default="")
-    name: Named[str] = Column(_CODE_POINT_ORDERED, server_default="")
+    name: Named[str] = Column(CODE_POINT_ORDERED, server_default="")
     owner_id: Named[str] = Column(String, server_default="")
 
 
 class EndedLoanColumns(TypedColumns):
     number: Named[int] = Column(ROW_NUMBER, primary_key=True)
-    id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)
+    id: Named[str] = Column(CODE_POINT_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
     offered_at_s: Named[float] = Column(Double, server_default="0")
@@ -290,7 +290,7 @@ def _select_few_keys(
     few = select(*(column for column in ENDED_JOBS.c if column.name != "body")).where(*matching)
     row = few.limit(SORTED_JOBS_MAX).subquery().c
     keys = select(row.number, row.id, row.generation).where(*_build_conditions(query, row, last_before))
-    return _order_and_limit(keys, row.submitted_at_s, row.id, after, limit=limit)
+    return order_and_limit(keys, row.submitted_at_s, row.id, after, limit=limit)
 
 
 def _select_keys_in_order(
@@ -299,7 +299,7 @@ def _select_keys_in_order(
     row = ENDED_JOBS.c
     keys = select(row.number, row.id, row.generation, row.submitted_at_s)
     parts = [
-        _order_and_limit(
+        order_and_limit(
             keys.where(*_build_conditions(part, row, last_before)), row.submitted_at_s, row.id, after, limit=limit
         )
         for part in _split_query(query)
@@ -307,7 +307,7 @@ def _select_keys_in_order(
     if len(parts) == 1:
         return parts[0]
     merged = union_all(*(part.subquery().select() for part in parts)).subquery()
-    return _order_and_limit(select(merged), merged.c.submitted_at_s, merged.c.id, None, limit=limit)
+    return order_and_limit(select(merged), merged.c.submitted_at_s, merged.c.id, None, limit=limit)
 
 
 def _split_query(query: JobQuery) -> Iterator[JobQuery]:
@@ -372,10 +372,10 @@ def select_ended_loans(query: LoanQuery, after: SortKey | None, limit: int) -> S
         conditions.append(row.pool == query.pool)
     if query.node:
         conditions.append(row.node == query.node)
-    return _order_and_limit(select(ENDED_LOANS).where(*conditions), row.offered_at_s, row.id, after, limit=limit)
+    return order_and_limit(select(ENDED_LOANS).where(*conditions), row.offered_at_s, row.id, after, limit=limit)
 
 
-def _order_and_limit(
+def order_and_limit(
     rows: Select[*tuple[Any, ...]],
     at_s: ColumnElement[float],
     name: ColumnElement[str],
@@ -383,6 +383,7 @@ def _order_and_limit(
     *,
     limit: int,
 ) -> Select[*tuple[Any, ...]]:
+    """Return up to `limit` of the rows that follow the key `after`, by time and name in descending order."""
     if after is not None:
         # The first condition is implied by the second, but lets every database start inside the index.
         rows = rows.where(at_s <= after.at_s, or_(at_s < after.at_s, name < after.id))

@@ -37,6 +37,7 @@ from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocomm
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
+from scheduler.store.sql_lending_history import RECALL_RECEIPTS
 from scheduler.store.sql_webhooks import DELIVERIES
 
 
@@ -58,6 +59,7 @@ _TIME_COLUMNS: dict[HistoryLog, tuple[Table[Any], str]] = {
     HistoryLog.AUDIT: (AUDIT_LOG, "at_s"),
     HistoryLog.COMMANDS: (INBOX, "consumed_at_s"),
     HistoryLog.READINGS: (READINGS, "at_s"),
+    HistoryLog.RECALL_RECEIPTS: (RECALL_RECEIPTS, "closed_at_s"),
 }
 _ENDED_TABLES: dict[HistoryLog, Table[Any]] = {
     HistoryLog.ENDED_JOBS: ENDED_JOBS,

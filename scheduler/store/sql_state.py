@@ -34,6 +34,7 @@ from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.run_times import RunTimes
 from scheduler.domain.scaling_curve import ScalingCurve
@@ -118,6 +119,7 @@ RECORD_KINDS = (
     RecordKind("curve_hardware", Table("curve_hardware", METADATA, RecordColumns), str),
     RecordKind("return_times", Table("return_times", METADATA, RecordColumns), ReturnTimes),
     RecordKind("shadows", Table("shadows", METADATA, RecordColumns), ShadowLending),
+    RecordKind("recalls", Table("recalls", METADATA, RecordColumns), RecallReceipt),
 )
 LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 

@@ -37,6 +37,7 @@ from scheduler.store.sql_api_tables import CHAIN_OPTION, SqlAuditLog, SqlIdempot
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
+from scheduler.store.sql_lending_history import SqlLendingHistory, build_receipt_rows
 from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_secrets import SqlSecrets
@@ -88,6 +89,7 @@ class SqlStore:
         self.machines = SqlMachines(self._engine)
         self.secrets = SqlSecrets(self._engine)
         self.retention = SqlRetention(self._engine)
+        self.lending = SqlLendingHistory(self._autocommit_engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_queues: dict[str, str] = {}
         self._ended_job_cache: dict[tuple[Any, ...], Job] = {}  # by number, id and generation; ended jobs never change
@@ -121,7 +123,7 @@ class SqlStore:
         generation = commit.snapshot.generation
         assert generation == commit.previous.generation + 1, "a commit advances by one generation"
         changed = sql_state.build_changed_rows(commit.previous, commit.snapshot)
-        appended = sql_history.build_appended_rows(commit)
+        appended = [*sql_history.build_appended_rows(commit), build_receipt_rows(commit)]
         with transaction(self._engine) as connection:
             sql_state.fence(connection, commit.epoch)
             sql_state.advance_generation(connection, commit.previous, commit.snapshot)

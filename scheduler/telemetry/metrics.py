@@ -63,7 +63,7 @@ GPU_USES = ("running", "moving")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
-    *("logs", "archives"),
+    *("logs", "archives", "recall_receipts"),
 )
 
 
@@ -124,6 +124,12 @@ ACTIVE_BREACHES = _declare_latest_gauge(
     "ebbtide_standing_breaches", "Breaches of guarantees that were active at the last tick of the leader.", "kind"
 )
 RECALLS_LATE = _declare_counter("ebbtide_recalls_late_total", "Lent nodes that were not returned by their deadline.")
+RECALLS = Counter(
+    "ebbtide_recalls_total",
+    "Recalls of lent nodes, by pool and outcome: in_time, late, cancelled or lost.",
+    ["pool", "outcome"],
+    registry=REGISTRY,
+)
 LOST_GPU_SECONDS = _declare_counter(
     "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work lost since the last checkpoint.", cause=LOSS_CAUSES
 )

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from scheduler.domain.decisions import PreemptJob, ReasonCode
 from scheduler.domain.events import Event, EventCode
-from scheduler.domain.fleet import Forecast, LoanState
+from scheduler.domain.fleet import Forecast, LoanState, PoolKind
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import Observation
+from scheduler.domain.recall_receipts import RecallOutcome
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.scheduling.legality import find_breaches
@@ -29,6 +30,7 @@ from scheduler.telemetry.metrics import (
     PREEMPTIONS,
     QUEUEING,
     RECALL_DURATION,
+    RECALLS,
     RECALLS_LATE,
     REPLAN_BYTES,
     REPLAN_BYTES_KINDS,
@@ -77,6 +79,7 @@ class TickRecorder:
         for violation in report.violations:
             VIOLATIONS.labels(violation.invariant.value).inc()
         self._record_pending(report)
+        _declare_recalls(report.after)
         lost_gpu_s = 0.0
         if report.committed:
             for decision in report.decisions:
@@ -87,6 +90,9 @@ class TickRecorder:
                 _record_event(event)
                 self._record_job_timing(event, report)
                 _record_recall(event, report.before)
+            for receipt in report.settled_recalls:
+                assert receipt.outcome is not None, "a settled recall has an outcome"
+                RECALLS.labels(receipt.pool, receipt.outcome.value).inc()
             lost_gpu_s = sum(_iter_lost_gpu_s(report))
         self._expire_restarts(report)
         self._goodput.record(report.before, report.now_s, lost_gpu_s)
@@ -160,6 +166,14 @@ class TickRecorder:
 
 def _breach_keys(breaches: Iterable[Breach]) -> frozenset[tuple[BreachKind, str]]:
     return frozenset((breach.kind, breach.subject) for breach in breaches)
+
+
+def _declare_recalls(snapshot: Snapshot) -> None:
+    """Export the recalls of all inference pools as 0 before the first: Prometheus sees no increase of a new series."""
+    for pool in snapshot.pools.values():
+        if pool.kind is PoolKind.INFERENCE:
+            for outcome in RecallOutcome:
+                RECALLS.labels(pool.name, outcome.value)
 
 
 def _record_recall(event: Event, before: Snapshot) -> None:

@@ -11,8 +11,10 @@ from api.decision_watch import DecisionWatch
 from api.http.dependencies import Service
 from api.openapi import load_examples
 from api.state import StateReader
+from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.package_version import get_package_version
+from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.api.authenticated_service import AuthenticatedService
@@ -64,6 +66,7 @@ class SeededService:
             "secret_name": [self._set_secret("hf-token")],
             "gpu": [self._describe_hardware()],
             "digest": [self._upload(b"archive")],
+            "loan_id": [self._propose_loan(store)],
             **self._background(),
             **self._machines(),
         }
@@ -81,6 +84,18 @@ class SeededService:
         }
         known = self.known[parameter]
         return by_collection.get(path.split("/")[2], known) if parameter == "name" else known
+
+    def _propose_loan(self, store: SqlStore) -> str:
+        """Commit the proposal of a loan whose notice is long."""
+        made = self.service
+        made.made("/v1/nodes", {"name": "i2", "pool": "inference", "gpu": "cpu", "gpus": 2})
+        made.tick()
+        assert made.leader is not None
+        before, now_s = store.load().snapshot, made.clock.now_s()
+        loan = Loan("i2-1", "i2", "inference", LoanState.PROPOSED, now_s + 1e6, now_s, proposed_at_s=now_s)
+        after = replace(before, generation=before.generation + 1, loans={**before.loans, "i2": loan})
+        store.commit(Commit(before, after, made.leader.epoch))
+        return loan.id
 
     def _set_secret(self, name: str) -> str:
         answer = self.service.http.put(f"/v1/queues/blue/secrets/{name}", content=b"a seeded value")

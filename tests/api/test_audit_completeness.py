@@ -140,6 +140,7 @@ class AuditedRun:
             "POST /v1/pools": {"name": f"pool-{number}", "kind": "training"},
             "PATCH /v1/pools/{name}": {"lending": {"headroom": number / 10}},
             "POST /v1/pools/{name}/demand": {"gpus": number % 2},
+            "POST /v1/loans/{loan_id}:veto": {"reason": f"reason {number}"},
             "POST /v1/nodes": {"name": f"node-{number}", "pool": "training", "gpu": "cpu", "gpus": 1},
             "POST /v1/queues": {"name": f"queue-{number}"},
             "PATCH /v1/queues/{name}": {"weight": number + 1.0},

@@ -25,6 +25,7 @@ each event, so its jobs run longer than in the trace."""
 MURI_CLUSTER = {
     "pools": [{"name": "training", "kind": "training", "nodes": 8, "gpus_per_node": 8, "gpu": "v100-32g"}],
     "reconfiguration_s": 0,
+    "storage_bytes_per_s": None,
     "lending_period_s": 86_400,
 }
 
@@ -42,7 +43,7 @@ class Published:
 MURI = (
     Published("srtf", 193_082.0, 145_368.0, 0.03),
     Published("srsf", 185_022.0, 137_307.0, 0.03),
-    Published("las", 347_213.0, 299_395.0, 0.10),
+    Published("las", 347_213.0, 299_395.0, 0.05),
 )
 
 

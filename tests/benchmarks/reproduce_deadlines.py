@@ -22,6 +22,7 @@ CLUSTER = {
     "pools": [{"name": "training", "kind": "training", "nodes": 16, "gpus_per_node": 4, "gpu": "t4"}],
     "elastic": {"from_gpus": 1, "min_ratio": 0.01, "max_ratio": 64.0},
     "reconfiguration_s": 30,
+    "storage_bytes_per_s": None,
     "lending_period_s": 3600,
 }
 """The ratios allow every measured count from 1 to 64 for every job, as in ElasticFlow's simulator."""

@@ -74,6 +74,7 @@ FLEET = Board(
             _hourly('ebbtide_decisions_total{kind=~"LendNode|RecallNode|CancelRecall|ReturnNode"}', "kind"),
         ),
         Graph("Time from recall to return", _quantiles("ebbtide_recall_duration_seconds"), "s"),
+        Graph("Recalls per hour by outcome", _hourly("ebbtide_recalls_total", "pool, outcome")),
         Graph(
             "Allocated GPUs by use",
             {"{{use}}": "sum by (use) (rate(ebbtide_gpu_seconds_total[10m]))"},

@@ -13,6 +13,7 @@ import pytest
 from scheduler.domain.fleet import NodeState, PoolKind
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
+from scheduler.domain.recall_receipts import RecallOutcome
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import BreachKind
 from scheduler.executors.executor import Executor
@@ -25,6 +26,7 @@ from scheduler.simulator.engine import Scenario, Simulation, TickRecord
 from scheduler.simulator.fault_injection import FaultKind, FaultRates, SeededFaultInjector
 from scheduler.simulator.simulate import build_scenario
 from scheduler.simulator.throughput_curves import CurveCache
+from tests.simulation.receipt_checks import check_receipts
 from tests.simulation.synthetic import DAY_S, small_cluster, synthetic_demand, synthetic_jobs
 
 FAULTS_UNTIL_S = 2.25 * DAY_S
@@ -175,6 +177,8 @@ def simulate_seed(seed: int) -> str:
     assert safety.returns, "some node must be recalled and returned"
     assert safety.killed, "some checkpoint must be too slow"
     assert safety.jobs_when_faults_end, "some jobs must be left when the faults end"
+    receipts = check_receipts(simulation.memory_store, last)
+    assert RecallOutcome.IN_TIME in {receipt.outcome for receipt in receipts}
     return summary
 
 

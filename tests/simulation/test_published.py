@@ -18,9 +18,11 @@ FOUR_GPUS = parse_document(
     {
         "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],
         "reconfiguration_s": 0,
+        "storage_bytes_per_s": None,
     },
 )
 SHORT = (JobRow(2, "a", 0, 100, 4), JobRow(3, "b", 10, 20, 2), JobRow(4, "c", 10, 50, 2), JobRow(5, "d", 20, 200, 1))
+LONG_AND_MIDDLE = (JobRow(2, "a", 0, 3000, 4), JobRow(3, "b", 1, 1000, 4))
 LONG = (JobRow(2, "a", 0, 2000, 4), JobRow(3, "b", 100, 500, 4), JobRow(4, "c", 110, 10, 4))
 
 
@@ -42,10 +44,15 @@ BY_HAND = [
     (SHORT, "srsf", {"a": 320.0, "b": 30.0, "c": 60.0, "d": 230.0}),
     # a moves to the second queue at 3,250 GPU-s, at 812.5 s; b stays in the first, and c comes after it.
     (LONG, "las", {"a": 2510.0, "b": 1312.5, "c": 1322.5}),
+    # a moves to the second queue at 812.5 s and b at 1,625 s. There a waits, so that b lets it pass. a moves to the
+    # third queue at 2,612.5 s, b has 187.5 s left, and then a has 1,200 s left.
+    (LONG_AND_MIDDLE, "las", {"a": 4000.0, "b": 2800.0}),
 ]
 
 
-@pytest.mark.parametrize(("jobs", "name", "expected"), BY_HAND, ids=[name for _, name, _ in BY_HAND])
+@pytest.mark.parametrize(
+    ("jobs", "name", "expected"), BY_HAND, ids=[f"{name} of {len(jobs)}" for jobs, name, _ in BY_HAND]
+)
 def test_small_trace_ends_as_worked_out_by_hand(
     jobs: tuple[JobRow, ...], name: str, expected: dict[str, float]
 ) -> None:

@@ -17,6 +17,7 @@ FOUR_GPUS = parse_document(
         "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],
         "elastic": {"from_gpus": 1, "min_ratio": 0.1, "max_ratio": 4.0},
         "reconfiguration_s": 0,
+        "storage_bytes_per_s": None,
     },
 )
 INFEASIBLE = (JobRow(2, "a", 0.0, 400.0, 1, deadline_s=99.0), JobRow(3, "b", 0.0, 400.0, 1, deadline_s=110.0))

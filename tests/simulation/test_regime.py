@@ -48,6 +48,19 @@ def test_ebbtide_gains_with_unknown_speeds_and_durations() -> None:
     assert ebbtide.recalls_late == 0
 
 
+def test_recalls_stay_in_time_when_storage_is_too_slow_to_save() -> None:
+    fast, slow = (
+        simulate(
+            JOBS[:60], DEMAND, CLUSTER.model_copy(update={"storage_bytes_per_s": rate}), "ebbtide", seed=1
+        ).policies[0]
+        for rate in (3.125e9, 2e7)
+    )
+    assert (fast.incomplete_saves, fast.recalls_late, slow.recalls_late) == (0, 0, 0)
+    assert slow.incomplete_saves > 0
+    assert slow.lost_gpu_hours > fast.lost_gpu_hours
+    assert slow.jct_s.mean > fast.jct_s.mean
+
+
 class Corrections:
     """Records each running job's curve correction over time."""
 

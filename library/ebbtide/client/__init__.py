@@ -15,9 +15,10 @@ from ebbtide.client.administration import AccountMethods, RecordMethods, TokenMe
 from ebbtide.client.archives import ArchiveMethods
 from ebbtide.client.async_connection import AsyncConnection
 from ebbtide.client.connection import Connection, RetryPolicy, Server
-from ebbtide.client.fleet import FleetMethods, LendingMethods, QueueMethods, UsageMethods
+from ebbtide.client.fleet import FleetMethods, QueueMethods, UsageMethods
 from ebbtide.client.hardware import HardwareMethods
 from ebbtide.client.jobs import JobMethods, SimulationMethods, StreamMethods
+from ebbtide.client.lending import LendingMethods
 from ebbtide.client.machines import MachineMethods
 from ebbtide.client.methods import AsyncCaller, SyncCaller
 from ebbtide.client.queue_secrets import SecretMethods

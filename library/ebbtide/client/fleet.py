@@ -1,4 +1,4 @@
-"""Client methods for pools, nodes, demand, queues, loans and usage."""
+"""Client methods for pools, nodes, demand, queues and usage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ebbtide.client.requests import Pages, Request, if_match_headers
 if TYPE_CHECKING:
     from ebbtide.client.views import (
         DemandHistoryView,
-        LoanView,
         NodeView,
         OverviewView,
         PoolDemandView,
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
         PoolForecastView,
         PoolView,
         QueueView,
-        SwitchesView,
         UsageReportView,
         WaitingView,
     )
@@ -176,29 +174,6 @@ class QueueMethods:
 
 def _queue_path(name: str) -> str:
     return f"/v1/queues/{quote(name, safe='')}"
-
-
-class LendingMethods:
-    @ListMethod
-    def loans(self, *, state: str = "") -> Pages[LoanView]:
-        return Pages("/v1/loans", query={"state": state})
-
-    @RequestMethod
-    def veto_loan(self, loan_id: str, *, reason: str) -> Request[LoanView]:
-        """Reject a proposed loan. Its node is not proposed again for the pool's `veto_s`."""
-        return Request("POST", f"/v1/loans/{quote(loan_id, safe='')}:veto", json={"reason": reason})
-
-    @RequestMethod
-    def pause_lending(self) -> Request[SwitchesView]:
-        return Request("POST", "/v1/lending:pause")
-
-    @RequestMethod
-    def resume_lending(self) -> Request[SwitchesView]:
-        return Request("POST", "/v1/lending:resume")
-
-    @RequestMethod
-    def recall_all(self) -> Request[SwitchesView]:
-        return Request("POST", "/v1/lending:recall-all")
 
 
 class UsageMethods:

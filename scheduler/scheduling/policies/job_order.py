@@ -32,6 +32,8 @@ LAS_LIMITS_GPU_S = (3250.0, 7200.0)
 (github.com/Rivendile/Muri, simulator/jobs.py) runs Tiresias with these limits."""
 
 _ROUNDING_GPU_S = 1e-3
+_ENTERING_S = 1.0
+"""A job counts as entering a lower queue for this long, because a tick may come late."""
 
 
 def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
@@ -162,21 +164,52 @@ def shortest_remaining_service(snapshot: Snapshot, capacity: int, settings: Poli
 def least_attained_service(snapshot: Snapshot, capacity: int, settings: PolicySettings) -> Allotment:
     """Allot by discretised two-dimensional least attained service (Tiresias-L, NSDI'19, section 3.2).
 
-    A job moves to a lower queue each time its GPU-seconds pass a limit. A higher queue goes first and may preempt.
-    Within a queue no running job is preempted, and pending jobs come in order of submission. If `las_promote_ratio` is
-    above 0, a job that waits that many times as long as it has run returns to the first queue (the paper's protection
-    against starvation).
+    A job moves to the end of a lower queue each time its GPU-seconds pass a limit. A higher queue goes first and may
+    preempt. Within a queue no running job is preempted, except that a job which has just moved there lets pending jobs
+    pass. If `las_promote_ratio` is above 0, a job that waits that many times as long as it has run returns to the first
+    queue (the paper's protection against starvation).
     """
     now_s, ranks, until_s = snapshot.now_s, [], inf
+    left_gpu_s: dict[str, float] = {}
     for job in filter(wants_gpus, snapshot.jobs.values()):
         service_gpu_s, promoted_s = _compute_attained_service(job, now_s, settings.las_promote_ratio)
         queue = bisect_right(LAS_LIMITS_GPU_S, service_gpu_s + _ROUNDING_GPU_S)
-        ranks.append(RankedJob(job, (queue,), ("attained_gpu_s", service_gpu_s, f"GPU-s used, queue {queue + 1}")))
-        if job.is_placed and queue < len(LAS_LIMITS_GPU_S):
-            until_s = min(until_s, now_s + (LAS_LIMITS_GPU_S[queue] - service_gpu_s) / job.allocation.held_gpus)
-        elif not job.is_placed and queue:
+        gpu_s_here = service_gpu_s - (LAS_LIMITS_GPU_S[queue - 1] if queue else 0.0)
+        place = _find_place_in_queue(job, queue, gpu_s_here, now_s, settings)
+        measure = ("attained_gpu_s", service_gpu_s, f"GPU-s used, queue {queue + 1}")
+        ranks.append(RankedJob(job, (queue, *place), measure))
+        if queue < len(LAS_LIMITS_GPU_S):
+            left_gpu_s[job.id] = LAS_LIMITS_GPU_S[queue] - service_gpu_s
+        if not job.is_placed and queue:
             until_s = min(until_s, promoted_s)
-    return replace(allot_in_order(snapshot, capacity, ranks), valid_until_s=until_s)
+    allotment = allot_in_order(snapshot, capacity, ranks)
+    for job_id, left in left_gpu_s.items():
+        if gpus := snapshot.jobs[job_id].allocation.held_gpus or allotment.gpus.get(job_id, 0):
+            until_s = min(until_s, now_s + left / gpus)
+    return replace(allotment, valid_until_s=until_s)
+
+
+def _find_place_in_queue(
+    job: Job, queue: int, gpu_s_here: float, now_s: float, settings: PolicySettings
+) -> tuple[float, float]:
+    """Return the place of a job in its queue, in which it has used `gpu_s_here`: smaller goes first.
+
+    The order is that of the lists in the authors' simulator (github.com/SymbioticLab/Tiresias, simulator/run_sim.py),
+    which puts pending jobs behind running ones after each event and changes nothing else: running jobs as they started
+    here, then jobs that stopped here, the last one first, then jobs as they entered, and a job that enters now.
+    """
+    account, allocation = job.account, job.allocation
+    if job.is_placed:
+        started_s = job.state_since_s if account.last_started_at_s is None else account.last_started_at_s
+        entered_s = now_s - gpu_s_here / allocation.held_gpus
+        if queue and started_s + _ROUNDING_GPU_S < entered_s and now_s - entered_s <= _ENTERING_S:
+            return (3.0, 0.0)
+        return (0.0, max(started_s, entered_s if queue else started_s))
+    if account.first_started_at_s is None:
+        return (2.0, job.submitted_at_s)
+    # The GPUs that a preempted job holds until its workers have left count as service.
+    has_run_here = not queue or gpu_s_here > settings.leave_grace_s_for(job) * job.spec.min_gpus
+    return (1.0, -job.state_since_s) if has_run_here else (2.0, job.state_since_s)
 
 
 def _allot_by_remaining(snapshot: Snapshot, capacity: int, rank: Callable[[Job, float], RankedJob]) -> Allotment:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
+from scheduler.domain.decisions import RecallChoice
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
@@ -39,6 +40,14 @@ def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: P
         return tuple(unused[: max(0, count)])
     leaving = find_cheapest_nodes(build_recall_cost(snapshot, used, settings), count - len(unused))
     return (*unused, *(used[number] for number in sorted(leaving)))
+
+
+def price_choice(snapshot: Snapshot, pool: str, chosen: Collection[str], settings: PolicySettings) -> RecallChoice:
+    """Return the cost of recalling the `chosen` nodes of a pool together, and how many lent nodes stay."""
+    used = sorted(loan.node for loan in snapshot.loans.values() if loan.pool == pool and loan.state is LoanState.ACTIVE)
+    leaving = [number for number, node in enumerate(used) if node in chosen]
+    cost_gpu_s = build_recall_cost(snapshot, used, settings).compute(leaving)
+    return RecallChoice(cost_gpu_s, nodes=len(leaving), alternatives=len(used) - len(leaving))
 
 
 def build_recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings) -> RecallCost:

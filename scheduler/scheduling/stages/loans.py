@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from scheduler.domain.decisions import CancelRecall, LendNode, ProposeLoan, Reason, ReasonCode, RecallNode, ReturnNode
+from scheduler.domain.decisions import (
+    CancelRecall,
+    LendNode,
+    ProposeLoan,
+    Reason,
+    ReasonCode,
+    RecallChoice,
+    RecallNode,
+    ReturnNode,
+)
 from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Pool, PoolKind
 from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
@@ -12,6 +21,7 @@ from scheduler.scheduling.policies.lending import (
     is_unused_too_long,
     unused_loan_ends_s,
 )
+from scheduler.scheduling.policies.recall_selection import price_choice
 from scheduler.scheduling.stages.lendable_nodes import LoanSupply
 from scheduler.scheduling.stages.loan_proposals import settle_proposals
 from scheduler.scheduling.stages.shadow_loans import update_shadow_loans
@@ -147,16 +157,20 @@ def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, cou
     return_by_s = cycle.now_s + pool.lending.return_deadline_s
     is_lost = target.reason.code is ReasonCode.DEMAND_LOST
     code = ReasonCode.DEMAND_LOST if is_lost else ReasonCode.INFERENCE_NEEDS_NODE
-    for node in cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings):
+    nodes = cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings)
+    choice = price_choice(cycle.view, pool.name, nodes, cycle.settings)
+    for node in nodes:
         reason = Reason(code, target.reason.detail, target.reason.numbers)
-        _recall_node(cycle, node, return_by_s, reason)
+        _recall_node(cycle, node, return_by_s, reason, choice)
 
 
-def _recall_node(cycle: SchedulingCycle, node: str, return_by_s: float, reason: Reason) -> None:
+def _recall_node(
+    cycle: SchedulingCycle, node: str, return_by_s: float, reason: Reason, choice: RecallChoice | None = None
+) -> None:
     if cycle.snapshot.loans[node].state is LoanState.OFFERED:
         cycle.apply(ReturnNode(node, reason))
     else:
-        cycle.apply(RecallNode(node, return_by_s, reason))
+        cycle.apply(RecallNode(node, return_by_s, reason, choice))
 
 
 def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:

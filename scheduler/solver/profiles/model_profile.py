@@ -13,6 +13,8 @@ from scheduler.solver.profiles.training_software import DEFAULT_SOFTWARE, Traini
 REFERENCE_VALUE_BYTES = 2
 """Activation sizes of a profile assume two bytes per value (bf16). The solver scales them to other precisions."""
 
+_MASTER_WEIGHT_BYTES = 4
+
 LAYERS_MAX = 512
 """Four times the depth of GPT with a trillion parameters (128 layers, arXiv 2104.04473, table 1). More layers are taken
 for a mistake and would make a search very long."""
@@ -255,6 +257,20 @@ class ModelProfile:
         """All distinct weights; those of a tied head count once."""
         head = 0 if self.shares_embedding else self.head.parameters
         return sum(run.layers * run.parameters for run in self.layers) + self.embedding.parameters + head
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        """Bytes of a complete checkpoint: trained weights in fp32 with the optimizer's moments, frozen ones in bf16.
+
+        The state of mixed-precision training without what follows from it (ZeRO, arXiv 1910.02054, section 3.1).
+        """
+        ends = self.embedding.parameters if self.layers[0].frozen else 0
+        trained_ends = self.embedding.parameters - ends + (0 if self.shares_embedding else self.head.parameters)
+        frozen = ends + sum(run.layers * run.parameters for run in self.layers if run.frozen)
+        trained = sum(run.layers * run.parameters for run in self.layers if not run.frozen)
+        of_layers = trained * (_MASTER_WEIGHT_BYTES + self.optimizer.matrix_moment_bytes)
+        of_ends = trained_ends * (_MASTER_WEIGHT_BYTES + self.optimizer.end_moment_bytes)
+        return of_layers + of_ends + frozen * REFERENCE_VALUE_BYTES
 
     @property
     def shares_embedding(self) -> bool:

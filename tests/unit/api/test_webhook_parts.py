@@ -26,7 +26,7 @@ from api.webhooks.sender import (
 from api.webhooks.signature import derive_webhook_secret, sign_message
 from api.webhooks.vetoes import VetoSender, read_veto
 from ebbtide.client.webhook_signature import SignatureError, verify
-from scheduler.domain.commands import VetoLoan
+from scheduler.domain.commands import Command, VetoLoan
 from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
@@ -242,3 +242,10 @@ def test_webhook_that_is_not_an_admins_vetoes_nothing() -> None:
     store = MemoryStore()
     assert VetoSender(store).send(WEBHOOK, PROPOSED, VETOED, now_s=1.0)
     assert store.count_pending_commands() == 0
+
+
+def test_veto_that_was_sent_before_an_unrecorded_attempt_counts() -> None:
+    store = MemoryStore()
+    store.send(Command(f"veto-{PROPOSED.id}", 0.0, VETOED))
+    assert VetoSender(store).send(replace(WEBHOOK, may_veto=True), PROPOSED, VETOED, now_s=1.0) == ""
+    assert VetoSender(MemoryStore()).send(replace(WEBHOOK, may_veto=True), PROPOSED, VETOED, now_s=1.0)

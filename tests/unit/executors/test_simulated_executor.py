@@ -140,6 +140,54 @@ def test_slow_save_is_killed_at_the_deadline() -> None:
     assert (work.since_s, work.kept_until_s, work.until_s) == (20.0, 100.0, 120.0)
 
 
+GIB = 2**30
+STORAGE = replace(DELAYS, storage_bytes_per_s=GIB, checkpoint_bytes={"a": 30 * GIB})
+"""A save on one node takes 40 s and a restart 50 s; on two nodes 25 s and 35 s."""
+
+
+def stored_world() -> tuple[SimulatedExecutor, Desired]:
+    executor = SimulatedExecutor(NODES, delays=STORAGE)
+    return executor, Desired(executor)
+
+
+def test_bytes_of_the_checkpoint_are_saved_and_loaded_by_all_nodes_together() -> None:
+    executor, desired = stored_world()
+    desired.job("a", TWO)
+    executor.advance_to(120.0)
+    desired.job("a", {"t0": (0,), "t1": (0,)}, leave_by_s=200.0)
+    assert [run.phase for run in runs(executor, 159.0)] == [RunPhase.LEAVING]
+    assert [run.phase for run in runs(executor, 160.0)] == [RunPhase.LEFT, RunPhase.STARTING]
+    assert runs(executor, 196.0)[-1].phase is RunPhase.RUNNING
+    assert runs(executor, 197.0)[-1].steps == 204.0, "35 s after the old workers left"
+    desired.job("a", {}, leave_by_s=400.0)
+    assert [run.phase for run in runs(executor, 221.0)][-1] is RunPhase.LEAVING
+    assert [run.phase for run in runs(executor, 222.0)][-1] is RunPhase.LEFT
+
+
+def test_save_that_takes_longer_than_the_notice_is_incomplete() -> None:
+    executor, desired = stored_world()
+    desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=40.0))
+    executor.advance_to(120.0)
+    desired.job("a", {}, leave_by_s=150.0)
+    (lost,) = runs(executor, 150.0)
+    assert (lost.phase, lost.checkpoint_steps) == (RunPhase.LOST, 80.0)
+    (work,) = executor.work
+    assert (work.kept_until_s, work.until_s, work.is_save_incomplete) == (60.0, 120.0, True)
+
+
+def test_periodic_checkpoint_counts_once_its_bytes_are_written() -> None:
+    executor, desired = stored_world()
+    desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=40.0))
+    executor.advance_to(20.0)
+    executor.observe()
+    desired.put()
+    executor.observe()
+    assert [run.checkpoint_steps for run in runs(executor, 89.0)] == [0.0]
+    assert [run.checkpoint_steps for run in runs(executor, 90.0)] == [80.0]
+    assert executor.crash_job("a")
+    assert executor.work[0].is_save_incomplete is False
+
+
 def test_workers_stop_at_a_step_boundary() -> None:
     executor, desired = world()
     desired.job("a", {"t0": (0,)})

@@ -11,6 +11,7 @@ from scheduler.domain.commands import AddNode, CordonNode, RemoveNode
 from scheduler.domain.fleet import PoolKind, PoolNetwork
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
+from scheduler.domain.lending_policy import LendingMode
 from scheduler.kubernetes.api_objects import NODE, POOL, QUEUE
 from scheduler.solver.profiles import catalog
 from tests.builders import a_job, a_loan
@@ -62,10 +63,11 @@ def test_pool_created_during_a_tick_is_handled_in_the_next_round() -> None:
 
 def test_lending_policy_follows_the_pool_resource() -> None:
     rig = build_fleet()
-    rig.server.change(POOL, "serving", lending={"maxLentNodes": 1, "minLoan": "1h"})
+    rig.server.change(POOL, "serving", lending={"maxLentNodes": 1, "minLoan": "1h", "mode": "shadow", "notice": "15m"})
     assert rig.run_round() == ["SetLendingPolicy"]
     lending = rig.snapshot.pools["serving"].lending
     assert (lending.lent_nodes_max, lending.loan_s_min, lending.return_deadline_s) == (1, 3600.0, 120.0)
+    assert (lending.mode, lending.notice_s, lending.veto_s) == (LendingMode.SHADOW, 900.0, 3600.0)
     changed = replace(rig.snapshot.pools["serving"], lending=replace(lending, enabled=False))
     rig.snapshot = replace(rig.snapshot, pools={**rig.snapshot.pools, "serving": changed})
     assert rig.run_round() == ["SetLendingPolicy"]

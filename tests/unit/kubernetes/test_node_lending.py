@@ -42,6 +42,13 @@ def test_offered_node_is_untouched_if_its_pods_do_not_fit() -> None:
     assert plan_lending_steps(world(("i0", LoanState.OFFERED)), PLAIN, pods) == (UnplaceableNode("i0", 6),)
 
 
+def test_proposed_node_is_untouched_and_offers_its_room() -> None:
+    assert plan_lending_steps(world(("i0", LoanState.PROPOSED)), PLAIN, [pod("llm", "i0", 6)]) == ()
+    both = world(("i0", LoanState.PROPOSED), ("i1", LoanState.OFFERED))
+    pods = [pod("llm", "i1", 6), pod("asr", "i2", 8)]
+    assert [type(step) for step in plan_lending_steps(both, PLAIN, pods)] == [TaintNode]
+
+
 @pytest.mark.parametrize(
     ("taint", "fits"),
     [

@@ -111,3 +111,10 @@ def test_numbers_are_those_of_the_policy() -> None:
     assert (target.nodes, target.lasting_nodes) == (found.assessment.nodes, found.assessment.lasting_nodes) == (2, 2)
     assert found.wanted == {GPU: WantedModel(jobs=1, gpus=4.0)}
     assert (found.lent_nodes, found.budget_left, found.next_full_pass_at_s) == (1, 1.0, 1200.0)
+
+
+def test_pause_names_its_author_and_age() -> None:
+    paused = world(changes={"switches": Switches(True), "lending_set_by": "ada", "lending_set_at_s": NOW_S - 40.0})
+    summary = explain_pool(paused, load_policy_set("ebbtide"), "inference").summary
+    assert "ada" in summary
+    assert "40 s" in summary

@@ -1,12 +1,14 @@
-"""Demand traces: scaled, filled and repeated."""
+"""Demand traces: scaled, filled, repeated and played."""
 
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
-from scheduler.documents.trace_files import DemandRow
+from scheduler.documents.trace_files import DemandRow, JobRow, read_demand
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.demand import (
     LEVEL_SPREAD,
     DemandChange,
@@ -15,6 +17,9 @@ from scheduler.simulator.demand import (
     build_demand_traces,
     merge_demand_changes,
 )
+from scheduler.simulator.engine import Simulation, TickRecord
+from scheduler.simulator.simulate import build_scenario
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.simulation.synthetic import small_cluster
 
 CLUSTER = small_cluster(training=1, inference=2, peak_gpus=12.0)
@@ -85,3 +90,29 @@ def test_pool_uses_its_own_series_or_the_one_it_names() -> None:
         build_demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
     with pytest.raises(DemandError, match=r"line 1: .* pool chat: got inference"):
         build_demand_traces(rows(1.0), cluster)
+
+
+class Played:
+    """Demand changes as a simulation plays them."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[float, float]] = []
+
+    def on_tick(self, tick: TickRecord) -> None:
+        """Not recorded."""
+
+    def on_demand_change(self, change: DemandChange) -> None:
+        self.changes.append((change.at_s, change.gpus))
+
+
+def test_demand_is_played_at_the_resolution_of_its_file(tmp_path: Path) -> None:
+    lines = [f"{at * 0.5},inference,{12 if at == 101 else at % 3}" for at in range(240)]
+    (tmp_path / "demand.csv").write_text("\n".join(["time_s,pool,gpus", *lines]))
+    demand = read_demand(tmp_path / "demand.csv")
+    played, policies = Played(), load_policy_set("ebbtide")
+    jobs = [JobRow(2, "a", 0.0, 100.0, 8)]
+    scenario = build_scenario(jobs, demand, FLAT, policies, seed=0, curves=CurveCache())
+    Simulation(scenario, policies, observers=[played]).run()
+    expected = [(row.time_s, row.amount) for row in demand if row.time_s <= 100.0]
+    assert played.changes == expected
+    assert (50.5, 12.0) in played.changes, "a peak of half a second"

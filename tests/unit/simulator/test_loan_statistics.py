@@ -1,4 +1,4 @@
-"""LoanStatistics counts loans, recalls and shortages from the snapshots around each tick."""
+"""LoanStatistics counts loans and recalls from the snapshots around each tick."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.settings import PolicySettings
-from scheduler.simulator.demand import DemandChange
 from scheduler.simulator.recorder import LoanStatistics
-from scheduler.simulator.report import ShortageRatio
 from tests.builders import a_fleet, a_loan
 
 POOLS, NODES = a_fleet(training=1, inference=2, gpus_per_node=4, lending=LendingPolicy(cold_start_s=100.0))
@@ -29,9 +27,6 @@ class Timeline:
         after = replace(self.state, now_s=now_s, loans={loan.node: loan for loan in loans})
         self.book.record_tick(self.state, after)
         self.state = after
-
-    def demand(self, at_s: float, gpus: float, *, first_pass: bool = True) -> None:
-        self.book.record_demand_change(DemandChange(at_s, "inference", gpus, first_pass))
 
 
 LENT = a_loan("i1")
@@ -79,30 +74,3 @@ def test_unused_time_beyond_the_minimum_loan(ends: list[Loan | None], unused_s: 
     for now_s, loan in zip((600.0, 900.0, 1500.0), ends, strict=False):
         story.at(now_s, *([loan] if loan else []))
     assert story.book.unused_gpu_s == unused_s * 4
-
-
-def test_interval_is_short_when_loans_leave_too_few_gpus() -> None:
-    story = Timeline()
-    story.demand(0.0, 3.0)
-    story.at(10.0, LENT)
-    story.demand(600.0, 5.0)
-    story.demand(1200.0, 4.0)
-    story.book.finish(replace(story.state, now_s=1800.0))
-    assert story.book.compute_short_ratio() == ShortageRatio(1 / 3, 1 / 3)
-
-
-def test_returned_node_serves_after_its_cold_start() -> None:
-    story = Timeline()
-    story.at(0.0, LENT)
-    story.at(950.0)
-    story.demand(1000.0, 8.0, first_pass=False)
-    story.demand(1600.0, 8.0, first_pass=False)
-    story.book.finish(replace(story.state, now_s=2200.0))
-    assert story.book.compute_short_ratio() == ShortageRatio(0.0, 0.5)
-
-
-def test_demand_above_the_capacity_is_no_shortage() -> None:
-    story = Timeline()
-    story.demand(0.0, 50.0)
-    story.book.finish(replace(story.state, now_s=600.0))
-    assert story.book.compute_short_ratio() == ShortageRatio(0.0, 0.0)

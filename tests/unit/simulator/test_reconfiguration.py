@@ -32,7 +32,9 @@ def test_executor_and_policies_use_the_same_reconfiguration_times() -> None:
     )
     delays = build_scenario([ROW], (), cluster(), policies, seed=0, curves=CurveCache([PROFILE])).delays
     for model, cost_s in (("bert", 120.0), ("", 30.0), ("gpt2", 30.0)):
-        assert delays.save_s(model) + delays.restart_s(model) == pytest.approx(cost_s)
+        job = a_job("b", model=model, global_batch=64 if model else 0)
+        total_s = delays.compute_save_s(job, nodes=1) + delays.compute_restart_s(job, nodes=1)
+        assert total_s == pytest.approx(cost_s)
 
 
 def test_default_reconfiguration_time_applies_to_all_models() -> None:

@@ -23,7 +23,7 @@ from tests.simulation.synthetic import small_cluster, synthetic_jobs
 
 WAVE_GPUS = (4.0, 8.0, 14.0, 20.0, 12.0, 6.0)
 INPUTS = SimulationInputs(
-    synthetic_jobs(3, 12, gap_s=600.0, mean_s=16000.0),
+    synthetic_jobs(3, 12, gap_s=600.0, mean_s=32000.0),
     tuple(DemandRow(at + 2, at * 1800.0, "inference", gpus, is_load=False) for at, gpus in enumerate(WAVE_GPUS)),
     small_cluster(training=1, inference=3),
 )

@@ -50,6 +50,8 @@ CONTRACT = {
     "rejected": None,
     "violations": None,
     "violated": None,
+    "incomplete_saves": None,
+    "unserved_gpu_hours": None,
 }
 """Names of the report that other programs use."""
 

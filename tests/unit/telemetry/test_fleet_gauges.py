@@ -11,7 +11,8 @@ from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
-from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.lending_policy import LendingMode, LendingPolicy
+from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.telemetry.fleet_gauges import FleetGauges
 
@@ -146,3 +147,12 @@ def test_empty_cluster_exports_zeros_and_no_leader() -> None:
 def test_demand_age_is_exported() -> None:
     snapshot = Snapshot(now_s=100.0, demand={"inference": DemandReading(40.0, 8.0, 8.0)})
     assert shown(snapshot)["ebbtide_demand_age_seconds", "inference"] == 60.0
+
+
+def test_shadow_mode_shows_its_loans_and_is_not_enabled_lending() -> None:
+    pool = Pool("inference", PoolKind.INFERENCE, LendingPolicy(mode=LendingMode.SHADOW))
+    shadow = ShadowLending(0.0, ("i0",), gpus=2.0, settled_at_s=3600.0, settled_gpu_s=7200.0)
+    found = shown(Snapshot(now_s=7200.0, pools={"inference": pool}, shadows={"inference": shadow}))
+    assert found["ebbtide_shadow_gpus", "inference"] == 2.0
+    assert found["ebbtide_shadow_gpu_hours", "inference"] == 4.0
+    assert found["ebbtide_lending_enabled", "inference"] == 0.0

@@ -135,7 +135,10 @@ def test_stage_durations_are_observed() -> None:
 
 
 PRINT_NEW = "from scheduler.telemetry.metrics import *; print(render_metrics().decode())"
-UNBOUNDED = {"ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"}
+UNBOUNDED = {
+    *("ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"),
+    "ebbtide_recalls_total",
+}
 """Counters with labels that no enumeration bounds: routes, statuses, resources and pools."""
 
 

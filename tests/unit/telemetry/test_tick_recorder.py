@@ -77,6 +77,7 @@ def test_recalled_node_is_returned_after_its_job_has_saved() -> None:
         "resize_duration_seconds_sum": 30.0 + 30.0,
         "recall_duration_seconds_count": 1.0,
         "recall_duration_seconds_sum": 10.0,
+        'recalls_total{outcome="in_time",pool="inference"}': 1.0,
         'breaches_total{kind="inference-short"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)

@@ -99,7 +99,7 @@ class LoansPage {
   }
 
   #drawLevers(fleet, disabledReason) {
-    const lent = this.live.filter((loan) => loan.state !== "offered");
+    const lent = this.live.filter((loan) => !["proposed", "offered"].includes(loan.state));
     const lentGpus = lent.reduce((sum, loan) => sum + (this.sizes.get(loan.node) ?? 0), 0);
     const state = JSON.stringify([fleet.switches, fleet.loans, lentGpus, disabledReason]);
     if (state === this.actionState) return; // keep buttons in place while the user is about to press one
@@ -143,6 +143,10 @@ function contents(loans, nowS, spanS) {
 
 function endOf(loan, nowS) {
   return loan.is_live ? nowS : loan.state_since_s;
+}
+
+function beginOf(loan) {
+  return loan.proposed_at_s ?? loan.offered_at_s;
 }
 
 /** Returns the periods of a loan: [state, from, to]. Old loans have no times of lending and recall. */
@@ -191,7 +195,7 @@ function loanTable(loans, nowS) {
     known(loan.lent_at_s),
     known(loan.recalled_at_s),
     loan.is_live ? (loan.return_by_s ? ["by ", due(loan.return_by_s)] : "–") : when(loan.state_since_s),
-    duration(Math.round(endOf(loan, nowS) - loan.offered_at_s)),
+    duration(Math.round(endOf(loan, nowS) - beginOf(loan))),
   ]);
   const times = ["Offered", "Lent", "Recalled", "Returned", "Duration"].map((name) => [name, true]);
   return table("Loans", [["Node"], ["Pool"], ["State"], ...times], rows);

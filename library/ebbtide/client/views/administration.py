@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ebbtide.client.views.jobs import PlanView, ReasonView, ScheduleView, StageView
+from ebbtide.client.views.lending import RecallChoiceView
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -47,6 +48,7 @@ class ChainReportView(TypedDict):
 class DecisionBodyView(TypedDict):
     """A decision. The decision's `kind` determines which fields are present."""
 
+    choice: NotRequired[RecallChoiceView | None]
     gpus: NotRequired[dict[str, list[int]]]
     job_id: NotRequired[str]
     leave_by_s: NotRequired[float]
@@ -151,6 +153,7 @@ class SnapshotView(TypedDict):
     now_s: float
     pools: dict[str, dict[str, Any]]
     queues: dict[str, dict[str, Any]]
+    recalls: dict[str, dict[str, Any]]
     return_times: dict[str, dict[str, Any]]
     run_times: dict[str, dict[str, Any]]
     shadows: dict[str, dict[str, Any]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from ebbtide.client.views.jobs import ReasonView
+from ebbtide.client.views.lending import LoanView, SwitchesView
 from ebbtide.client.views.serving import DemandView, ShadowView
 
 if TYPE_CHECKING:
@@ -18,22 +19,6 @@ class DemandHistoryView(TypedDict):
     latest: DemandView | None
     pool: str
     readings: list[DemandView]
-
-
-class LoanView(TypedDict):
-    """The use of one inference node for training, from proposal or offer to return."""
-
-    id: str
-    is_live: bool
-    lent_at_s: float | None
-    node: str
-    offered_at_s: float
-    pool: str
-    proposed_at_s: float | None
-    recalled_at_s: float | None
-    return_by_s: float | None
-    state: str
-    state_since_s: float
 
 
 class IncidentView(TypedDict):
@@ -145,17 +130,6 @@ class QueueView(TypedDict):
     waiting_gpus: int
     waiting_jobs: int
     weight: float
-
-
-class SwitchesView(TypedDict):
-    """Fleet-wide switches that an administrator sets."""
-
-    lending_paused: bool
-    lending_set_at_s: float | None
-    lending_set_by: str
-    live_loans: int
-    loans_recalled: bool
-    resizes_frozen: bool
 
 
 class WaitingJobSummaryView(TypedDict):

@@ -105,6 +105,33 @@ def test_las_keeps_a_running_job_until_it_leaves_its_queue() -> None:
     assert list(then.gpus) == ["fresh"]
 
 
+def stopped(job: Job, gpu_s: float, at_s: float) -> Job:
+    account = JobAccount(gpu_s=gpu_s, settled_at_s=at_s, first_started_at_s=0.0, last_started_at_s=0.0)
+    return replace(job, account=account, state_since_s=at_s)
+
+
+def test_las_lets_pending_jobs_pass_one_that_enters_their_queue() -> None:
+    running = a_job("running", 8, state=JobState.RUNNING, on={"t0": tuple(range(8))}, now_s=0.0)
+    waiting = stopped(a_job("waiting", 8), 6_000.0, at_s=0.0)
+    entered_s = FIRST_GPU_S / 8
+    for late_s, expected in ((-1.0, "running"), (0.0, "waiting"), (0.5, "waiting"), (2.0, "running")):
+        found = allotted(least_attained_service, waiting, running, now_s=entered_s + late_s)
+        assert list(found.gpus) == [expected], late_s
+
+
+def test_las_goes_on_with_the_job_that_stopped_last_in_a_queue() -> None:
+    early, late = stopped(a_job("early", 8), 6_000.0, at_s=10.0), stopped(a_job("late", 8), 6_000.0, at_s=20.0)
+    entered = stopped(a_job("entered", 8), FIRST_GPU_S, at_s=5.0)
+    order = [early, late, entered]
+    for expected in ("late", "early", "entered"):
+        assert list(allotted(least_attained_service, *order, now_s=30.0).gpus) == [expected]
+        order = [job for job in order if job.id != expected]
+
+
+def test_las_looks_again_when_a_job_that_starts_now_leaves_its_queue() -> None:
+    assert allotted(least_attained_service, a_job("new", 8), now_s=5.0).valid_until_s == 5.0 + FIRST_GPU_S / 8
+
+
 def test_las_promotes_long_waiting_jobs() -> None:
     at_s = 2.0 * SECOND_GPU_S / 8
     starved = served(a_job("starved", 8), SECOND_GPU_S)
