@@ -1,4 +1,4 @@
-"""Reports of inference demand: one reading, or a batch that may reach back for weeks."""
+"""Reports of inference demand: one reading, in GPUs or in requests, or a batch that may reach back for weeks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from pydantic import Field, model_validator
 
 from api.http.conditional_requests import IfMatchHeader, require_match
 from api.http.dependencies import ContextDep, PoolNamePath, create_router
-from api.http.errors import problem_responses, raise_invalid_field
+from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, RouteRule, requires
 from api.identity.principals import Role
-from api.pools import DemandView, PoolView, demand_view, pool_response, require_inference_pool
+from api.pool_views import DemandView, PoolView, demand_view
+from api.pools import pool_response, require_inference_pool
 from api.state import RequestContext
 from scheduler.documents.demand_source import DemandSourceDocument, to_prometheus_demand
-from scheduler.documents.document import Document, invalid_field
+from scheduler.documents.document import Document, Text, invalid_field
 from scheduler.documents.fleet import describe_as_number
+from scheduler.documents.serving import LENGTHS_MAX, SERVED_MODELS_MAX, LengthDocument, to_request_lengths
 from scheduler.domain.commands import ReportDemand, ReportDemandHistory, SetDemandSource
 from scheduler.domain.fleet import DemandReading
+from scheduler.domain.serving import RATE_MAX
+from scheduler.runtime.served_models import build_demand_report
 from scheduler.scheduling.preconditions import pool_etag
+from scheduler.serving.served_models import ReportedRequests
 
 GPUS_MAX = 1e9
 FUTURE_S_MAX = 60.0
 READINGS_MAX = 50_000
+BURSTINESS_MIN, BURSTINESS_MAX = 0.01, 100.0
 
 Gpus = Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)]
 Moment = Annotated[float, Field(strict=True, ge=0)]
@@ -49,8 +55,21 @@ class DemandPoint(Document):
     gpus: Gpus = Field(description="Number of GPUs needed from time `at` on.")
 
 
+class RequestsDocument(Document):
+    """Requests for one model of a pool."""
+
+    model: Text = Field(description="Name of a model that the pool serves.")
+    rate: Annotated[float, Field(strict=True, ge=0, le=RATE_MAX)] = Field(description="Requests per second.")
+    lengths: Annotated[list[LengthDocument], Field(max_length=LENGTHS_MAX)] = Field(
+        default_factory=list, description="Histogram of the lengths of requests. Empty: that of the pool."
+    )
+    burstiness: Annotated[float, Field(strict=True, ge=BURSTINESS_MIN, le=BURSTINESS_MAX)] = Field(
+        default=1.0, description="Squared coefficient of variation of the times between requests. 1: Poisson."
+    )
+
+
 class DemandReport(Document):
-    """A reading of what the inference of a pool needs, or many `readings` in any order.
+    """A reading of what the inference of a pool needs, in GPUs or as `requests`, or many `readings` in any order.
 
     The newest of the `readings` becomes the present demand if it is newer than the latest reading. All others enter
     the history that forecasts learn from. Of two with the same time, the later one in the list counts. A reading
@@ -59,19 +78,23 @@ class DemandReport(Document):
 
     gpus: Gpus | None = Field(
         default=None,
-        description="Number of GPUs needed from time `at` on.",
+        description="Number of GPUs needed from time `at` on. Omit it to give `readings` or `requests`.",
         json_schema_extra=describe_as_number,
     )
     at: Moment | None = Field(default=None, description="Time of the reading, in seconds since 1970 (UTC). Null: now.")
     readings: Annotated[list[DemandPoint], Field(min_length=1, max_length=READINGS_MAX)] | None = Field(
         default=None, description="Readings of any age, in any order, instead of `gpus` and `at`."
     )
+    requests: Annotated[list[RequestsDocument], Field(min_length=1, max_length=SERVED_MODELS_MAX)] | None = Field(
+        default=None, description="Requests for each model of the pool, instead of `gpus`."
+    )
 
     @model_validator(mode="after")
     def _check_form(self) -> Self:
-        if (self.gpus is None) is (self.readings is None):
-            given = "nothing" if self.gpus is None else f"{self.gpus:g}"
-            raise invalid_field("gpus", given, "a number, or nothing together with readings; give one of the two")
+        given = [name for name in ("gpus", "readings", "requests") if getattr(self, name) is not None]
+        if len(given) != 1:
+            allowed = "exactly one of gpus, readings and requests"
+            raise invalid_field("gpus", "nothing" if not given else " and ".join(given), allowed)
         if self.readings is not None and self.at is not None:
             raise invalid_field("at", self.at, "nothing together with readings, which have their own times")
         return self
@@ -83,14 +106,28 @@ router = create_router("fleet")
 @router.post("/pools/{name}/demand", status_code=202, responses=problem_responses(409))
 @requires(RouteRule(role=Role.ADMIN, on_all_queues=True, body_setting="demand_body_bytes"))
 def report_demand(name: PoolNamePath, report: DemandReport, context: ContextDep) -> PoolDemandView:
-    """Report the demand of the pool's inference, now or over time. Demand above the capacity counts as the capacity
-    and recalls every loan."""
+    """Report the demand of the pool's inference: now, in GPUs or in requests, or over time. Demand above the capacity
+    counts as the capacity and recalls every loan."""
     require_inference_pool(context, name)
     if report.readings is not None:
         return _record_history(name, report.readings, context)
-    assert report.gpus is not None
-    after = context.send(ReportDemand(name, report.gpus), at_s=_reading_time_s(report, context, name))
-    return _build_view(name, after, (report.gpus,), backfilled=0)
+    at_s = _reading_time_s(report, context, name)
+    after = context.send(build_report(report, context, name), at_s=at_s)
+    return _build_view(name, after, (after.snapshot.demand[name].asked_gpus,), backfilled=0)
+
+
+def build_report(report: DemandReport, context: RequestContext, name: str) -> ReportDemand:
+    """Return the command of one reading; raises InvalidDocumentError as `build_demand_report`."""
+    if report.requests is None:
+        assert report.gpus is not None
+        return ReportDemand(name, report.gpus)
+    reported = [_to_reported_requests(each) for each in report.requests]
+    return build_demand_report(context.pool(name), reported, context.snapshot.forecasts.get(name), context.now_s)
+
+
+def _to_reported_requests(document: RequestsDocument) -> ReportedRequests:
+    lengths = to_request_lengths(document.lengths)
+    return ReportedRequests(document.model, document.rate, document.burstiness, lengths)
 
 
 @router.put("/pools/{name}/demand-source", status_code=202, responses=problem_responses(409))
@@ -122,6 +159,8 @@ def _change_source(context: RequestContext, change: SetDemandSource, if_match: s
     if pool.demand == change.source:
         declare_audited()
         return pool_response(context, pool, response)
+    if change.source is not None and pool.serving:
+        raise_conflict(f"pool {pool.name} serves models, whose requests are reported. Set no models first")
     after = context.send(change, basis=basis)
     return pool_response(after, after.snapshot.pools[pool.name], response)
 

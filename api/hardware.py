@@ -16,7 +16,8 @@ from api.http.errors import ProblemError, problem_responses, raise_conflict, rai
 from api.http.paging import CursorParameter, PageOf, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
-from api.pools import PoolView, pool_response
+from api.pool_views import PoolView
+from api.pools import pool_response
 from api.state import RequestContext
 from scheduler.documents.document import InvalidField, to_printable
 from scheduler.documents.fleet import PoolNetworkDocument, to_pool_network

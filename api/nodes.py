@@ -15,7 +15,7 @@ from api.http.paging import CursorParameter, PageOf, PoolParameter, page_by_name
 from api.identity.audit import declare_audited
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.plans import gpu_memory_bytes
-from api.pools import NodeView, node_view
+from api.pool_views import NodeView, node_view
 from api.state import RequestContext
 from scheduler.documents import fleet
 from scheduler.documents.document import Document, InvalidField

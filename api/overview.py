@@ -21,7 +21,7 @@ from api.http.paging import TEXT_PATTERN
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.loans import SwitchesView, switches_view
-from api.pools import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
+from api.pool_views import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
 from api.queues import QueueView, queue_view
 from scheduler.domain.decisions import ReasonCode
 from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind, get_shortages

@@ -18,6 +18,7 @@ TARGET = CLIENT / "views"
 MODULES = {
     "jobs": ("jobs", "archives"),
     "lending": ("lending",),
+    "serving": ("serving",),
     "fleet": ("fleet",),
     "machines": ("hardware", "machines", "queue_secrets"),
     "administration": ("administration",),

@@ -43,6 +43,7 @@ from scheduler.domain.commands import (
     SetLendingPolicy,
     SetPoolNetwork,
     SetSecret,
+    SetServedModels,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -130,7 +131,9 @@ def command_subject(body: CommandBody) -> str:
             return queue.name
         case AddNode(node):
             return node.name
-        case SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | ReportDemand() | ReportDemandHistory():
+        case SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | SetServedModels():
+            return body.pool
+        case ReportDemand() | ReportDemandHistory():
             return body.pool
         case SetSecret() | DeleteSecret() | SetGpuProfile() | DeleteGpuProfile():
             return body.name
@@ -190,7 +193,9 @@ def _list_audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) ->
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **to_job_document(job.spec)}
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource():
+        case (
+            CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | SetServedModels()
+        ):
             record: Any = snapshot.pools.get(subject)
         case SetGpuProfile() | DeleteGpuProfile():
             record = snapshot.gpu_profiles.get(subject)

@@ -1,22 +1,38 @@
-"""`ebbtide serving`: sizes inference pools and chooses length classes."""
+"""`ebbtide serving`: sizes inference pools, sets the models that they serve, and chooses length classes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cli.inputs import input_errors_from, read_yaml_object
-from cli.output import OutputFormat, OutputOption, print_document
+from cli.commands.fleet import PoolArgument
+from cli.connection import DEFAULT_URL, UrlOption, service_client
+from cli.inputs import input_errors_from, raise_input_error, read_yaml_object
+from cli.output import OutputFormat, OutputOption, format_number, print_document, render_facts
 
 app = typer.Typer(name="serving", help="Size inference pools from requests.", no_args_is_help=True)
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Model, GPU, objective, limits and measurements.")]
+FilesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILE...", help="Documents of the models, as for `size`. None: the pool serves no models."),
+]
+RatesOption = Annotated[
+    list[str],
+    typer.Option("--rate", metavar="MODEL=RATE", help="Requests per second of one model. Repeat it for each."),
+]
 RateOption = Annotated[float, typer.Option("--rate", min=1e-6, max=1e9, help="Requests per second.")]
 PairsOption = Annotated[
-    str, typer.Option("--lengths", metavar="FILE.csv", help="Columns `prompt`, `output` and, optionally, `requests`.")
+    str,
+    typer.Option(
+        "--lengths",
+        metavar="FILE.csv",
+        help="Columns `prompt`, `output` and, optionally, `requests`. Default: the lengths in FILE.",
+    ),
 ]
 BurstinessOption = Annotated[
     float,
@@ -45,7 +61,7 @@ def size(
     *,
     file: FileArgument,
     rate: RateOption,
-    lengths: PairsOption,
+    lengths: PairsOption = "",
     burstiness: BurstinessOption = 1.0,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -57,7 +73,7 @@ def size(
 
     with input_errors_from(file):
         document = parse_document(ServingModelDocument, read_yaml_object(file))
-    mix = build_mix(lengths, rate, burstiness)
+    mix = build_mix(document, lengths, rate, burstiness)
     replica, fitted = build_replica(document, file)
     objective = build_objective(document)
     with input_errors_from(file):
@@ -65,6 +81,62 @@ def size(
     print_document(
         to_size_document(capacity, replica, fitted), output, lambda: render_size(capacity, objective, fitted)
     )
+
+
+@app.command("set")
+def set_models(
+    pool: PoolArgument,
+    files: FilesArgument = None,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Replace the models that an inference pool serves."""
+    models = [read_yaml_object(file) for file in files or ()]
+    with service_client(url) as client:
+        response = client.set_served_models(pool, models)
+    names = ", ".join(each["model"] for each in response["serving"]) or "no models"
+    print_document(response, output, lambda: render_facts({"pool": f"{pool} serves {names}"}))
+
+
+@app.command("report")
+def report(
+    pool: PoolArgument,
+    rates: RatesOption,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Report the requests for the models of a pool as its demand."""
+    requests = [_parse_rate(text) for text in rates]
+    with service_client(url) as client:
+        response = client.report_requests(pool, requests)
+    shown = f"{format_number(response['asked_gpus'])} GPUs for these requests"
+    print_document(response, output, lambda: render_facts({"demand": shown}))
+
+
+def _parse_rate(text: str) -> dict[str, Any]:
+    """Return a request of the report. Raises InputError unless the text is MODEL=RATE."""
+    model, _, number = text.rpartition("=")
+    try:
+        rate = float(number)
+    except ValueError:
+        rate = nan
+    if not (model and isfinite(rate)):
+        raise_input_error(
+            f"--rate: {text!r} is not a model and its requests per second. Use MODEL=RATE, such as llama-3-8b=60."
+        )
+    return {"model": model, "rate": rate}
+
+
+@app.command("advise")
+def advise(pool: PoolArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Show the replicas that the requests of a pool need, and those proposed."""
+    from cli.planning.serving import render_advice
+
+    with service_client(url) as client:
+        result = client.pool(pool)
+    print_document({"pool": pool, "models": result.get("serving", [])}, output, lambda: render_advice(result))
 
 
 @app.command("classes")

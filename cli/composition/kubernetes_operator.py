@@ -20,6 +20,7 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.leader_election import ELECTION_LIMITS, OPERATOR_LEASE, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
+from scheduler.kubernetes.replica_scaling import ReplicaScaler
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
 from scheduler.kubernetes.uninstallation import Uninstallation
@@ -87,6 +88,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         store=store,
         clock=clock,
         demand=DemandSources(cluster, prometheus_url=settings.prometheus_url),
+        scaler=ReplicaScaler(cluster),
         publisher=_build_publisher(cluster, mirrors, EventRecorder(store, reporting_instance=identity)),
         job_namespace=settings.job_namespace,
         allows_undeclared_queues=settings.undeclared_queues == "allow",

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.inputs import input_errors_from, load_hardware, raise_input_error, read_text
-from cli.output import format_count, format_duration, format_number, format_percent, render_facts, render_table, stack
-from scheduler.documents.serving import MeasurementDocument, ServingModelDocument, read_request_lengths
+from cli.output import (
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_time,
+    render_facts,
+    render_table,
+    stack,
+)
+from scheduler.documents.serving import ServingModelDocument, read_request_lengths, to_served_model
 from scheduler.domain.suggestions import suggest
-from scheduler.serving.calibration import CalibratedCosts, MeasuredLatency, calibrate_costs
+from scheduler.serving import served_models
+from scheduler.serving.calibration import CalibratedCosts
 from scheduler.serving.capacity import BindingLimit, Capacity, LatencyObjective
 from scheduler.serving.length_classes import LengthClasses
-from scheduler.serving.replica_model import BatchLimits, ReplicaModel, count_kv_tokens, derive_costs
+from scheduler.serving.replica_model import ReplicaModel
 from scheduler.serving.request_mix import RequestMix, build_request_mix
 from scheduler.solver.profiles.catalog import ModelProfile, list_model_names, load_model, parse_model
 
@@ -37,15 +47,8 @@ def build_replica(document: ServingModelDocument, source: str) -> tuple[ReplicaM
         InputError: model or GPU are unknown, the weights do not fit, or the measurements cannot be.
     """
     hardware, model = load_hardware("gpu", document.gpu), _load_served_model(document.model)
-    degree, limits = document.tensor_degree, document.limits
     with input_errors_from(source):
-        cached = limits.kv_tokens or count_kv_tokens(model, hardware, degree, document.memory_share)
-        batch = BatchLimits(limits.batched_tokens, limits.sequences, cached)
-        replica = ReplicaModel(derive_costs(model, hardware, degree), batch, degree)
-        if not document.measurements:
-            return replica, None
-        fitted = calibrate_costs(replica, [_build_measurement(each) for each in document.measurements])
-        return replace(replica, costs=fitted.costs), fitted
+        return served_models.build_replica(to_served_model(document), hardware, model)
 
 
 def _load_served_model(name: str) -> ModelProfile:
@@ -60,20 +63,26 @@ def _load_served_model(name: str) -> ModelProfile:
         return parse_model(read_text(name))
 
 
-def _build_measurement(document: MeasurementDocument) -> MeasuredLatency:
-    mix = build_request_mix(document.rate or 1.0, [(document.prompt, document.output)])
-    return MeasuredLatency(mix, document.tpot, document.ttft or 0.0, document.concurrency or 0)
-
-
 def build_objective(document: ServingModelDocument) -> LatencyObjective:
-    objective = document.objective
-    return LatencyObjective(objective.ttft, objective.tpot, objective.percentile)
+    return served_models.get_objective(to_served_model(document))
 
 
-def build_mix(lengths: str, rate: float, burstiness: float) -> RequestMix:
-    """Return the mix of the lengths in a file; raises InputError if the file is invalid."""
+def build_mix(document: ServingModelDocument, lengths: str, rate: float, burstiness: float) -> RequestMix:
+    """Return the mix of the lengths in a CSV file, or of those in the document if `lengths` is empty.
+
+    Raises:
+        InputError: the file is invalid, or neither has lengths.
+    """
+    if not lengths and not document.lengths:
+        raise_input_error(
+            "--lengths: is missing, and the document has no `lengths`. Give the lengths of some requests."
+        )
     with input_errors_from(""):
-        pairs, repeats = read_request_lengths(Path(lengths))
+        if lengths:
+            pairs, repeats = read_request_lengths(Path(lengths))
+        else:
+            pairs = [(each.prompt, each.output) for each in document.lengths]
+            repeats = [each.requests for each in document.lengths]
         return build_request_mix(rate, pairs, arrival_scv=burstiness, repeats=repeats)
 
 
@@ -113,6 +122,28 @@ def render_size(capacity: Capacity, objective: LatencyObjective, fitted: Calibra
             "costs": costs,
         }
     )
+
+
+def render_advice(pool: Mapping[str, Any]) -> RenderableType:
+    """Render the models of a pool, with what their requests need and what is proposed."""
+    rows = [_build_advice_row(each) for each in pool.get("serving", ())]
+    return render_table(
+        rows,
+        headers=["model", "requests/s", "needed", "proposed", "since (UTC)", "TTFT", "TPOT", "limit"],
+        right_aligned=["requests/s", "needed", "proposed", "TTFT", "TPOT"],
+        empty=f"Pool {pool['name']} serves no models. Set them with `ebbtide serving set`.",
+    )
+
+
+def _build_advice_row(served: Mapping[str, Any]) -> list[str]:
+    load, advice = served["load"], served["advice"]
+    proposed = "off" if served["sizing"] == "off" else "-"
+    proposed, since = (proposed, "-") if advice is None else (str(advice["replicas"]), format_time(advice["since_s"]))
+    if load is None:
+        return [served["model"], "-", "-", proposed, since, "-", "-", "-"]
+    latencies = [format_duration(load[field]) for field in ("ttft_s", "tpot_s")]
+    numbers = [format_number(load["rate_per_s"], 2), str(load["replicas"])]
+    return [served["model"], *numbers, proposed, since, *latencies, load["binding"]]
 
 
 def to_classes_document(found: LengthClasses) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from scheduler.documents.fleet import (
     to_lending_policy,
 )
 from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
+from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.demand_source import (
     DEMAND_STALE_S,
@@ -206,12 +207,16 @@ class PoolSpec(Document):
     network: NetworkSpec | None = None
     lending: LendingSpec | None = None
     demand: DemandSpec | None = None
+    serving: PoolModels = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_inference_fields(self) -> Self:
-        for field, value in (("lending", self.lending), ("demand", self.demand)):
+        for field, value in (("lending", self.lending), ("demand", self.demand), ("serving", self.serving or None)):
             if self.kind is PoolKind.TRAINING and value is not None:
                 raise invalid_field(field, "given", f"nothing; only pools of kind inference have {field}")
+        check_served_names(self.serving)
+        if self.serving and self.demand is not None and self.demand.source != "push":
+            raise invalid_field("serving", "given", f"nothing with demand.source {self.demand.source}; use push")
         return self
 
 
@@ -222,7 +227,8 @@ def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
         InvalidDocumentError: the name or a figure of the network is invalid, or LendingPolicy rejects a value.
     """
     parse_document(_NameDocument, {"name": name})
-    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network))
+    serving = tuple(map(to_served_model, spec.serving))
+    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand), _network(spec.network), serving=serving)
 
 
 def _network(spec: NetworkSpec | None) -> PoolNetwork | None:

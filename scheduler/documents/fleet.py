@@ -29,6 +29,7 @@ from scheduler.documents.pool_calendar import (
     to_blackouts,
     to_known_events,
 )
+from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import (
     NETWORK_BYTES_PER_S_MAX,
@@ -233,6 +234,11 @@ class PoolDocument(Document):
     network: PoolNetworkDocument | None = Field(
         default=None, description="Network between its nodes. Null: that of the profile of their GPU model."
     )
+    serving: PoolModels = Field(
+        default_factory=list,
+        description="Models whose requests can be reported as demand, for kind inference only: the documents of "
+        "`ebbtide serving size`.",
+    )
 
     demand: DemandSourceDocument | None = Field(
         default=None,
@@ -246,6 +252,11 @@ class PoolDocument(Document):
             raise invalid_field("lending", "given", "nothing; only pools of kind inference lend")
         if self.kind is PoolKind.TRAINING and self.demand is not None:
             raise invalid_field("demand", "given", "nothing; only pools of kind inference have demand")
+        if self.kind is PoolKind.TRAINING and self.serving:
+            raise invalid_field("serving", "given", "nothing; only pools of kind inference serve models")
+        if self.serving and self.demand is not None:
+            raise invalid_field("serving", "given", "nothing with demand; the requests of models are reported")
+        check_served_names(self.serving)
         return self
 
 
@@ -298,7 +309,8 @@ def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> Le
 def to_pool(document: PoolDocument) -> Pool:
     network = None if document.network is None else to_pool_network(document.network)
     demand = None if document.demand is None else to_prometheus_demand(document.demand)
-    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, demand)
+    serving = tuple(map(to_served_model, document.serving))
+    return Pool(document.name, document.kind, to_lending_policy(document.lending), network, demand, serving)
 
 
 def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:

@@ -16,6 +16,7 @@ from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.serving import ModelLoad, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,14 @@ class SetPoolNetwork:
 
 
 @dataclass(frozen=True, slots=True)
+class SetServedModels:
+    """Replace the models that a pool serves. They were validated before."""
+
+    pool: str
+    models: tuple[ServedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SetGpuProfile:
     """Set or replace the profile of a GPU model. The profile was validated before."""
 
@@ -190,10 +199,15 @@ class ChangeNode:
 
 @dataclass(frozen=True, slots=True)
 class ReportDemand:
-    """Set the number of GPUs that a pool's inference needs from now on."""
+    """Set the number of GPUs that a pool's inference needs from now on.
+
+    `loads` are the requests from which the number follows. With them, models that are scaled need what is proposed for
+    them.
+    """
 
     pool: str
     gpus: float
+    loads: tuple[ModelLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +318,7 @@ CommandBody = (
     | DeletePool
     | SetLendingPolicy
     | SetPoolNetwork
+    | SetServedModels
     | SetGpuProfile
     | DeleteGpuProfile
     | CreateQueue

@@ -50,6 +50,7 @@ class EventCode(StrEnum):
     DECISION_DROPPED = "DecisionDropped"
     BREACH = "Breach"
     RECALL_RECEIPT = "RecallReceipt"
+    REPLICAS_PROPOSED = "ReplicasProposed"
 
 
 @dataclass(frozen=True, slots=True)

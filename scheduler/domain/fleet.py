@@ -9,6 +9,8 @@ from enum import StrEnum
 from scheduler.domain.demand_source import PrometheusDemand
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.pod_requirements import NodeCapacity
+from scheduler.domain.replica_advice import ReplicaAdvice
+from scheduler.domain.serving import ModelLoad, ModelRate, ServedModel
 from scheduler.domain.shortages import ShortageRecord
 
 PROCESSOR_SLOTS = "cpu"
@@ -62,7 +64,8 @@ class Pool:
     """A pool of nodes. Without a `network`, plans on its nodes use the network of the GPU profile.
 
     `demand` is the source that the service polls for the demand of an inference pool. None: demand is reported to the
-    API, or by the operator.
+    API, or by the operator. `serving` are the models whose requests can be reported as demand, each with a name of its
+    own.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Pool:
     lending: LendingPolicy = field(default_factory=LendingPolicy)
     network: PoolNetwork | None = None
     demand: PrometheusDemand | None = None
+    serving: tuple[ServedModel, ...] = ()
 
 
 class IncidentKind(StrEnum):
@@ -152,7 +156,8 @@ class DemandReading:
 
     `asked_gpus` is the reported number. `shortages` is the pool's record up to the newest reading; readings in the
     history have none. `backfills` counts the reports so far that added readings older than the newest one. It changes
-    when a forecaster must read the history again.
+    when a forecaster must read the history again. `loads` are the requests from which the number follows, empty if GPUs
+    were reported, and `advice` the replicas proposed; readings in the history have neither.
     """
 
     at_s: float
@@ -160,6 +165,8 @@ class DemandReading:
     asked_gpus: float
     shortages: ShortageRecord = field(default_factory=ShortageRecord)
     backfills: int = 0
+    loads: tuple[ModelLoad, ...] = ()
+    advice: tuple[ReplicaAdvice, ...] = ()
 
 
 def get_shortages(demand: Mapping[str, DemandReading], pool: str) -> ShortageRecord:
@@ -269,7 +276,8 @@ class Forecast:
     `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
     `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
     empty if the horizon covers it. Without calibration the quantiles are a guess: too few forecasts have met their
-    outcome. `event` names the known event that raises the quantiles above those of the method, if any.
+    outcome. `event` names the known event that raises the quantiles above those of the method, if any. `rates` are the
+    expected request rates of models that are sized.
     """
 
     made_at_s: float
@@ -280,6 +288,7 @@ class Forecast:
     lasting_gpus: tuple[float, ...] = ()
     is_calibrated: bool = True
     event: str = ""
+    rates: tuple[ModelRate, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(self.gpus) or not self.quantiles:

@@ -46,6 +46,8 @@ EVENT = ResourceKind("events.k8s.io", "v1", "Event", "events")
 LEASE = ResourceKind("coordination.k8s.io", "v1", "Lease", "leases")
 DEPLOYMENT = ResourceKind("apps", "v1", "Deployment", "deployments")
 AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = ResourceKind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+"""An autoscaler of KEDA (keda.sh), which is not installed everywhere."""
 
 FIELD_MANAGER = "ebbtide"
 SCHEDULER_NAME = "ebbtide"

@@ -67,8 +67,8 @@ def with_type_meta(kind: ResourceKind, item: Object) -> Object:
     return {"apiVersion": kind.api_version, "kind": kind.name, **item}
 
 
-def build_get(kind: ResourceKind, name: str, namespace: str) -> ApiRequest:
-    return ApiRequest("get", kind.plural, "GET", build_path(kind, namespace, name), {})
+def build_get(kind: ResourceKind, name: str, namespace: str, subresource: str = "") -> ApiRequest:
+    return ApiRequest("get", kind.plural, "GET", build_path(kind, namespace, name, subresource), {})
 
 
 def build_list(

@@ -97,8 +97,8 @@ class KubernetesClient:
         """Return how many requests can be sent now without waiting for the rate limit."""
         return self._sender.count_available_requests()
 
-    def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Object:
-        found: Object = self._sender.send(api_requests.build_get(kind, name, namespace))
+    def get(self, kind: ResourceKind, name: str, namespace: str = "", *, subresource: str = "") -> Object:
+        found: Object = self._sender.send(api_requests.build_get(kind, name, namespace, subresource))
         return found
 
     def get_or_none(self, kind: ResourceKind, name: str, namespace: str = "") -> Object | None:

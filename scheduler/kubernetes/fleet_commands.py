@@ -17,6 +17,7 @@ from scheduler.domain.commands import (
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
+    SetServedModels,
 )
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_users import describe_gpu_users
@@ -161,6 +162,8 @@ def _pool_commands(pool: PoolResource, snapshot: Snapshot) -> dict[str, CommandB
         return {f"set-lending-{name}": SetLendingPolicy(name, pool_spec.lending)}
     if existing.network != pool_spec.network:
         return {f"set-network-{name}": SetPoolNetwork(name, pool_spec.network)}
+    if existing.serving != pool_spec.serving:
+        return {f"set-serving-{name}": SetServedModels(name, pool_spec.serving)}
     return {}
 
 

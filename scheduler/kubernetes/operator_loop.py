@@ -21,6 +21,7 @@ from scheduler.domain.tick_report import TickReport
 from scheduler.kubernetes.cluster_cache import ClusterCache
 from scheduler.kubernetes.demand_sources import DemandSources, with_demand
 from scheduler.kubernetes.leader_election import LeaderElector
+from scheduler.kubernetes.replica_scaling import ReplicaScaler, with_scaling
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_sync import find_unreported_jobs, find_unreported_loans
 from scheduler.kubernetes.resource_writes import PublishState
@@ -114,6 +115,7 @@ class Operator:
         store: Store,
         clock: Clock,
         demand: DemandSources,
+        scaler: ReplicaScaler,
         publisher: ResourcePublisher,
         job_namespace: str,
         allows_undeclared_queues: bool,
@@ -128,6 +130,7 @@ class Operator:
         self._store = store
         self._clock = clock
         self._demand = demand
+        self._scaler = scaler
         self._publisher = publisher
         self._job_namespace = job_namespace
         self._allows_undeclared_queues = allows_undeclared_queues
@@ -147,6 +150,7 @@ class Operator:
         """Run until `stop`: lead while elected, stand by otherwise. Releases the Lease on exit."""
         self._cache.start()
         self._demand.start()
+        self._scaler.start()
         self._election_thread = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
         self._election_thread.start()
         try:
@@ -156,6 +160,7 @@ class Operator:
             self._controller.close()
             self._election.release()
             self._demand.stop()
+            self._scaler.stop()
             self._cache.stop()
             self._publisher.close()
 
@@ -253,6 +258,7 @@ class Operator:
             self._save_estimates(spec_commands.fleet.estimated_gpus)
         readings = self._demand.read(spec_commands.fleet.pools, now_s, loaded.snapshot.demand)
         spec_commands = with_demand(spec_commands, readings, loaded.snapshot)
+        spec_commands = with_scaling(spec_commands, self._scaler.follow(spec_commands.fleet.pools, loaded.snapshot))
         pending_ids = {command.id for command in loaded.inbox}
         known_ids = [command.id for command in spec_commands.commands if not self._store.send(command)]
         return spec_commands, frozenset(known_ids) - pending_ids

@@ -1,13 +1,15 @@
-"""DemandForecaster: forecasts of the lending pools' demand, for full passes."""
+"""DemandForecaster: forecasts of demand and of request rates, for full passes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from typing import Protocol
 
 from scheduler.domain.commands import Command, ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind, get_shortages
+from scheduler.domain.serving import ModelRate, SizingMode, name_rate_series
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask, list_quantiles
@@ -19,6 +21,8 @@ from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.way_back import measure_ways_back
 from scheduler.store.protocol import Store
 
+RATE_QUANTILE = 0.95
+"""Level of the request rate for which replicas are proposed. The objective of a model usually has the same."""
 _PERIOD_S = PolicySettings().full_pass_period_s
 
 
@@ -44,10 +48,11 @@ class NewForecaster(Protocol):
 
 
 class DemandForecaster:
-    """Forecasters of the lending pools, fed with the stored demand readings.
+    """Forecasters of the pools that lend or size models, and of the request rates of sized models.
 
-    Their models are fitted on an executor, so that no tick waits for a fit. A pool whose time zone has changed, or
-    whose history was back-filled, gets a new forecaster, which reads all stored readings.
+    Each reads the stored readings of its series. Their models are fitted on an executor, so that no tick waits for a
+    fit. A pool whose time zone has changed, or whose history was back-filled, gets a new forecaster, which reads all
+    stored readings.
     """
 
     def __init__(
@@ -74,11 +79,12 @@ class DemandForecaster:
         self._last_reading_s: dict[str, float] = {}
 
     def make_forecasts(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
-        """Return a new forecast for each inference pool that lends and has demand readings or a demand profile."""
+        """Return a new forecast for each inference pool that lends or sizes models, and has demand readings or a demand
+        profile."""
         self._accept_fitted()
-        lending = [pool for pool in snapshot.pools.values() if _lends(pool)]
-        ways = measure_ways_back(snapshot, lending)
-        made = [self._make_forecast(snapshot, pool, ways[pool.name].horizon_s, now_s) for pool in lending]
+        pools = [pool for pool in snapshot.pools.values() if _is_forecast(pool)]
+        ways = measure_ways_back(snapshot, pools)
+        made = [self._make_forecast(snapshot, pool, ways[pool.name].horizon_s, now_s) for pool in pools]
         self._submit_due_fits(now_s)
         return tuple(command for command in made if command is not None)
 
@@ -87,7 +93,9 @@ class DemandForecaster:
 
     def _make_forecast(self, snapshot: Snapshot, pool: Pool, horizon_s: float, now_s: float) -> Command | None:
         rules, reading = pool.lending, snapshot.demand.get(pool.name)
-        forecaster = None if reading is None else self._find_forecaster(pool, reading, now_s)
+        forecaster = None
+        if reading is not None:
+            forecaster = self._find_forecaster(pool.name, (rules.time_zone, reading.backfills), now_s)
         if forecaster is None and not rules.demand_profile:
             return None
         forecast = forecast_pool(
@@ -99,22 +107,41 @@ class DemandForecaster:
             observed_gpus=0.0 if reading is None else reading.asked_gpus,
             period_s=self._period_s,
         )
+        if reading is not None:
+            forecast = replace(forecast, rates=self._forecast_rates(pool, reading, now_s))
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
 
-    def _find_forecaster(self, pool: Pool, reading: DemandReading, now_s: float) -> Forecaster | None:
-        """Return the forecaster of a pool after its new readings; None if all are older than the history."""
-        basis = pool.lending.time_zone, reading.backfills
-        if self._bases.get(pool.name) != basis:
-            self._bases[pool.name] = basis
-            self._replace_forecaster(pool)
-        self._feed_new_readings(self._forecasters[pool.name], pool.name, now_s)
-        return self._forecasters[pool.name] if pool.name in self._last_reading_s else None
+    def _forecast_rates(self, pool: Pool, reading: DemandReading, now_s: float) -> tuple[ModelRate, ...]:
+        """Return the largest rate of each sized model until a replica that starts now serves."""
+        start_s = {each.model: each.sizing.start_s for each in pool.serving}
+        rates = []
+        for model in (each.model for each in reading.advice if each.model in start_s):
+            series, basis = name_rate_series(pool.name, model), (pool.lending.time_zone, 0)  # rates have no back-fill
+            forecaster = self._find_forecaster(series, basis, now_s)
+            if forecaster is None:
+                continue
+            found = forecaster.forecast(now_s, start_s[model], quantiles=(RATE_QUANTILE,))
+            rate_per_s, is_calibrated = found.gpus[0], found.is_calibrated
+            rates.append(ModelRate(model, now_s, start_s[model], RATE_QUANTILE, rate_per_s, is_calibrated))
+        return tuple(rates)
 
-    def _replace_forecaster(self, pool: Pool) -> None:
+    def _find_forecaster(self, series: str, basis: tuple[str, int], now_s: float) -> Forecaster | None:
+        """Return the forecaster of a series after its new readings; None if all are older than the history.
+
+        Args:
+            basis: time zone of the series, and the number of its back-fills so far.
+        """
+        if self._bases.get(series) != basis:
+            self._bases[series] = basis
+            self._replace_forecaster(series, zone=basis[0])
+        self._feed_new_readings(self._forecasters[series], series, now_s)
+        return self._forecasters[series] if series in self._last_reading_s else None
+
+    def _replace_forecaster(self, series: str, *, zone: str) -> None:
         """Begin with a new forecaster, which has read nothing. Fits that are under way are for the earlier one."""
-        self._forecasters[pool.name] = self._new_forecaster(zone=pool.lending.time_zone)
-        self._last_reading_s.pop(pool.name, None)
-        for key in [each for each in self._fits_in_flight if each[0] == pool.name]:
+        self._forecasters[series] = self._new_forecaster(zone=zone)
+        self._last_reading_s.pop(series, None)
+        for key in [each for each in self._fits_in_flight if each[0] == series]:
             self._fits_in_flight.pop(key).cancel()
 
     def _feed_new_readings(self, forecaster: Forecaster, pool: str, now_s: float) -> None:
@@ -138,5 +165,6 @@ class DemandForecaster:
                 self._forecasters[name].accept(horizon_s, fit.result())
 
 
-def _lends(pool: Pool) -> bool:
-    return pool.kind is PoolKind.INFERENCE and pool.lending.enabled
+def _is_forecast(pool: Pool) -> bool:
+    is_sized = any(each.sizing.mode is not SizingMode.OFF for each in pool.serving)
+    return pool.kind is PoolKind.INFERENCE and (pool.lending.enabled or is_sized)

@@ -41,6 +41,7 @@ from scheduler.domain.commands import (
     SetLendingPolicy,
     SetPoolNetwork,
     SetSecret,
+    SetServedModels,
     SolverChanged,
     SubmitJob,
     SuspendJob,
@@ -87,7 +88,9 @@ def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
             _change_job(snapshot, change)
         case ReportProgress() as report:
             record_progress(snapshot, report, command.at_s)
-        case CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() as change:
+        case (
+            CreatePool() | DeletePool() | SetLendingPolicy() | SetPoolNetwork() | SetDemandSource() | SetServedModels()
+        ) as change:
             _change_pool(snapshot, change)
         case SetGpuProfile() as change:
             _set_gpu_profile(snapshot, change, command)
@@ -216,7 +219,8 @@ def _record_range_change(snapshot: MutableSnapshot, job: Job) -> None:
 
 
 def _change_pool(
-    snapshot: MutableSnapshot, change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork | SetDemandSource
+    snapshot: MutableSnapshot,
+    change: CreatePool | DeletePool | SetLendingPolicy | SetPoolNetwork | SetDemandSource | SetServedModels,
 ) -> None:
     match change:
         case CreatePool(pool=pool):
@@ -251,6 +255,12 @@ def _change_pool(
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], demand=source)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"the demand source of pool {name} was changed")
+        case SetServedModels(pool=name, models=models):
+            if name not in snapshot.pools:
+                snapshot.refuse(name, f"pool {name} does not exist")
+                return
+            snapshot.pools[name] = replace(snapshot.pools[name], serving=models)
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the models that pool {name} serves were changed")
 
 
 def _change_shadow_mode(snapshot: MutableSnapshot, name: str, lending: LendingPolicy) -> None:

@@ -31,6 +31,7 @@ from scheduler.domain.commands import (
     SetGpuProfile,
     SetLendingPolicy,
     SetPoolNetwork,
+    SetServedModels,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -116,7 +117,9 @@ def _current_etag(snapshot: MutableSnapshot, body: CommandBody) -> tuple[str, st
             return name, job_etag(snapshot.jobs[name]) if name in snapshot.jobs else ""
         case SetGpuProfile(name) | DeleteGpuProfile(name):
             return name, gpu_profile_etag(name, snapshot.gpu_profiles.get(name))
-        case SetLendingPolicy(name) | SetPoolNetwork(name) | SetDemandSource(name) | DeletePool(name):
+        case SetLendingPolicy(name) | SetPoolNetwork(name) | SetDemandSource(name) | SetServedModels(name):
+            return name, pool_etag(snapshot.pools[name]) if name in snapshot.pools else ""
+        case DeletePool(name):
             return name, pool_etag(snapshot.pools[name]) if name in snapshot.pools else ""
         case RemoveNode(name) | CordonNode(name) | UncordonNode(name) | ChangeNode(name):
             return name, node_etag(snapshot.nodes[name]) if name in snapshot.nodes else ""

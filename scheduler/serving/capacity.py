@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, inf, sqrt
 
@@ -86,79 +86,104 @@ def size_pool(mix: RequestMix, replica: ReplicaModel, objective: LatencyObjectiv
     Raises:
         CapacityError: no number of replicas meets the objective.
     """
-    sizing = _Sizing(mix, replica, objective, compute_moments(mix, replica.costs))
-    sizing.check_feasible()
-    fewest = max(ceil(mix.rate_per_s * sizing.moments.work_s), 1)
-    most = fewest
-    while not sizing.meets(most):
-        if most >= REPLICAS_MAX:
-            raise CapacityError(f"`rate` is {mix.rate_per_s:g}, which needs more than {REPLICAS_MAX} replicas.")
-        fewest, most = most + 1, min(most + max(most // 4, 1), REPLICAS_MAX)
-    while fewest < most:
-        middle = (fewest + most) // 2
-        fewest, most = (fewest, middle) if sizing.meets(middle) else (middle + 1, most)
-    return sizing.describe(most)
+    return PoolSizer(mix, replica, objective).size(mix.rate_per_s, mix.arrival_scv)
 
 
 def predict_pool(mix: RequestMix, replica: ReplicaModel, replicas: int) -> PoolTails:
     """Return the latency tails of a pool of a given size."""
-    return _predict(mix, replica, compute_moments(mix, replica.costs), replicas)
+    load = PoolLoad(mix.rate_per_s, mix.arrival_scv, replicas)
+    return _predict(load, replica, compute_moments(mix, replica.costs))
 
 
-def _predict(mix: RequestMix, replica: ReplicaModel, moments: LengthMoments, replicas: int) -> PoolTails:
-    pool = PoolLoad(mix.rate_per_s, mix.arrival_scv, replicas)
-    return PoolTails(moments, replica, pool, compute_load(moments, replica, pool))
+def _predict(load: PoolLoad, replica: ReplicaModel, moments: LengthMoments) -> PoolTails:
+    return PoolTails(moments, replica, load, compute_load(moments, replica, load))
+
+
+class PoolSizer:
+    """Sizes of pools for requests of the same lengths, whose moments are computed once."""
+
+    def __init__(self, mix: RequestMix, replica: ReplicaModel, objective: LatencyObjective) -> None:
+        self._replica = replica
+        self._objective = objective
+        self._moments = compute_moments(mix, replica.costs)
+        self._is_feasible = False
+
+    def size(self, rate_per_s: float, arrival_scv: float) -> Capacity:
+        """Return the smallest pool that meets the objective at a rate per second and a SCV of arrivals.
+
+        Raises:
+            CapacityError: no number of replicas meets the objective.
+        """
+        self.check_feasible()
+        search = _Search(rate_per_s, arrival_scv, self._replica, self._objective, self._moments)
+        fewest = max(ceil(rate_per_s * self._moments.work_s), 1)
+        most = fewest
+        while not search.meets(most):
+            if most >= REPLICAS_MAX:
+                raise CapacityError(f"`rate` is {rate_per_s:g}, which needs more than {REPLICAS_MAX} replicas.")
+            fewest, most = most + 1, min(most + max(most // 4, 1), REPLICAS_MAX)
+        while fewest < most:
+            middle = (fewest + most) // 2
+            fewest, most = (fewest, middle) if search.meets(middle) else (middle + 1, most)
+        return search.describe(most)
+
+    def check_feasible(self) -> None:
+        """Raise CapacityError unless an almost idle pool meets the objective and holds the longest request."""
+        if self._is_feasible:
+            return
+        moments, replica, objective = self._moments, self._replica, self._objective
+        if moments.longest > replica.limits.kv_tokens:
+            raise CapacityError(
+                f"a request has {moments.longest:.0f} tokens, but the KV cache of a replica holds "
+                f"{replica.limits.kv_tokens}. Use a larger tensor degree or shorter requests."
+            )
+        idle = _predict(PoolLoad(1e-6, 1.0, 1), replica, moments)
+        for field, bound_s, compute_tail in (
+            ("tpot", objective.tpot_s, idle.build_tpot_tail()),
+            ("ttft", objective.ttft_s * (1 - TTFT_MARGIN), idle.build_ttft_tail()),
+        ):
+            if compute_tail(bound_s) > 1 - objective.percentile:
+                reached_s = _find_quantile(compute_tail, bound_s, objective.percentile)
+                raise CapacityError(
+                    f"`objective.{field}` leaves {bound_s:.3g} s, but an idle replica needs {reached_s:.3g} s at the "
+                    f"percentile {objective.percentile:g}. Allow more time, or use a larger tensor degree."
+                )
+        self._is_feasible = True
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizing:
+class _Search:
     """One search for the number of replicas."""
 
-    mix: RequestMix
+    rate_per_s: float
+    arrival_scv: float
     replica: ReplicaModel
     objective: LatencyObjective
     moments: LengthMoments
 
     def predict(self, replicas: int) -> PoolTails:
         """Return the tails of a pool under the rate with its margin."""
-        margin = RATE_MARGIN + BURST_MARGIN * max(self.mix.arrival_scv - 1, 0.0) / sqrt(replicas)
-        mix = self.mix.with_rate(self.mix.rate_per_s * (1 + margin))
-        return _predict(mix, self.replica, self.moments, replicas)
+        margin = RATE_MARGIN + BURST_MARGIN * max(self.arrival_scv - 1, 0.0) / sqrt(replicas)
+        return _predict(
+            PoolLoad(self.rate_per_s * (1 + margin), self.arrival_scv, replicas), self.replica, self.moments
+        )
 
     def meets(self, replicas: int) -> bool:
         tails, allowed = self.predict(replicas), 1 - self.objective.percentile
         return (
-            tails.compute_tpot_tail(self.objective.tpot_s) <= allowed
+            tails.compute_overflow() <= OVERFLOW_MAX
             and tails.compute_ttft_tail(self.objective.ttft_s * (1 - TTFT_MARGIN)) <= allowed
-            and tails.compute_overflow() <= OVERFLOW_MAX
+            and tails.compute_tpot_tail(self.objective.tpot_s) <= allowed
         )
 
-    def check_feasible(self) -> None:
-        """Raise CapacityError unless an almost idle pool meets the objective and holds the longest request."""
-        if self.moments.longest > self.replica.limits.kv_tokens:
-            raise CapacityError(
-                f"a request has {self.moments.longest:.0f} tokens, but the KV cache of a replica holds "
-                f"{self.replica.limits.kv_tokens}. Use a larger tensor degree or shorter requests."
-            )
-        idle = _predict(replace(self.mix, rate_per_s=1e-6, arrival_scv=1.0), self.replica, self.moments, 1)
-        for field, bound_s, compute_tail in (
-            ("tpot", self.objective.tpot_s, idle.compute_tpot_tail),
-            ("ttft", self.objective.ttft_s * (1 - TTFT_MARGIN), idle.compute_ttft_tail),
-        ):
-            if compute_tail(bound_s) > 1 - self.objective.percentile:
-                reached_s = _find_quantile(compute_tail, bound_s, self.objective.percentile)
-                raise CapacityError(
-                    f"`objective.{field}` leaves {bound_s:.3g} s, but an idle replica needs {reached_s:.3g} s at the "
-                    f"percentile {self.objective.percentile:g}. Allow more time, or use a larger tensor degree."
-                )
-
     def describe(self, replicas: int) -> Capacity:
-        tails, objective = _predict(self.mix, self.replica, self.moments, replicas), self.objective
+        load, objective = PoolLoad(self.rate_per_s, self.arrival_scv, replicas), self.objective
+        tails = _predict(load, self.replica, self.moments)
         return Capacity(
             replicas=replicas,
             gpus=replicas * self.replica.gpus,
-            ttft_s=_find_quantile(tails.compute_ttft_tail, objective.ttft_s, objective.percentile),
-            tpot_s=_find_quantile(tails.compute_tpot_tail, objective.tpot_s, objective.percentile),
+            ttft_s=_find_quantile(tails.build_ttft_tail(), objective.ttft_s, objective.percentile),
+            tpot_s=_find_quantile(tails.build_tpot_tail(), objective.tpot_s, objective.percentile),
             running=tails.state.running,
             kv_share=tails.state.kv_tokens / self.replica.limits.kv_tokens,
             utilization=tails.state.utilization,

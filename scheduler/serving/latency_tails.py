@@ -7,6 +7,7 @@ request's decode steps, which fluctuates with the running requests and with the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, inf, lgamma, log, sqrt
 
@@ -18,6 +19,8 @@ from scheduler.serving.replica_load import PoolLoad, ReplicaLoad
 from scheduler.serving.replica_model import ReplicaModel
 from scheduler.serving.request_mix import Floats
 
+Tail = Callable[[float], float]
+"""Probability above a bound in seconds."""
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _NODE_WEIGHTS = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
 LOAD_MAX = 0.98
@@ -140,13 +143,22 @@ class PoolTails:
 
     def compute_ttft_tail(self, bound_s: float) -> float:
         """Return the probability that a request waits longer than `bound_s` for its first token."""
+        return self.build_ttft_tail()(bound_s)
+
+    def build_ttft_tail(self) -> Tail:
+        """Return the function from a bound in seconds to the probability of a longer time to first token."""
         if not self.state.is_stable:
-            return 1.0
+            return _exceed_always
         _, shares = self.moments.prompt_groups
-        rest_s = bound_s - self._compute_own_s()[:, None] - self._busy * self.state.iteration_s * _RESIDUALS
-        kept = 1 - self.compute_prompt_wait().compute_tail(rest_s)
-        kept *= 1 - self.compute_slot_wait().compute_tail(rest_s)
-        return float(shares @ (1 - kept).mean(axis=1))
+        spent_s = self._compute_own_s()[:, None] + self._busy * self.state.iteration_s * _RESIDUALS
+        prompt_wait, slot_wait = self.compute_prompt_wait(), self.compute_slot_wait()
+
+        def compute(bound_s: float) -> float:
+            rest_s = bound_s - spent_s
+            kept = (1 - prompt_wait.compute_tail(rest_s)) * (1 - slot_wait.compute_tail(rest_s))
+            return float(shares @ (1 - kept).mean(axis=1))
+
+        return compute
 
     @property
     def _busy(self) -> float:
@@ -163,11 +175,15 @@ class PoolTails:
 
     def compute_tpot_tail(self, bound_s: float) -> float:
         """Return the probability that the mean time between a request's tokens exceeds `bound_s`."""
+        return self.build_tpot_tail()(bound_s)
+
+    def build_tpot_tail(self) -> Tail:
+        """Return the function from a bound in seconds to the probability of a longer time per output token."""
         state, moments, costs = self.state, self.moments, self.replica.costs
         if not state.is_stable:
-            return 1.0
+            return _exceed_always
         if moments.steps == 0:
-            return 0.0
+            return lambda bound_s: 0.0
         steps, shares = moments.step_groups
         averaging = _compute_averaging(steps * (1 - state.decode_share) / moments.steps)[:, None]
         rates = self.pool.replica_rate_per_s * (1 + state.rate_deviation * np.sqrt(averaging) * _NODES)
@@ -178,11 +194,17 @@ class PoolTails:
         own_noise = moments.sequence_s**2 * state.routing_variance
         own_noise += costs.kv_token_s**2 * state.running * moments.context_variance
         variance_s2 = variance_s2 + averaging * own_noise
-        rest_s = bound_s - floors_s
-        above = gammaincc(mean_s**2 / variance_s2, np.maximum(rest_s, 0.0) * mean_s / variance_s2)
+        shape, per_s = mean_s**2 / variance_s2, mean_s / variance_s2
         largest_s = self.chunk_tokens * (costs.prefill_token_s + costs.attention_pair_s * moments.longest)
-        above = np.where(rest_s <= 0, 1.0, np.where(rest_s >= largest_s, 0.0, above))
-        return float(shares @ (above @ _NODE_WEIGHTS))
+
+        def compute(bound_s: float) -> float:
+            rest_s = bound_s - floors_s
+            above = (rest_s <= 0).astype(np.float64)
+            between = (rest_s > 0) & (rest_s < largest_s)
+            above[between] = gammaincc(shape[between], rest_s[between] * per_s[between])
+            return float(shares @ (above @ _NODE_WEIGHTS))
+
+        return compute
 
     def _compute_prompt_share(self, arrivals: Floats, steps: Floats) -> tuple[Floats, Floats]:
         """Return mean and variance of the seconds that prompts add to the mean of `steps` iterations.
@@ -204,6 +226,11 @@ class PoolTails:
         variance_s2 = arrivals / steps * ((1 - parts) * (local_s2 + LOCAL_DISPERSION * square_s2) + parts * shared_s2)
         followers = max(pool.arrival_scv - 1, 0.0) / 2 * parts / steps / rest
         return (arrivals + followers) * moments.prefill_s, np.maximum(variance_s2, 1e-18)
+
+
+def _exceed_always(bound_s: float) -> float:
+    """Return the tail of a pool that cannot keep up."""
+    return 1.0
 
 
 def _compute_halfin_whitt(beta: float) -> float:

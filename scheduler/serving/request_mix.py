@@ -55,8 +55,10 @@ class RequestMix:
     @property
     def columns(self) -> tuple[Floats, Floats, Floats]:
         """Prompts and outputs in tokens, and the shares of requests, which sum to 1; each of shape [rows]."""
-        rows = np.array([(each.prompt, each.output, each.requests) for each in self.lengths])
-        return rows[:, 0], rows[:, 1], rows[:, 2] / rows[:, 2].sum()
+        prompts = np.array([each.prompt for each in self.lengths], dtype=np.float64)
+        outputs = np.array([each.output for each in self.lengths], dtype=np.float64)
+        requests = np.array([each.requests for each in self.lengths], dtype=np.float64)
+        return prompts, outputs, requests / requests.sum()
 
 
 def build_request_mix(

@@ -51,6 +51,7 @@ class FleetGauges:
         )
         yield from self._collect_queues(holdings)
         yield from self._collect_demand()
+        yield from self._collect_serving()
         yield from self._collect_shortages()
         yield from self._collect_shadows()
         if self._by_job:
@@ -191,6 +192,28 @@ class FleetGauges:
             for quantile, gpus in zip(forecast.quantiles, forecast.gpus, strict=True):
                 forecast_gpus.add_metric([pool, f"{quantile:g}"], gpus)
         yield forecast_gpus
+
+    def _collect_serving(self) -> Iterator[Metric]:
+        rate = GaugeMetricFamily(
+            "ebbtide_serving_requests_per_second",
+            "Reported request rate of a model, in requests per second.",
+            labels=["pool", "model"],
+        )
+        needed = GaugeMetricFamily(
+            "ebbtide_serving_needed_replicas",
+            "Replicas of a model that meet its objective at the reported rate.",
+            labels=["pool", "model"],
+        )
+        proposed = GaugeMetricFamily(
+            "ebbtide_serving_proposed_replicas", "Replicas that are proposed for a model.", labels=["pool", "model"]
+        )
+        for pool, reading in self._snapshot.demand.items():
+            for load in reading.loads:
+                rate.add_metric([pool, load.model], load.rate_per_s)
+                needed.add_metric([pool, load.model], load.replicas)
+            for advice in reading.advice:
+                proposed.add_metric([pool, advice.model], advice.replicas)
+        yield from (rate, needed, proposed)
 
     def _collect_shortages(self) -> Iterator[Metric]:
         ratio = GaugeMetricFamily(

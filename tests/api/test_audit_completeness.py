@@ -120,11 +120,19 @@ class AuditedRun:
             return "empty"  # the other pool has nodes
         if route.endswith("/demand-source"):
             return "inference"
+        if route == "DELETE /v1/machines/{name}":
+            return self._choose_joined_machine()  # the other one may have left before
         running, asleep, *_ = self.seeded.known["job_id"]
         by_verb = {"suspend": asleep, "resume": asleep, "checkpoint": running}
         if (verb := route.rpartition(":")[2]) in by_verb:
             return str(by_verb[verb])
         return str(self.random.choice(names[kind] if name == "name" else self.seeded.known[name]))
+
+    def _choose_joined_machine(self) -> str:
+        service = self.seeded.service.app.state.service
+        assert isinstance(service, Service)
+        names = [machine.name for machine in service.store.machines.list_machines()]
+        return next((name for name in names if name.startswith("joined-")), "m0")
 
     def _choose_body(self, route: str) -> object:
         number = self.random.randrange(6)
@@ -151,6 +159,8 @@ class AuditedRun:
             "PUT /v1/archives/{digest}": f"archive {number}".encode(),
             "PUT /v1/pools/{name}/network": {"bandwidth_bytes_per_s": 1e9 * (number + 1), "latency_s": 1e-5},
         }
+        served = load_examples()["ServingChange"]["serving"][0]
+        bodies["PUT /v1/pools/{name}/serving"] = {"serving": [{**served, "tensorDegree": 2 ** (number % 3)}]}
         profile = {**load_examples()["GpuProfileDocument"], "efficiency": 0.5 + number / 100}
         bodies["PUT /v1/hardware/gpus/{gpu}"] = profile
         machine = {"version": get_package_version(), "clock_s": self.seeded.service.clock.now_s()}

@@ -85,6 +85,18 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("GET /v1/pools/p/demand", lambda c: c.demand("p"), None),
     ("POST /v1/pools/p/demand", lambda c: c.report_demand("p", gpus=2.5), {"gpus": 2.5}),
     ("POST /v1/pools/p/demand", lambda c: c.report_demand("p", gpus=2, at_s=9.5), {"gpus": 2, "at": 9.5}),
+    (
+        "POST /v1/pools/p/demand",
+        lambda c: c.report_requests("p", [{"model": "m", "rate": 2.5}]),
+        {"requests": [{"model": "m", "rate": 2.5}]},
+    ),
+    (
+        "POST /v1/pools/p/demand",
+        lambda c: c.report_requests("p", [{"model": "m", "rate": 2}], at_s=9.5),
+        {"requests": [{"model": "m", "rate": 2}], "at": 9.5},
+    ),
+    ("GET /v1/pools/p/serving", lambda c: c.served_models("p"), None),
+    ("PUT /v1/pools/p/serving", lambda c: c.set_served_models("p", []), {"serving": []}),
     ("GET /v1/pools/p/forecast", lambda c: c.forecast("p"), None),
     ("GET /v1/queues", lambda c: c.queues(), None),
     ("GET /v1/queues/q", lambda c: c.queue("q"), None),

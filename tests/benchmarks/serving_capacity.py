@@ -9,16 +9,23 @@ from __future__ import annotations
 import gzip
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from time import process_time
 
 import numpy as np
 
+from scheduler.documents.serving import LENGTHS_MAX
+from scheduler.domain.serving import RequestLength, ServedModel
+from scheduler.serving.capacity import size_pool
 from scheduler.serving.length_classes import choose_length_classes, cut_batches
 from scheduler.serving.request_mix import Floats
+from scheduler.serving.served_models import ReportedRequests, size_requests
 from tests.benchmarks.reproduce import traces
-from tests.serving.capacity_comparison import GRID, Comparison, compare_cells
+from tests.serving.capacity_comparison import GRID, Comparison, build_sizing, compare_cells
+from tests.serving.length_mixes import MIXES, draw_lengths
 
 Row = tuple[str, str, str]
 
@@ -39,7 +46,30 @@ def rows() -> Iterator[Row]:
     compared = list(compare_cells(GRID, SEED))
     yield from _summarize(compared)
     yield ("serving: CPU time of the comparison, s", "", f"{process_time() - begin_s:.0f}")
+    yield from _measure_times()
     yield from _measure_padding(traces(LENGTHS) / LENGTHS)
+
+
+def _measure_times() -> Iterator[Row]:
+    """Yield CPU times of a size over the cells, and of a reading of requests in a service."""
+    sizes_ms = [_time_ms(partial(size_pool, *build_sizing(cell, SEED))) for cell in GRID]
+    yield ("serving: CPU time of a size, median of the cells, ms", "5", f"{median(sizes_ms):.1f}")
+    rows = draw_lengths(np.random.default_rng(SEED), MIXES["chat"], LENGTHS_MAX).tolist()
+    lengths = tuple(RequestLength(prompt, output) for prompt, output in rows)
+    served = ServedModel("llama-3-8b", "h100-80g", 1.0, 0.03, lengths=lengths)
+    rates = np.geomspace(5, 400, 60).tolist()
+    size_requests(served, ReportedRequests(served.model, 1.0), 1.0)
+    for name, target in (("a new rate: three sizes", ""), ("a known rate", "5")):
+        times_ms = [
+            _time_ms(partial(size_requests, served, ReportedRequests(served.model, rate), rate)) for rate in rates
+        ]
+        yield (f"serving: CPU time of a reading at {name}, median, ms", target, f"{median(times_ms):.2f}")
+
+
+def _time_ms(call: Callable[[], object]) -> float:
+    begin_s = process_time()
+    call()
+    return 1e3 * (process_time() - begin_s)
 
 
 def _summarize(compared: Sequence[Comparison]) -> Iterator[Row]:

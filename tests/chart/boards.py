@@ -174,6 +174,15 @@ INFERENCE = Board(
             about="As many as jobs would use. No node is lent.",
         ),
         Graph("GPU-hours that shadow mode would have lent", _present("ebbtide_shadow_gpu_hours", "pool"), "h"),
+        Graph(
+            "Replicas of served models",
+            _present("ebbtide_serving_needed_replicas", "pool, model", "{{pool}}, {{model}}, needed")
+            | _present("ebbtide_serving_proposed_replicas", "pool, model", "{{pool}}, {{model}}, proposed"),
+        ),
+        Graph(
+            "Requests per second of served models",
+            _present("ebbtide_serving_requests_per_second", "pool, model"),
+        ),
         Graph("Evaluated forecasts per hour", _hourly("ebbtide_forecasts_judged_total", "pool")),
         Graph(
             "Invariant violations per hour",

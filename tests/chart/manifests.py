@@ -81,7 +81,7 @@ NOTHING: Manifest = {
     **SQLITE,
     "crds": {"install": False},
     "database": {"kind": "sqlite", "sqlite": {"existingClaim": "old"}},
-    "rbac": {"aggregate": False},
+    "rbac": {"aggregate": False, "scale": [{"apiGroup": "apps", "resource": "deployments"}]},
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},
     "uninstall": {"guard": False},

@@ -10,6 +10,7 @@ from scheduler.kubernetes.api_objects import ELASTIC_JOB, POOL, QUEUE, ResourceK
 
 SERVING = {"kind": "inference", "nodeSelector": {"ebbtide.dev/test-pool": "absent"}, "gpu": "h100-80g"}
 TRAINING = {"kind": "training", "nodeSelector": {"ebbtide.dev/test-pool": "absent"}, "gpu": "h100-80g"}
+SERVED = {"model": "llama-3-8b", "gpu": "rtx-4090", "objective": {"ttft": "1s", "tpot": "50ms"}}
 RANGE = {"min": 2, "max": 8}
 REFUSED = "Refused"
 
@@ -361,6 +362,28 @@ POOLS: Mapping[str, Case] = {
         reason="NoDeploymentMatches",
     ),
     "stale at once": pool(SERVING, {"demand": {"source": "push", "staleAfter": 5}}, "spec.demand.staleAfter", "5"),
+    "training pool that serves": pool(TRAINING, {"serving": [SERVED]}, "spec.serving"),
+    "served model with demand of Deployments": pool(
+        SERVING, {"serving": [SERVED], "demand": {"source": "deployments", "selector": {"a": "b"}}}, "spec.serving"
+    ),
+    "model that is served twice": pool(SERVING, {"serving": [SERVED, SERVED]}, "spec.serving[1]", "Duplicate"),
+    "scaled model without a target": pool(
+        SERVING, {"serving": [{**SERVED, "sizing": {"mode": "scale"}}]}, "spec.serving[0].sizing.target"
+    ),
+    "objective out of reach": pool(
+        SERVING,
+        {"serving": [{**SERVED, "objective": {"ttft": "1s", "tpot": "1ms"}}]},
+        "serving.0",
+        "objective.tpot",
+        reason=REFUSED,
+    ),
+    "fewer replicas at most than at least": pool(
+        SERVING,
+        {"serving": [{**SERVED, "sizing": {"minReplicas": 3, "maxReplicas": 2}}]},
+        "serving.0.sizing.maxReplicas",
+        "2",
+        reason=REFUSED,
+    ),
     "certain quantile": pool(SERVING, {"lending": {"quantile": 1.5}}, "spec.lending.quantile", "1.5"),
     "negative headroom": pool(SERVING, {"lending": {"headroom": -0.1}}, "spec.lending.headroom", "-0.1"),
     "negative limit": pool(SERVING, {"lending": {"maxLentNodes": -1}}, "spec.lending.maxLentNodes", "-1"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scheduler.serving.capacity import LatencyObjective, size_pool
 from scheduler.serving.replica_model import BatchLimits, IterationCosts, ReplicaModel
-from scheduler.serving.request_mix import build_request_mix
+from scheduler.serving.request_mix import RequestMix, build_request_mix
 from tests.serving.length_mixes import MIXES, draw_lengths
 from tests.serving.serving_simulation import Arrival, ReplicaNumbers, ServingReport, draw_arrivals, simulate
 
@@ -88,13 +88,8 @@ def compare_cells(cells: Iterable[Cell], seed: int) -> Iterator[Comparison]:
 def compare_cell(cell: Cell, seed: int) -> Comparison:
     """Size the pool of a cell by the model, and find the smallest pool that meets the objective by simulation."""
     setup = SETUPS[cell.setup]
-    lengths = np.minimum(
-        draw_lengths(np.random.default_rng(seed), MIXES[cell.mix], SAMPLE), setup.numbers.kv_tokens // 3
-    )
-    mix = build_request_mix(cell.rate_per_s, lengths.tolist(), arrival_scv=cell.scv)
-    replica = ReplicaModel(IterationCosts(*setup.numbers[:5]), BatchLimits(*setup.numbers[5:8]), 1)
-    sized = size_pool(mix, replica, LatencyObjective(setup.ttft_s, setup.tpot_s, PERCENTILE)).replicas
-    arrivals = _draw_pool_arrivals(cell, lengths, setup, seed)
+    sized = size_pool(*build_sizing(cell, seed)).replicas
+    arrivals = _draw_pool_arrivals(cell, _draw_lengths(cell, seed), setup, seed)
     reports: dict[int, ServingReport] = {}
 
     def meets(replicas: int) -> bool:
@@ -109,6 +104,19 @@ def compare_cell(cell: Cell, seed: int) -> Comparison:
         while not meets(found):
             found += 1
     return Comparison(cell, sized, found, reports[sized])
+
+
+def build_sizing(cell: Cell, seed: int) -> tuple[RequestMix, ReplicaModel, LatencyObjective]:
+    """Return the arguments of `size_pool` for a cell."""
+    setup = SETUPS[cell.setup]
+    mix = build_request_mix(cell.rate_per_s, _draw_lengths(cell, seed).tolist(), arrival_scv=cell.scv)
+    replica = ReplicaModel(IterationCosts(*setup.numbers[:5]), BatchLimits(*setup.numbers[5:8]), 1)
+    return mix, replica, LatencyObjective(setup.ttft_s, setup.tpot_s, PERCENTILE)
+
+
+def _draw_lengths(cell: Cell, seed: int) -> NDArray[np.int64]:
+    longest = SETUPS[cell.setup].numbers.kv_tokens // 3
+    return np.minimum(draw_lengths(np.random.default_rng(seed), MIXES[cell.mix], SAMPLE), longest)
 
 
 def _draw_pool_arrivals(cell: Cell, lengths: NDArray[np.int64], setup: Setup, seed: int) -> list[Arrival]:

@@ -24,6 +24,7 @@ from ebbtide.client.methods import AsyncCaller, SyncCaller
 from ebbtide.client.queue_secrets import SecretMethods
 from ebbtide.client.requests import Request, discard
 from ebbtide.client.responses import FieldError, JsonObject, ProblemError, UnreachableError, etag_of
+from ebbtide.client.serving import ServingMethods
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +41,7 @@ class _ServiceMethods(
     ArchiveMethods,
     StreamMethods,
     FleetMethods,
+    ServingMethods,
     HardwareMethods,
     MachineMethods,
     QueueMethods,

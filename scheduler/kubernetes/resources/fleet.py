@@ -20,6 +20,7 @@ from scheduler.domain.demand_source import DEMAND_STALE_S, PrometheusDemand
 from scheduler.domain.fleet import Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
+from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.kubernetes.api_objects import GPU_RESOURCE, LENDABLE_LABEL, LOAN
@@ -36,6 +37,7 @@ from scheduler.kubernetes.resources.meta import (
     get_mapping,
     parse_metadata,
 )
+from scheduler.runtime.served_models import check_served_models
 from scheduler.scheduling.policies.quota import QueueUsage
 from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
 
@@ -94,8 +96,10 @@ def parse_pool(resource: Resource) -> PoolResource:
         names = list_gpu_names()
         allowed = f"one of {', '.join(names)}{suggest(spec.gpu, names)}, or no gpu, so that labels decide"
         raise InvalidDocumentError(InvalidField("gpu", to_printable(spec.gpu), allowed))
+    pool = pool_from_spec(meta.name, spec)
+    check_served_models(pool.serving)
     return PoolResource(
-        pool=pool_from_spec(meta.name, spec),
+        pool=pool,
         uid=meta.uid,
         selector=spec.node_selector,
         gpu=spec.gpu,
@@ -135,6 +139,9 @@ def build_pool_status(
         "problem": next(
             (condition.reason for condition in conditions if condition.holds is (condition.type == CONFLICT)), None
         ),
+        "serving": None
+        if reading is None or not reading.advice
+        else [_build_serving_status(each) for each in reading.advice],
         "cordonedNodes": sorted(node.name for node in nodes if node.cordoned and node.name in cordoned),
         "conditions": conditions,
     }
@@ -147,6 +154,10 @@ def _build_return_status(name: str, snapshot: Snapshot) -> dict[str, Any]:
     gpus = sum(node.gpus for loan in recalled if (node := snapshot.nodes.get(loan.node)) is not None)
     due_s = max((loan.return_by_s for loan in recalled if loan.return_by_s is not None), default=None)
     return {"returningGpus": gpus or None, "returnBy": None if due_s is None else format_time(due_s)}
+
+
+def _build_serving_status(advice: ReplicaAdvice) -> dict[str, Any]:
+    return {"model": advice.model, "proposedReplicas": advice.replicas}
 
 
 def build_accepted_condition() -> Condition:

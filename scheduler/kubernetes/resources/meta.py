@@ -91,6 +91,7 @@ NODES_ADMIT_PODS = "NodesAdmitPods"
 PODS_STARTED = "PodsStarted"
 VOLUMES_READY = "VolumesReady"
 CHECKPOINTS_SHARED = "CheckpointsShared"
+REPLICAS_SET = "ReplicasSet"
 MESSAGE_MAX_LENGTH = 4096
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -119,3 +120,32 @@ def test_classes_rejects_too_few_replicas(run: Run, tmp_path: Path) -> None:
     result = run("serving", "classes", "--lengths", str(file), "--classes", "3", "--replicas", "2")
     assert result.exit_code == 2
     assert "replicas" in result.stderr
+
+
+POOL_DOCUMENT = DOCUMENT + "lengths:\n  - {prompt: 180, output: 150}\nsizing: {mode: advise}\n"
+
+
+def test_models_of_a_pool_are_set_and_advised(ask: Callable[..., Any], run: Run, fleet: Any, model: Path) -> None:
+    model.write_text(POOL_DOCUMENT)
+    assert "serves no models" in run("serving", "advise", "serving").stdout
+    [view] = ask("serving", "set", "serving", str(model))["serving"]
+    assert (view["model"], view["sizing"]) == ("llama-3-8b", "advise")
+    assert "off" not in run("serving", "advise", "serving").stdout
+    assert ask("serving", "report", "serving", "--rate", "llama-3-8b=8")["asked_gpus"] > 0
+    assert run("serving", "report", "serving", "--rate", "llama-3-8b:8").exit_code == 2
+    assert run("serving", "report", "serving", "--rate", "llama-3-8b=nan").exit_code == 2
+    fleet.tick()
+    [advised] = ask("serving", "advise", "serving")["models"]
+    assert advised["advice"]["replicas"] == advised["load"]["replicas"] > 0
+    table = run("serving", "advise", "serving").stdout
+    assert "llama-3-8b" in table
+    assert advised["load"]["binding"] in table
+    assert ask("serving", "set", "serving")["serving"] == []
+
+
+def test_lengths_of_the_document_are_used_without_a_file(run: Run, model: Path) -> None:
+    assert run("serving", "size", str(model), "--rate", "8").exit_code == 2
+    model.write_text(POOL_DOCUMENT)
+    result = run("serving", "size", str(model), "--rate", "8", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["replicas"] > 0

@@ -39,6 +39,7 @@ from scheduler.domain.program import Program
 from scheduler.domain.run_document import LaunchMode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
 from scheduler.domain.secret_reference import KubernetesSecretKey, SecretReference
+from scheduler.domain.serving import SizingPolicy
 from scheduler.domain.snapshot import Snapshot
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
@@ -138,6 +139,13 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     KnownEvent: st.one_of(
         st.builds(KnownEvent, duration_s=_POSITIVE_S, gpus=st.floats(0.0, 1e6)),
         st.builds(KnownEvent, duration_s=_POSITIVE_S, factor=st.floats(1.0, FACTOR_MAX)),
+    ),
+    SizingPolicy: st.builds(
+        SizingPolicy,
+        replicas_min=st.integers(0, 4),
+        replicas_max=st.none() | st.integers(4, 8),
+        start_s=_POSITIVE_S,
+        stabilization_s=_POSITIVE_S,
     ),
     LendingPolicy: st.builds(
         LendingPolicy,

@@ -432,3 +432,18 @@ def test_queues_are_created_changed_and_deleted() -> None:
     assert rig.run_round() == ["DeleteQueue"]
     rig.write()
     assert rig.server.resources().queues == ()
+
+
+def test_served_models_follow_the_pool_resource() -> None:
+    rig = build_fleet()
+    rig.run_until_stable()
+    served = {"model": "llama-3-8b", "gpu": "rtx-4090", "objective": {"ttft": "1s", "tpot": "50ms"}}
+    rig.server.change(POOL, "serving", serving=[served])
+    assert rig.run_round() == ["SetServedModels"]
+    assert [each.model for each in rig.snapshot.pools["serving"].serving] == ["llama-3-8b"]
+    rig.server.change(POOL, "serving", serving=[{**served, "objective": {"ttft": "1s", "tpot": "1ms"}}])
+    rig.run_round()
+    _, reason, message = condition(rig, "serving", "Accepted")
+    assert reason == "Refused"
+    assert "objective.tpot" in message
+    assert [each.tpot_s for each in rig.snapshot.pools["serving"].serving] == [0.05]

@@ -13,6 +13,8 @@ from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast
 from scheduler.domain.known_events import KnownEvent
 from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.replica_advice import ReplicaAdvice
+from scheduler.domain.serving import ServedModel, SizingMode, SizingPolicy, name_rate_series
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask
@@ -124,6 +126,23 @@ def test_forecast_includes_the_quantile_of_the_pool() -> None:
     (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
     assert isinstance(command.body, ForecastMade)
     assert 0.973 in command.body.forecast.quantiles
+
+
+def test_rate_of_a_sized_model_is_forecast_over_the_start_of_a_replica() -> None:
+    rig = Rig(LendingPolicy(enabled=False, time_zone="Asia/Kolkata"))
+    sizing = SizingPolicy(SizingMode.ADVISE, start_s=90.0)
+    served = ServedModel("chat", "h100-80g", 1.0, 0.05, sizing=sizing)
+    pools = {**rig.snapshot.pools, "inference": replace(rig.snapshot.pools["inference"], serving=(served,))}
+    reading = DemandReading(1.0, 2.0, 2.0, advice=(ReplicaAdvice("chat", 2, 1.0),))
+    following = replace(rig.snapshot, generation=1, demand={"inference": reading}, pools=pools, now_s=1.0)
+    rates = tuple((name_rate_series("inference", "chat"), DemandReading(at_s, 7.0, 7.0)) for at_s in (0.5, 1.0))
+    rig.store.commit(Commit(rig.snapshot, following, 1, readings=(("inference", reading), *rates)))
+    (command,) = rig.watch.make_forecasts(following, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    [rate] = command.body.forecast.rates
+    assert (rate.model, rate.made_at_s, rate.horizon_s, rate.rate_per_s) == ("chat", 10.0, 90.0, 2.0)
+    assert [listener.heard for listener in rig.listeners] == [[(1.0, 2.0)], [(0.5, 7.0), (1.0, 7.0)]]
+    assert rig.zones == ["Asia/Kolkata"] * 2, "rates follow the clock of their pool"
 
 
 def test_pools_without_lending_or_readings_get_no_forecast() -> None:

@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ebbtide.client.views.jobs import ReasonView
 from ebbtide.client.views.lending import LoanView, SwitchesView
+from ebbtide.client.views.serving import DemandView, ShadowView
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
-
-
-class DemandView(TypedDict):
-    """A reading of what the inference of a pool needs."""
-
-    asked_gpus: float
-    at_s: float
-    clamped: bool
-    gpus: float
 
 
 class DemandHistoryView(TypedDict):
@@ -72,6 +64,17 @@ class NodeSummaryView(TypedDict):
     state: str
 
 
+class ModelRateView(TypedDict):
+    """Predicted request rate of a model that is sized."""
+
+    horizon_s: float
+    is_calibrated: bool
+    made_at_s: float
+    model: str
+    quantile: float
+    rate_per_s: float
+
+
 class ForecastView(TypedDict):
     """Predicted GPU demand of an inference pool."""
 
@@ -83,6 +86,7 @@ class ForecastView(TypedDict):
     made_at_s: float
     method: str
     quantiles: list[float]
+    rates: list[ModelRateView]
 
 
 class ShortagesView(TypedDict):
@@ -158,33 +162,6 @@ class OverviewView(TypedDict):
     waiting: list[WaitingJobSummaryView]
 
 
-class PoolDemandView(TypedDict):
-    """The present demand of a pool after a report, and how many of its readings were used."""
-
-    accepted: int
-    asked_gpus: float
-    at_s: float
-    backfilled: int
-    capacity_gpus: int
-    clamped: bool
-    clamped_readings: int
-    gpus: float
-    pool: str
-
-
-class ShadowView(TypedDict):
-    """Loans that a pool in shadow mode would have made. No node is lent."""
-
-    gpu_hours: float
-    gpus: float
-    intervals: int
-    loans: int
-    nodes: list[str]
-    recalls: int
-    short_intervals: int
-    since_s: float
-
-
 class LendingSwitchView(TypedDict):
     """The last change of the fleet's lending switches."""
 
@@ -239,102 +216,6 @@ class PoolForecastView(TypedDict):
 
     forecast: ForecastView | None
     pool: str
-
-
-class DemandQueryView(TypedDict):
-    """One summand of a pool's demand. Fields that are not set are left out."""
-
-    aggregate: NotRequired[str]
-    gpus_per_node: NotRequired[float]
-    gpus_per_replica: NotRequired[float]
-    preset: NotRequired[str]
-    promql: NotRequired[str]
-    replicas_min: NotRequired[int]
-    requests_per_replica: NotRequired[float]
-    selector: NotRequired[dict[str, str]]
-    unit: NotRequired[str]
-
-
-class DemandSourceView(TypedDict):
-    """Queries that the service polls for the demand of a pool."""
-
-    queries: list[DemandQueryView]
-    stale_after_s: float
-
-
-class BlackoutView(TypedDict):
-    """Times without new loans: a daily window, which may wrap around midnight, or windows by a cron expression."""
-
-    cron: str
-    end_s: float
-    start_s: float
-    time_zone: str
-
-
-class KnownEventView(TypedDict):
-    """A time of unusual demand. The forecast is raised before it begins and while it lasts."""
-
-    duration_s: float
-    factor: float | None
-    gpus: float | None
-    name: str
-    start_s: float
-
-
-class LendingPolicyView(TypedDict):
-    """Limits that the owner of an inference pool sets for its loans."""
-
-    blackouts: list[BlackoutView]
-    cold_start_s: float
-    demand_lost_s: float | None
-    demand_profile: list[float]
-    demand_stale_s: float | None
-    enabled: bool
-    headroom: float
-    kept_nodes_min: int
-    known_events: list[KnownEventView]
-    lent_nodes_max: int | None
-    loan_s_min: float
-    mode: str
-    notice_s: float
-    quantile: float
-    return_deadline_s: float
-    shortage_target: float | None
-    time_zone: str
-    veto_s: float
-
-
-class PoolNetworkView(TypedDict):
-    """The network between the nodes of a pool."""
-
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    nics_per_node: int
-
-
-class WayBackView(TypedDict):
-    """Time from the recall of a node until inference serves from it again, which one of 20 recalls exceeds."""
-
-    horizon_s: float
-    leave_s: float
-    start_s: float
-
-
-class PoolView(TypedDict):
-    """A pool of nodes. Only inference pools have `lending`, `lent_nodes`, `demand` and all after it."""
-
-    capacity_gpus: int
-    demand: NotRequired[DemandView | None]
-    demand_source: NotRequired[DemandSourceView | None]
-    gpus: int
-    kind: str
-    lending: NotRequired[LendingPolicyView]
-    lent_nodes: NotRequired[int]
-    name: str
-    network: PoolNetworkView | None
-    nodes: int
-    shadow: NotRequired[ShadowView | None]
-    way_back: NotRequired[WayBackView]
 
 
 class UsageRowView(TypedDict):
