@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from cli.composition.kubernetes_operator import build_operator
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, POOL, QUEUE
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, GPU_PROFILE, POOL, QUEUE
 from scheduler.kubernetes.client import connect
 from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
@@ -136,7 +136,7 @@ def test_examples_are_accepted(applied: Applied) -> None:
     manifests = [each for path in sorted(EXAMPLES.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
     applied.operated.cluster.delete(QUEUE, "research")
     eventually(lambda: not applied.store.load().snapshot.queues, what="the queue is gone")
-    kinds = {kind.name: kind for kind in (ELASTIC_JOB, POOL, QUEUE)}
+    kinds = {kind.name: kind for kind in (ELASTIC_JOB, GPU_PROFILE, POOL, QUEUE)}
     for manifest in manifests:
         if manifest["kind"] == "ElasticJob":
             manifest["metadata"]["namespace"] = applied.operated.namespace
