@@ -233,34 +233,34 @@ def _change_pool(
             if any(node.pool == name for node in snapshot.nodes.values()) or name not in snapshot.pools:
                 snapshot.refuse(name, f"pool {name} does not exist or still has nodes")
                 return
-            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts, snapshot.shadows):
+            for mapping in (
+                snapshot.pools,
+                snapshot.demand,
+                snapshot.forecasts,
+                snapshot.shadows,
+                snapshot.return_times,
+            ):
                 mapping.pop(name, None)
             snapshot.record_event(EventCode.POOL_CHANGED, name, f"pool {name} was deleted")
         case SetLendingPolicy(pool=name, lending=lending):
-            if name not in snapshot.pools:
-                snapshot.refuse(name, f"pool {name} does not exist")
-                return
-            _change_shadow_mode(snapshot, name, lending)
-            snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
-            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of pool {name} was changed")
+            if name in snapshot.pools:
+                _change_shadow_mode(snapshot, name, lending)
+            _replace_in_pool(snapshot, name, "the lending policy of pool {} was changed", lending=lending)
         case SetPoolNetwork(pool=name, network=network):
-            if name not in snapshot.pools:
-                snapshot.refuse(name, f"pool {name} does not exist")
-                return
-            snapshot.pools[name] = replace(snapshot.pools[name], network=network)
-            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the network of pool {name} was changed")
+            _replace_in_pool(snapshot, name, "the network of pool {} was changed", network=network)
         case SetDemandSource(pool=name, source=source):
-            if name not in snapshot.pools:
-                snapshot.refuse(name, f"pool {name} does not exist")
-                return
-            snapshot.pools[name] = replace(snapshot.pools[name], demand=source)
-            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the demand source of pool {name} was changed")
+            _replace_in_pool(snapshot, name, "the demand source of pool {} was changed", demand=source)
         case SetServedModels(pool=name, models=models):
-            if name not in snapshot.pools:
-                snapshot.refuse(name, f"pool {name} does not exist")
-                return
-            snapshot.pools[name] = replace(snapshot.pools[name], serving=models)
-            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the models that pool {name} serves were changed")
+            _replace_in_pool(snapshot, name, "the models that pool {} serves were changed", serving=models)
+
+
+def _replace_in_pool(snapshot: MutableSnapshot, name: str, message: str, **values: Any) -> None:
+    """Replace values of a pool, and record the event. `message` has a place for the pool's name."""
+    if name not in snapshot.pools:
+        snapshot.refuse(name, f"pool {name} does not exist")
+        return
+    snapshot.pools[name] = replace(snapshot.pools[name], **values)
+    snapshot.record_event(EventCode.POOL_CHANGED, name, message.format(name))
 
 
 def _change_shadow_mode(snapshot: MutableSnapshot, name: str, lending: LendingPolicy) -> None:
