@@ -40,7 +40,7 @@ class SeededService:
         self.authorization = {"Authorization": f"Bearer {made.root}"}
         made.http.headers.update(self.authorization)
         made.made("/v1/pools", {"name": "training", "kind": "training"})
-        made.made("/v1/pools", {"name": "empty", "kind": "training"})
+        made.made("/v1/pools", {"name": "empty", "kind": "inference"})
         made.made("/v1/pools", {"name": "inference", "kind": "inference", "lending": {"headroom": 0.0}})
         for name, pool in (("t0", "training"), ("t1", "training"), ("i0", "inference"), ("i1", "inference")):
             made.made("/v1/nodes", {"name": name, "pool": pool, "gpu": "cpu", "gpus": 2})

@@ -120,6 +120,10 @@ class AuditedRun:
             return "empty"  # the other pool has nodes
         if route.endswith("/demand-source"):
             return "inference"
+        if route == "PUT /v1/pools/{name}/serving":
+            return "empty"  # a pool with a demand source serves no models
+        if route == "PATCH /v1/nodes/{name}":
+            return "i0"  # nodes of training pools are never lent
         if route == "DELETE /v1/machines/{name}":
             return self._choose_joined_machine()  # the other one may have left before
         running, asleep, *_ = self.seeded.known["job_id"]
@@ -145,6 +149,7 @@ class AuditedRun:
             "POST /v1/loans/{loan_id}:veto": {"reason": f"reason {number}"},
             "PUT /v1/pools/{name}/demand-source": {"queries": [{"promql": f"gpus > {number}"}]},
             "POST /v1/nodes": {"name": f"node-{number}", "pool": "training", "gpu": "cpu", "gpus": 1},
+            "PATCH /v1/nodes/{name}": {"lendable": number % 2 == 0},
             "POST /v1/queues": {"name": f"queue-{number}"},
             "PATCH /v1/queues/{name}": {"weight": number + 1.0},
             "POST /v1/webhooks": {"url": f"https://hooks.example.com/{number}"},
