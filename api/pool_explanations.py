@@ -32,7 +32,7 @@ class ShadowView(TypedDict):
 
 
 class WantedModelView(TypedDict):
-    """What jobs could use of a GPU model."""
+    """GPUs of a model that jobs could use."""
 
     jobs: Annotated[int, Field(description="Number of jobs that could use more GPUs of the model.")]
     gpus: Annotated[float, Field(description="Number of GPUs that they could use beyond those free or coming.")]

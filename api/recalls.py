@@ -164,7 +164,7 @@ class ProblemDayView(TypedDict):
 
 
 class SafetyReportView(TypedDict):
-    """What lending did to an inference pool in one month."""
+    """Effects of lending on an inference pool in one month."""
 
     pool: Annotated[str, Field(description="Name of the inference pool.")]
     month: Annotated[str, Field(description="Calendar month in UTC, such as `2026-10`.")]

@@ -50,8 +50,8 @@ class WebhookView(TypedDict):
         bool,
         Field(
             description=(
-                "Whether its receiver's response can veto a proposed loan: an admin created it, and nobody else has "
-                "changed it."
+                "Whether its receiver's response can veto a proposed loan. An admin must create it, and only "
+                "admins may change it."
             )
         ),
     ]

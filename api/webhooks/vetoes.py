@@ -56,7 +56,7 @@ class VetoSender:
             UnavailableError: the database does not respond; the delivery is attempted again.
         """
         if not webhook.may_veto:
-            return "the veto was ignored: an admin must create the webhook, and nobody else change it"
+            return "the veto was ignored: only admins may create and change a webhook that can veto"
         command_id = f"veto-{delivery.id}"
         if self._store.get_command(command_id) is not None:
             return ""  # the attempt that sent it was not recorded

@@ -11,10 +11,10 @@ RATE_FORECAST_STALE_S = 900.0
 
 
 class SizingMode(StrEnum):
-    """What Ebbtide does about the number of replicas of a model.
+    """Treatment of the number of replicas of a model.
 
-    OFF: nothing; demand is what the present requests need. ADVISE: it proposes a number. SCALE: on Kubernetes, it sets
-    the replicas of the target to the proposed number.
+    OFF: none; demand is what the present requests need. ADVISE: a number is proposed. SCALE: on Kubernetes, the target
+    gets the proposed number of replicas.
     """
 
     OFF = "off"

@@ -60,7 +60,7 @@ class ScaleOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScaleResult:
-    """What came of an order. `message` is stable while nothing changes."""
+    """Result of an order. `message` is stable while nothing changes."""
 
     outcome: ScaleOutcome
     message: str

@@ -41,7 +41,7 @@ PoolReasonCode = LendingBlock | LendingBound | LendingObstacle
 
 @dataclass(frozen=True, slots=True)
 class WantedModel:
-    """What jobs could use of a GPU model: `jobs` could use more, and lack `gpus` beyond those free or coming."""
+    """Jobs that could use more GPUs of a model, and the `gpus` that they lack beyond those free or coming."""
 
     jobs: int
     gpus: float

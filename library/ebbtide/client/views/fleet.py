@@ -172,7 +172,7 @@ class LendingSwitchView(TypedDict):
 
 
 class WantedModelView(TypedDict):
-    """What jobs could use of a GPU model."""
+    """GPUs of a model that jobs could use."""
 
     gpus: float
     jobs: int

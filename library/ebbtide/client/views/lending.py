@@ -88,7 +88,7 @@ class ReturnTimesView(TypedDict):
 
 
 class SafetyReportView(TypedDict):
-    """What lending did to an inference pool in one month."""
+    """Effects of lending on an inference pool in one month."""
 
     days: list[ProblemDayView]
     from_s: float
