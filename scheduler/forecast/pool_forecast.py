@@ -26,6 +26,11 @@ class Forecaster(Protocol):
         """Return quantiles of the largest demand from now to `horizon_s` later."""
 
 
+class ObservingForecaster(Forecaster, Protocol):
+    def observe(self, time_s: float, gpus: float) -> None:
+        """Record that demand is `gpus` from `time_s` on."""
+
+
 def forecast_pool(
     forecaster: Forecaster | None,
     rules: LendingPolicy,

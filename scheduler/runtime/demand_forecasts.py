@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from scheduler.domain.commands import Command, ForecastMade
-from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind, get_shortages
+from scheduler.domain.fleet import DemandReading, Pool, PoolKind, get_shortages
 from scheduler.domain.serving import ModelRate, SizingMode, name_rate_series
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
 from scheduler.forecast.forecaster import FitTask, list_quantiles
-from scheduler.forecast.pool_forecast import forecast_pool
+from scheduler.forecast.pool_forecast import ObservingForecaster, forecast_pool
 from scheduler.forecast.pool_model import PoolModel
 from scheduler.forecast.regression import NormalEquations, compute_prior
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
@@ -26,15 +26,11 @@ RATE_QUANTILE = 0.95
 _PERIOD_S = PolicySettings().full_pass_period_s
 
 
-class Forecaster(Protocol):
+class FittedForecaster(ObservingForecaster, Protocol):
     """Interface of scheduler.forecast.forecaster.PoolForecaster."""
 
     @property
     def equations(self) -> tuple[NormalEquations, ...]: ...
-
-    def observe(self, time_s: float, gpus: float) -> None: ...
-
-    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast: ...
 
     def list_due_fits(self, now_s: float, prior: FloatArray) -> Mapping[float, FitTask]: ...
 
@@ -44,7 +40,7 @@ class Forecaster(Protocol):
 class NewForecaster(Protocol):
     """Maker of a pool's forecaster, which follows the clock of a time zone."""
 
-    def __call__(self, *, zone: str) -> Forecaster: ...
+    def __call__(self, *, zone: str) -> FittedForecaster: ...
 
 
 class DemandForecaster:
@@ -74,7 +70,7 @@ class DemandForecaster:
         self._fits = fits
         self._period_s = period_s
         self._fits_in_flight: dict[tuple[str, float], Future[PoolModel]] = {}
-        self._forecasters: dict[str, Forecaster] = {}
+        self._forecasters: dict[str, FittedForecaster] = {}
         self._bases: dict[str, tuple[str, int]] = {}
         self._last_reading_s: dict[str, float] = {}
 
@@ -125,7 +121,7 @@ class DemandForecaster:
             rates.append(ModelRate(model, now_s, start_s[model], RATE_QUANTILE, rate_per_s, is_calibrated))
         return tuple(rates)
 
-    def _find_forecaster(self, series: str, basis: tuple[str, int], now_s: float) -> Forecaster | None:
+    def _find_forecaster(self, series: str, basis: tuple[str, int], now_s: float) -> FittedForecaster | None:
         """Return the forecaster of a series after its new readings; None if all are older than the history.
 
         Args:
@@ -144,7 +140,7 @@ class DemandForecaster:
         for key in [each for each in self._fits_in_flight if each[0] == series]:
             self._fits_in_flight.pop(key).cancel()
 
-    def _feed_new_readings(self, forecaster: Forecaster, pool: str, now_s: float) -> None:
+    def _feed_new_readings(self, forecaster: FittedForecaster, pool: str, now_s: float) -> None:
         since_s = self._last_reading_s.get(pool, now_s - self._history_s)
         for reading in self._store.list_readings(pool, since_s=since_s):
             if reading.at_s > self._last_reading_s.get(pool, float("-inf")):

@@ -11,7 +11,7 @@ from itertools import count, pairwise
 from random import Random
 from statistics import median
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from scheduler.documents.simulation import ClusterDocument
 from scheduler.documents.trace_files import DemandRow
@@ -20,7 +20,7 @@ from scheduler.domain.fleet import Forecast, Pool, PoolKind, get_shortages
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import fill_gaps
 from scheduler.forecast.forecaster import PoolForecaster, fit_due, list_quantiles
-from scheduler.forecast.pool_forecast import forecast_pool
+from scheduler.forecast.pool_forecast import ObservingForecaster, forecast_pool
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.way_back import measure_ways_back
@@ -170,14 +170,6 @@ def build_trace(pool: str, rows: Sequence[DemandRow], *, peak_gpus: float | None
 COMBINED = "combined"
 
 
-class Forecaster(Protocol):
-    def observe(self, time_s: float, gpus: float) -> None:
-        """Record that demand is `gpus` from `time_s` on."""
-
-    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
-        """Return quantiles of the largest demand from now to `horizon_s` later."""
-
-
 class OracleForecaster:
     """Forecaster that knows the largest future demand, including that of repetitions.
 
@@ -203,7 +195,7 @@ class OracleForecaster:
         return Forecast(now_s, horizon_s, quantiles, (largest,) * len(quantiles), "oracle")
 
 
-ForecasterFactory = Callable[[DemandTrace, str, int, float], Forecaster]
+ForecasterFactory = Callable[[DemandTrace, str, int, float], ObservingForecaster]
 FORECASTERS: Mapping[str, ForecasterFactory] = MappingProxyType(
     {
         COMBINED: lambda trace, zone, seed, period_s: PoolForecaster(zone=zone),
@@ -214,6 +206,9 @@ FORECASTERS: Mapping[str, ForecasterFactory] = MappingProxyType(
 )
 """Factories by name. They take a trace, the time zone of its pool, the seed of the repetitions, and the seconds between
 two forecasts."""
+
+
+_MakeForecaster = Callable[[DemandTrace, str], ObservingForecaster]
 
 
 class ForecastSource:
@@ -228,7 +223,7 @@ class ForecastSource:
         self,
         pools: Iterable[Pool],
         traces: Iterable[DemandTrace],
-        make_forecaster: Callable[[DemandTrace, str], Forecaster] = lambda trace, zone: PoolForecaster(zone=zone),
+        make_forecaster: _MakeForecaster = lambda trace, zone: PoolForecaster(zone=zone),
         *,
         period_s: float = _PERIOD_S,
     ) -> None:

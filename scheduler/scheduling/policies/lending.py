@@ -53,7 +53,7 @@ class LendingBlock(StrEnum):
 
 
 class LendingBound(StrEnum):
-    """What limits the number of loans that a pool can bear."""
+    """Limit of the number of loans that a pool can bear."""
 
     MAXIMUM = "MaximumReached"
     KEPT_NODES = "KeptNodes"
@@ -62,7 +62,7 @@ class LendingBound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LendingAssessment:
-    """What a pool can lend now, and the numbers that decide it. The target of loans and the explanation share it.
+    """Loans that a pool can bear now, and the numbers that decide it. The target of loans and the explanation share it.
 
     Attributes:
         observed_gpus: demand, None without a reading; it is `demand_age_s` old and stale after `stale_after_s`.

@@ -1,4 +1,4 @@
-"""What a Pool tells about GPUs that come back to its inference."""
+"""Status of a Pool and its Event about GPUs that come back to inference."""
 
 from __future__ import annotations
 
