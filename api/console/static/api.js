@@ -26,12 +26,24 @@ export async function eventsAfter(after, { path, limit, signal }) {
   try {
     return await get(path, { query: { after, limit }, signal });
   } catch (error) {
-    if (error.slug !== "swept") throw error;
+    if (!(error instanceof Problem && error.slug === "swept")) throw error;
     return get(path, { query: { limit }, signal });
   }
 }
 
-/** Sends a request and returns the response as JSON. A 401 prompts for a sign-in and repeats the request. */
+/**
+ * Options of a request. `limitMs`: the longest wait for the start of a response.
+ * @typedef {{body?: unknown, query?: Query, signal?: AbortSignal, headers?: Record<string, string>, limitMs?: number}}
+ * RequestOptions
+ * @typedef {Record<string, string | number | boolean | null | undefined>} Query
+ */
+
+/**
+ * Sends a request and returns the response as JSON. A 401 prompts for a sign-in and repeats the request.
+ * @param {string} method
+ * @param {string} path
+ * @param {RequestOptions} [options]
+ */
 export async function ask(method, path, { body, query, signal, headers } = {}) {
   const limitMs = method === "GET" ? READ_TIMEOUT_MS : Infinity;
   const answer = await withSession(() => raw(method, address(path, query), { body, signal, headers, limitMs }));
@@ -41,7 +53,12 @@ export async function ask(method, path, { body, query, signal, headers } = {}) {
   return result;
 }
 
-/** Like `fetch`, with the session. Throws Unreachable if no response starts within `limitMs` milliseconds. */
+/**
+ * Like `fetch`, with the session. Throws Unreachable if no response starts within `limitMs` milliseconds.
+ * @param {string} method
+ * @param {string} url
+ * @param {RequestOptions} [options]
+ */
 export async function raw(method, url, { body, signal, headers = {}, limitMs = Infinity } = {}) {
   const sent = { Accept: "application/json", ...sessionHeaders(), ...headers };
   if (body !== undefined) sent["Content-Type"] = "application/json";
@@ -52,7 +69,7 @@ export async function raw(method, url, { body, signal, headers = {}, limitMs = I
   try {
     return await fetch(url, { method, headers: sent, signal: either, body: text, cache: "no-store" });
   } catch (error) {
-    if (error.name === "AbortError" && !silence.signal.aborted) throw error;
+    if (error instanceof DOMException && error.name === "AbortError" && !silence.signal.aborted) throw error;
     throw new Unreachable("the service does not respond");
   } finally {
     clearTimeout(watchdog);
@@ -70,9 +87,13 @@ export async function withSession(attempt) {
   }
 }
 
+/**
+ * @param {string} path
+ * @param {Query} [query] empty values are omitted
+ */
 function address(path, query = {}) {
-  const result = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  const text = new URLSearchParams(result).toString();
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
   return text ? `${path}?${text}` : path;
 }
 

@@ -8,6 +8,14 @@ import { enter, followOtherTabs, onSession, sessionKey, signOut } from "./sessio
 import { startTheme } from "./theme.js";
 import { keepAges } from "./times.js";
 
+/**
+ * A page module. `title` takes the parameters of the path.
+ * @typedef {{show: (root: HTMLElement, visit: Visit) => Promise<void>, title: (...params: string[]) => string}} Page
+ * @typedef {{params: any, query: URLSearchParams, signal: AbortSignal}} Visit
+ * @typedef {{path: RegExp, load: () => Promise<Page>, name?: string, href?: string, within?: string}} Route
+ */
+
+/** @type {Route[]} */
 const PAGES = [
   { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/" },
   { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs" },

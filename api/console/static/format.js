@@ -6,6 +6,7 @@ const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const minute = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+/** @type {[string, number][]} */
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 const DAY_S = 86400;
 

@@ -4,8 +4,17 @@ import { problemNote } from "./dialogs.js";
 import { el, put } from "./dom.js";
 
 /**
- * A labelled field. `kind`: text, number, file or area; `path`: its name in the request document; `options`: the values
- * of a menu, as [value, text].
+ * `kind`: text, number, file or area; `options`: the values of a menu, as [value, text]; `list`: the ID of a list of
+ * suggestions; `wide`: whether it takes a row of its own. Others are attributes of the input.
+ * @typedef {{hint?: string, kind?: string, value?: string | number, list?: string, options?: string[][], wide?: boolean,
+ * [attribute: string]: unknown}} FieldOptions
+ */
+
+/**
+ * A labelled field.
+ * @param {string} path its name in the request document
+ * @param {string} label
+ * @param {FieldOptions} [options]
  */
 export function field(path, label, { hint = "", kind = "text", value = "", list, options, wide, ...more } = {}) {
   const id = `field-${path.replaceAll(".", "-")}`;
@@ -19,7 +28,10 @@ export function field(path, label, { hint = "", kind = "text", value = "", list,
   return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), input, below);
 }
 
-/** Returns the values of a form without empty fields. Numbers are converted. */
+/**
+ * Returns the values of a form without empty fields. Numbers are converted.
+ * @returns {Record<string, any>}
+ */
 export function values(form) {
   const result = {};
   for (const input of form.querySelectorAll("input[name], textarea[name], select[name]")) {

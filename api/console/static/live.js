@@ -31,9 +31,11 @@ export function onEvent(listen, signal) {
 /**
  * Calls `refresh` now, after events that `wants` accepts, and every `everyS` seconds; never concurrently. Passes each
  * new error to `failed`, and null when `refresh` succeeds again. An unreachable service is not reported once the page
- * has content: the connection status shows it.
+ * has content: the connection status shows it. Returns a function that refreshes now.
+ * @param {() => Promise<unknown>} refresh
+ * @param {{signal: AbortSignal, everyS?: number, wants?: (event: any) => boolean, failed: (error: any) => void}} options
  */
-export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed }) {
+export function keepUp(refresh, { signal, everyS = 5, wants = (_) => true, failed }) {
   let isRunning = false;
   let isStale = false;
   let timer = 0;

@@ -89,7 +89,9 @@ function groupsOf({ dp, ulysses, ring, tp }, total) {
 }
 
 function timeUse(spent, plan) {
-  const parts = Object.keys(PARTS).map((name) => [name, spent[`${name}_s`]]).filter(([, each]) => each > NEGLIGIBLE_S);
+  /** @type {[string, number][]} */
+  const times = Object.keys(PARTS).map((name) => [name, spent[`${name}_s`]]);
+  const parts = times.filter(([, each]) => each > NEGLIGIBLE_S);
   const words = ([name, seconds]) => `${PARTS[name]} ${duration(seconds)}`;
   const text = parts.map(words).join(", ");
   const spans = parts.map(([name, seconds]) => {

@@ -26,6 +26,7 @@ export function chart(place, spec, signal) {
   details.append(rows);
   details.open = !window.uPlot;
   put(place, window.uPlot ? drawing : el("p", { class: "note warn" }, MISSING), details);
+  /** @type {{data: uPlot.AlignedData, at: number, span: [number, number] | null}} */
   const shown = { data: [[], ...series.map(() => [])], at: 0, span: null };
   let plot = null;
   const fillTable = () => details.open && put(rows, figuresTable(label, series, shown.data, xs, unit));
@@ -56,6 +57,7 @@ function widthOf(node) {
   return Math.max(200, Math.floor(node.getBoundingClientRect().width) || 600);
 }
 
+/** @returns {uPlot.Options} */
 function options(spec, width, shown) {
   const { series, bands = [], unit = "", xs = "time", height = 220, fromZero = true, together } = spec;
   const isTime = xs === "time";
@@ -82,7 +84,10 @@ function options(spec, width, shown) {
   };
 }
 
-/** Returns the y range: from zero, or the range of the values with padding. */
+/**
+ * Returns the y range: from zero, or the range of the values with padding.
+ * @returns {[number, number]}
+ */
 function yRange(low, high, fromZero) {
   if (fromZero || low === null) return [Math.min(0, low ?? 0), (high || 1) * 1.08];
   const pad = 0.08 * (high - low || Math.abs(high) || 1);
@@ -106,7 +111,8 @@ function line({ label, colour: name, dash, fill, stepped, width = 2, points = fa
 }
 
 /** Renders at most TABLE_ROWS_MAX evenly spaced rows, including the newest. */
-function figuresTable(label, series, [xs, ...columns], kind, unit) {
+function figuresTable(label, series, data, kind, unit) {
+  const [xs, ...columns] = data;
   const step = Math.max(1, Math.ceil(xs.length / TABLE_ROWS_MAX));
   const rows = xs.flatMap((x, at) => {
     if ((xs.length - 1 - at) % step) return [];

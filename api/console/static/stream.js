@@ -7,10 +7,13 @@ const FINAL = new Set([403, 404, 501]); // a retry cannot succeed
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 /**
- * Follows a stream until `signal` aborts or the service sends an "end" event.
- * Calls `heard({id, type, data})` for each event and `state("live" | "lost")` when the connection changes.
+ * Follows a stream until `signal` aborts or the service sends an "end" event. Calls `heard` for each event, and `state`
+ * when the connection changes.
+ * @typedef {{id: string, type: string, data: any}} StreamEvent
+ * @param {string} url
+ * @param {{heard: (event: StreamEvent) => void, state?: (is: "live" | "lost") => void, signal: AbortSignal}} options
  */
-export async function follow(url, { heard, state = () => {}, signal }) {
+export async function follow(url, { heard, state = (_) => {}, signal }) {
   let lastId = "";
   for (let failures = 0; !signal.aborted; ) {
     const attempt = new AbortController();
@@ -71,6 +74,7 @@ function parsed(frame) {
   return event.data ? { ...event, data: JSON.parse(event.data) } : null;
 }
 
+/** @returns {Promise<void>} */
 function pause(ms, signal) {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);

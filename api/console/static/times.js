@@ -27,7 +27,9 @@ export function due(atS) {
 export function keepAges() {
   setInterval(() => {
     if (document.hidden) return;
-    for (const each of document.querySelectorAll("time[data-format]")) {
+    /** @type {NodeListOf<HTMLTimeElement>} */
+    const ages = document.querySelectorAll("time[data-format]");
+    for (const each of ages) {
       say(each, FORMATS[each.dataset.format](Number(each.dataset.at), Date.now() / 1000));
     }
   }, EVERY_MS);

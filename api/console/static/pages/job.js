@@ -27,6 +27,8 @@ export async function show(root, { params: [id], signal }) {
 }
 
 class JobPage {
+  again = async () => {}; // set once the page refreshes itself
+
   constructor(root, id, signal) {
     this.root = root;
     this.id = id;

@@ -1,6 +1,6 @@
 // Log of one rank: its last lines, and new lines as they arrive.
 
-import { get } from "../api.js";
+import { get, Problem } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { card, copyButton, el, put } from "../dom.js";
 import { follow } from "../stream.js";
@@ -46,7 +46,8 @@ export function logCard(job, path, signal) {
       if (!mine.signal.aborted) status.textContent = words(number, log.childNodes.length, false);
     } catch (error) {
       const none = () => el("p", { class: "muted" }, error.message);
-      if (!mine.signal.aborted) put(place, error.status === 404 ? none() : problemNote(error));
+      const isMissing = error instanceof Problem && error.status === 404;
+      if (!mine.signal.aborted) put(place, isMissing ? none() : problemNote(error));
     }
   };
   signal.addEventListener("abort", () => current.abort());

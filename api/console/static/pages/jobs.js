@@ -56,7 +56,7 @@ function filters(wanted) {
   };
   const apply = (event) => {
     event.preventDefault();
-    location.hash = `#/jobs?${new URLSearchParams(new FormData(form))}`;
+    location.hash = `#/jobs?${new URLSearchParams([...new FormData(form)].map(([name, value]) => [name, String(value)]))}`;
   };
   const form = el(
     "form",

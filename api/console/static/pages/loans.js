@@ -13,6 +13,7 @@ const LANES_MAX = 120;
 const ROWS_MAX = 60;
 const LOANS_AT_ONCE = 500;
 const LIVE_MAX = 1000;
+/** @type {[string, number][]} */
 const SPANS = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 d", 604800]];
 const USUAL_SPAN_S = 86400;
 const KINDS = [["offered", "offered"], ["active", "lent"], ["recalled", "recalled"], ["lost", "node lost"]];
@@ -27,9 +28,16 @@ export async function show(root, { query, signal }) {
 }
 
 class LoansPage {
+  again = async () => {}; // set once the page refreshes itself
+  older = [];
+  next = undefined;
+  loans = null;
+  sizes = new Map();
+
   /** `spanS`: length of the timeline in seconds; 0 fits it to the loans, up to USUAL_SPAN_S. */
   constructor(root, spanS, signal) {
-    Object.assign(this, { spanS, signal, older: [], next: undefined, loans: null, sizes: new Map() });
+    this.spanS = spanS;
+    this.signal = signal;
     this.places = { actions: el("div", { class: "row" }), body: el("div", { class: "stack" }), refused: el("div") };
     this.span = el("select", { id: "span", on: { change: (event) => this.#choose(Number(event.target.value)) } });
     const choice = el("label", { class: "row small" }, "Last", this.span);

@@ -28,6 +28,8 @@ export async function show(root, { signal }) {
 }
 
 class Overview {
+  again = async () => {}; // set once the page refreshes itself
+
   constructor(root, signal) {
     this.root = root;
     this.signal = signal;
@@ -155,7 +157,7 @@ class Overview {
     this.grids = new Map(overview.pools.map((pool) => [pool.name, new FleetGrid(pool.name, nodeDialog)]));
     const nodesOf = (pool) => [...this.nodes.values()].filter((node) => node.pool === pool);
     for (const [name, grid] of this.grids) grid.update(nodesOf(name), []);
-    const ordered = [...overview.pools].sort((a, b) => (a.kind < b.kind) - (a.kind > b.kind));
+    const ordered = [...overview.pools].sort((a, b) => b.kind.localeCompare(a.kind));
     put(this.places.pools, ordered.map((pool) => this.#poolCard(pool)));
     const inference = ordered.filter((pool) => pool.kind === "inference");
     this.charts = new Map(inference.map((pool) => [pool.name, new DemandChart(pool.name, this.signal)]));

@@ -5,6 +5,7 @@ import { card, el, empty, figureOf, put } from "../dom.js";
 import { duration, figure, gpus, percent } from "../format.js";
 import { chart } from "../plotting.js";
 
+/** @type {[string, number][]} */
 const SPANS = [["1 h", 3600], ["3 h", 10800], ["24 h", 86400]];
 const POINTS_MAX = 900;
 const KEPT_S = 90_000;

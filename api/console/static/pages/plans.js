@@ -32,7 +32,7 @@ export async function show(root, { query, signal }) {
     } catch (error) {
       if (current.signal.aborted) return;
       put(places.answer);
-      if (error.slug === "infeasible") put(places.refused, problemNote(error));
+      if (error instanceof Problem && error.slug === "infeasible") put(places.refused, problemNote(error));
       else showRefusals(form, places.refused, error);
     }
   });
