@@ -3,7 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bytes, duration, figure, gpus, gpuTime, percent, plural, range, words } from "../../../api/console/static/format.js";
+import * as formats from "../../../api/console/static/format.js";
+
+const { bytes, duration, figure, gpus, gpuTime, percent, plural, range, words } = formats;
 
 test("durations have at most two units", () => {
   const cases = [

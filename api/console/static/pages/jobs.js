@@ -56,7 +56,8 @@ function filters(wanted) {
   };
   const apply = (event) => {
     event.preventDefault();
-    location.hash = `#/jobs?${new URLSearchParams([...new FormData(form)].map(([name, value]) => [name, String(value)]))}`;
+    const given = [...new FormData(form)].map(([name, value]) => [name, String(value)]);
+    location.hash = `#/jobs?${new URLSearchParams(given)}`;
   };
   const form = el(
     "form",
