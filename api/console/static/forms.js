@@ -6,8 +6,8 @@ import { el, put } from "./dom.js";
 /**
  * `kind`: text, number, file or area; `options`: the values of a menu, as [value, text]; `list`: the ID of a list of
  * suggestions; `wide`: whether it takes a row of its own. Others are attributes of the input.
- * @typedef {{hint?: string, kind?: string, value?: string | number, list?: string, options?: string[][], wide?: boolean,
- * [attribute: string]: unknown}} FieldOptions
+ * @typedef {{hint?: string, kind?: string, value?: string | number, list?: string, options?: string[][],
+ * wide?: boolean, [attribute: string]: unknown}} FieldOptions
  */
 
 /**
