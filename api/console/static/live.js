@@ -33,7 +33,8 @@ export function onEvent(listen, signal) {
  * new error to `failed`, and null when `refresh` succeeds again. An unreachable service is not reported once the page
  * has content: the connection status shows it. Returns a function that refreshes now.
  * @param {() => Promise<unknown>} refresh
- * @typedef {{signal: AbortSignal, everyS?: number, wants?: (event: any) => boolean, failed: (error: any) => void}} Upkeep
+ * @typedef {{signal: AbortSignal, everyS?: number, wants?: (event: any) => boolean,
+ * failed: (error: any) => void}} Upkeep
  * @param {Upkeep} options
  */
 export function keepUp(refresh, { signal, everyS = 5, wants = (_) => true, failed }) {

@@ -32,7 +32,7 @@ test("counts agree with their units", () => {
 });
 
 test("large and tiny values stay readable", () => {
-  assert.deepEqual([figure(12_345.6), figure(1.23456), figure(1e-6), figure(NaN)], ["12,346", "1.23", "1.00e-6", "–"]);
+  assert.deepEqual([12_345.6, 1.23456, 1e-6, NaN].map(figure), ["12,346", "1.23", "1.00e-6", "–"]);
   assert.deepEqual([bytes(512), bytes(1536), bytes(80 * 2 ** 30)], ["512 B", "1.5 KiB", "80 GiB"]);
   assert.deepEqual([gpuTime(30), gpuTime(5400)], ["30 GPU-seconds", "1.5 GPU-hours"]);
 });
