@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from scheduler.serving.latency_tails import PoolTails
 from scheduler.serving.length_moments import compute_moments
@@ -61,6 +60,8 @@ def calibrate_costs(replica: ReplicaModel, rows: Sequence[MeasuredLatency]) -> C
     Raises:
         ValueError: there is no row, or a row is beyond what the replica could ever serve.
     """
+    from scipy.optimize import least_squares  # slow to load, and most processes calibrate nothing
+
     if not rows:
         raise ValueError("`measurements` is empty. Give at least one measured run, better two at different loads.")
     free = [name for name in _FITTED if getattr(replica.costs, name) > 0]

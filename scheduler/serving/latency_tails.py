@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, inf, lgamma, log, sqrt
+from math import erfc, exp, inf, lgamma, log, sqrt
 
 import numpy as np
-from scipy.special import gammaincc, ndtr
 
 from scheduler.serving.length_moments import LengthMoments
 from scheduler.serving.replica_load import PoolLoad, ReplicaLoad
@@ -62,7 +61,7 @@ def compute_erlang_c(servers: int, offered: float) -> float:
             inverse = 1.0 + inverse * count / offered
     else:
         tails = servers * log(offered) - lgamma(servers + 1) - offered
-        inverse = float(gammaincc(servers + 1, offered)) / exp(tails) if tails > -700 else inf
+        inverse = float(_compute_gamma_tails(servers + 1, offered)) / exp(tails) if tails > -700 else inf
     blocking = 1.0 / inverse
     return blocking / (1 - offered / servers * (1 - blocking))
 
@@ -132,7 +131,7 @@ class PoolTails:
         state, capacity = self.state, self.replica.limits.kv_tokens
         if not state.is_stable:
             return 1.0
-        return float(ndtr((state.kv_tokens - capacity) / sqrt(max(state.kv_variance, 1e-12))))
+        return _compute_normal_share((state.kv_tokens - capacity) / sqrt(max(state.kv_variance, 1e-12)))
 
     def compute_mean_ttft(self) -> float:
         """Return the mean time to first token in seconds of a stable pool whose batch has places left."""
@@ -201,7 +200,7 @@ class PoolTails:
             rest_s = bound_s - floors_s
             above = (rest_s <= 0).astype(np.float64)
             between = (rest_s > 0) & (rest_s < largest_s)
-            above[between] = gammaincc(shape[between], rest_s[between] * per_s[between])
+            above[between] = _compute_gamma_tails(shape[between], rest_s[between] * per_s[between])
             return float(shares @ (above @ _NODE_WEIGHTS))
 
         return compute
@@ -238,7 +237,21 @@ def _compute_halfin_whitt(beta: float) -> float:
     if beta > 8:
         return 0.0
     density = exp(-(beta**2) / 2) / sqrt(2 * np.pi)
-    return float(1 / (1 + beta * ndtr(beta) / density))
+    return float(1 / (1 + beta * _compute_normal_share(beta) / density))
+
+
+def _compute_normal_share(deviations: float) -> float:
+    """Return the probability that a normal variable is below a number of standard deviations from its mean."""
+    return erfc(-deviations / sqrt(2)) / 2
+
+
+def _compute_gamma_tails(shapes: Floats | int, bounds: Floats | float) -> Floats:
+    """Return the probabilities that gamma variables of scale 1 exceed bounds."""
+    from scipy.special import (
+        gammaincc,
+    )  # half a second of CPU time, which processes that never size pools need not spend
+
+    return np.asarray(gammaincc(shapes, bounds), dtype=np.float64)
 
 
 def _compute_averaging(windows: Floats) -> Floats:
