@@ -259,7 +259,11 @@ def _replace_in_pool(snapshot: MutableSnapshot, name: str, message: str, **value
     if name not in snapshot.pools:
         snapshot.refuse(name, f"pool {name} does not exist")
         return
-    snapshot.pools[name] = replace(snapshot.pools[name], **values)
+    pool = replace(snapshot.pools[name], **values)
+    if pool.demand is not None and pool.serving:  # two requests at once; the API accepted each without the other
+        snapshot.refuse(name, f"pool {name} has either a demand source or served models. Delete the other first")
+        return
+    snapshot.pools[name] = pool
     snapshot.record_event(EventCode.POOL_CHANGED, name, message.format(name))
 
 

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.commands import Command, ReportDemand, ReportDemandHistory, SetServedModels
+from scheduler.domain.commands import (
+    Command,
+    ReportDemand,
+    ReportDemandHistory,
+    SetDemandSource,
+    SetServedModels,
+)
+from scheduler.domain.demand_source import DemandQuery, PrometheusDemand
 from scheduler.domain.events import EventCode
 from scheduler.domain.serving import ModelLoad, ScaleTarget, ServedModel, SizingMode, SizingPolicy, name_rate_series
 from scheduler.domain.snapshot import Snapshot
@@ -25,7 +32,7 @@ def serve(policy: SizingPolicy) -> Snapshot:
 
 
 def apply(
-    snapshot: Snapshot, at_s: float, body: ReportDemand | ReportDemandHistory | SetServedModels
+    snapshot: Snapshot, at_s: float, body: ReportDemand | ReportDemandHistory | SetServedModels | SetDemandSource
 ) -> MutableSnapshot:
     changed = MutableSnapshot(replace(snapshot, now_s=at_s))
     apply_command(changed, Command(f"command-{at_s}", at_s, body))
@@ -81,3 +88,12 @@ def test_history_keeps_the_proposal_and_requests_keep_the_count_of_back_fills() 
     assert (reading.loads, reading.backfills) == ((LOAD,), 1)
     newer = apply(older, 30.0, ReportDemandHistory("inference", ((25.0, 2.0),))).demand["inference"]
     assert (newer.asked_gpus, newer.loads, newer.advice) == (2.0, (), present.advice)
+
+
+def test_only_the_first_of_two_simultaneous_sources_counts() -> None:
+    source = PrometheusDemand((DemandQuery("sum(gpus)"),))
+    after = apply(serve(SCALED), 1.0, SetDemandSource("inference", source))
+    assert (after.pools["inference"].demand, [event.code for event in after.events]) == (
+        None,
+        [EventCode.COMMAND_REFUSED],
+    )
