@@ -18,6 +18,13 @@ export class Problem extends Error {
 /** The service is unreachable. */
 export class Unreachable extends Error {}
 
+/**
+ * Reads a resource. The type of the response follows from a constant path; others give `any`.
+ * @template {string} P
+ * @param {P} path
+ * @param {RequestOptions} [options]
+ * @returns {Promise<import("../types/responses").ResponseOf<P>>}
+ */
 export const get = (path, options) => ask("GET", path, options);
 export const post = (path, body, options) => ask("POST", path, { ...options, body });
 
