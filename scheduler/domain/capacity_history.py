@@ -16,11 +16,9 @@ An offered node is not lent yet, because inference may still run on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-DAY_S = 86_400.0
 
 
 class PoolUse(NamedTuple):
@@ -58,19 +56,19 @@ class PoolUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapacityTier:
-    """Bins of one width, in seconds, and how long they are stored."""
+    """Bins of one width, in seconds, and for how many days they are stored."""
 
     step_s: int
-    retention_s: float
+    days: int
 
 
-CAPACITY_TIERS = (
-    CapacityTier(60, 2 * DAY_S),
-    CapacityTier(600, 14 * DAY_S),
-    CapacityTier(3600, 400 * DAY_S),
-)
-"""From the narrowest bins. A pool has at most 14,496 bins at once."""
-BIN_S = CAPACITY_TIERS[0].step_s
+MINUTES, TEN_MINUTES, HOURS = CapacityTier(60, 2), CapacityTier(600, 14), CapacityTier(3600, 400)
+"""Tiers of bins. The days of the last one are a setting."""
+CAPACITY_TIERS = (MINUTES, TEN_MINUTES, HOURS)
+"""All tiers, the narrowest bins first. A pool has 14,496 bins after 400 days."""
+BIN_S = MINUTES.step_s
+CHECKPOINT_DAYS = 2
+"""For how many days checkpoints that are not hourly are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,12 @@ class CapacityBin:
     @property
     def capacity_gpu_s(self) -> float:
         """GPU-seconds of all GPUs of the pool, up or not."""
-        return sum(getattr(self, f"{use}_gpu_s") for use in GPU_USES)
+        return sum(self.uses_gpu_s.values())
+
+    @property
+    def uses_gpu_s(self) -> Mapping[str, float]:
+        """GPU-seconds by use, which add up to the capacity."""
+        return {use: float(getattr(self, f"{use}_gpu_s")) for use in GPU_USES}
 
     def merge(self, other: CapacityBin) -> CapacityBin:
         """Return the sums and maxima of two bins, with the place of this one."""

@@ -76,6 +76,7 @@ class _PoolCounts:
         if node.state is NodeState.DOWN:
             self.down += node.gpus
             return
+        held = min(held, node.gpus)
         unused = node.gpus - held
         inference = min(node.inference_gpus, unused)
         other = min(node.other_gpus, unused - inference)

@@ -76,7 +76,7 @@ def test_uses_add_up_to_the_gpus_of_each_pool(snapshot: Snapshot) -> None:
     uses = classify_capacity(snapshot)
     assert {pool: use.gpus for pool, use in uses.items()} == {pool: gpus[pool] for pool in POOLS}
     for pool, use in uses.items():
-        assert min(use[: len(GPU_USES)]) >= 0
+        assert all(getattr(use, name) >= 0 for name in GPU_USES)
         assert use.lent_idle_waited <= use.lent_idle
         assert use.free_waited <= use.free
         assert (use.used == 0) or pool == "own"
