@@ -70,10 +70,11 @@ _ENDED_TABLES: dict[HistoryLog, Table[Any]] = {
     HistoryLog.ENDED_LOANS: ENDED_LOANS,
 }
 """Tables whose rows have the time of their end in their body."""
+_BIN = CAPACITY_BINS.c
 _SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[int], ColumnElement[bool]]] = {
-    HistoryLog.CAPACITY_MINUTES: (CAPACITY_BINS, CAPACITY_BINS.c.at_s, CAPACITY_BINS.c.step_s == MINUTES.step_s),
-    HistoryLog.CAPACITY_TEN_MINUTES: (CAPACITY_BINS, CAPACITY_BINS.c.at_s, CAPACITY_BINS.c.step_s == TEN_MINUTES.step_s),
-    HistoryLog.CAPACITY_HOURS: (CAPACITY_BINS, CAPACITY_BINS.c.at_s, CAPACITY_BINS.c.step_s == HOURS.step_s),
+    HistoryLog.CAPACITY_MINUTES: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == MINUTES.step_s),
+    HistoryLog.CAPACITY_TEN_MINUTES: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == TEN_MINUTES.step_s),
+    HistoryLog.CAPACITY_HOURS: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == HOURS.step_s),
     HistoryLog.CHECKPOINTS: (FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(False)),
     HistoryLog.HOURLY_CHECKPOINTS: (
         FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(True)

@@ -8,7 +8,15 @@ from functools import partial
 
 import pytest
 
-from scheduler.domain.capacity_history import CAPACITY_TIERS, MAX_FIELDS, SUMMED_FIELDS, PoolUse, build_bins, roll_up
+from scheduler.domain.capacity_history import (
+    CAPACITY_TIERS,
+    MAX_FIELDS,
+    SUMMED_FIELDS,
+    CapacityBin,
+    PoolUse,
+    build_bins,
+    roll_up,
+)
 from scheduler.domain.forecast_fan import ForecastFan
 from scheduler.store.api_protocol import ApiStore, HistoryLog
 from scheduler.store.clock_reset import reset_clock
@@ -29,7 +37,7 @@ def commit_use(store: ApiStore, use: PoolUse, from_s: float, to_s: float, *, poo
 
 def test_tiers_hold_the_same_sums_as_the_commits(open_store: OpenStore) -> None:
     store, chance, now_s = open_store(), random.Random(1), NOW_S - 17.0
-    written = []
+    written = list[CapacityBin]()
     for at in range(25):
         use = USE._replace(lent_used=chance.randrange(9), free=chance.randrange(9), pending_jobs=chance.randrange(99))
         to_s, pool = now_s + chance.uniform(0.1, 400.0), f"p{at % 2}"
@@ -117,10 +125,7 @@ def test_each_tier_has_its_own_retention(database_url: str) -> None:
     assert delete_old_rows(HistoryLog.CAPACITY_MINUTES, rows_max=60) == DeletedBatch(30, is_complete=True)
     assert delete_old_rows(HistoryLog.CHECKPOINTS, rows_max=60) == DeletedBatch(1, is_complete=True)
     assert delete_old_rows(HistoryLog.HOURLY_CHECKPOINTS, rows_max=60) == DeletedBatch(1, is_complete=True)
-    assert [len(store.capacity.list_bins(tier.step_s, from_s=0.0, to_s=NOW_S)) for tier in CAPACITY_TIERS] == [
-        30,
-        12,
-        2,
-    ]
+    left = [store.capacity.list_bins(tier.step_s, from_s=0.0, to_s=NOW_S) for tier in CAPACITY_TIERS]
+    assert list(map(len, left)) == [30, 12, 2]
     assert store.capacity.find_checkpoint(NOW_S - 1.0) is None
     store.close()
