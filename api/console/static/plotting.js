@@ -11,12 +11,14 @@ const MISSING = "Charts need uPlot. Run `npm ci` in api/console and restart the 
   + "The tables below contain all values.";
 
 /**
- * A chart as wide as `place`. `spec`: {label, series, bands, unit, xs, height, fromZero, together}.
+ * A chart as wide as `place`. `spec`: {label, series, bands, unit, xs, height, fromZero, together, gaps, drawn,
+ * picked}.
  * `series`: [{label, colour, dash, fill, stepped, width, points, unit, apart, quiet}] in the order of `data` after x.
  * An `apart` series appears in the legend only; a `quiet` series is drawn but only listed in the table. `bands`:
  * [[upper, lower, colour]] by series number from 1. `xs`: "time" (Unix seconds) or the label of a number. Charts with
- * the same `together` share the cursor. Returns {update(data, at, span)}: the legend shows index `at` at rest, and the
- * x axis covers `span`.
+ * the same `together` share the cursor. With `gaps`, lines break at nulls. Calls `drawn(plot)` after each drawing and
+ * `picked(x)` for a click. Returns {update(data, at, span, drawn), redraw()}: the legend shows index `at` at rest, the
+ * x axis covers `span`, and lines follow `drawn`, such as sums of a stack, while legend and table show `data`.
  */
 export function chart(place, spec, signal) {
   const { label, series, unit = "", xs = "time", height = 220 } = spec;
@@ -26,13 +28,15 @@ export function chart(place, spec, signal) {
   details.append(rows);
   details.open = !window.uPlot;
   put(place, window.uPlot ? drawing : el("p", { class: "note warn" }, MISSING), details);
-  /** @type {{data: uPlot.AlignedData, at: number, span: [number, number] | null}} */
-  const shown = { data: [[], ...series.map(() => [])], at: 0, span: null };
+  /** @type {uPlot.AlignedData} */
+  const nothing = [[], ...series.map(() => [])];
+  /** @type {{data: uPlot.AlignedData, drawn: uPlot.AlignedData, at: number, span: [number, number] | null}} */
+  const shown = { data: nothing, drawn: nothing, at: 0, span: null };
   let plot = null;
   const fillTable = () => details.open && put(rows, figuresTable(label, series, shown.data, xs, unit));
   const draw = () => {
     plot?.destroy();
-    plot = window.uPlot ? new window.uPlot(options(spec, widthOf(drawing), shown), shown.data, drawing) : null;
+    plot = window.uPlot ? new window.uPlot(options(spec, widthOf(drawing), shown), shown.drawn, drawing) : null;
   };
   details.addEventListener("toggle", fillTable);
   draw();
@@ -44,9 +48,10 @@ export function chart(place, spec, signal) {
     plot?.destroy();
   });
   return {
-    update(data, at = data[0].length - 1, span = null) {
-      Object.assign(shown, { data, at, span });
-      plot?.setData(data);
+    redraw: () => plot?.redraw(false),
+    update(data, at = data[0].length - 1, span = null, drawn = data) {
+      Object.assign(shown, { data, at, span, drawn });
+      plot?.setData(drawn);
       plot?.setLegend({ idx: at });
       fillTable();
     },
@@ -59,7 +64,7 @@ function widthOf(node) {
 
 /** @returns {uPlot.Options} */
 function options(spec, width, shown) {
-  const { series, bands = [], unit = "", xs = "time", height = 220, fromZero = true, together } = spec;
+  const { series, bands = [], unit = "", xs = "time", height = 220, fromZero = true, together, gaps = false } = spec;
   const isTime = xs === "time";
   const grid = { stroke: colour("line"), width: 1 };
   const axis = { stroke: colour("muted"), font: "12px system-ui, sans-serif", grid, ticks: { show: false } };
@@ -77,9 +82,13 @@ function options(spec, width, shown) {
       y: { range: (_, low, high) => yRange(low, high, fromZero) },
       apart: {},
     },
-    hooks: { setCursor: [(plot) => plot.cursor.idx === null && plot.setLegend({ idx: shown.at })] },
+    hooks: {
+      setCursor: [(plot) => plot.cursor.idx === null && plot.setLegend({ idx: shown.at })],
+      draw: spec.drawn ? [spec.drawn] : [],
+      ready: spec.picked ? [(plot) => plot.over.addEventListener("click", () => pickAt(plot, spec.picked))] : [],
+    },
     axes: [below, beside],
-    series: [{ label: isTime ? "Time" : xs, value: atX }, ...series.map((each) => line(each, unit))],
+    series: [{ label: isTime ? "Time" : xs, value: atX }, ...series.map((each) => line(each, unit, gaps, shown))],
     bands: bands.map(([upper, lower, name]) => ({ series: [upper, lower], fill: colour(name) })),
   };
 }
@@ -94,7 +103,15 @@ function yRange(low, high, fromZero) {
   return [low - pad, high + pad];
 }
 
-function line({ label, colour: name, dash, fill, stepped, width = 2, points = false, apart, quiet, unit: own }, unit) {
+function pickAt(plot, picked) {
+  const { left } = plot.cursor;
+  if (left >= 0) picked(plot.posToVal(left, "x"));
+}
+
+function line(series, unit, gaps, shown) {
+  const { label, colour: name, dash, fill, stepped, width = 2, points = false, apart, quiet, unit: own } = series;
+  const valueAt = (drawn, number, at) => (at === null || at === undefined ? drawn : shown.data[number]?.[at]);
+  const format = (value) => (value === null || value === undefined ? "–" : withUnit(figure(value), own ?? unit, value));
   return {
     label,
     class: quiet ? "quiet-series" : apart ? "apart-series" : undefined,
@@ -105,8 +122,8 @@ function line({ label, colour: name, dash, fill, stepped, width = 2, points = fa
     fill: fill && colour(fill),
     paths: stepped ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
     points: { show: points && !apart, size: 6 },
-    spanGaps: true,
-    value: (_, value) => (value === null || value === undefined ? "–" : withUnit(figure(value), own ?? unit, value)),
+    spanGaps: !gaps,
+    value: (_, drawn, number, at) => format(valueAt(drawn, number, at)),
   };
 }
 
