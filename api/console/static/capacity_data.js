@@ -26,6 +26,7 @@ const USES = [
   { key: "free", label: "Free", colour: "use-free" },
   { key: "down", label: "Down", colour: "use-down" },
 ];
+const MARKERS_MAX = 60;
 const ALWAYS = {
   inference: ["inference", "lent_used", "lent_idle", "free", "down"],
   training: ["used", "free", "down"],
@@ -96,12 +97,20 @@ function fanPoints(history, pool, untilS) {
   };
 }
 
-/** Returns the bins in which nodes were recalled or returned: {atS, recalls, returns, late}. */
+/**
+ * Returns when nodes were recalled or returned: {atS, recalls, returns, late}. Bins that are too close to be drawn apart
+ * are one marker.
+ */
 export function markersOf(history, pool) {
-  return history.at_s.flatMap((atS, at) => {
-    const [recalls, returns, late] = [pool.recalls[at], pool.returns[at], pool.late_returns[at]];
-    return recalls || returns ? [{ atS: atS + history.step_s / 2, recalls, returns, late }] : [];
-  });
+  const width = Math.ceil(history.at_s.length / MARKERS_MAX);
+  const markers = [];
+  for (let first = 0; first < history.at_s.length; first += width) {
+    const sum = (column) => column.slice(first, first + width).reduce((total, value) => total + value, 0);
+    const [recalls, returns, late] = [sum(pool.recalls), sum(pool.returns), sum(pool.late_returns)];
+    const atS = history.at_s[first] + (width * history.step_s) / 2;
+    if (recalls || returns) markers.push({ atS, recalls, returns, late });
+  }
+  return markers;
 }
 
 /** Returns what happened in the shown time as figures: GPU-hours lent, used and idle, recalls, late returns. */

@@ -7,7 +7,7 @@ import { duration, figure, gpuTime, percent, plural, timeToMinute } from "./form
 import { chart } from "./plotting.js";
 import { colour } from "./theme.js";
 
-const HEIGHT_PX = 240;
+const HEIGHT_PX = { inference: 240, training: 140 };
 const REFRESH_S = [20, 300]; // shortest and longest pause between two requests
 const MARKER_PX = 5;
 
@@ -139,8 +139,8 @@ class PoolTimeline {
     this.isEmpty = false;
     const { range } = this.timeline;
     const { values, drawn, now } = timelineColumns(history, pool, range.aheadS);
-    const untilS = pool.kind === "inference" ? range.aheadS : 0;
-    this.plot.update(values, now, [history.from_s, history.now_s + untilS], drawn);
+    const hasFan = history.pools.some((each) => each.fan); // all charts cover the same time
+    this.plot.update(values, now, [history.from_s, history.now_s + (hasFan ? range.aheadS : 0)], drawn);
     say(this.note, sentence(history, pool));
     redraw(this.legend, String(this.markers.length > 0), () => this.#marks(pool));
   }
@@ -154,7 +154,7 @@ class PoolTimeline {
     const uses = usesOf(pool);
     const [lowest] = uses; // the others are filled as bands down to the one below
     const stack = uses.map((use) => ({
-      label: use.label, colour: use.colour, width: 1, fill: use === lowest ? use.colour : null,
+      label: use.label, colour: use.colour, swatch: use.colour, width: 1, fill: use === lowest ? use.colour : null,
     }));
     const quantiles = pool.fan?.quantiles ?? [];
     const first = uses.length + 3; // after x, capacity and demand
@@ -168,7 +168,8 @@ class PoolTimeline {
     return {
       label: `Use of the GPUs of pool ${pool.name}`,
       unit: "GPUs",
-      height: HEIGHT_PX,
+      height: HEIGHT_PX[pool.kind],
+      headroom: pool.kind === "inference" ? 1.28 : 1.08, // room for the marks
       gaps: true,
       together: "capacity",
       bands: [
@@ -178,7 +179,7 @@ class PoolTimeline {
       series: [
         ...stack,
         { label: "Capacity", colour: "text", dash: [6, 4], width: 1.5, quiet: true },
-        { label: "Demand", colour: "use-demand", width: 2, quiet: pool.kind === "training" },
+        { label: "Demand", colour: "use-demand", swatch: "use-demand", width: 2, quiet: pool.kind === "training" },
         ...fan,
         { label: "Recalled", unit: "nodes", apart: true, quiet: pool.kind === "training" },
         { label: "Returned", unit: "nodes", apart: true, quiet: pool.kind === "training" },

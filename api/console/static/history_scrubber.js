@@ -65,7 +65,7 @@ export class PastFleet {
       grid.update(nodes, []);
       const size = `${plural(nodes.length, "node")}, ${gpus(nodes.reduce((sum, node) => sum + node.gpus, 0))}`;
       const note = el("span", { class: "small muted" }, size);
-      return card([`Pool ${name} at ${timeToMinute(past.at_s)}`, note], grid.parts);
+      return card([`Pool ${name} at ${timeToMinute(past.as_of_s)}`, note], grid.parts);
     });
   }
 }

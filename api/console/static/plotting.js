@@ -5,20 +5,21 @@ import { figure, tickTimes, time, withUnit } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 
 const TABLE_ROWS_MAX = 40;
+const HEADROOM = 1.08; // top of the y axis as a multiple of the largest value
 const TIME_PX = 76; // width of the longest tick label
 const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000];
 const MISSING = "Charts need uPlot. Run `npm ci` in api/console and restart the service. "
   + "The tables below contain all values.";
 
 /**
- * A chart as wide as `place`. `spec`: {label, series, bands, unit, xs, height, fromZero, together, gaps, drawn,
- * picked}.
- * `series`: [{label, colour, dash, fill, stepped, width, points, unit, apart, quiet}] in the order of `data` after x.
- * An `apart` series appears in the legend only; a `quiet` series is drawn but only listed in the table. `bands`:
- * [[upper, lower, colour]] by series number from 1. `xs`: "time" (Unix seconds) or the label of a number. Charts with
- * the same `together` share the cursor. With `gaps`, lines break at nulls. Calls `drawn(plot)` after each drawing and
- * `picked(x)` for a click. Returns {update(data, at, span, drawn), redraw()}: the legend shows index `at` at rest, the
- * x axis covers `span`, and lines follow `drawn`, such as sums of a stack, while legend and table show `data`.
+ * A chart as wide as `place`. `spec`: {label, series, bands, unit, xs, height, fromZero, together, gaps, drawn, picked,
+ * headroom}. `series`: [{label, colour, dash, fill, swatch, stepped, width, points, unit, apart, quiet}] in the order
+ * of `data` after x. `swatch` colours a series in the legend. An `apart` series appears in the legend only; a `quiet`
+ * series is drawn but only listed in the table. `bands`: [[upper, lower, colour]] by series number from 1. `xs`: "time"
+ * (Unix seconds) or the label of a number. Charts with the same `together` share the cursor. With `gaps`, lines break
+ * at nulls. Calls `drawn(plot)` after each drawing and `picked(x)` for a click. Returns {update(data, at, span, drawn),
+ * redraw()}: the legend shows index `at` at rest, the x axis covers `span`, and lines follow `drawn`, such as sums of a
+ * stack, while legend and table show `data`.
  */
 export function chart(place, spec, signal) {
   const { label, series, unit = "", xs = "time", height = 220 } = spec;
@@ -64,7 +65,8 @@ function widthOf(node) {
 
 /** @returns {uPlot.Options} */
 function options(spec, width, shown) {
-  const { series, bands = [], unit = "", xs = "time", height = 220, fromZero = true, together, gaps = false } = spec;
+  const { series, bands = [], unit = "", xs = "time", height = 220, fromZero = true, together } = spec;
+  const { gaps = false, headroom = HEADROOM } = spec;
   const isTime = xs === "time";
   const grid = { stroke: colour("line"), width: 1 };
   const axis = { stroke: colour("muted"), font: "12px system-ui, sans-serif", grid, ticks: { show: false } };
@@ -79,7 +81,7 @@ function options(spec, width, shown) {
     cursor: { drag: { x: false, y: false }, points: { size: 7 }, ...(together && { sync: { key: together } }) },
     scales: {
       x: { time: isTime, range: (_, low, high) => shown.span ?? [low, high] },
-      y: { range: (_, low, high) => yRange(low, high, fromZero) },
+      y: { range: (_, low, high) => yRange(low, high, fromZero, headroom) },
       apart: {},
     },
     hooks: {
@@ -88,6 +90,7 @@ function options(spec, width, shown) {
       ready: spec.picked ? [(plot) => plot.over.addEventListener("click", () => pickAt(plot, spec.picked))] : [],
     },
     axes: [below, beside],
+    legend: { markers: { fill: (_, number) => colourOf(series[number - 1]) } },
     series: [{ label: isTime ? "Time" : xs, value: atX }, ...series.map((each) => line(each, unit, gaps, shown))],
     bands: bands.map(([upper, lower, name]) => ({ series: [upper, lower], fill: colour(name) })),
   };
@@ -97,10 +100,15 @@ function options(spec, width, shown) {
  * Returns the y range: from zero, or the range of the values with padding.
  * @returns {[number, number]}
  */
-function yRange(low, high, fromZero) {
-  if (fromZero || low === null) return [Math.min(0, low ?? 0), (high || 1) * 1.08];
+function yRange(low, high, fromZero, headroom) {
+  if (fromZero || low === null) return [Math.min(0, low ?? 0), (high || 1) * headroom];
   const pad = 0.08 * (high - low || Math.abs(high) || 1);
   return [low - pad, high + pad];
+}
+
+function colourOf(series) {
+  const name = series?.swatch ?? series?.fill;
+  return name ? colour(name) : null;
 }
 
 function pickAt(plot, picked) {
@@ -110,8 +118,9 @@ function pickAt(plot, picked) {
 
 function line(series, unit, gaps, shown) {
   const { label, colour: name, dash, fill, stepped, width = 2, points = false, apart, quiet, unit: own } = series;
-  const valueAt = (drawn, number, at) => (at === null || at === undefined ? drawn : shown.data[number]?.[at]);
-  const format = (value) => (value === null || value === undefined ? "–" : withUnit(figure(value), own ?? unit, value));
+  const isMissing = (value) => value === null || value === undefined;
+  const valueAt = (drawn, number, at) => (isMissing(at) ? drawn : shown.data[number]?.[at]);
+  const format = (value) => (isMissing(value) ? "–" : withUnit(figure(value), own ?? unit, value));
   return {
     label,
     class: quiet ? "quiet-series" : apart ? "apart-series" : undefined,
