@@ -12,9 +12,11 @@ from scheduler.domain.forecast_fan import ForecastFan
 from scheduler.forecast.binned_demand import DemandWindow
 from scheduler.forecast.fan import FAN_QUANTILES, forecast_fan
 from scheduler.forecast.seasonality import Season
+from scheduler.runtime.fleet_history import FleetHistory
 from scheduler.scheduling.past_fleet import capture_fleet, encode_past_fleet
 from scheduler.store.api_protocol import ApiStore
 from scheduler.store.protocol import Commit
+from tests.console.console_site import ConsoleSite
 
 DAY_S = 86_400.0
 
@@ -31,6 +33,12 @@ def add_past_use(store: ApiStore, now_s: float, *, days: float, nodes: int, epoc
         at_s = int(now_s - 3600 * hours)
         store.capacity.add_checkpoint(at_s, encode_past_fleet(replace(past, at_s=float(at_s))), epoch=epoch)
     store.capacity.put_fans((_make_fan(now_s, readings),), epoch=epoch)
+
+
+def write_checkpoint(site: ConsoleSite) -> None:
+    """Record the fleet as it is now."""
+    epoch = site.lead().epoch
+    FleetHistory(site.store, clock=site.clock, epoch=lambda: epoch, season_s=DAY_S).step()
 
 
 def get_past_demand(at_s: float, gpus: int) -> float:

@@ -98,8 +98,8 @@ function fanPoints(history, pool, untilS) {
 }
 
 /**
- * Returns when nodes were recalled or returned: {atS, recalls, returns, late}. Bins that are too close to be drawn apart
- * are one marker.
+ * Returns when nodes were recalled or returned: {atS, recalls, returns, late}. Neighbouring bins that cannot be drawn
+ * apart are one marker.
  */
 export function markersOf(history, pool) {
   const width = Math.ceil(history.at_s.length / MARKERS_MAX);
