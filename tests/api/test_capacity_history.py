@@ -9,6 +9,7 @@ import pytest
 from api.history import POINTS_TYPICAL
 from scheduler.runtime.fleet_history import FleetHistory
 from scheduler.scheduling.past_fleet import capture_fleet, decode_past_fleet, encode_past_fleet
+from tests.api.authenticated_service import AuthenticatedService
 from tests.api.conftest import NOW_S, ApiService, Problem
 
 USES = ("inference", "used", "lent_used", "lent_idle", "free", "other", "down")
@@ -94,6 +95,30 @@ def test_fleet_is_shown_as_it_was(fleet: ApiService, problem: Problem) -> None:
     assert past["events"]
     assert max(event["at_s"] for event in past["events"]) <= then_s + 10.0
     assert fleet.get("/v1/history/snapshot", at_s=fleet.clock.now_s())["pending_jobs"] == 0
+
+
+def test_callers_see_their_own_queues_only() -> None:
+    service = AuthenticatedService().with_fleet()
+    mine, theirs = service.token("mia", "viewer:vision"), service.token("rob", "submitter:research")
+    shown = service.job(service.root, "vision")
+    hidden = [service.job(theirs, "research", name=f"secret-{at}") for at in range(3)]
+    service.tick()
+    write_checkpoint(service)
+    at_s = service.clock.now_s()
+    past = service.request("GET", f"/v1/history/snapshot?at_s={at_s}", mine)
+    assert past.status_code == 200
+    assert "secret" not in past.text
+    assert not any(job_id in past.text for job_id in hidden)
+    jobs = [job["id"] for job in (*past.json()["jobs"], *past.json()["pending"])]
+    assert jobs == [shown]
+    assert past.json()["pending_jobs"] == len(past.json()["pending"])
+    service.tick(after_s=60.0)
+    pools = {}
+    for token in (mine, service.root):
+        [pools[token]] = service.request("GET", f"/v1/history?from_s={at_s}", token).json()["pools"]
+    assert set(pools[mine]["pending_jobs"]) == {None}
+    assert pools[service.root]["pending_jobs"][0] > 0
+    assert pools[mine]["uses"] == pools[service.root]["uses"]
 
 
 def test_checkpoints_keep_the_state(fleet: ApiService) -> None:
