@@ -379,6 +379,12 @@ class Settings(BaseSettings):
     usage_kept_days: RetentionDays = Field(
         default=1095, description="Retention of hourly usage, in days. 0 retains it forever."
     )
+    capacity_kept_days: RetentionDays = Field(
+        default=400, description="Retention of the hourly use of pools, in days. 0 retains it forever."
+    )
+    checkpoints_kept_days: RetentionDays = Field(
+        default=30, description="Retention of hourly checkpoints of the fleet, in days. 0 retains them forever."
+    )
 
     # Webhooks
     webhook_hosts: str = Field(

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from scheduler.demand.reports import PoolDemandReader
+from scheduler.domain.capacity_history import CHECKPOINT_DAYS, MINUTES, TEN_MINUTES
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
@@ -30,6 +31,7 @@ from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.departed_machines import DepartedMachines
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
+from scheduler.runtime.fleet_history import FleetHistory
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
@@ -163,6 +165,11 @@ def build_retention(
         HistoryLog.RECALL_RECEIPTS: settings.jobs_kept_days,
         HistoryLog.READINGS: settings.readings_kept_days,
         HistoryLog.USAGE: settings.usage_kept_days,
+        HistoryLog.CAPACITY_MINUTES: MINUTES.days,
+        HistoryLog.CAPACITY_TEN_MINUTES: TEN_MINUTES.days,
+        HistoryLog.CAPACITY_HOURS: settings.capacity_kept_days,
+        HistoryLog.CHECKPOINTS: CHECKPOINT_DAYS,
+        HistoryLog.HOURLY_CHECKPOINTS: settings.checkpoints_kept_days,
     }
     rows_s = {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days}
     if HistoryLog.READINGS in rows_s:
@@ -199,8 +206,10 @@ def run_controller(settings: Settings) -> None:
         departed = DepartedMachines(
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
+        history = FleetHistory(store, clock=RealClock(), epoch=lambda: controller.epoch, season_s=settings.season_s)
         with (
             run_in_background(retention.run, stop, name="retention"),
+            run_in_background(history.run, stop, name="fleet-history"),
             run_in_background(departed.run, stop, name="departed-machines"),
         ):
             controller.run(stop)

@@ -14,6 +14,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
+from scheduler.scheduling.capacity_use import count_loan_changes, integrate_capacity
 from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
 from scheduler.scheduling.event_messages import (
     breach_event,
@@ -50,6 +51,7 @@ def tick(
     planning_inputs: tuple[Command, ...] = (),
     active_breaches: tuple[Breach, ...] = (),
     commands_max: int | None = None,
+    records_capacity: bool = True,
     stage_hook: StageHook = ignore_stage,
 ) -> TickReport:
     """Observe, update the snapshot, decide, check, commit and converge. The clock is read once.
@@ -59,19 +61,18 @@ def tick(
         planning_inputs: solved curve points and forecasts, which do not pass through the inbox.
         active_breaches: the breaches of the previous tick, for which no events are written again.
         commands_max: how many commands of the inbox to consume; None consumes all.
+        records_capacity: add the use of the pools' GPUs since the previous commit to the history.
         stage_hook: called with the name of each point at which tests kill the process.
 
     Raises:
         ConflictError: another tick committed first. Nothing was written or put into effect.
         FencedError: the epoch of this leader has ended. Nothing was written or put into effect.
     """
-    timer = StageTimer(clock)
-    now_s = clock.now_s()
+    timer, now_s = StageTimer(clock), clock.now_s()
     stage_hook("before-observe")
     observation = executor.observe()
     timer.record_stage("observe")
-    loaded = store.load()
-    loaded = replace(loaded, inbox=loaded.inbox[:commands_max])
+    loaded = _limit_inbox(store.load(), commands_max)
     timer.record_stage("load")
     stage_hook("after-load")
     outage_s = now_s - loaded.snapshot.now_s
@@ -92,13 +93,18 @@ def tick(
         return replace(report, stage_s=timer.seconds)
     archived = archive_ended(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
     stage_hook("before-commit")
-    store.commit(_build_commit(loaded, updated, applied, report, archived=archived, epoch=epoch))
+    commit = _build_commit(loaded, updated, applied, report, archived=archived, epoch=epoch)
+    store.commit(_with_capacity(commit) if records_capacity else commit)
     timer.record_stage("commit")
     stage_hook("after-commit")
     executor.converge(archived.snapshot)
     timer.record_stage("converge")
     stage_hook("after-converge")
     return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=timer.seconds)
+
+
+def _limit_inbox(loaded: LoadedState, commands_max: int | None) -> LoadedState:
+    return replace(loaded, inbox=loaded.inbox[:commands_max])
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +239,11 @@ def _build_commit(
         usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
         receipts=applied.recalls.closed,
     )
+
+
+def _with_capacity(commit: Commit) -> Commit:
+    changes = count_loan_changes(commit.previous, commit.snapshot, commit.ended_loans)
+    return replace(commit, capacity=(*integrate_capacity(commit.previous, commit.snapshot.now_s), *changes))
 
 
 def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) -> bool:

@@ -18,18 +18,17 @@ from scheduler.domain.commands import Command
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.job import Job
-from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import Sample
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
-from scheduler.domain.snapshot import Snapshot
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
-from scheduler.store.protocol import Page, Store, StoredEvent
+from scheduler.store.protocol import Page, Store, StoredEvent, UsageSnapshot
 from scheduler.store.sealed_secrets import SecretStore
 from scheduler.store.simulations import SimulationStore
 
 if TYPE_CHECKING:
+    from scheduler.store.capacity_history import CapacityHistory
     from scheduler.store.lending_history import LendingHistory
     from scheduler.store.sessions import SessionStore
 
@@ -170,14 +169,6 @@ class AuditFilter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UsageSnapshot:
-    """Recorded usage, and the snapshot from which the usage since then is computed. Both are from one transaction."""
-
-    entries: tuple[UsageEntry, ...]
-    snapshot: Snapshot
-
-
 class HistoryLog(StrEnum):
     """Logs that only grow, except for retention, which deletes rows older than their retention period."""
 
@@ -191,6 +182,11 @@ class HistoryLog(StrEnum):
     READINGS = "readings"
     USAGE = "usage"
     RECALL_RECEIPTS = "recall_receipts"
+    CAPACITY_MINUTES = "capacity_minutes"
+    CAPACITY_TEN_MINUTES = "capacity_ten_minutes"
+    CAPACITY_HOURS = "capacity_hours"
+    CHECKPOINTS = "checkpoints"
+    HOURLY_CHECKPOINTS = "hourly_checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +374,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def lending(self) -> LendingHistory: ...
+
+    @property
+    def capacity(self) -> CapacityHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""
