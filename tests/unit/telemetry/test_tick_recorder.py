@@ -6,6 +6,7 @@ In the simulation a first start takes 30 s, a save 10 s, and a restart 20 s more
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_queueing_time_ends_when_the_blocking_job_ends() -> None:
         "queueing_seconds_sum": 0.0 + 130.0,
         "jct_seconds_count": 2.0,
         "jct_seconds_sum": 130.0 + 210.0,
+        'jobs_ended_total{outcome="succeeded",queue="",reason="Completed"}': 2.0,
     }
     assert gpu_seconds(changes) == (4 * 100 + 4 * 50, 2 * 4 * 30)
     assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(600 / 840)
@@ -79,6 +81,7 @@ def test_recalled_node_is_returned_after_its_job_has_saved() -> None:
         "recall_duration_seconds_sum": 10.0,
         'recalls_total{outcome="in_time",pool="inference"}': 1.0,
         'breaches_total{kind="inference-short"}': 1.0,
+        'inference_intervals_total{outcome="met",pool="inference"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)
 
@@ -96,6 +99,7 @@ def test_preemption_counts_by_reason_and_a_restart_is_not_queueing() -> None:
         "queueing_seconds_sum": 0.0 + 10.0,
         "jct_seconds_count": 1.0,
         "jct_seconds_sum": 140.0,
+        'jobs_ended_total{outcome="succeeded",queue="lab",reason="Completed"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 970 + 4 * 100, 4 * 30 + 4 * 10 + 4 * 30 + 4 * 20)
 
@@ -115,6 +119,45 @@ def test_lost_work_reduces_goodput_by_the_time_held_for_it() -> None:
     }
     assert gpu_seconds(changes) == (4 * 90, 4 * 30 + 4 * 20)
     assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(360 / 560 * (1 - lost / 560))
+
+
+def list_ends(*lines: str) -> dict[tuple[str, ...], float]:
+    """Return the ended jobs by outcome, queue and reason."""
+    pattern = r'ebbtide_jobs_ended_total{outcome="(.*)",queue="(.*)",reason="(.*)"}'
+    found = {re.fullmatch(pattern, key): value for key, value in play(*lines).items()}
+    return {match.groups(): value for match, value in found.items() if match is not None}
+
+
+def test_ended_jobs_are_counted_by_outcome_queue_and_reason() -> None:
+    fleet = ("fleet training=1x4 inference=0x4", "queue lab guaranteed=4")
+    submit = "submit a 4..4 gpu-seconds=80000 queue=lab retries=0"
+    assert list_ends(*fleet, "submit a 4..4 gpu-seconds=80 queue=lab", "run 100") == {
+        ("succeeded", "lab", "Completed"): 1.0
+    }
+    assert list_ends(*fleet, submit, "run 100", "cancel a", "run 100") == {("cancelled", "lab", "OwnerAsked"): 1.0}
+    assert list_ends(*fleet, submit, "run 100", "crash a", "run 100") == {("failed", "lab", "WorkersFailed"): 1.0}
+    unknown = submit.replace("queue=lab", "queue=unknown")
+    assert list_ends(*fleet, unknown, "run 100", "crash a", "run 100") == {("failed", "", "WorkersFailed"): 1.0}
+
+
+def test_closed_intervals_equal_the_pools_record_of_shortages() -> None:
+    """Demand of 6 GPUs meets 4 that are not lent, from 400 s until the node is home."""
+    recorder, before = TickRecorder(), read_samples()
+    stage = Stage(recorder.record)
+    for line in (
+        *("fleet training=1x4 inference=2x4", "demand inference 1", "forecast inference 4"),
+        *("submit a 2..8 gpu-seconds=8000000", "run 400", "demand inference 6", "forecast inference 8", "run 100"),
+        *("demand inference 6", "run 300", "demand inference 1", "run 600", "demand inference 1", "run 1"),
+    ):
+        stage.play(line)
+    record = stage.store.load().snapshot.demand["inference"].shortages
+    changes = list_changed_samples(before)
+    counted = {
+        outcome: changes.get(f'ebbtide_inference_intervals_total{{outcome="{outcome}",pool="inference"}}', 0.0)
+        for outcome in ("met", "short")
+    }
+    assert record.short_intervals > 0
+    assert counted == {"short": record.short_intervals, "met": record.intervals - record.short_intervals}
 
 
 def test_job_counts_as_restarting_from_its_third_restart_within_an_hour() -> None:
@@ -188,6 +231,14 @@ def test_lost_leadership_clears_the_current_state_and_pauses_counting() -> None:
     assert 0 < seconds < 4 * 500
 
 
+LABELLED_BY_NAME = (
+    "ebbtide_forecasts_judged_total{",
+    "ebbtide_inference_intervals_total{",
+    "ebbtide_jobs_ended_total{",
+)
+"""Counters by pool or declared queue."""
+
+
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenarios_create_no_label_values_that_were_not_declared(path: Path) -> None:
     recorder, before = TickRecorder(), read_samples()
@@ -196,4 +247,4 @@ def test_scenarios_create_no_label_values_that_were_not_declared(path: Path) -> 
         if line.strip() and not line.startswith("#"):
             stage.play(line)
     new = {key for key in read_samples().keys() - before.keys() if key.partition("{")[0].endswith("_total")}
-    assert new <= {'ebbtide_forecasts_judged_total{pool="inference"}'}
+    assert {key for key in new if not key.startswith(LABELLED_BY_NAME)} == set()
