@@ -30,6 +30,7 @@ from scheduler.store.sealed_secrets import SecretStore
 from scheduler.store.simulations import SimulationStore
 
 if TYPE_CHECKING:
+    from scheduler.store.capacity_history import CapacityHistory
     from scheduler.store.lending_history import LendingHistory
     from scheduler.store.sessions import SessionStore
 
@@ -191,6 +192,11 @@ class HistoryLog(StrEnum):
     READINGS = "readings"
     USAGE = "usage"
     RECALL_RECEIPTS = "recall_receipts"
+    CAPACITY_MINUTES = "capacity_minutes"
+    CAPACITY_TEN_MINUTES = "capacity_ten_minutes"
+    CAPACITY_HOURS = "capacity_hours"
+    CHECKPOINTS = "checkpoints"
+    HOURLY_CHECKPOINTS = "hourly_checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +384,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def lending(self) -> LendingHistory: ...
+
+    @property
+    def capacity(self) -> CapacityHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

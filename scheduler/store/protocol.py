@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from scheduler.domain.capacity_history import CapacityBin
 from scheduler.domain.commands import Command
 from scheduler.domain.decisions import Decision
 from scheduler.domain.events import Event
@@ -51,6 +52,7 @@ class Commit:
         samples: each replaces the sample in its slot of its job.
         backfill: demand readings by pool, each time of a pool once; each replaces the stored readings of its time.
         receipts: complete receipts of recalls, which are appended to history.
+        capacity: the narrowest bins of the use of pools since `previous`, which are added to the stored bins.
     """
 
     previous: Snapshot
@@ -66,6 +68,7 @@ class Commit:
     samples: tuple[SlottedSample, ...] = ()
     backfill: tuple[tuple[str, DemandReading], ...] = ()
     receipts: tuple[RecallReceipt, ...] = ()
+    capacity: tuple[CapacityBin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from scheduler.store.machines import SqlMachines
 from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDecision, StoredEvent
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_api_tables import CHAIN_OPTION, SqlAuditLog, SqlIdempotencyKeys
+from scheduler.store.sql_capacity_history import SqlCapacityHistory, add_capacity_bins
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
@@ -90,6 +91,7 @@ class SqlStore:
         self.secrets = SqlSecrets(self._engine)
         self.retention = SqlRetention(self._engine)
         self.lending = SqlLendingHistory(self._autocommit_engine)
+        self.capacity = SqlCapacityHistory(self._engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_queues: dict[str, str] = {}
         self._ended_job_cache: dict[tuple[Any, ...], Job] = {}  # by number, id and generation; ended jobs never change
@@ -134,6 +136,7 @@ class SqlStore:
             for table, rows in appended:
                 insert_rows(connection, table, rows)
             sql_history.add_usage_entries(connection, commit.usage)
+            add_capacity_bins(connection, commit.capacity)
             sql_history.upsert_samples(connection, commit.samples)
             if generation % self._tombstone_generations == 0:
                 sql_state.delete_tombstones(connection, up_to_generation=generation - self._tombstone_generations)
