@@ -31,16 +31,20 @@ def declare_job_ends(report: TickReport) -> None:
             JOBS_ENDED.labels(state.value, queue, reason)
 
 
-def record_job_end(state: JobState, job: Job, report: TickReport) -> None:
-    JOBS_ENDED.labels(state.value, _name_queue(job, report.after), _find_reason(state, job, report)).inc()
+def record_job_ends(report: TickReport) -> None:
+    """Count the jobs that ended in this tick. Each has an event."""
+    for job_id in {event.subject for event in report.events}:
+        before, job = report.before.jobs.get(job_id), report.after.jobs.get(job_id)
+        if job is not None and job.is_ended and (before is None or not before.is_ended):
+            JOBS_ENDED.labels(job.state.value, _name_queue(job, report.after), _find_reason(job, report)).inc()
 
 
-def _find_reason(state: JobState, job: Job, report: TickReport) -> str:
+def _find_reason(job: Job, report: TickReport) -> str:
     """Return why the job ended: the code of the decision that ended it, or the cause of its last failed run."""
     for decision in report.decisions:
         if isinstance(decision, StopJob | RejectJob) and decision.job_id == job.id:
             return decision.reason.code.value
-    if state is JobState.SUCCEEDED:
+    if job.state is JobState.SUCCEEDED:
         return COMPLETED
     failure = job.failure
     if failure is None or failure.at_s != report.now_s:

@@ -63,6 +63,7 @@ PREEMPTION_REASONS = tuple(
 )
 RESTART_CAUSES = ("workers", "out-of-memory")
 GPU_USES = ("running", "moving")
+OWN, LENT = GPU_OWNERS = ("own", "lent")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
@@ -136,7 +137,10 @@ RECALLS = Counter(
     registry=REGISTRY,
 )
 LOST_GPU_SECONDS = _declare_counter(
-    "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work lost since the last checkpoint.", cause=LOSS_CAUSES
+    "ebbtide_lost_gpu_seconds_total",
+    "GPU-seconds of work lost since the last checkpoint, by cause and by owner of the GPUs: own or lent.",
+    cause=LOSS_CAUSES,
+    gpus=GPU_OWNERS,
 )
 REPLAN_PHASE = _declare_histogram(
     "ebbtide_replan_phase_seconds",
@@ -198,6 +202,18 @@ GPU_SECONDS = _declare_counter(
     "ebbtide_gpu_seconds_total",
     "GPU-seconds allocated to jobs, by use: running, or moving (starting, resizing, leaving).",
     use=GPU_USES,
+)
+CAPACITY_GPU_SECONDS = Counter(
+    "ebbtide_capacity_gpu_seconds_total",
+    "GPU-seconds of all GPUs of a pool by use: inference, used, lent_used, lent_idle, free, other or down.",
+    ["pool", "use"],
+    registry=REGISTRY,
+)
+IDLE_GPU_SECONDS = Counter(
+    "ebbtide_idle_while_waiting_gpu_seconds_total",
+    "GPU-seconds of unused GPUs that training owned or had on loan while a pending job accepted their model.",
+    ["pool", "gpus"],
+    registry=REGISTRY,
 )
 INFERENCE_INTERVALS = Counter(
     "ebbtide_inference_intervals_total",

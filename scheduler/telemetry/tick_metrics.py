@@ -6,20 +6,22 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import PreemptJob, ReasonCode
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Forecast, LoanState, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_records import ReplanPhase
-from scheduler.domain.job_state import ENDED_STATES, PLACED_STATES, JobState
+from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.recall_receipts import RecallOutcome
 from scheduler.domain.shortages import ShortageDay
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.scheduling.legality import find_breaches
+from scheduler.telemetry.capacity_counters import record_capacity
 from scheduler.telemetry.exemplars import TracedHistogram
-from scheduler.telemetry.job_ends import declare_job_ends, record_job_end
+from scheduler.telemetry.job_ends import declare_job_ends, record_job_ends
 from scheduler.telemetry.metrics import (
     ACTIVE_BREACHES,
     BREACHES,
@@ -30,7 +32,9 @@ from scheduler.telemetry.metrics import (
     GPU_SECONDS,
     INFERENCE_INTERVALS,
     JCT,
+    LENT,
     LOST_GPU_SECONDS,
+    OWN,
     PENDING_JOBS,
     PREEMPTIONS,
     QUEUEING,
@@ -99,8 +103,10 @@ class TickRecorder:
                 if isinstance(decision, PreemptJob):
                     PREEMPTIONS.labels(decision.reason.code.value).inc()
             _record_intervals(report)
+            record_job_ends(report)
+            record_capacity(report)
             for event in report.events:
-                _record_event(event)
+                _record_event(event, report.before)
                 self._record_job_timing(event, report)
                 _record_recall(event, report.before)
             for receipt in report.settled_recalls:
@@ -159,8 +165,6 @@ class TickRecorder:
         if event.code is not EventCode.JOB_STATE or not event.cause or before is None:
             return
         state = JobState(event.cause)
-        if state in ENDED_STATES:
-            record_job_end(state, job, report)
         if state is JobState.SUCCEEDED:
             self._observe(JCT, report.now_s - job.submitted_at_s, job, report)
         elif state is JobState.RUNNING and before.state is JobState.RESIZING:
@@ -221,13 +225,23 @@ def _iter_lost_gpu_s(report: TickReport) -> Iterator[float]:
     return (event.numbers.get("gpu_s", 0.0) for event in report.events if event.code is EventCode.JOB_LOST_WORK)
 
 
-def _record_event(event: Event) -> None:
+def _record_event(event: Event, before: Snapshot) -> None:
     if event.code is EventCode.JOB_LOST_WORK:
-        LOST_GPU_SECONDS.labels(event.cause).inc(event.numbers.get("gpu_s", 0.0))
+        _record_lost_work(event, before)
     if event.code is EventCode.JOB_REPLANNED:
         _record_replan(event)
     if event.code in _DIRECTIONS:
         RESIZES.labels(_DIRECTIONS[event.code], event.cause).inc()
+
+
+def _record_lost_work(event: Event, before: Snapshot) -> None:
+    """Count lost work by the GPUs that the job held when the loss was observed, own ones and lent ones."""
+    gpu_s, job = event.numbers.get("gpu_s", 0.0), before.jobs.get(event.subject)
+    held = {} if job is None else job.allocation.held
+    lent = sum(len(indices) for node, indices in held.items() if before.is_lent(before.nodes[node]))
+    lent_gpu_s = gpu_s * lent / max(1, gpu_sets.count(held))
+    LOST_GPU_SECONDS.labels(event.cause, OWN).inc(gpu_s - lent_gpu_s)
+    LOST_GPU_SECONDS.labels(event.cause, LENT).inc(lent_gpu_s)
 
 
 def _record_replan(event: Event) -> None:

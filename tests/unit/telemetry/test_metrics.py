@@ -137,6 +137,7 @@ def test_stage_durations_are_observed() -> None:
 PRINT_NEW = "from scheduler.telemetry.metrics import *; print(render_metrics().body.decode())"
 UNBOUNDED = {
     *("ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"),
+    *("ebbtide_capacity_gpu_seconds_total", "ebbtide_idle_while_waiting_gpu_seconds_total"),
     *("ebbtide_recalls_total", "ebbtide_inference_intervals_total", "ebbtide_jobs_ended_total"),
 }
 """Counters with labels that no enumeration bounds: routes, statuses, resources, pools and queues."""
