@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from scheduler.settings import Settings
-from tests.chart import dashboards
 from tests.chart.helm import CHART
+from tools.grafana_boards import render
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 promtool = shutil.which("promtool")
@@ -74,7 +74,7 @@ def test_settings_are_known(services: dict[str, Any]) -> None:
 
 def test_grafana_provisions_dashboards_and_data_source(services: dict[str, Any]) -> None:
     mounts = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
-    (shown,) = [inside for source, inside in mounts.items() if (DEPLOY / source).resolve() == dashboards.FOLDER]
+    (shown,) = [inside for source, inside in mounts.items() if (DEPLOY / source).resolve() == render.FOLDER]
     provisioning = DEPLOY / "grafana" / "provisioning"
     boards = yaml.safe_load((provisioning / "dashboards" / "ebbtide.yaml").read_text(encoding="utf-8"))
     assert [provider["options"]["path"] for provider in boards["providers"]] == [shown]

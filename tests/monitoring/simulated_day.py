@@ -45,6 +45,7 @@ from tests.monitoring.service_at_work import deliver_and_delete, open_stream, re
 START_S = 20_370 * 86_400.0
 END_S = START_S + 86_400.0
 SCRAPE_S = 120.0
+CLUSTER = "day"
 _CRASHING_JOB, _CRASHING_S = "crashy", (36_000.0, 39_000.0)
 _FAULTY_POLICY_S, _HANGING_S, _STREAMING_S = (27_000.0, 28_800.0), (12_000.0, 23_000.0), (50_400.0, 54_000.0)
 _SERVICE_WORK_S = 21_600.0
@@ -75,7 +76,7 @@ class _SimulatedDay:
         self._simulation = Simulation(scenario, policies, observers=(self,), faults=self)
         app = create_app(
             self._simulation.memory_store,
-            Settings(auth="off", allowed_hosts="service", metrics_by_job=True),
+            Settings(auth="off", allowed_hosts="service", metrics_by_job=True, cluster=CLUSTER),
             clock=self._simulation.clock,
             policies=policies,
             lease=self._simulation.memory_store.get_lease,
