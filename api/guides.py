@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -49,7 +50,7 @@ def render_markdown(text: str) -> tuple[str, str]:
 
 def _name_headings(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
     """Give each heading its anchor, and yield its tag, its anchor and its text."""
-    for opening, inline in zip(tokens, tokens[1:], strict=False):
+    for opening, inline in pairwise(tokens):
         if opening.type == "heading_open":
             anchor = re.sub(r"[^\w-]", "", inline.content.lower().replace(" ", "-"))
             opening.attrSet("id", anchor)

@@ -19,7 +19,6 @@ _SUPPLY = "max by (pool) (ebbtide_inference_supply_gpus{@pool})"
 _SPARE = f"{_SUPPLY} - max by (pool) (ebbtide_inference_demand_gpus{{@pool}})"
 _NO_SHADOW = "No pool of the simulated day is in shadow mode."
 _NO_MODELS = "No pool of the simulated day sizes served models."
-_NO_TARGET = "No pool of the simulated day promises a share of short intervals."
 INFERENCE = Board(
     "inference-safety",
     "Inference safety",
@@ -54,7 +53,6 @@ INFERENCE = Board(
                     "percentunit",
                     about="At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
                     thresholds=at_least(0.5, 0.1),
-                    empty=_NO_TARGET,
                 ),
                 stat(
                     "Age of demand, worst pool",
@@ -152,7 +150,6 @@ INFERENCE = Board(
                     "At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
                     latest("ebbtide_lending_budget_ratio{@pool}", "pool"),
                     "percentunit",
-                    empty=_NO_TARGET,
                 ),
                 Panel(
                     Kind.GRAPH,

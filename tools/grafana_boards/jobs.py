@@ -161,7 +161,6 @@ JOBS = Board(
                     "The code of the decision that ended the job, or the cause of its last failed run.",
                     hourly(_ENDED % ', outcome!="succeeded"', "queue, reason"),
                     stacked=True,
-                    empty="All jobs of the simulated day succeed or go on.",
                 ),
             ),
         ),
