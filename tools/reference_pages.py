@@ -390,9 +390,9 @@ def _render_metrics() -> str:
         for each in _metrics()
     )
     introduction = (
-        "Served at `/metrics` by the API and by the operator, in the Prometheus text format or as OpenMetrics, which the "
-        "client chooses by `Accept`. OpenMetrics has exemplars: traces of recent observations. `EBBTIDE_CLUSTER` adds the "
-        "label `cluster` to all."
+        "Served at `/metrics` by the API and by the operator, in the Prometheus text format or as OpenMetrics. The "
+        "client chooses by `Accept`. OpenMetrics has exemplars: traces of recent observations. `EBBTIDE_CLUSTER` adds "
+        "the label `cluster` to all."
     )
     return _page("Metrics", introduction, _table(("Metric", "Type", "Labels", "Meaning"), rows))
 

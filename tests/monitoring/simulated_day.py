@@ -181,7 +181,7 @@ def _build_demand() -> DemandTrace:
     """Return demand from 4 to 36 of 40 GPUs, lowest in the morning, with an unforeseeable surge."""
     random, times_s = Random("demand of a day"), [START_S + 300.0 * number for number in range(288)]
     waves = [_wave_gpus(at_s - START_S) for at_s in times_s]
-    surges = [12.0 if 20_000.0 <= at_s - START_S < 24_000.0 else 0.0 for at_s in times_s]
+    surges = [22.0 if 20_000.0 <= at_s - START_S < 24_000.0 else 0.0 for at_s in times_s]
     gpus = [max(0.0, wave + surge + random.gauss(0.0, 0.5)) for wave, surge in zip(waves, surges, strict=True)]
     return DemandTrace("inference", tuple(times_s), tuple(gpus))
 

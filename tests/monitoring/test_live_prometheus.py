@@ -90,21 +90,29 @@ def test_annotations_mark_recalls_and_deploys(day: Prometheus) -> None:
 
 
 EXPECTED = {
+    "EbbtideCapacityDown",
     "EbbtideDecisionsDropped",
     "EbbtideForecastOutOfCoverage",
     "EbbtideInferenceShort",
     "EbbtideJobRestarting",
     "EbbtideNodeDown",
     "EbbtideRecallLate",
+    "EbbtideThrashing",
+    *(f"EbbtideRecallBudgetBurn {window}" for window in ("1h", "6h", "3d")),
+    *("EbbtideGoodputBudgetBurn 3d", "EbbtideQueueWaitBudgetBurn 6h", "EbbtideQueueWaitBudgetBurn 3d"),
 }
 """Alerts expected on this day: a job that keeps crashing, lost nodes, an unforeseen surge of demand, saves that exceed
-their deadlines, and a policy that selects unknown GPUs."""
+their deadlines, a policy that selects unknown GPUs, and jobs that wait for GPUs."""
+
+
+def name_alert(alert: dict[str, Any]) -> str:
+    return " ".join(filter(None, (alert["alert"], alert["labels"].get("window", ""))))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
+@pytest.mark.parametrize("alert", alerts(), ids=name_alert)
 def test_alert_is_evaluated_and_fires_if_expected(day: Prometheus, alert: dict[str, Any]) -> None:
-    assert bool(values(day, alert["expr"])) == (alert["alert"] in EXPECTED)
+    assert bool(values(day, alert["expr"])) == (name_alert(alert) in EXPECTED)
 
 
 COUNTED = {

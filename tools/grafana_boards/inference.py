@@ -34,7 +34,7 @@ INFERENCE = Board(
                     thresholds=at_least(1, 0),
                 ),
                 stat(
-                    "Short intervals of two weeks",
+                    "Short intervals, worst pool",
                     "max(ebbtide_lending_shortage_ratio{@pool})",
                     "percentunit",
                     about="Share of five-minute intervals in which loans left the worst pool short.",
