@@ -86,7 +86,7 @@ SERVICE = Board(
                     thresholds=at_most(0.25, 1),
                 ),
                 stat(
-                    "Open event streams",
+                    "Open event streams, now",
                     "sum(ebbtide_streams{@})",
                     about="Clients that follow events or logs.",
                     thresholds=UNJUDGED,

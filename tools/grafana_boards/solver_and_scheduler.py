@@ -41,7 +41,7 @@ SCHEDULER = Board(
                     thresholds=at_most(1, 10),
                 ),
                 stat(
-                    "Pending commands",
+                    "Pending commands, now",
                     "max(ebbtide_inbox_commands{@})",
                     about="Requests of users that the next tick applies.",
                     thresholds=at_most(100, 1000),
