@@ -29,7 +29,6 @@ from scheduler.store.api_protocol import (
     MachineNameTakenError,
     SortKey,
     StoredAuditEntry,
-    UsageSnapshot,
     get_job_sort_key,
     get_loan_sort_key,
     take_page,
@@ -48,6 +47,7 @@ from scheduler.store.protocol import (
     Page,
     StoredDecision,
     StoredEvent,
+    UsageSnapshot,
 )
 from scheduler.store.sessions import ConsoleSession, LoginCode
 

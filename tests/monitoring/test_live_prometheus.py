@@ -92,13 +92,13 @@ def test_annotations_mark_recalls_and_deploys(day: Prometheus) -> None:
 EXPECTED = {
     "EbbtideCapacityDown",
     "EbbtideDecisionsDropped",
-    "EbbtideForecastOutOfCoverage",
     "EbbtideInferenceShort",
     "EbbtideJobRestarting",
     "EbbtideNodeDown",
     "EbbtideRecallLate",
     "EbbtideThrashing",
-    *(f"EbbtideRecallBudgetBurn {window}" for window in ("1h", "6h", "3d")),
+    *(f"EbbtideInferenceBudgetBurn {window}" for window in ("1h", "6h", "3d")),
+    *("EbbtideRecallBudgetBurn 6h", "EbbtideRecallBudgetBurn 3d"),
     *("EbbtideGoodputBudgetBurn 3d", "EbbtideQueueWaitBudgetBurn 6h", "EbbtideQueueWaitBudgetBurn 3d"),
 }
 """Alerts expected on this day: a job that keeps crashing, lost nodes, an unforeseen surge of demand, saves that exceed
