@@ -225,9 +225,9 @@ class FleetGauges:
             "1 if a pool's readings are so old that all its loans are recalled, 0 otherwise.",
             labels=["pool"],
         )
-        for name, pool in self._snapshot.pools.items():
+        for name, rules in self._snapshot.pools.items():
             if (found := self._snapshot.demand.get(name)) is not None:
-                lost_at_s = demand_lost_at_s(pool, found, self._policy_settings)
+                lost_at_s = demand_lost_at_s(rules, found, self._policy_settings)
                 lost.add_metric([name], int(self._snapshot.now_s >= lost_at_s))
         yield lost
         forecast_gpus = GaugeMetricFamily(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from string import ascii_uppercase
 
@@ -211,7 +211,7 @@ def _build_bars(panel: Panel) -> bargauge.Panel:
     return built if panel.maximum is None else built.max(panel.maximum)
 
 
-_BUILDERS = {
+_BUILDERS: Mapping[Kind, Callable[[Panel], AnyPanel]] = {
     Kind.STAT: _build_stat,
     Kind.GRAPH: _build_graph,
     Kind.HEATMAP: _build_heatmap,

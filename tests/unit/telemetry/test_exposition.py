@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from prometheus_client.samples import Exemplar
 
 from scheduler.domain.snapshot import Snapshot
-from scheduler.telemetry.exemplars import WRITE_INTERVAL_S, ExemplarStore, read_exemplars
+from scheduler.telemetry.exemplars import WRITE_INTERVAL_S, Bucket, ExemplarStore, TracedValue, read_exemplars
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import JCT, TICK_DURATION, render_metrics
 
@@ -28,6 +27,10 @@ TICK_DURATION.observe(0.02, "decide", trace_id="{TRACE}", at_s=1000.0)
 REQUEST_DURATION.observe(0.2, "GET", "/v1/jobs")
 """
 promtool = shutil.which("promtool")
+
+
+def parse_openmetrics(text: str) -> Iterator[Metric]:
+    yield from parser.text_string_to_metric_families(text)  # type: ignore[no-untyped-call]  # untyped in the library
 
 
 def gauges() -> FleetGauges:
@@ -83,13 +86,13 @@ def test_a_scrape_has_the_exemplars_of_another_process(tmp_path: Path, monkeypat
 
 def test_exemplars_are_written_at_intervals_and_the_newest_is_read(tmp_path: Path) -> None:
     store = ExemplarStore(tmp_path)
-    bucket = ("seconds", (("le", "1.0"),))
+    bucket = Bucket("seconds", (), 1.0)
     for at_s in (0.0, WRITE_INTERVAL_S / 2, WRITE_INTERVAL_S, 1.5 * WRITE_INTERVAL_S):
-        store.record("seconds", (1.0,), {}, Exemplar({"trace_id": TRACE}, 0.5, at_s))
-    assert read_exemplars(tmp_path)[bucket].timestamp == WRITE_INTERVAL_S
-    assert store.snapshot()[bucket].timestamp == 1.5 * WRITE_INTERVAL_S
-    (tmp_path / "exemplars_0.json").write_text('[["seconds", [["le", "1.0"]], {"trace_id": "new"}, 0.5, 99.0]]')
-    assert read_exemplars(tmp_path)[bucket].labels == {"trace_id": "new"}
+        store.record("seconds", (1.0,), {}, TracedValue(TRACE, 0.5, at_s))
+    assert read_exemplars(tmp_path)[bucket].at_s == WRITE_INTERVAL_S
+    assert store.snapshot()[bucket].at_s == 1.5 * WRITE_INTERVAL_S
+    (tmp_path / "exemplars_0.json").write_text(f'[["seconds", [], 1.0, "{OTHER_TRACE}", 0.5, 99.0]]')
+    assert read_exemplars(tmp_path)[bucket].trace_id == OTHER_TRACE
 
 
 @pytest.mark.skipif(promtool is None, reason="no promtool: Debian's package prometheus has it")
