@@ -18,6 +18,7 @@ from api import (
     archives,
     demand_reports,
     events,
+    guides,
     hardware,
     health,
     history,
@@ -111,7 +112,7 @@ _ROUTERS = (
     hardware.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
     *(accounts.router, secret_routes.router, agent_routes.router, sign_in.login_code_router, sign_in.router),
-    *(tokens.audit_router, health.router, web_console.router),
+    *(tokens.audit_router, health.router, guides.router, web_console.router),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests add commands to an inbox, and the controller's next tick applies them. "

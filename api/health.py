@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -14,7 +14,7 @@ from api.http.errors import ProblemError
 from api.identity.authorization import PUBLIC, Caller, RouteRule, requires
 from scheduler.package_version import get_package_version
 from scheduler.telemetry.fleet_gauges import FleetGauges
-from scheduler.telemetry.metrics import CONTENT_TYPE, render_metrics
+from scheduler.telemetry.metrics import render_metrics
 
 
 class HealthView(TypedDict):
@@ -54,20 +54,32 @@ def get_readiness(service: ServiceDep) -> ReadyView:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "One line per sample."}},
+    responses={
+        200: {
+            "content": {
+                "text/plain": {"schema": {"type": "string"}},
+                "application/openmetrics-text": {"schema": {"type": "string"}},
+            },
+            "description": "One line per sample. OpenMetrics, with exemplars, if the header `Accept` prefers it.",
+        }
+    },
 )
 @requires(RouteRule(Caller.SCRAPERS, on_all_queues=True))
-def get_metrics(service: ServiceDep) -> Response:
-    """All metrics in the Prometheus text format."""
+def get_metrics(service: ServiceDep, request: Request) -> Response:
+    """All metrics, in the Prometheus text format or as OpenMetrics."""
     loaded = service.store.load()
     now_s = service.clock.now_s()
     current = replace(loaded.snapshot, now_s=max(now_s, loaded.snapshot.now_s))
-    by_job = service.settings.metrics_by_job
+    settings = service.settings
     gauges = FleetGauges(
         current,
         has_leader=service.has_leader,
         inbox_size=len(loaded.inbox),
-        by_job=by_job,
+        by_job=settings.metrics_by_job,
         clock_lead_s=max(0.0, loaded.snapshot.now_s - now_s),
+        policy_settings=service.policies.settings,
+        machines=service.store.machines.list_machines(),
+        silent_after_s=settings.disconnect_s,
     )
-    return Response(render_metrics(gauges), media_type=CONTENT_TYPE)
+    exposition = render_metrics(gauges, accept=request.headers.get("Accept", ""), cluster=settings.cluster)
+    return Response(exposition.body, headers={"Content-Type": exposition.content_type, "Vary": "Accept"})

@@ -74,7 +74,13 @@ class ConsoleFiles:
         tags = _REFERENCE_TAGS if self.has_reference else ""
         reference = bodies.pop("reference.html").decode().replace("<!-- reference -->", tags)
         self.reference = reference.replace("VERSION", self.version).encode()
+        self._guide = bodies.pop("guide.html").decode().replace("VERSION", self.version)
         self._files = {name: ConsoleFile(body, _MEDIA_TYPES[Path(name).suffix]) for name, body in bodies.items()}
+
+    def render_guide(self, title: str, contents: str, body: str) -> bytes:
+        """Return a page of the documentation. `contents` and `body` are HTML."""
+        page = self._guide.replace("TITLE", title).replace("CONTENTS", contents).replace("BODY", body)
+        return page.encode()
 
     def file(self, path: str) -> ConsoleFile | None:
         return self._files.get(path)
@@ -92,7 +98,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 _CACHE_FOREVER = "public, max-age=31536000, immutable"
-_REVALIDATE = "no-cache"
+REVALIDATE = "no-cache"
 
 load_console_files = cache(ConsoleFiles)
 
@@ -102,7 +108,7 @@ load_console_files = cache(ConsoleFiles)
 async def console_page(request: Request) -> Response:  # async: serves from memory without a thread
     """The page. It names its files by version, so browsers revalidate only the page."""
     files = load_console_files()
-    return _file_response(request, files.page, "text/html; charset=utf-8", f'"{files.version}"', _REVALIDATE)
+    return file_response(request, files.page, "text/html; charset=utf-8", f'"{files.version}"', REVALIDATE)
 
 
 @router.get("/docs")
@@ -110,7 +116,7 @@ async def console_page(request: Request) -> Response:  # async: serves from memo
 async def reference_page(request: Request) -> Response:
     """The API reference."""
     files = load_console_files()
-    return _file_response(request, files.reference, "text/html; charset=utf-8", f'"{files.version}"', _REVALIDATE)
+    return file_response(request, files.reference, "text/html; charset=utf-8", f'"{files.version}"', REVALIDATE)
 
 
 @router.get("/console/{version}/{path:path}")
@@ -119,11 +125,11 @@ async def console_file(version: str, path: str, request: Request) -> Response:
     """A file of the console. A page of another release gets the current file, which browsers do not cache."""
     files = load_console_files()
     found = files.file(path) or raise_not_found("file of the console", path)
-    keep = _CACHE_FOREVER if version == files.version else _REVALIDATE
-    return _file_response(request, found.body, found.media_type, f'"{files.version}"', keep)
+    keep = _CACHE_FOREVER if version == files.version else REVALIDATE
+    return file_response(request, found.body, found.media_type, f'"{files.version}"', keep)
 
 
-def _file_response(request: Request, body: bytes, media_type: str, etag: str, cache_control: str) -> Response:
+def file_response(request: Request, body: bytes, media_type: str, etag: str, cache_control: str) -> Response:
     headers = {**_HEADERS, "ETag": etag, "Cache-Control": cache_control}
     if etag in request.headers.get("If-None-Match", ""):
         return Response(status_code=304, headers=headers)

@@ -245,6 +245,12 @@ class Settings(BaseSettings):
     metrics_open: bool = Field(
         default=False, description="Serve /metrics without authentication. Default: viewers of all queues only."
     )
+    cluster: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9._-]{0,63}$",
+        description="Value of the label `cluster` of all metrics, at most 63 letters, digits, `.`, `_` and `-`. Set it "
+        "if one Prometheus scrapes several installations. Empty: no label, so that Prometheus may add its own.",
+    )
     metrics_by_job: bool = Field(
         default=False, description="Add one series per running job to /metrics, labelled with the job id."
     )

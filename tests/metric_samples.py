@@ -11,7 +11,7 @@ Samples = dict[str, float]
 
 def read_samples(text: str | None = None) -> Samples:
     """Return all samples by `name{label="value",...}` with sorted labels, of this process or of a given text."""
-    families = text_string_to_metric_families(render_metrics().decode() if text is None else text)
+    families = text_string_to_metric_families(render_metrics().body.decode() if text is None else text)
     return {_format_key(sample.name, sample.labels): sample.value for family in families for sample in family.samples}
 
 

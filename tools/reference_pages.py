@@ -26,8 +26,11 @@ from scheduler.documents.job import JobDocument
 from scheduler.domain.snapshot import Snapshot
 from scheduler.settings import Settings
 from scheduler.telemetry import metrics
+from scheduler.telemetry.exemplars import TracedHistogram
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
+from tools.grafana_boards.boards import BOARDS
+from tools.grafana_boards.panels import Board, Kind
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "ebbtide"
@@ -56,6 +59,7 @@ def build_pages() -> dict[str, str]:
         "custom-resources.md": _render_custom_resources(),
         "metrics.md": _render_metrics(),
         "alerts.md": _render_alerts(),
+        "dashboards.md": _render_dashboards(),
         "problem-types.md": _render_problem_types(),
     }
 
@@ -374,6 +378,7 @@ def _metrics() -> list[Metric]:
 def _labels_by_metric() -> dict[str, tuple[str, ...]]:
     """Return label names by metric. The library keeps them in private attributes of metrics and families alone."""
     declared = {each._name: each._labelnames for each in vars(metrics).values() if isinstance(each, MetricWrapperBase)}
+    declared |= {each.name: each.labels for each in vars(metrics).values() if isinstance(each, TracedHistogram)}
     families = FleetGauges(Snapshot(), has_leader=True, inbox_size=0, by_job=True).collect()
     return declared | {family.name: tuple(family._labelnames) for family in families if hasattr(family, "_labelnames")}
 
@@ -384,7 +389,11 @@ def _render_metrics() -> str:
         (_code(_exposed_name(each)), each.type, ", ".join(map(_code, labels.get(each.name, ()))), each.documentation)
         for each in _metrics()
     )
-    introduction = "Served at `/metrics` by the API and by the operator, in the Prometheus text format."
+    introduction = (
+        "Served at `/metrics` by the API and by the operator, in the Prometheus text format or as OpenMetrics. The "
+        "client chooses by `Accept`. OpenMetrics has exemplars: traces of recent observations. `EBBTIDE_CLUSTER` adds "
+        "the label `cluster` to all."
+    )
     return _page("Metrics", introduction, _table(("Metric", "Type", "Labels", "Meaning"), rows))
 
 
@@ -394,16 +403,78 @@ def _exposed_name(metric: Metric) -> str:
 
 def _render_alerts() -> str:
     groups = yaml.safe_load((CHART / "rules.yaml").read_text(encoding="utf-8"))["groups"]
-    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    sections = [_render_alert(alert) for alert in alerts]
-    introduction = "The chart installs these rules. The [runbook](../how-to/runbook.md) says what to do for each."
-    return _page("Alerts", introduction, *sections)
+    rules = [rule for group in groups for rule in group["rules"]]
+    by_name: dict[str, list[Schema]] = {}
+    for rule in rules:
+        if "alert" in rule:
+            by_name.setdefault(rule["alert"], []).append(rule)
+    introduction = (
+        "The chart installs these rules. The [runbook](../how-to/runbook.md) says what to do for each. `critical`: "
+        "inference is short, a promise is broken, or nothing is decided, so act at once. `warning`: look at it during "
+        "working hours."
+    )
+    recorded = [rule for rule in rules if rule.get("record") == "ebbtide:slo_error:ratio_rate1h"]
+    goals = _table(("SLO", "Objective"), ((_code(slo), goal) for slo, goal in _OBJECTIVES.items()))
+    ratios = (_render_ratio(rule) for rule in recorded)
+    overview = _table(
+        ("Alert", "Severity", "Pending for", "Meaning"),
+        ((f"[{name}](#{name.lower()})", *_alert_facts(alerts)) for name, alerts in by_name.items()),
+    )
+    sections = (_render_alert(name, alerts) for name, alerts in by_name.items())
+    return _page("Alerts", introduction, "## Objectives", goals, *ratios, "## Overview", overview, *sections)
 
 
-def _render_alert(alert: Schema) -> str:
-    facts = f"Severity: {alert['labels']['severity']}. Pending for: {alert.get('for', '0m')}."
-    expression = f"```promql\n{alert['expr'].strip()}\n```"
-    return "\n\n".join([f"## {alert['alert']}", alert["annotations"]["summary"], facts, expression])
+_OBJECTIVES = {
+    "recalls-in-time": "99.9% of the recalled nodes are home by their deadline",
+    "inference-met": "loans leave a pool short in at most 0.1% of five-minute intervals",
+    "goodput": "at least 90% of the allocated GPU time is useful training",
+    "queue-wait": "95% of the jobs start within an hour; `queueWaitSeconds` of the chart changes it",
+}
+
+
+def _render_ratio(rule: Schema) -> str:
+    return f"Errors of {_code(rule['labels']['slo'])} in an hour:\n\n```promql\n{rule['expr'].strip()}\n```"
+
+
+def _alert_facts(alerts: Iterable[Schema]) -> tuple[str, str, str]:
+    """Return severities, times before it fires, and the meaning of an alert with one rule or several."""
+    severities = dict.fromkeys(alert["labels"]["severity"] for alert in alerts)
+    pending = dict.fromkeys(alert.get("for", "0m") for alert in alerts)
+    summary = next(alert["annotations"]["summary"] for alert in alerts)
+    return ", ".join(severities), ", ".join(pending), re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"`\1`", summary)
+
+
+def _render_alert(name: str, alerts: Iterable[Schema]) -> str:
+    parts = [f"## {name}"]
+    for alert in alerts:
+        window = alert["labels"].get("window")
+        facts = f"Severity: {alert['labels']['severity']}. Pending for: {alert.get('for', '0m')}."
+        facts += f" Window: {window}." if window else ""
+        parts += [facts, f"```promql\n{alert['expr'].strip()}\n```"]
+    return "\n\n".join(parts)
+
+
+def _render_dashboards() -> str:
+    sections = [f"## {board.title}\n\n{board.about}\n\n{_panel_table(board)}" for board in BOARDS]
+    introduction = (
+        "The chart installs these Grafana dashboards. `ebbtide assets export` writes them to a folder. Each shows one "
+        "installation, by the variables `cluster` and `namespace`."
+    )
+    return _page("Dashboards", introduction, count_panels(), *sections)
+
+
+def count_panels() -> str:
+    """Return a table of the number of panels by dashboard and type."""
+    rows = (
+        (board.title, *(str(sum(panel.kind is kind for panel in board.panels) or "") for kind in Kind))
+        for board in BOARDS
+    )
+    return _table(("Dashboard", *(kind.value for kind in Kind)), rows)
+
+
+def _panel_table(board: Board) -> str:
+    rows = ((row.title, panel.title, panel.kind.value, panel.about) for row in board.rows for panel in row.panels)
+    return _table(("Row", "Panel", "Type", "Meaning"), rows)
 
 
 def _render_problem_types() -> str:

@@ -46,6 +46,7 @@ from scheduler.settings import Settings
 from scheduler.store.protocol import UnavailableError
 from scheduler.telemetry.logs import REQUEST_ID
 from scheduler.telemetry.metrics import record_request
+from scheduler.telemetry.traces import get_current_trace_id
 
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -81,7 +82,14 @@ class TimingMiddleware:
             method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
             route = getattr(scope.get("route"), "path", "unmatched")
             seconds = (stream_started_s or time.perf_counter()) - started_s
-            record_request(method=method, route=route, status=status, seconds=seconds)
+            record_request(
+                method=method,
+                route=route,
+                status=status,
+                seconds=seconds,
+                trace_id=get_current_trace_id(),
+                at_s=time.time(),
+            )
             self._access_log.record(scope, method=method, status=status, seconds=seconds)
 
 

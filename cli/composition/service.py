@@ -129,7 +129,7 @@ def assemble_controller(
             fits=ThreadPoolExecutor(1, thread_name_prefix="forecast-fit"),
             period_s=settings.full_pass_period_s,
         ),
-        on_report=_notify_all(recorder.record, TickTracer().record),
+        on_report=_record_with_trace(recorder, TickTracer()),
         on_leadership_lost=recorder.reset,
         has_changes=has_news,
         may_lead=may_lead,
@@ -139,12 +139,11 @@ def assemble_controller(
     )
 
 
-def _notify_all(*listeners: Callable[[TickReport], None]) -> Callable[[TickReport], None]:
-    def notify(report: TickReport) -> None:
-        for each in listeners:
-            each(report)
+def _record_with_trace(recorder: TickRecorder, tracer: TickTracer) -> Callable[[TickReport], None]:
+    def record(report: TickReport) -> None:
+        recorder.record(report, tracer.record(report))
 
-    return notify
+    return record
 
 
 def build_retention(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.multiprocess import MultiProcessCollector
+
+from scheduler.telemetry.exposition import ClusterCollector
+from scheduler.telemetry.multiprocess_files import MetricFilesCollector
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ def main() -> None:
     arguments = _arguments()
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # in all threads, for sigwait
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(arguments.folder))  # type: ignore[no-untyped-call]  # untyped in the library
+    registry.register(ClusterCollector((MetricFilesCollector(str(arguments.folder)),), arguments.cluster))
     server, thread = start_http_server(arguments.port, arguments.host, registry)
     logger.info("serving %s on %s:%d", arguments.folder, arguments.host, server.server_port)
     signal.sigwait(_STOP_SIGNALS)
@@ -38,6 +41,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.telemetry.exporter", description="Serve /metrics.")
     parser.add_argument("--folder", type=_folder, required=True, help="folder with the metric files")
     parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 picks a free port")
+    parser.add_argument(
+        "--cluster",
+        default=os.environ.get("EBBTIDE_CLUSTER", ""),
+        help="value of the label `cluster`; default: the environment variable EBBTIDE_CLUSTER",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     return parser.parse_args()
 

@@ -9,12 +9,18 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from scheduler.domain.fleet import LIVE_LOAN_STATES, LoanState, Node, NodeState, PoolKind
 from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.machine import Machine
 from scheduler.domain.snapshot import Snapshot
 from scheduler.package_version import get_package_version
+from scheduler.scheduling.policies.lending import demand_lost_at_s
+from scheduler.scheduling.policies.settings import PolicySettings
 
 _LENT = (LoanState.ACTIVE, LoanState.RECALLED)
 _GPU_KINDS = ("own", "lent")
 _GPU_STATES = ("training", "inference", "other", "idle", "down")
+NODE_STATES = ("up", "offered", "active", "recalled", "cordoned", "draining", "quarantined", "down")
+"""States of a node or of its loan. `ebbtide_node_state` is the index."""
+_DEFAULT_POLICY_SETTINGS = PolicySettings()
 LabelCounts = Counter[tuple[str, ...]]
 
 
@@ -25,6 +31,9 @@ class FleetGauges:
         has_leader: whether the lease of some controller is live.
         by_job: whether to add series for each running job, whose number is not bounded.
         clock_lead_s: how far the latest committed state is ahead of this process's clock, 0 if it is not.
+        policy_settings: values for pools that set none of their own.
+        machines: joined machines.
+        silent_after_s: time without a report after which a machine counts as silent.
     """
 
     def __init__(
@@ -35,16 +44,24 @@ class FleetGauges:
         inbox_size: int,
         by_job: bool = False,
         clock_lead_s: float = 0.0,
+        policy_settings: PolicySettings = _DEFAULT_POLICY_SETTINGS,
+        machines: Iterable[Machine] = (),
+        silent_after_s: float = 120.0,
     ) -> None:
         self._snapshot = snapshot
         self._has_leader = has_leader
         self._inbox_size = inbox_size
         self._by_job = by_job
         self._clock_lead_s = clock_lead_s
+        self._policy_settings = policy_settings
+        self._machines = machines
+        self._silent_after_s = silent_after_s
 
     def collect(self) -> Iterable[Metric]:
         holdings = _GpuHoldings(self._snapshot)
         yield from self._collect_fleet(holdings)
+        yield self._collect_node_states()
+        yield self._collect_machines()
         yield from self._collect_loans()
         yield _build_labelled_gauge(
             "ebbtide_jobs", "Number of jobs that have not ended, by state.", ("state",), holdings.jobs_by_state
@@ -94,6 +111,26 @@ class FleetGauges:
             ("pool", "state"),
             nodes,
         )
+
+    def _collect_node_states(self) -> Metric:
+        family = GaugeMetricFamily(
+            "ebbtide_node_state",
+            "State of each host as a number: " + ", ".join(f"{at} {name}" for at, name in enumerate(NODE_STATES)) + ".",
+            labels=["pool", "node"],
+        )
+        for node in self._snapshot.nodes.values():
+            family.add_metric([node.pool, node.name], NODE_STATES.index(self._get_node_state(node)))
+        return family
+
+    def _collect_machines(self) -> Metric:
+        counts: LabelCounts = Counter({("reporting",): 0, ("silent",): 0})
+        for machine in self._machines:
+            if machine.is_live:
+                seen_at_s = machine.joined_at_s if machine.seen_at_s is None else machine.seen_at_s
+                is_silent = self._snapshot.now_s - seen_at_s > self._silent_after_s
+                counts["silent" if is_silent else "reporting",] += 1
+        text = "Joined machines by whether their agents report. Pods of Kubernetes jobs are not machines."
+        return _build_labelled_gauge("ebbtide_machines", text, ("state",), counts)
 
     def _get_node_state(self, node: Node) -> str:
         if node.state is NodeState.DOWN:
@@ -183,6 +220,16 @@ class FleetGauges:
         for pool, reading in self._snapshot.demand.items():
             age.add_metric([pool], max(0.0, self._snapshot.now_s - reading.at_s))
         yield age
+        lost = GaugeMetricFamily(
+            "ebbtide_demand_lost",
+            "1 if a pool's readings are so old that all its loans are recalled, 0 otherwise.",
+            labels=["pool"],
+        )
+        for name, rules in self._snapshot.pools.items():
+            if (found := self._snapshot.demand.get(name)) is not None:
+                lost_at_s = demand_lost_at_s(rules, found, self._policy_settings)
+                lost.add_metric([name], int(self._snapshot.now_s >= lost_at_s))
+        yield lost
         forecast_gpus = GaugeMetricFamily(
             "ebbtide_forecast_gpus",
             "Forecast of the largest demand within the horizon, in GPUs, by quantile.",

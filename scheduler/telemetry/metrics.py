@@ -7,13 +7,14 @@ API includes the metrics of the controller.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from scheduler.domain.decisions import Decision, ReasonCode
@@ -21,7 +22,9 @@ from scheduler.domain.events import DeliveryState
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.domain.tick_report import BreachKind, Invariant
-from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_gauges
+from scheduler.telemetry.exemplars import ExemplarStore, TracedHistogram, attach_exemplars
+from scheduler.telemetry.exposition import Exposition, expose
+from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_files
 
 # Upper bounds of histogram buckets: seconds, except for GAP_BUCKETS, which are fractions.
 TICK_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -60,10 +63,12 @@ PREEMPTION_REASONS = tuple(
 )
 RESTART_CAUSES = ("workers", "out-of-memory")
 GPU_USES = ("running", "moving")
+OWN, LENT = GPU_OWNERS = ("own", "lent")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
-    *("logs", "archives", "recall_receipts"),
+    *("logs", "archives", "recall_receipts", "checkpoints", "hourly_checkpoints"),
+    *("capacity_minutes", "capacity_ten_minutes", "capacity_hours"),
 )
 
 
@@ -78,14 +83,12 @@ class ConnectionEnd(StrEnum):
     REFUSED = "refused"
 
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-
-
 disable_created_metrics()  # type: ignore[no-untyped-call]  # saves an unused series per counter and histogram
 
 if _folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-    drop_stale_gauges(_folder)  # before the first gauge of this process creates its file
+    drop_stale_files(_folder)  # before the first gauge of this process creates its file
 REGISTRY = CollectorRegistry()
+_EXEMPLARS = ExemplarStore(Path(_folder) if _folder else None)
 
 
 def _declare_counter(name: str, text: str, **labels: Iterable[str]) -> Counter:
@@ -104,11 +107,15 @@ def _declare_latest_gauge(name: str, text: str, *labels: str) -> Gauge:
     return Gauge(name, text, labels, registry=REGISTRY, multiprocess_mode="livemostrecent")
 
 
-TICK_DURATION = Histogram(
+def _declare_histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> TracedHistogram:
+    histogram = Histogram(name, text, labels, registry=REGISTRY, buckets=buckets)
+    return TracedHistogram(name, buckets, labels, histogram, _EXEMPLARS)
+
+
+TICK_DURATION = _declare_histogram(
     "ebbtide_tick_duration_seconds",
     "Seconds that each stage of a scheduling tick took, such as decide or commit.",
-    ["stage"],
-    registry=REGISTRY,
+    "stage",
     buckets=TICK_BUCKETS,
 )
 DECISIONS = _declare_counter(
@@ -131,17 +138,19 @@ RECALLS = Counter(
     registry=REGISTRY,
 )
 LOST_GPU_SECONDS = _declare_counter(
-    "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work lost since the last checkpoint.", cause=LOSS_CAUSES
+    "ebbtide_lost_gpu_seconds_total",
+    "GPU-seconds of work lost since the last checkpoint, by cause and by owner of the GPUs: own or lent.",
+    cause=LOSS_CAUSES,
+    gpus=GPU_OWNERS,
 )
-REPLAN_PHASE = Histogram(
+REPLAN_PHASE = _declare_histogram(
     "ebbtide_replan_phase_seconds",
     "Seconds of each phase of a re-plan on its slowest rank.",
-    ["phase"],
-    registry=REGISTRY,
+    "phase",
     buckets=REPLAN_BUCKETS,
 )
 for _phase in ReplanPhase:
-    REPLAN_PHASE.labels(_phase.value)
+    REPLAN_PHASE.histogram.labels(_phase.value)
 REPLAN_BYTES = _declare_counter(
     "ebbtide_replan_bytes_total",
     "Bytes of state that re-plans needed, read, and read from files of other nodes.",
@@ -153,10 +162,9 @@ RESIZES = _declare_counter(
     direction=RESIZE_DIRECTIONS,
     reason=RESIZE_REASONS,
 )
-RESIZE_DURATION = Histogram(
+RESIZE_DURATION = _declare_histogram(
     "ebbtide_resize_duration_seconds",
     "Seconds from the decision to resize until all workers of the new plan run.",
-    registry=REGISTRY,
     buckets=RESIZE_BUCKETS,
 )
 PREEMPTIONS = _declare_counter(
@@ -170,28 +178,49 @@ RESTARTS = _declare_counter(
 RESTARTING_JOBS = _declare_latest_gauge(
     "ebbtide_restarting_jobs", "Live jobs with three or more unexpected ends of runs within the last hour."
 )
-RECALL_DURATION = Histogram(
+RECALL_DURATION = _declare_histogram(
     "ebbtide_recall_duration_seconds",
     "Seconds from the decision to recall a node until its return.",
-    registry=REGISTRY,
     buckets=RESIZE_BUCKETS,
 )
-QUEUEING = Histogram(
+QUEUEING = _declare_histogram(
     "ebbtide_queueing_seconds",
     "Seconds from submission of a job to its first start.",
-    registry=REGISTRY,
     buckets=QUEUEING_BUCKETS,
 )
-JCT = Histogram(
+JCT = _declare_histogram(
     "ebbtide_jct_seconds",
     "Job completion time: seconds from submission to successful end.",
-    registry=REGISTRY,
     buckets=JCT_BUCKETS,
+)
+JOBS_ENDED = Counter(
+    "ebbtide_jobs_ended_total",
+    "Ended jobs by outcome, declared queue and reason: Completed, code of a decision, or cause of the failure.",
+    ["outcome", "queue", "reason"],
+    registry=REGISTRY,
 )
 GPU_SECONDS = _declare_counter(
     "ebbtide_gpu_seconds_total",
     "GPU-seconds allocated to jobs, by use: running, or moving (starting, resizing, leaving).",
     use=GPU_USES,
+)
+CAPACITY_GPU_SECONDS = Counter(
+    "ebbtide_capacity_gpu_seconds_total",
+    "GPU-seconds of all GPUs of a pool by use: inference, used, lent_used, lent_idle, free, other or down.",
+    ["pool", "use"],
+    registry=REGISTRY,
+)
+IDLE_GPU_SECONDS = Counter(
+    "ebbtide_idle_while_waiting_gpu_seconds_total",
+    "GPU-seconds of unused GPUs that training owned or had on loan while a pending job accepted their model.",
+    ["pool", "gpus"],
+    registry=REGISTRY,
+)
+INFERENCE_INTERVALS = Counter(
+    "ebbtide_inference_intervals_total",
+    "Five-minute intervals with demand readings, by pool, and whether loans left inference short: met or short.",
+    ["pool", "outcome"],
+    registry=REGISTRY,
 )
 GOODPUT = _declare_latest_gauge(
     "ebbtide_goodput_ratio", "Useful GPU-seconds divided by allocated GPU-seconds, over the last 24 hours."
@@ -206,26 +235,24 @@ FORECAST_COVERAGE = _declare_latest_gauge(
 FORECASTS_EVALUATED = Counter(
     "ebbtide_forecasts_judged_total", "Forecasts compared with demand after their horizon.", ["pool"], registry=REGISTRY
 )
-SOLVE_DURATION = Histogram(
+SOLVE_DURATION = _declare_histogram(
     "ebbtide_solve_duration_seconds",
     "Seconds to solve one shape of a scaling curve.",
-    registry=REGISTRY,
     buckets=SOLVE_BUCKETS,
 )
-SOLVE_GAP = Histogram(
+SOLVE_GAP = _declare_histogram(
     "ebbtide_solve_optimality_gap",
     "Proven gap of each plan to the optimum, as a fraction of the step time.",
-    registry=REGISTRY,
     buckets=GAP_BUCKETS,
 )
 PENDING_JOBS = _declare_latest_gauge(
     "ebbtide_pending_jobs", "Pending jobs, by declared queue and the reason at the last tick.", "queue", "reason"
 )
-REQUEST_DURATION = Histogram(
+REQUEST_DURATION = _declare_histogram(
     "ebbtide_api_request_duration_seconds",
     "Seconds to answer an HTTP request, by method and path template.",
-    ["method", "route"],
-    registry=REGISTRY,
+    "method",
+    "route",
     buckets=REQUEST_BUCKETS,
 )
 REQUESTS = Counter(
@@ -268,11 +295,10 @@ KUBERNETES_REQUESTS = Counter(
     ["verb", "resource", "status"],
     registry=REGISTRY,
 )
-KUBERNETES_REQUEST_DURATION = Histogram(
+KUBERNETES_REQUEST_DURATION = _declare_histogram(
     "ebbtide_kubernetes_request_duration_seconds",
     "Seconds that requests to the Kubernetes API server took, including those that timed out.",
-    ["verb"],
-    registry=REGISTRY,
+    "verb",
     buckets=KUBERNETES_BUCKETS,
 )
 KUBERNETES_LAST_RESPONSE = _declare_latest_gauge(
@@ -285,9 +311,11 @@ OPERATOR_STATUS = _declare_latest_gauge(
 )
 
 
-def record_request(*, method: str, route: str, status: int, seconds: float) -> None:
-    """Record an API request. `route` is the path template, which bounds the number of label values."""
-    REQUEST_DURATION.labels(method, route).observe(seconds)
+def record_request(
+    *, method: str, route: str, status: int, seconds: float, trace_id: str = "", at_s: float = 0.0
+) -> None:
+    """Record an API request that ended at `at_s`. `route` is the path template, which bounds the label values."""
+    REQUEST_DURATION.observe(seconds, method, route, trace_id=trace_id, at_s=at_s)
     REQUESTS.labels(method, route, str(status)).inc()
 
 
@@ -322,7 +350,7 @@ def record_history_deletion(kind: str, count: int) -> None:
 
 def record_kubernetes_request(*, verb: str, resource: str, status: int, seconds: float) -> None:
     KUBERNETES_REQUESTS.labels(verb, resource, str(status)).inc()
-    KUBERNETES_REQUEST_DURATION.labels(verb).observe(seconds)
+    KUBERNETES_REQUEST_DURATION.observe(seconds, verb)
 
 
 def record_operator_status(
@@ -338,13 +366,20 @@ def record_operator_status(
         KUBERNETES_LAST_RESPONSE.labels(resource).set(now_s - ago_s)
 
 
-def render_metrics(*collectors: Collector) -> bytes:
-    """Render all metrics and those of `collectors` in the Prometheus text format."""
-    registry = CollectorRegistry()
-    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        registry.register(MetricFilesCollector(folder))
-    else:
-        registry.register(REGISTRY)
-    for collector in collectors:
-        registry.register(collector)
-    return generate_latest(registry)
+class _OwnCollector(Collector):
+    """Metrics of this process, with exemplars."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from attach_exemplars(REGISTRY.collect(), _EXEMPLARS.snapshot())
+
+
+def render_metrics(*collectors: Collector, accept: str = "", cluster: str = "") -> Exposition:
+    """Render all metrics and those of `collectors`.
+
+    Args:
+        accept: the header `Accept` of the scrape; empty asks for the text format.
+        cluster: value of the label `cluster` of all samples; empty leaves the label out.
+    """
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    own: Collector = MetricFilesCollector(folder) if folder else _OwnCollector()
+    return expose((own, *collectors), accept=accept, cluster=cluster)

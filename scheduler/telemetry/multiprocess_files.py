@@ -18,16 +18,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
 
+from scheduler.telemetry.exemplars import attach_exemplars, read_exemplars
+
 _KEY_CACHE_SIZE = 50_000
 
 
-def drop_stale_gauges(folder: str) -> None:
-    """Delete gauge files of processes that have exited, and of an earlier process with this process id.
+def drop_stale_files(folder: str) -> None:
+    """Delete gauges and exemplars of processes that have exited, and of an earlier process with this process id.
 
     Containers restart with the same process ids. Without this, gauges of a process that no longer exists would be
     exported forever. Files of counters and histograms stay.
     """
-    for path in Path(folder).glob("gauge_live*.db"):
+    for path in (*Path(folder).glob("gauge_live*.db"), *Path(folder).glob("exemplars_*.json")):
         process_id = int(path.stem.rpartition("_")[2])
         if process_id == os.getpid() or not _is_alive(process_id):
             path.unlink(missing_ok=True)
@@ -63,8 +65,9 @@ class MetricFilesCollector(Collector):
                     values[key] = values.get(key, 0.0) + value
                 elif at_s > set_at_s.get(key, 0.0):
                     values[key], set_at_s[key] = value, at_s
+        exemplars = read_exemplars(self._folder)
         for metric_type, values in values_by_type.items():
-            yield from _build_families(metric_type, values)
+            yield from attach_exemplars(_build_families(metric_type, values), exemplars)
 
 
 def _read_rows(path: Path) -> Iterable[tuple[str, float, float, int]]:
@@ -79,13 +82,17 @@ def _read_rows(path: Path) -> Iterable[tuple[str, float, float, int]]:
 def _build_families(metric_type: str, values: dict[str, float]) -> Iterator[Metric]:
     families: dict[str, Metric] = {}
     buckets: defaultdict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[float, str]]] = defaultdict(list)
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for key, value in values.items():
         series = _decode_key(key)
         family = families.get(series.family)
         if family is None:
             family = families[series.family] = Metric(series.family, series.help_text, metric_type)
-        if series.sample.endswith("_bucket") and metric_type == "histogram":
-            buckets[series.family, series.other_labels].append((series.upper_bound, key))
+        if metric_type == "histogram":  # OpenMetrics wants the samples of each series together, the sum last
+            if series.sample.endswith("_bucket"):
+                buckets[series.family, series.other_labels].append((series.upper_bound, key))
+            else:
+                sums[series.family, series.other_labels] = value
         else:
             family.add_sample(series.sample, series.labels, value)
     for (name, other_labels), bounds in buckets.items():
@@ -94,6 +101,7 @@ def _build_families(metric_type: str, values: dict[str, float]) -> Iterator[Metr
             count += values[key]
             families[name].add_sample(f"{name}_bucket", _decode_key(key).labels, count)
         families[name].add_sample(f"{name}_count", dict(other_labels), count)
+        families[name].add_sample(f"{name}_sum", dict(other_labels), sums.get((name, other_labels), 0.0))
     yield from families.values()
 
 

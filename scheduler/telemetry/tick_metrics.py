@@ -6,16 +6,22 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import PreemptJob, ReasonCode
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Forecast, LoanState, PoolKind
+from scheduler.domain.job import Job
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.recall_receipts import RecallOutcome
+from scheduler.domain.shortages import ShortageDay
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.scheduling.legality import find_breaches
+from scheduler.telemetry.capacity_counters import record_capacity
+from scheduler.telemetry.exemplars import TracedHistogram
+from scheduler.telemetry.job_ends import declare_job_ends, record_job_ends
 from scheduler.telemetry.metrics import (
     ACTIVE_BREACHES,
     BREACHES,
@@ -24,8 +30,11 @@ from scheduler.telemetry.metrics import (
     FORECASTS_EVALUATED,
     GOODPUT,
     GPU_SECONDS,
+    INFERENCE_INTERVALS,
     JCT,
+    LENT,
     LOST_GPU_SECONDS,
+    OWN,
     PENDING_JOBS,
     PREEMPTIONS,
     QUEUEING,
@@ -42,6 +51,7 @@ from scheduler.telemetry.metrics import (
     TICK_DURATION,
     VIOLATIONS,
 )
+from scheduler.telemetry.traces import get_job_trace_id
 
 COVERAGE_WINDOW_S = 86_400.0
 GOODPUT_WINDOW_S = 86_400.0
@@ -69,25 +79,34 @@ class TickRecorder:
         self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
         self._goodput = GoodputTracker()
         self._coverage = ForecastCoverageTracker()
+        self._is_traced = False
         self._publish_active_breaches()
 
-    def record(self, report: TickReport) -> None:
-        """Record a report. Decisions and events count only if it was committed."""
+    def record(self, report: TickReport, trace_id: str = "") -> None:
+        """Record a report. Decisions and events count only if it was committed.
+
+        `trace_id` is the trace of the tick, empty if it has none: durations of its jobs have exemplars only with it.
+        """
+        self._is_traced = bool(trace_id)
         for stage, seconds in report.stage_s.items():
-            TICK_DURATION.labels(stage).observe(seconds)
+            TICK_DURATION.observe(seconds, stage, trace_id=trace_id, at_s=report.now_s)
         self._record_breaches(report)
         for violation in report.violations:
             VIOLATIONS.labels(violation.invariant.value).inc()
         self._record_pending(report)
         _declare_recalls(report.after)
+        declare_job_ends(report)
         lost_gpu_s = 0.0
         if report.committed:
             for decision in report.decisions:
                 DECISIONS.labels(type(decision).__name__).inc()
                 if isinstance(decision, PreemptJob):
                     PREEMPTIONS.labels(decision.reason.code.value).inc()
+            _record_intervals(report)
+            record_job_ends(report)
+            record_capacity(report)
             for event in report.events:
-                _record_event(event)
+                _record_event(event, report.before)
                 self._record_job_timing(event, report)
                 _record_recall(event, report.before)
             for receipt in report.settled_recalls:
@@ -142,17 +161,21 @@ class TickRecorder:
         if job is None:
             return
         if event.code is EventCode.JOB_STARTED and job.account.first_started_at_s == report.now_s:
-            QUEUEING.observe(report.now_s - job.submitted_at_s)
+            self._observe(QUEUEING, report.now_s - job.submitted_at_s, job, report)
         if event.code is not EventCode.JOB_STATE or not event.cause or before is None:
             return
         state = JobState(event.cause)
         if state is JobState.SUCCEEDED:
-            JCT.observe(report.now_s - job.submitted_at_s)
+            self._observe(JCT, report.now_s - job.submitted_at_s, job, report)
         elif state is JobState.RUNNING and before.state is JobState.RESIZING:
-            RESIZE_DURATION.observe(report.now_s - before.state_since_s)
+            self._observe(RESIZE_DURATION, report.now_s - before.state_since_s, job, report)
         elif state in _RESTART_CAUSES and before.state in PLACED_STATES:
             RESTARTS.labels(_RESTART_CAUSES[state]).inc()
             self._restarts[job.id].append(report.now_s)
+
+    def _observe(self, histogram: TracedHistogram, seconds: float, job: Job, report: TickReport) -> None:
+        trace_id = get_job_trace_id(job.id) if self._is_traced else ""
+        histogram.observe(seconds, trace_id=trace_id, at_s=report.now_s)
 
     def _expire_restarts(self, report: TickReport) -> None:
         for job_id, times in tuple(self._restarts.items()):
@@ -176,6 +199,22 @@ def _declare_recalls(snapshot: Snapshot) -> None:
                 RECALLS.labels(pool.name, outcome.value)
 
 
+def _record_intervals(report: TickReport) -> None:
+    """Count the five-minute intervals that this tick closed, as the record of the pool's shortages counts them."""
+    for pool, reading in report.after.demand.items():
+        for outcome in ("met", "short"):
+            INFERENCE_INTERVALS.labels(pool, outcome)  # exports 0 before the first
+        before = report.before.demand.get(pool)
+        if before is None or before.shortages is reading.shortages:
+            continue
+        known = {day.day: day for day in before.shortages.days}
+        for day in reading.shortages.days:
+            old = known.get(day.day, ShortageDay(day.day, 0, 0))
+            short = day.short - old.short
+            INFERENCE_INTERVALS.labels(pool, "short").inc(short)
+            INFERENCE_INTERVALS.labels(pool, "met").inc(day.intervals - old.intervals - short)
+
+
 def _record_recall(event: Event, before: Snapshot) -> None:
     loan = before.loans.get(event.subject)
     if event.code is EventCode.NODE_RETURNED and loan is not None and loan.state is LoanState.RECALLED:
@@ -186,19 +225,29 @@ def _iter_lost_gpu_s(report: TickReport) -> Iterator[float]:
     return (event.numbers.get("gpu_s", 0.0) for event in report.events if event.code is EventCode.JOB_LOST_WORK)
 
 
-def _record_event(event: Event) -> None:
+def _record_event(event: Event, before: Snapshot) -> None:
     if event.code is EventCode.JOB_LOST_WORK:
-        LOST_GPU_SECONDS.labels(event.cause).inc(event.numbers.get("gpu_s", 0.0))
+        _record_lost_work(event, before)
     if event.code is EventCode.JOB_REPLANNED:
         _record_replan(event)
     if event.code in _DIRECTIONS:
         RESIZES.labels(_DIRECTIONS[event.code], event.cause).inc()
 
 
+def _record_lost_work(event: Event, before: Snapshot) -> None:
+    """Count lost work by the GPUs that the job held when the loss was observed, own ones and lent ones."""
+    gpu_s, job = event.numbers.get("gpu_s", 0.0), before.jobs.get(event.subject)
+    held = {} if job is None else job.allocation.held
+    lent = sum(len(indices) for node, indices in held.items() if before.is_lent(before.nodes[node]))
+    lent_gpu_s = gpu_s * lent / max(1, gpu_sets.count(held))
+    LOST_GPU_SECONDS.labels(event.cause, OWN).inc(gpu_s - lent_gpu_s)
+    LOST_GPU_SECONDS.labels(event.cause, LENT).inc(lent_gpu_s)
+
+
 def _record_replan(event: Event) -> None:
     for phase in ReplanPhase:
         if (seconds := event.numbers.get(f"{phase}_s")) is not None:
-            REPLAN_PHASE.labels(phase.value).observe(seconds)
+            REPLAN_PHASE.observe(seconds, phase.value)
     for kind in REPLAN_BYTES_KINDS:
         REPLAN_BYTES.labels(kind).inc(event.numbers.get(f"{kind}_bytes", 0.0))
 

@@ -71,11 +71,12 @@ class TickTracer:
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer or trace.get_tracer("ebbtide")
 
-    def record(self, report: TickReport) -> None:
+    def record(self, report: TickReport) -> str:
+        """Send the spans of a tick, and return the id of its trace, empty if it is not sampled."""
         start_ns = round(report.now_s * _NS)
         span = self._tracer.start_span("tick", context=trace.set_span_in_context(_NO_SPAN), start_time=start_ns)
         if not span.is_recording():
-            return
+            return ""
         end_ns = self._add_stage_spans(span, report, start_ns)
         span.set_attributes(
             {
@@ -91,6 +92,7 @@ class TickTracer:
             if event.subject in report.after.jobs:
                 self._add_event_span(span, event, start_ns, end_ns)
         span.end(end_ns)
+        return _format_trace_id(span.get_span_context())
 
     def _add_stage_spans(self, span: Span, report: TickReport, start_ns: int) -> int:
         """Add a child span per stage, one after another, and return the end of the last."""
@@ -122,3 +124,18 @@ def get_job_span_context(job_id: str) -> SpanContext:
     digest = sha256(job_id.encode()).digest()
     trace_id, span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def get_job_trace_id(job_id: str) -> str:
+    """Return the id of a job's trace in hexadecimal."""
+    return _format_trace_id(get_job_span_context(job_id))
+
+
+def get_current_trace_id() -> str:
+    """Return the id of the current span's trace in hexadecimal, empty without a sampled span."""
+    context = trace.get_current_span().get_span_context()
+    return _format_trace_id(context) if context.is_valid and context.trace_flags.sampled else ""
+
+
+def _format_trace_id(context: SpanContext) -> str:
+    return trace.format_trace_id(context.trace_id)

@@ -70,6 +70,13 @@ def test_metrics_show_the_fleet(fleet: ApiService) -> None:
     assert shown["ebbtide_snapshot_generation", ()] == fleet.store.load().snapshot.generation
 
 
+def test_openmetrics_are_served_to_clients_that_accept_them(fleet: ApiService) -> None:
+    answer = fleet.http.get("/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.headers["vary"] == "Accept"
+    assert answer.text.endswith("# EOF\n")
+
+
 def test_requests_are_timed_by_route_template(service: ApiService) -> None:
     job_id = service.submit()
     service.get(f"/v1/jobs/{job_id}")

@@ -73,7 +73,8 @@ EVERYTHING: Manifest = {
     },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "prometheusRule": {"enabled": True},
+        "prometheusRule": {"enabled": True, "queueWaitSeconds": 1800},
+        "consoleUrl": "https://ebbtide.example.com/",
         "dashboards": {"enabled": True},
     },
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-FOLDERS = ("api", "baselines", "cli", "deploy", "helm", "library", "scheduler")
+FOLDERS = ("api", "baselines", "cli", "deploy", "docs", "helm", "library", "scheduler")
 OWN_PREFIXES = ("ebbtide", "__editable__")
 """Beginnings of the names under which an installation of the checkout is in an environment."""
 

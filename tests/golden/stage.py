@@ -56,7 +56,7 @@ _LENDING = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0
 class Stage:
     """Plays a scenario line by line. `run N` advances the time by N seconds; other lines take effect now."""
 
-    def __init__(self, on_report: Callable[[TickReport], None] = lambda report: None) -> None:
+    def __init__(self, on_report: Callable[[TickReport], object] = lambda report: None) -> None:
         self._on_report = on_report
         self.output: list[str] = []
         self._clock = ManualClock()

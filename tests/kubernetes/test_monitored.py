@@ -18,7 +18,9 @@ from tests.kubernetes.fault_proxy import Fault, FaultProxy
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 from tests.loopback import find_free_port
-from tests.monitoring.test_live_prometheus import panels
+from tests.monitoring.dashboard_queries import interpolate
+from tools.grafana_boards.panels import Panel, select
+from tools.grafana_boards.service import KUBERNETES_PANELS
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Prometheus: Debian's package prometheus has it")
 
@@ -39,10 +41,8 @@ def test_every_kubernetes_panel_has_data(
                 proxy.fault = lambda method, path: Fault(500) if method == "POST" and "/pods" in path else Fault()
                 operated.start_operator(proxy.kubeconfig(tmp_path))
                 operated.submit("llama", 8, 8)
-                shown = [panel for _, panel in panels(kubernetes=True)]
-                assert len(shown) == 5
-                for panel in shown:
-                    eventually(partial(_shows_all, prometheus, panel), what=panel["title"])
+                for panel in KUBERNETES_PANELS:
+                    eventually(partial(_shows_all, prometheus, panel), what=panel.title)
                 proxy.fault = lambda method, path: Fault()
                 operated.until_phase("llama", "Running")
         finally:
@@ -50,8 +50,8 @@ def test_every_kubernetes_panel_has_data(
             serving.send_signal(signal.SIGTERM)
 
 
-def _shows_all(prometheus: Prometheus, panel: dict[str, Any]) -> bool:
-    found = [prometheus.ask("query", query=target["expr"])["result"] for target in panel["targets"]]
+def _shows_all(prometheus: Prometheus, panel: Panel) -> bool:
+    found = [prometheus.ask("query", query=interpolate(select(query)))["result"] for query in panel.queries.values()]
     return all(any(_is_something(series) for series in result) for result in found)
 
 

@@ -45,7 +45,8 @@ from tests.monitoring.service_at_work import deliver_and_delete, open_stream, re
 START_S = 20_370 * 86_400.0
 END_S = START_S + 86_400.0
 SCRAPE_S = 120.0
-_CRASHING_JOB, _CRASHING_S = "crashy", (36_000.0, 39_000.0)
+CLUSTER = "day"
+_CRASHING_JOB, _FAILING_JOB, _CRASHING_S = "crashy", "fails", (36_000.0, 39_000.0)
 _FAULTY_POLICY_S, _HANGING_S, _STREAMING_S = (27_000.0, 28_800.0), (12_000.0, 23_000.0), (50_400.0, 54_000.0)
 _SERVICE_WORK_S = 21_600.0
 _FAULTS: Mapping[FaultKind, float] = {FaultKind.NODE_LOSS: 20_000.0, FaultKind.WORKER_CRASH: 6_000.0}
@@ -75,7 +76,7 @@ class _SimulatedDay:
         self._simulation = Simulation(scenario, policies, observers=(self,), faults=self)
         app = create_app(
             self._simulation.memory_store,
-            Settings(auth="off", allowed_hosts="service", metrics_by_job=True),
+            Settings(auth="off", allowed_hosts="service", metrics_by_job=True, cluster=CLUSTER),
             clock=self._simulation.clock,
             policies=policies,
             lease=self._simulation.memory_store.get_lease,
@@ -109,6 +110,7 @@ class _SimulatedDay:
         if now_s >= self._scrape_at_s:
             if self._is_within(_CRASHING_S):
                 world.crash_job(_CRASHING_JOB)
+                world.crash_job(_FAILING_JOB)
             for job_id in world.list_running_jobs() if self._is_within(_HANGING_S) else ():
                 world.delay_save(job_id, 1800.0)
             self._scrape(now_s)
@@ -134,7 +136,8 @@ class _SimulatedDay:
 
 
 def _build_scenario() -> Scenario:
-    lending = LendingPolicy(quantile=0.9, return_deadline_s=300.0, cold_start_s=300.0)
+    usual = tuple(_wave_gpus(3600.0 * hour) + 4.0 for hour in range(24))
+    lending = LendingPolicy(shortage_target=0.01, return_deadline_s=300.0, cold_start_s=300.0, demand_profile=usual)
     pools, nodes = a_fleet(training=3, inference=5, lending=lending)
     queues = (JobQueue("lab", guaranteed_gpus=16), JobQueue("web", guaranteed_gpus=8))
     return Scenario(
@@ -153,6 +156,9 @@ def _generate_submissions() -> Iterator[Submission]:
     random, at_s = Random("jobs of a day"), START_S
     yield _build_submission(
         _CRASHING_JOB, START_S + 30_000.0, JobSpec(_CRASHING_JOB, 1, 1, steps=40_000, priority=9, retries=99)
+    )
+    yield _build_submission(
+        _FAILING_JOB, START_S + 30_000.0, JobSpec(_FAILING_JOB, 1, 1, "lab", steps=40_000, priority=9, retries=1)
     )
     for number in range(110):
         gpus_min = random.choice((1, 2, 4, 8))
@@ -174,10 +180,14 @@ def _build_submission(job_id: str, at_s: float, spec: JobSpec) -> Submission:
 def _build_demand() -> DemandTrace:
     """Return demand from 4 to 36 of 40 GPUs, lowest in the morning, with an unforeseeable surge."""
     random, times_s = Random("demand of a day"), [START_S + 300.0 * number for number in range(288)]
-    waves = [20.0 - 16.0 * math.sin(2.0 * math.pi * (at_s - START_S) / 86_400.0) for at_s in times_s]
-    surges = [12.0 if 20_000.0 <= at_s - START_S < 24_000.0 else 0.0 for at_s in times_s]
+    waves = [_wave_gpus(at_s - START_S) for at_s in times_s]
+    surges = [22.0 if 20_000.0 <= at_s - START_S < 24_000.0 else 0.0 for at_s in times_s]
     gpus = [max(0.0, wave + surge + random.gauss(0.0, 0.5)) for wave, surge in zip(waves, surges, strict=True)]
     return DemandTrace("inference", tuple(times_s), tuple(gpus))
+
+
+def _wave_gpus(day_s: float) -> float:
+    return 20.0 - 16.0 * math.sin(2.0 * math.pi * day_s / 86_400.0)
 
 
 if __name__ == "__main__":

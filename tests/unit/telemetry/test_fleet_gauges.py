@@ -12,9 +12,10 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.lending_policy import LendingMode, LendingPolicy
+from scheduler.domain.machine import Machine
 from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.telemetry.fleet_gauges import FleetGauges
+from scheduler.telemetry.fleet_gauges import NODE_STATES, FleetGauges
 
 NODES = (
     Node("t0", "training", "cpu", 4, 1),
@@ -156,3 +157,43 @@ def test_shadow_mode_shows_its_loans_and_is_not_enabled_lending() -> None:
     assert found["ebbtide_shadow_gpus", "inference"] == 2.0
     assert found["ebbtide_shadow_gpu_hours", "inference"] == 4.0
     assert found["ebbtide_lending_enabled", "inference"] == 0.0
+
+
+def test_each_node_exports_the_number_of_its_state() -> None:
+    lent = {"i0": Loan("l1", "i0", "inference", LoanState.ACTIVE, 0.0, 0.0)}
+    snapshot = Snapshot(
+        pools={name: Pool(name, PoolKind.INFERENCE) for name in ("training", "inference")},
+        nodes={node.name: node for node in NODES},
+        loans=lent,
+    )
+    found = {
+        key[2]: NODE_STATES[int(value)] for key, value in shown(snapshot).items() if key[0] == "ebbtide_node_state"
+    }
+    assert found == {"t0": "up", "i0": "active", "i1": "up", "i2": "down", "i3": "cordoned", "i4": "draining"}
+
+
+@pytest.mark.parametrize(("age_s", "own_s", "is_lost"), [(3599.0, None, 0), (3600.0, None, 1), (3600.0, 7200.0, 0)])
+def test_demand_is_lost_when_lending_recalls_all_loans(age_s: float, own_s: float | None, is_lost: int) -> None:
+    pool = Pool("inference", PoolKind.INFERENCE, LendingPolicy(demand_lost_s=own_s))
+    snapshot = Snapshot(now_s=age_s, pools={"inference": pool}, demand={"inference": DemandReading(0.0, 1.0, 1.0)})
+    assert shown(snapshot)["ebbtide_demand_lost", "inference"] == is_lost
+
+
+def test_machines_are_silent_after_the_time_in_which_their_ranks_end() -> None:
+    seen = {"new": None, "well": 890.0, "silent": 879.0, "revoked": 0.0}
+    machines = [
+        Machine(
+            *(name, (name,), "training", "cpu", "10.0.0.1", "0.1.0", 900.0),
+            seen_at_s=at_s,
+            revoked_at_s=1.0 if name == "revoked" else None,
+        )
+        for name, at_s in seen.items()
+    ]
+    gauges = FleetGauges(Snapshot(now_s=1000.0), has_leader=True, inbox_size=0, machines=machines, silent_after_s=120.0)
+    found = {
+        sample.labels["state"]: sample.value
+        for metric in gauges.collect()
+        for sample in metric.samples
+        if sample.name == "ebbtide_machines"
+    }
+    assert found == {"reporting": 2, "silent": 1}

@@ -42,7 +42,7 @@ QUIET = TickReport(
 
 def value(name: str, **labels: str) -> float:
     """Return the current value of a sample; 0 if there is none with these labels."""
-    for family in text_string_to_metric_families(render_metrics().decode()):
+    for family in text_string_to_metric_families(render_metrics().body.decode()):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:
                 return float(sample.value)
@@ -134,12 +134,13 @@ def test_stage_durations_are_observed() -> None:
     assert value("ebbtide_tick_duration_seconds_count", stage="decide") == before + 1
 
 
-PRINT_NEW = "from scheduler.telemetry.metrics import *; print(render_metrics().decode())"
+PRINT_NEW = "from scheduler.telemetry.metrics import *; print(render_metrics().body.decode())"
 UNBOUNDED = {
     *("ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"),
-    "ebbtide_recalls_total",
+    *("ebbtide_capacity_gpu_seconds_total", "ebbtide_idle_while_waiting_gpu_seconds_total"),
+    *("ebbtide_recalls_total", "ebbtide_inference_intervals_total", "ebbtide_jobs_ended_total"),
 }
-"""Counters with labels that no enumeration bounds: routes, statuses, resources and pools."""
+"""Counters with labels that no enumeration bounds: routes, statuses, resources, pools and queues."""
 
 
 def run(code: str, folder: Path | None) -> str:
@@ -172,7 +173,7 @@ def test_counters_with_bounded_labels_are_exported_as_zero_from_the_start(tmp_pa
 
 
 COUNT_ONE = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); GOODPUT.set(0.5)"
-COUNT_AND_PRINT = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); print(render_metrics().decode())"
+COUNT_AND_PRINT = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); print(render_metrics().body.decode())"
 
 
 def test_scrape_sums_the_counters_of_both_processes(tmp_path: Path) -> None:

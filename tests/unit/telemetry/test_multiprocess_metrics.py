@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from scheduler.telemetry.metrics import render_metrics
-from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_gauges
+from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_files
 
 PROGRAM = """
 from scheduler.telemetry.metrics import *
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def exported_lines() -> list[str]:
-    return [line for line in render_metrics().decode().splitlines() if line[0] != "#"]
+    return [line for line in render_metrics().body.decode().splitlines() if line[0] != "#"]
 
 
 def test_scrape_sums_the_processes(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_gauges_of_an_earlier_process_with_the_same_id_are_stale(tmp_path: Path)
     counter = tmp_path / f"counter_{os.getpid()}.db"
     for path in (own, other, counter):
         path.touch()
-    drop_stale_gauges(str(tmp_path))
+    drop_stale_files(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted((other, counter))
 
 

@@ -6,13 +6,18 @@ In the simulation a first start takes 30 s, a save 10 s, and a restart 20 s more
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from scheduler.domain.capacity_history import CapacityBin
 from scheduler.domain.fleet import DemandReading, Forecast
+from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
+from scheduler.scheduling.capacity_use import integrate_capacity
 from scheduler.telemetry.tick_metrics import ForecastCoverageTracker, TickRecorder
 from tests.golden.stage import Stage
 from tests.golden.test_golden import RULE, SCENARIOS
@@ -23,6 +28,8 @@ EXCLUDED = (
     "ebbtide_decisions_total",
     "ebbtide_goodput_ratio",
     "ebbtide_gpu_seconds",
+    "ebbtide_capacity_gpu_seconds",
+    "ebbtide_idle_while_waiting_gpu_seconds",
 )
 
 
@@ -52,6 +59,7 @@ def test_queueing_time_ends_when_the_blocking_job_ends() -> None:
         "queueing_seconds_sum": 0.0 + 130.0,
         "jct_seconds_count": 2.0,
         "jct_seconds_sum": 130.0 + 210.0,
+        'jobs_ended_total{outcome="succeeded",queue="",reason="Completed"}': 2.0,
     }
     assert gpu_seconds(changes) == (4 * 100 + 4 * 50, 2 * 4 * 30)
     assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(600 / 840)
@@ -79,6 +87,7 @@ def test_recalled_node_is_returned_after_its_job_has_saved() -> None:
         "recall_duration_seconds_sum": 10.0,
         'recalls_total{outcome="in_time",pool="inference"}': 1.0,
         'breaches_total{kind="inference-short"}': 1.0,
+        'inference_intervals_total{outcome="met",pool="inference"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)
 
@@ -96,6 +105,7 @@ def test_preemption_counts_by_reason_and_a_restart_is_not_queueing() -> None:
         "queueing_seconds_sum": 0.0 + 10.0,
         "jct_seconds_count": 1.0,
         "jct_seconds_sum": 140.0,
+        'jobs_ended_total{outcome="succeeded",queue="lab",reason="Completed"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 970 + 4 * 100, 4 * 30 + 4 * 10 + 4 * 30 + 4 * 20)
 
@@ -110,11 +120,84 @@ def test_lost_work_reduces_goodput_by_the_time_held_for_it() -> None:
     lost = 4 * 120 * 40 / 90
     assert job_metrics(changes) == {
         "queueing_seconds_count": 1.0,
-        'lost_gpu_seconds_total{cause="failed"}': pytest.approx(lost),
+        'lost_gpu_seconds_total{cause="failed",gpus="own"}': pytest.approx(lost),
         'restarts_total{cause="workers"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 90, 4 * 30 + 4 * 20)
     assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(360 / 560 * (1 - lost / 560))
+
+
+def list_ends(*lines: str) -> dict[tuple[str, ...], float]:
+    """Return the ended jobs by outcome, queue and reason."""
+    pattern = r'ebbtide_jobs_ended_total{outcome="(.*)",queue="(.*)",reason="(.*)"}'
+    found = {re.fullmatch(pattern, key): value for key, value in play(*lines).items()}
+    return {match.groups(): value for match, value in found.items() if match is not None}
+
+
+def test_ended_jobs_are_counted_by_outcome_queue_and_reason() -> None:
+    fleet = ("fleet training=1x4 inference=0x4", "queue lab guaranteed=4")
+    submit = "submit a 4..4 gpu-seconds=80000 queue=lab"
+    crash = ("run 100", "crash a") * (JobSpec("a", 1, 1).retries + 1)
+    assert list_ends(*fleet, "submit a 4..4 gpu-seconds=80 queue=lab", "run 100") == {
+        ("succeeded", "lab", "Completed"): 1.0
+    }
+    assert list_ends(*fleet, submit, "run 100", "cancel a", "run 100") == {("cancelled", "lab", "OwnerAsked"): 1.0}
+    assert list_ends(*fleet, submit, *crash, "run 100") == {("failed", "lab", "WorkersFailed"): 1.0}
+    unknown = submit.replace("queue=lab", "queue=unknown")
+    assert list_ends(*fleet, unknown, *crash, "run 100") == {("failed", "", "WorkersFailed"): 1.0}
+
+
+def test_counted_use_of_gpus_equals_the_stored_bins() -> None:
+    """Jobs with 8 GPUs wait while 4 GPUs of training and a lent node are idle, and both kinds are used."""
+    before, recorder = read_samples(), TickRecorder()
+    bins: list[CapacityBin] = []
+
+    def record(report: TickReport) -> None:
+        recorder.record(report)
+        bins.extend(integrate_capacity(report.before, report.after.now_s) if report.committed else ())
+
+    stage = Stage(record)
+    for line in (
+        *("fleet training=1x4 inference=2x4", "demand inference 1", "forecast inference 4"),
+        *("submit a 2..8 gpu-seconds=2000", "submit b 12..12", "run 1200"),
+    ):
+        stage.play(line)
+    changes = list_changed_samples(before)
+    stored: Samples = defaultdict(float)
+    for each in bins:
+        for use, gpu_s in each.uses_gpu_s.items():
+            stored[f'ebbtide_capacity_gpu_seconds_total{{pool="{each.pool}",use="{use}"}}'] += gpu_s
+        waited = each.lent_idle_waited_gpu_s if each.pool == "inference" else each.free_waited_gpu_s
+        owner = "lent" if each.pool == "inference" else "own"
+        stored[f'ebbtide_idle_while_waiting_gpu_seconds_total{{gpus="{owner}",pool="{each.pool}"}}'] += waited
+    counted = {key: value for key, value in changes.items() if key.startswith(tuple(key for key in stored))}
+    assert counted == {key: value for key, value in stored.items() if value}
+    assert len(counted) >= 6
+
+
+def test_closed_intervals_equal_the_pools_record_of_shortages() -> None:
+    """Demand of 6 GPUs meets 4 that are not lent, from 400 s until the node is home."""
+    recorder, before, reports = TickRecorder(), read_samples(), []
+
+    def record(report: TickReport) -> None:
+        recorder.record(report)
+        reports.append(report)
+
+    stage = Stage(record)
+    for line in (
+        *("fleet training=1x4 inference=2x4", "demand inference 1", "forecast inference 4"),
+        *("submit a 2..8 gpu-seconds=8000000", "run 400", "demand inference 6", "forecast inference 8", "run 100"),
+        *("demand inference 6", "run 300", "demand inference 1", "run 600", "demand inference 1", "run 1"),
+    ):
+        stage.play(line)
+    shortages = reports[-1].after.demand["inference"].shortages
+    changes = list_changed_samples(before)
+    counted = {
+        outcome: changes.get(f'ebbtide_inference_intervals_total{{outcome="{outcome}",pool="inference"}}', 0.0)
+        for outcome in ("met", "short")
+    }
+    assert shortages.short_intervals > 0
+    assert counted == {"short": shortages.short_intervals, "met": shortages.intervals - shortages.short_intervals}
 
 
 def test_job_counts_as_restarting_from_its_third_restart_within_an_hour() -> None:
@@ -188,6 +271,16 @@ def test_lost_leadership_clears_the_current_state_and_pauses_counting() -> None:
     assert 0 < seconds < 4 * 500
 
 
+LABELLED_BY_NAME = (
+    "ebbtide_capacity_gpu_seconds_total{",
+    "ebbtide_idle_while_waiting_gpu_seconds_total{",
+    "ebbtide_forecasts_judged_total{",
+    "ebbtide_inference_intervals_total{",
+    "ebbtide_jobs_ended_total{",
+)
+"""Counters by pool or declared queue."""
+
+
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenarios_create_no_label_values_that_were_not_declared(path: Path) -> None:
     recorder, before = TickRecorder(), read_samples()
@@ -196,4 +289,4 @@ def test_scenarios_create_no_label_values_that_were_not_declared(path: Path) -> 
         if line.strip() and not line.startswith("#"):
             stage.play(line)
     new = {key for key in read_samples().keys() - before.keys() if key.partition("{")[0].endswith("_total")}
-    assert new <= {'ebbtide_forecasts_judged_total{pool="inference"}'}
+    assert {key for key in new if not key.startswith(LABELLED_BY_NAME)} == set()

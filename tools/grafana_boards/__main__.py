@@ -1,0 +1,5 @@
+"""Write the dashboards of the chart."""
+
+from tools.grafana_boards.render import write_dashboards
+
+write_dashboards()
