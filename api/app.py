@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from api import (
     accounts,
+    allocations,
     archives,
     demand_reports,
     events,
@@ -96,6 +97,7 @@ _ROUTERS = (
         archives.router,
     ),
     *(overview.router, pools.router, nodes.router, queues.router, usage.router, loans.router, recalls.router),
+    allocations.router,
     *(pools.demand_router, demand_reports.router, serving.router, pool_explanations.router),
     machines.router,
     hardware.router,

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from api.http.dependencies import PrincipalDep, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
+from api.http.time_parameters import TIME_FORMS, parse_time
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey, list_usage_columns
@@ -149,12 +150,8 @@ def _escape_formula(cell: str) -> str:
 router = create_router("usage")
 
 DAYS_DEFAULT, DAYS_MAX = 30, 366
-TIME_S_MAX = 253_402_300_800
-"""The year 10000."""
 CSV = "text/csv"
-_TIME_DESCRIPTION = (
-    "Seconds since 1970 (UTC), or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z; rounded to whole hours."
-)
+_TIME_DESCRIPTION = f"{TIME_FORMS}; rounded to whole hours."
 
 
 @router.get(
@@ -184,8 +181,8 @@ def get_usage(
 ) -> UsageReportView | Response:
     """Return GPU-seconds that jobs held, including running jobs, in the queues that the caller may read."""
     now_s, dimensions = service.clock.now_s(), _parse_dimensions(by)
-    to_s = math.ceil(_parse_time("to", until, now_s) / HOUR_S) * HOUR_S
-    from_s = math.floor(_parse_time("from", since, max(0.0, to_s - DAYS_DEFAULT * DAY_S)) / HOUR_S) * HOUR_S
+    to_s = math.ceil(parse_time("to", until, now_s) / HOUR_S) * HOUR_S
+    from_s = math.floor(parse_time("from", since, max(0.0, to_s - DAYS_DEFAULT * DAY_S)) / HOUR_S) * HOUR_S
     if not from_s <= to_s <= from_s + DAYS_MAX * DAY_S:
         raise_invalid_field("from", since, f"at or before `to`, and at most {DAYS_MAX} days before it")
     books = service.store.load_usage(from_s=from_s, to_s=to_s)
@@ -217,26 +214,3 @@ def _parse_dimensions(by: str) -> list[str]:
                 "by", name, f"one or more of {', '.join(DIMENSIONS)}, each once{suggest(name, DIMENSIONS)}"
             )
     return names
-
-
-def _parse_time(field: str, text: str, default_s: float) -> float:
-    if not text:
-        return default_s
-    try:
-        at_s = float(text)
-    except ValueError:
-        at_s = _parse_iso_time(text)
-    if not 0 <= at_s <= TIME_S_MAX:
-        raise_invalid_field(
-            field, text, "seconds since 1970, or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z"
-        )
-    return at_s
-
-
-def _parse_iso_time(text: str) -> float:
-    """Return the time in seconds since 1970, or NaN if the text is not a time. Times without a zone are UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return math.nan

@@ -343,7 +343,7 @@ class Settings(BaseSettings):
 
     # Retention
     events_kept_days: RetentionDays = Field(
-        default=90, description="Retention of events and decisions, in days. 0 retains them forever."
+        default=90, description="Retention of events, decisions and ended allocations, in days. 0 retains them forever."
     )
     audit_kept_days: RetentionDays = Field(
         default=0, description="Retention of audit log entries, in days. 0 retains them forever."

@@ -8,11 +8,10 @@ MemoryStore and SqlStore, `ServiceStore` by SqlStore alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from heapq import nlargest
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from scheduler.domain.commands import Command
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
@@ -30,10 +29,9 @@ from scheduler.store.sealed_secrets import SecretStore
 from scheduler.store.simulations import SimulationStore
 
 if TYPE_CHECKING:
+    from scheduler.store.allocation_history import AllocationHistory
     from scheduler.store.lending_history import LendingHistory
     from scheduler.store.sessions import SessionStore
-
-Row = TypeVar("Row")
 
 
 class SortKey(NamedTuple):
@@ -90,11 +88,16 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True)
 class LoanQuery:
-    """Filter for lists of loans. None and the empty string match everything."""
+    """Filter for lists of loans. None and the empty string match everything.
+
+    Loans match that were live at any time from `since_s` to `until_s`.
+    """
 
     states: frozenset[LoanState] | None = None
     pool: str = ""
     node: str = ""
+    since_s: float = -math.inf
+    until_s: float = math.inf
 
     @property
     def includes_ended(self) -> bool:
@@ -102,7 +105,8 @@ class LoanQuery:
 
     def matches(self, loan: Loan) -> bool:
         matches_state = self.states is None or loan.state in self.states
-        return matches_state and self.pool in ("", loan.pool) and self.node in ("", loan.node)
+        matches_time = loan.created_at_s < self.until_s and (loan.is_live or loan.state_since_s > self.since_s)
+        return matches_state and matches_time and self.pool in ("", loan.pool) and self.node in ("", loan.node)
 
 
 def get_job_sort_key(job: Job) -> SortKey:
@@ -111,14 +115,6 @@ def get_job_sort_key(job: Job) -> SortKey:
 
 def get_loan_sort_key(loan: Loan) -> SortKey:
     return SortKey(loan.created_at_s, loan.id)
-
-
-def take_page(
-    rows: list[Row], get_sort_key: Callable[[Row], SortKey], *, after: SortKey | None, limit: int
-) -> tuple[Row, ...]:
-    """Return up to `limit` rows that follow the key `after`, in list order."""
-    following = rows if after is None else [row for row in rows if get_sort_key(row) < after]
-    return tuple(nlargest(limit, following, key=get_sort_key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +187,7 @@ class HistoryLog(StrEnum):
     READINGS = "readings"
     USAGE = "usage"
     RECALL_RECEIPTS = "recall_receipts"
+    ALLOCATIONS = "allocations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +375,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def lending(self) -> LendingHistory: ...
+
+    @property
+    def allocations(self) -> AllocationHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

@@ -32,12 +32,13 @@ from scheduler.store.api_protocol import (
     UsageSnapshot,
     get_job_sort_key,
     get_loan_sort_key,
-    take_page,
 )
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
+from scheduler.store.memory_allocations import MemoryAllocationHistory
 from scheduler.store.memory_secrets import MemorySecrets
+from scheduler.store.page_selection import take_page
 from scheduler.store.protocol import (
     Commit,
     ConflictError,
@@ -326,6 +327,7 @@ class MemoryStore:
         self.machines = MemoryMachineStore(self.audit_log)
         self.secrets = MemorySecrets(self.audit_log)
         self.lending = MemoryLendingHistory()
+        self.allocations = MemoryAllocationHistory()
 
     def load(self) -> LoadedState:
         with self._lock:
@@ -463,6 +465,7 @@ class MemoryStore:
             self._decisions.append(StoredDecision(len(self._decisions) + 1, generation, now_s, decision))
         self._ended_jobs.extend(commit.ended_jobs)
         self.lending.append(commit)
+        self.allocations.append(commit)
         for entry in commit.usage:
             known = self._usage.get(entry.key, UsageEntry(entry.key, 0.0))
             gpu_s, lost_gpu_s = known.gpu_s + entry.gpu_s, known.lost_gpu_s + entry.lost_gpu_s

@@ -63,7 +63,7 @@ GPU_USES = ("running", "moving")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
-    *("logs", "archives", "recall_receipts"),
+    *("logs", "archives", "recall_receipts", "allocations"),
 )
 
 
