@@ -70,7 +70,8 @@ def test_job_of_another_queue_is_hidden() -> None:
 
 
 def test_filters_do_not_reveal_where_hidden_jobs_ran() -> None:
-    with (guarded := AuthenticatedService().with_fleet()).http:
+    with (guarded := AuthenticatedService()).http:
+        guarded.with_fleet()
         job = guarded.job(guarded.root, "research")
         guarded.tick()
         guarded.clock.move_to(guarded.clock.now_s() + 1.0)
