@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from scheduler.domain.capacity_history import HOURS
 from scheduler.domain.program import ARCHIVE_BYTES_MAX
 from scheduler.network_addresses import is_loopback, parse_networks, to_local_authority
 
@@ -378,6 +379,16 @@ class Settings(BaseSettings):
     )
     usage_kept_days: RetentionDays = Field(
         default=1095, description="Retention of hourly usage, in days. 0 retains it forever."
+    )
+    capacity_kept_days: RetentionDays = Field(
+        default=HOURS.days,
+        description="Retention of the hourly use of pools, in days. 0 retains it forever. Bins of 10 minutes are "
+        "retained for 14 days, and bins of a minute for 2 days.",
+    )
+    checkpoints_kept_days: RetentionDays = Field(
+        default=30,
+        description="Retention of hourly checkpoints of the fleet, which the history of the console shows, in days. 0 "
+        "retains them forever. Checkpoints of every 5 minutes are retained for 2 days.",
     )
 
     # Webhooks

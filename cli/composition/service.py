@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from scheduler.demand.reports import PoolDemandReader
+from scheduler.domain.capacity_history import CHECKPOINT_DAYS, MINUTES, TEN_MINUTES
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
@@ -164,6 +165,11 @@ def build_retention(
         HistoryLog.RECALL_RECEIPTS: settings.jobs_kept_days,
         HistoryLog.READINGS: settings.readings_kept_days,
         HistoryLog.USAGE: settings.usage_kept_days,
+        HistoryLog.CAPACITY_MINUTES: MINUTES.days,
+        HistoryLog.CAPACITY_TEN_MINUTES: TEN_MINUTES.days,
+        HistoryLog.CAPACITY_HOURS: settings.capacity_kept_days,
+        HistoryLog.CHECKPOINTS: CHECKPOINT_DAYS,
+        HistoryLog.HOURLY_CHECKPOINTS: settings.checkpoints_kept_days,
     }
     rows_s = {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days}
     if HistoryLog.READINGS in rows_s:

@@ -15,6 +15,7 @@ from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violati
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.allocation_spans import compute_span_changes
+from scheduler.scheduling.capacity_use import integrate_capacity
 from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
 from scheduler.scheduling.event_messages import (
     breach_event,
@@ -51,6 +52,7 @@ def tick(
     planning_inputs: tuple[Command, ...] = (),
     active_breaches: tuple[Breach, ...] = (),
     commands_max: int | None = None,
+    records_capacity: bool = True,
     stage_hook: StageHook = ignore_stage,
 ) -> TickReport:
     """Observe, update the snapshot, decide, check, commit and converge. The clock is read once.
@@ -60,6 +62,7 @@ def tick(
         planning_inputs: solved curve points and forecasts, which do not pass through the inbox.
         active_breaches: the breaches of the previous tick, for which no events are written again.
         commands_max: how many commands of the inbox to consume; None consumes all.
+        records_capacity: add the use of the pools' GPUs since the previous commit to the history.
         stage_hook: called with the name of each point at which tests kill the process.
 
     Raises:
@@ -93,7 +96,8 @@ def tick(
         return replace(report, stage_s=timer.seconds)
     archived = archive_ended(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
     stage_hook("before-commit")
-    store.commit(_build_commit(loaded, updated, applied, report, archived=archived, epoch=epoch))
+    commit = _build_commit(loaded, updated, applied, report, archived=archived, epoch=epoch)
+    store.commit(_with_capacity(commit) if records_capacity else commit)
     timer.record_stage("commit")
     stage_hook("after-commit")
     executor.converge(archived.snapshot)
@@ -237,6 +241,10 @@ def _build_commit(
         ended_spans=spans.ended,
         begun_spans=spans.begun,
     )
+
+
+def _with_capacity(commit: Commit) -> Commit:
+    return replace(commit, capacity=integrate_capacity(commit.previous, commit.snapshot.now_s))
 
 
 def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) -> bool:

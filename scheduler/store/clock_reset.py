@@ -19,6 +19,7 @@ from scheduler.store.database import METADATA, make_snapshot_engine, open_engine
 from scheduler.store.machines import MACHINES
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_api_tables import AUDIT_LOG
+from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS, decode_bin_row, write_bins
 from scheduler.store.sql_history import EVENTS, USAGE, add_usage_entries, decode_usage_row
 from scheduler.store.sql_run_log import AGENT_REPORTS
 from scheduler.store.sql_state import LEASE, STATE
@@ -27,8 +28,8 @@ CLOCK_LEAD_S_MAX = 60.0
 """A store whose latest time is further in the future than this has been written by a wrong clock."""
 _PAST_COLUMNS = (STATE.c.now_s, MACHINES.c.seen_at_s, AGENT_REPORTS.c.at_s, EVENTS.c.at_s)
 """Columns whose times have passed when they are written."""
-_UNCHANGED = {AUDIT_LOG.name, USAGE.name}
-"""The audit log permits no changes, and usage is added to other hours."""
+_UNCHANGED = {AUDIT_LOG.name, USAGE.name, CAPACITY_BINS.name, FLEET_CHECKPOINTS.name}
+"""The audit log permits no changes, and usage and the use of pools are added to other hours."""
 _USERS_FIELD = "spec"
 """Field of a job with what its user wrote: a deadline in the far future may be meant."""
 _ROWS_AT_ONCE = 1000
@@ -79,6 +80,8 @@ def reset_clock(url: str, *, now_s: float) -> ClockReset:
             tables = [table for table in METADATA.sorted_tables if table.name not in _UNCHANGED]
             rows = {table.name: _shift_table(connection, table, shift) for table in tables}
             rows[USAGE.name] = _shift_usage(connection, shift)
+            rows[CAPACITY_BINS.name] = _shift_capacity(connection, shift)
+            rows[FLEET_CHECKPOINTS.name] = _delete_late_checkpoints(connection, shift)
             generation = STATE.c.generation + 1  # readers fetch everything again
             connection.execute(update(STATE).values(generation=generation, swept_generation=generation))
             return ClockReset(lead_s, {name: count for name, count in rows.items() if count})
@@ -162,3 +165,18 @@ def _shift_usage(connection: Connection, shift: _TimeShift) -> int:
         connection, [replace(each, key=replace(each.key, hour_s=each.key.hour_s - hours)) for each in entries]
     )
     return len(rows)
+
+
+def _shift_capacity(connection: Connection, shift: _TimeShift) -> int:
+    """Add the late bins of all tiers to those of the hours in which they happened."""
+    is_late = CAPACITY_BINS.c.at_s > int(shift.after_s)
+    bins = [decode_bin_row(row) for row in connection.execute(select(CAPACITY_BINS).where(is_late)).all()]
+    hours_s = round(shift.by_s / HOUR_S) * int(HOUR_S)
+    connection.execute(delete(CAPACITY_BINS).where(is_late))
+    write_bins(connection, [replace(each, at_s=each.at_s - hours_s) for each in bins])
+    return len(bins)
+
+
+def _delete_late_checkpoints(connection: Connection, shift: _TimeShift) -> int:
+    """Delete checkpoints with a wrong time. The next one is written in minutes."""
+    return connection.execute(delete(FLEET_CHECKPOINTS).where(FLEET_CHECKPOINTS.c.at_s > int(shift.after_s))).rowcount

@@ -34,6 +34,7 @@ from scheduler.store.api_protocol import (
     get_loan_sort_key,
 )
 from scheduler.store.audit_chain import ChainReport
+from scheduler.store.capacity_history import MemoryCapacityHistory
 from scheduler.store.credentials import ApiToken
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.memory_allocations import MemoryAllocationHistory
@@ -328,6 +329,7 @@ class MemoryStore:
         self.secrets = MemorySecrets(self.audit_log)
         self.lending = MemoryLendingHistory()
         self.allocations = MemoryAllocationHistory()
+        self.capacity = MemoryCapacityHistory()
 
     def load(self) -> LoadedState:
         with self._lock:
@@ -466,6 +468,7 @@ class MemoryStore:
         self._ended_jobs.extend(commit.ended_jobs)
         self.lending.append(commit)
         self.allocations.append(commit)
+        self.capacity.add(commit)
         for entry in commit.usage:
             known = self._usage.get(entry.key, UsageEntry(entry.key, 0.0))
             gpu_s, lost_gpu_s = known.gpu_s + entry.gpu_s, known.lost_gpu_s + entry.lost_gpu_s

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler.domain.allocation_span import AllocationSpan, SpanEnding
+from scheduler.domain.capacity_history import CapacityBin
 from scheduler.domain.commands import Command
 from scheduler.domain.decisions import Decision
 from scheduler.domain.events import Event
@@ -53,6 +54,7 @@ class Commit:
         backfill: demand readings by pool, each time of a pool once; each replaces the stored readings of its time.
         receipts: complete receipts of recalls, which are appended to history.
         ended_spans: ends of open allocation spans. They apply before `begun_spans`.
+        capacity: the narrowest bins of the use of pools since `previous`, which are added to the stored bins.
     """
 
     previous: Snapshot
@@ -70,6 +72,7 @@ class Commit:
     receipts: tuple[RecallReceipt, ...] = ()
     ended_spans: tuple[SpanEnding, ...] = ()
     begun_spans: tuple[AllocationSpan, ...] = ()
+    capacity: tuple[CapacityBin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

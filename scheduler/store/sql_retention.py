@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Double,
     Engine,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     TypedColumns,
+    and_,
     delete,
     func,
     insert,
@@ -28,6 +30,7 @@ from sqlalchemy import (
     update,
 )
 
+from scheduler.domain.capacity_history import HOURS, MINUTES, TEN_MINUTES
 from scheduler.domain.codec import decode_stored
 from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.job_queue import HOUR_S
@@ -36,6 +39,7 @@ from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
 from scheduler.store.sql_allocations import ALLOCATION_SPANS
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
+from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_lending_history import RECALL_RECEIPTS
@@ -71,6 +75,17 @@ _ENDED_TABLES: dict[HistoryLog, Table[Any]] = {
     HistoryLog.ENDED_LOANS: ENDED_LOANS,
 }
 """Tables whose rows have the time of their end in their body."""
+_BIN = CAPACITY_BINS.c
+_SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[int], ColumnElement[bool]]] = {
+    HistoryLog.CAPACITY_MINUTES: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == MINUTES.step_s),
+    HistoryLog.CAPACITY_TEN_MINUTES: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == TEN_MINUTES.step_s),
+    HistoryLog.CAPACITY_HOURS: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == HOURS.step_s),
+    HistoryLog.CHECKPOINTS: (FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(False)),
+    HistoryLog.HOURLY_CHECKPOINTS: (
+        FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(True)
+    ),
+}  # fmt: skip
+"""Tables with rows of several retention periods: the column of their time, and the condition of the log's rows."""
 _END_FIELD = "state_since_s"
 
 
@@ -100,6 +115,8 @@ class SqlRetention:
             return self._delete_ended(log, before_s, rows_max, epoch)
         if log is HistoryLog.USAGE:
             return self._delete_usage(before_s, rows_max, epoch)
+        if log in _SHARED_TABLES:
+            return self._delete_from_shared_table(log, before_s, rows_max, epoch)
         table, find_time_s = _find_table(log)
         newest = select(func.max(table.c.number)).scalar_subquery()
         candidates = select(table).where(table.c.number > self.get_mark(log), table.c.number < newest)
@@ -148,6 +165,19 @@ class SqlRetention:
             sql_state.fence(connection, epoch)
             rows = connection.execute(delete(USAGE).where(is_old, USAGE.c.hour_s <= found[-1].hour_s)).rowcount
             _advance_mark(connection, HistoryLog.USAGE, up_to=0, up_to_s=before_s, rows=rows)
+        return DeletedBatch(rows, is_complete=len(found) < rows_max)
+
+    def _delete_from_shared_table(self, log: HistoryLog, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
+        """Delete rows of the oldest times, all rows of a time at once. They have no numbers, so the mark has none."""
+        table, at_s, is_of_log = _SHARED_TABLES[log]
+        is_old = and_(is_of_log, at_s < int(before_s))
+        found = fetch_rows(self._read_engine, select(at_s).where(is_old).order_by(at_s).limit(rows_max))
+        if not found:
+            return DeletedBatch(0, is_complete=True)
+        with transaction(self._engine) as connection:
+            sql_state.fence(connection, epoch)
+            rows = connection.execute(delete(table).where(is_old, at_s <= found[-1].at_s)).rowcount
+            _advance_mark(connection, log, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
     def _delete_ended(self, log: HistoryLog, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
