@@ -23,6 +23,7 @@ const PAGES = [
   { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit" },
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
   { path: /^\/gantt$/, load: () => import("./pages/gantt.js"), name: "Gantt", href: "#/gantt" },
+  { path: /^\/savings$/, load: () => import("./pages/savings.js"), name: "Savings", href: "#/savings" },
   { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
   { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
