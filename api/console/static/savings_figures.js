@@ -27,16 +27,24 @@ export function addressOf({ days, by }) {
   return `#/savings?${new URLSearchParams({ days: String(days), by })}`;
 }
 
+/**
+ * Returns GPU-hours; less than a GPU-second is 0, because sums of real numbers leave such remainders.
+ * @param {number | null} gpuS
+ */
+export function toHours(gpuS) {
+  if (gpuS === null) return null;
+  return Math.abs(gpuS) < 1 ? 0 : gpuS / HOUR_S;
+}
+
 /** Returns the sums of a report in GPU-hours, null where they are not known. */
 export function hoursOf(sums) {
-  const hours = (gpuS) => (gpuS === null ? null : gpuS / HOUR_S);
   const lentGpuS = sums.lent_idle_gpu_s === null ? null : sums.lent_gpu_s + sums.lent_idle_gpu_s;
   return {
-    used: hours(sums.gpu_s),
-    lent: hours(lentGpuS),
-    recovered: hours(sums.lent_gpu_s),
-    lost: hours(sums.lost_gpu_s),
-    idleWaiting: hours(sums.idle_waiting_gpu_s),
+    used: toHours(sums.gpu_s),
+    lent: toHours(lentGpuS),
+    recovered: toHours(sums.lent_gpu_s),
+    lost: toHours(sums.lost_gpu_s),
+    idleWaiting: toHours(sums.idle_waiting_gpu_s),
     recoveredShare: lentGpuS ? sums.lent_gpu_s / lentGpuS : null,
   };
 }
@@ -54,8 +62,8 @@ export function barsOf(items, fromS, toS) {
     const row = byDay.get(dayS);
     bars.push({
       dayS,
-      parts: PARTS.map(([, , of]) => (row ? of(row) / HOUR_S : 0)),
-      idleWaiting: row ? (row.idle_waiting_gpu_s ?? 0) / HOUR_S : 0,
+      parts: PARTS.map(([, , of]) => (row ? toHours(of(row)) : 0)),
+      idleWaiting: row ? toHours(row.idle_waiting_gpu_s ?? 0) : 0,
     });
   }
   return bars;

@@ -8,7 +8,17 @@ import { count, duration, figure, percent, plural } from "../format.js";
 import { keepUp } from "../live.js";
 import { may, whoAmI } from "../permissions.js";
 import { contextOf, drawBars, pictureOf } from "../savings_chart.js";
-import { DIMENSIONS, PARTS, PERIODS, addressOf, barsOf, hoursOf, readChoice, shortenings } from "../savings_figures.js";
+import {
+  DIMENSIONS,
+  PARTS,
+  PERIODS,
+  addressOf,
+  barsOf,
+  hoursOf,
+  readChoice,
+  shortenings,
+  toHours,
+} from "../savings_figures.js";
 import { onTheme } from "../theme.js";
 import { when } from "../times.js";
 
@@ -94,7 +104,8 @@ class SavingsPage {
       this.values = el("div");
       const details = el("details", {}, el("summary", {}, "Values as a table"), this.values);
       const save = el("button", { type: "button", on: { click: () => this.#savePicture() } }, "Save as PNG");
-      put(this.places.chart, card(["GPU-hours by day (UTC)", save], legend(), this.canvas, details));
+      const drawing = el("div", {}, this.canvas);
+      put(this.places.chart, card(["GPU-hours by day (UTC)", save], legend(), drawing, details));
     }
     const valuesOf = (bar) => [...bar.parts, bar.idleWaiting].map(figure);
     const rows = this.bars.map((bar) => [dates.format(1000 * bar.dayS), ...valuesOf(bar)]);
@@ -106,7 +117,7 @@ class SavingsPage {
 
   #drawCanvas() {
     if (!this.canvas?.isConnected) return;
-    const width = Math.max(220, Math.floor(this.canvas.parentElement.clientWidth) - 34);
+    const width = Math.max(220, Math.floor(this.canvas.parentElement.clientWidth));
     drawBars(contextOf(this.canvas, width, CHART_PX), this.bars, { x: 0, y: 0, width, height: CHART_PX });
   }
 
@@ -177,21 +188,20 @@ function figures(report) {
   const hours = hoursOf(total);
   const amounts = total.amounts;
   const money = (value) => (amounts && value !== null ? formatAmount(value, report.currency) : null);
-  const number = (value) => (value === null ? "–" : figure(value));
   const unknown = "not recorded in this time";
   const shareOfLent = hours.recoveredShare === null ? null : `${percent(hours.recoveredShare)} of lent GPU time`;
   const shareOfUse = hours.used ? `${percent(hours.lost / hours.used)} of use` : null;
   const below = (...parts) => parts.filter(Boolean).join(", ") || " ";
   return el(
     "dl",
-    { class: "figures" },
-    figureOf("lent", "Lent to training", number(hours.lent), "GPU-hours",
+    { class: "figures savings-figures" },
+    figureOf("lent", "Lent to training", figure(hours.lent), "GPU-hours",
       hours.lent === null ? unknown : "used and idle"),
-    figureOf("succeeded", "Recovered", number(hours.recovered), "GPU-hours",
+    figureOf("succeeded", "Recovered", figure(hours.recovered), "GPU-hours",
       below(money(amounts?.on_loan), shareOfLent)),
-    figureOf("running", "Used in total", number(hours.used), "GPU-hours", below(money(amounts?.used), "own and lent")),
-    figureOf("failed", "Work lost", number(hours.lost), "GPU-hours", below(money(amounts?.lost), shareOfUse)),
-    figureOf("queued", "Idle while jobs waited", number(hours.idleWaiting), "GPU-hours",
+    figureOf("running", "Used in total", figure(hours.used), "GPU-hours", below(money(amounts?.used), "own and lent")),
+    figureOf("failed", "Work lost", figure(hours.lost), "GPU-hours", below(money(amounts?.lost), shareOfUse)),
+    figureOf("queued", "Idle while jobs waited", figure(hours.idleWaiting), "GPU-hours",
       hours.idleWaiting === null ? unknown : below(money(amounts?.idle_waiting), "training and lent nodes")),
   );
 }
@@ -226,7 +236,7 @@ function rowCard(report, saveTable) {
   if (!report.items.length) return card(heading, empty("No GPU time in this time", "Choose a longer time above."));
   const isDay = report.by === "day";
   const items = isDay ? [...report.items].reverse() : [...report.items].sort((a, b) => b.gpu_s - a.gpu_s);
-  const hours = (gpuS) => (gpuS === null ? "–" : figure(gpuS / HOUR_S));
+  const hours = (gpuS) => figure(toHours(gpuS));
   const amount = (value) => formatAmount(value, report.currency);
   const rows = items.slice(0, ROWS_MAX).map((row) => [
     isDay ? dates.format(1000 * row.day) : row[report.by] || "–",
@@ -250,7 +260,7 @@ function rowCard(report, saveTable) {
 function standing(pending) {
   if (!pending) return null;
   const { state, reason, progress } = pending;
-  if (state === "queued") return el("p", { class: "note" }, "A comparison waits for its turn. ", reason);
+  if (state === "queued") return el("p", { class: "note" }, "A comparison waits for its turn.");
   if (state === "running") {
     const done = `${count(progress.jobs_done)} of ${count(progress.jobs_total)} simulated jobs have ended.`;
     return el("p", { class: "note" }, `A comparison is being computed: ${done}`);
