@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.http.dependencies import PrincipalDep, Service, ServiceDep, StoreDep, create_router
-from api.http.errors import problem_responses, raise_conflict
+from api.http.errors import ProblemError, problem_responses, raise_conflict
 from api.identity.audit import declare_audited, new_audit_entry
 from api.identity.authorization import VIEWER_OF_ALL, RouteRule, requires
 from api.identity.principals import Principal, Role
@@ -125,7 +126,7 @@ def _start(service: Service, store: ServiceStore, principal: Principal) -> Simul
         created_at_s=now_s,
         policies=tuple(policies),
         seed=0,
-        jobs_total=count_jobs(period.files, policies, service) * len(policies),
+        jobs_total=_count_jobs(period, policies, service) * len(policies),
         note="\n".join(period.differences),
     )
     after = {"policies": policies, "jobs": period.jobs}
@@ -133,6 +134,16 @@ def _start(service: Service, store: ServiceStore, principal: Principal) -> Simul
         task, period.files, audit=new_audit_entry(principal, now_s, "CompareSavings", task.id, after=after)
     )
     return task
+
+
+def _count_jobs(period: RecordedPeriod, policies: list[str], service: Service) -> int:
+    """Return the number of jobs. Raises a 409 if the simulator refuses them: the request itself has no fields."""
+    try:
+        return count_jobs(period.files, policies, service)
+    except ProblemError as error:
+        if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        raise_conflict(f"what was recorded cannot be simulated: {error.detail}")
 
 
 def _load_period(store: ServiceStore, now_s: float) -> RecordedPeriod:

@@ -71,7 +71,8 @@ def build_recorded_period(
     if left_out := len(submitted) - len(rows):
         differences.append(f"{left_out} of {len(submitted)} jobs are left out: they never ran, or need other GPUs")
     cluster = {"pools": pools, "queues": list(_describe_queues(snapshot))}
-    files = SimulationFiles(format_jobs_csv(rows), format_demand_csv(trace.demand), json.dumps(cluster))
+    demand_text = format_demand_csv(trace.demand) if trace.demand else ""
+    files = SimulationFiles(format_jobs_csv(rows), demand_text, json.dumps(cluster))
     return RecordedPeriod(files, len(rows), tuple(differences))
 
 
