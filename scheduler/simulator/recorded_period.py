@@ -1,6 +1,7 @@
 """Input files of a simulation that replays what a service recorded: its pools, jobs and demand.
 
-A simulated pool has equal nodes, and its demand is a step function with one value every five minutes.
+A simulated pool has equal nodes, and its demand is a step function with one value every five minutes. A job has the
+work that it did, so that the simulated time is about as long as the recorded one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from scheduler.documents.trace_files import export_trace, format_demand_csv, for
 from scheduler.documents.trace_formats import JobRow
 from scheduler.domain.fleet import DemandReading, Node, Pool, PoolKind
 from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
 from scheduler.domain.simulation_task import SimulationFiles
 from scheduler.domain.snapshot import Snapshot
 from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
@@ -63,7 +65,8 @@ def build_recorded_period(
             demand[name] = _resample(pool, readings.get(name, ()), capacity, from_s, snapshot.now_s, differences)
     if not any(pool["kind"] == PoolKind.TRAINING for pool in pools):
         raise ValueError("the fleet has no node in a training pool. Add one to compare policies on it")
-    trace = export_trace(submitted, demand, snapshot.now_s)
+    measured = [_with_measured_work(job, snapshot.now_s) for job in submitted]
+    trace = export_trace(measured, demand, snapshot.now_s)
     models = {pool["gpu"] for pool in pools if pool["kind"] == PoolKind.TRAINING}
     rows = [_with_known_profiles(row) for row in trace.jobs if row.gpu in ("", *models)]
     if not rows:
@@ -108,6 +111,12 @@ def _resample(
         latest = known[max(0, bisect_right(known, at_s, key=attrgetter("at_s")) - 1)]
         resampled.append(DemandReading(at_s, latest.gpus, latest.asked_gpus))
     return resampled
+
+
+def _with_measured_work(job: Job, now_s: float) -> Job:
+    """Return the job as if it had ended, after the steps that it has done so far and without a declared length."""
+    settled = job if job.is_ended else replace(job.advance_to(now_s), state=JobState.SUCCEEDED, state_since_s=now_s)
+    return replace(settled, spec=replace(job.spec, steps=0))
 
 
 def _with_known_profiles(row: JobRow) -> JobRow:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -54,6 +56,13 @@ def test_files_are_valid_and_have_the_jobs_of_the_period() -> None:
     ]
     assert cluster["pools"][0]["lending"]["return_deadline_s"] == 240.0
     assert cluster["queues"][0]["guaranteed_gpus"] == 8
+
+
+def test_job_that_still_runs_has_the_work_that_it_did() -> None:
+    job = a_job("long", 2, 8, state=JobState.RUNNING, on={"t0": (0, 1)}, now_s=NOW_S - 3600.0, steps=10**9)
+    running = replace(job, account=JobAccount(first_started_at_s=NOW_S - 3600.0, settled_at_s=NOW_S - 3600.0))
+    (row,) = csv.DictReader(io.StringIO(build(fleet(), [running], []).files.jobs))
+    assert (row["gpus"], float(row["duration_s"])) == ("2", 3600.0)
 
 
 def test_demand_is_a_step_function_without_gaps() -> None:
