@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query, Request
 from pydantic import Field
@@ -24,22 +24,16 @@ from api.loans import SwitchesView, switches_view
 from api.pool_views import DemandView, ForecastView, ShortagesView, demand_view, forecast_view, shortages_view
 from api.queues import QueueView, queue_view
 from scheduler.domain.decisions import ReasonCode
-from scheduler.domain.fleet import LoanState, Node, NodeState, Pool, PoolKind, get_shortages
+from scheduler.domain.fleet import Node, Pool, PoolKind, get_shortages
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.explanation import Explanation
+from scheduler.scheduling.node_use import NodeUse, find_node_use
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.quota import compute_queue_usage
 from scheduler.store.api_protocol import get_job_sort_key
-
-NodeUse = Literal["training", "inference", "idle", "offered", "lent", "recalled", "cordoned", "down"]
-_USE_BY_LOAN_STATE: Mapping[LoanState, NodeUse] = {
-    LoanState.OFFERED: "offered",
-    LoanState.ACTIVE: "lent",
-    LoanState.RECALLED: "recalled",
-}
 
 
 class NodeSummaryView(TypedDict):
@@ -152,7 +146,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
     return {
         "name": node.name,
         "pool": node.pool,
-        "state": _node_use(node, snapshot, held),
+        "state": find_node_use(node, snapshot, held),
         "gpus": node.gpus,
         "held": held,
         "inference": node.inference_gpus,
@@ -197,19 +191,6 @@ def waiting_job_view(job: Job, explanation: Explanation) -> WaitingJobView:
         "position": explanation.position,
         "expected_start_s": explanation.expected_start_s,
     }
-
-
-def _node_use(node: Node, snapshot: Snapshot, held: int) -> NodeUse:
-    loan = snapshot.loans.get(node.name)
-    if node.state is NodeState.DOWN:
-        return "down"
-    if loan is not None and loan.is_in_effect:
-        return _USE_BY_LOAN_STATE[loan.state]
-    if node.cordoned:
-        return "cordoned"
-    if held:
-        return "training"
-    return "inference" if node.inference_gpus else "idle"
 
 
 GENERATIONS_KEPT = 32

@@ -12,7 +12,6 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from scheduler.domain.capacity_history import HOURS
 from scheduler.domain.program import ARCHIVE_BYTES_MAX
 from scheduler.network_addresses import is_loopback, to_local_authority
 from scheduler.setting_types import (
@@ -349,14 +348,10 @@ class Settings(BaseSettings):
         default=1095, description="Retention of hourly usage, in days. 0 retains it forever."
     )
     capacity_kept_days: RetentionDays = Field(
-        default=HOURS.days,
-        description="Retention of the hourly use of pools, in days. 0 retains it forever. Bins of 10 minutes are "
-        "retained for 14 days, and bins of a minute for 2 days.",
+        default=400, description="Retention of the hourly use of pools, in days. 0 retains it forever."
     )
     checkpoints_kept_days: RetentionDays = Field(
-        default=30,
-        description="Retention of hourly checkpoints of the fleet, which the history of the console shows, in days. 0 "
-        "retains them forever. Checkpoints of every 5 minutes are retained for 2 days.",
+        default=30, description="Retention of hourly checkpoints of the fleet, in days. 0 retains them forever."
     )
 
     # Prices

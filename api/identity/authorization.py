@@ -236,6 +236,9 @@ class Visibility:
     def can_see_job(self, job: Job) -> bool:
         return self._can_read(job.spec.queue)
 
+    def can_read_queue(self, queue: str) -> bool:
+        return self._can_read(queue)
+
     def can_see_subject(self, name: str) -> bool:
         """Return whether events and decisions about this job, queue, node or pool are visible."""
         if self.is_unrestricted:

@@ -25,9 +25,11 @@ from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
 from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.background import run_in_background
+from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
+from scheduler.runtime.fleet_history import FleetHistory
 from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
@@ -155,7 +157,11 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
         operator = build_operator(settings, store)
         probes.liveness_error, probes.readiness_error = operator.liveness_error, operator.readiness_error
         retention = build_retention(settings, store, epoch=lambda: operator.epoch)
-        with run_in_background(retention.run, stop, name="retention"):
+        history = FleetHistory(store, clock=RealClock(), epoch=lambda: operator.epoch, season_s=settings.season_s)
+        with (
+            run_in_background(retention.run, stop, name="retention"),
+            run_in_background(history.run, stop, name="fleet-history"),
+        ):
             operator.run(stop)
     finally:
         store.close()

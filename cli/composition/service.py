@@ -31,6 +31,7 @@ from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.departed_machines import DepartedMachines
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
+from scheduler.runtime.fleet_history import FleetHistory
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
@@ -206,8 +207,10 @@ def run_controller(settings: Settings) -> None:
         departed = DepartedMachines(
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
+        history = FleetHistory(store, clock=RealClock(), epoch=lambda: controller.epoch, season_s=settings.season_s)
         with (
             run_in_background(retention.run, stop, name="retention"),
+            run_in_background(history.run, stop, name="fleet-history"),
             run_in_background(departed.run, stop, name="departed-machines"),
         ):
             controller.run(stop)

@@ -67,6 +67,8 @@ MINUTES, TEN_MINUTES, HOURS = CapacityTier(60, 2), CapacityTier(600, 14), Capaci
 CAPACITY_TIERS = (MINUTES, TEN_MINUTES, HOURS)
 """All tiers, the narrowest bins first. A pool has 14,496 bins after 400 days."""
 BIN_S = MINUTES.step_s
+CHECKPOINT_STEP_S = 300
+"""Time between two checkpoints of the fleet, in seconds."""
 CHECKPOINT_DAYS = 2
 """For how many days checkpoints that are not hourly are stored."""
 
@@ -81,6 +83,8 @@ class CapacityBin:
         demand_gpu_s, demand_s: demand integrated over the seconds in which there was a reading.
         short_s: seconds in which lending left inference short.
         lent_node_s: node-seconds of nodes that were lent or recalled.
+        lends, recalls, returns, late_returns: nodes whose loan began, was recalled, or ended by a return, and returns
+            after the deadline.
 
     The other fields are as in `PoolUse`, `..._gpu_s` integrated and `..._max` the maximum.
     """
@@ -102,6 +106,10 @@ class CapacityBin:
     demand_gpu_s: float = 0.0
     demand_s: float = 0.0
     short_s: float = 0.0
+    lends: int = 0
+    recalls: int = 0
+    returns: int = 0
+    late_returns: int = 0
     demand_gpus_max: float = 0.0
     lent_nodes_max: int = 0
     pending_jobs_max: int = 0
@@ -127,7 +135,7 @@ GPU_USES = ("inference", "used", "lent_used", "lent_idle", "free", "other", "dow
 """Uses that add up to the GPUs of a pool."""
 SUMMED_FIELDS = (
     "seconds", *(f"{use}_gpu_s" for use in GPU_USES), "lent_idle_waited_gpu_s", "free_waited_gpu_s", "lent_node_s",
-    "demand_gpu_s", "demand_s", "short_s",
+    "demand_gpu_s", "demand_s", "short_s", "lends", "recalls", "returns", "late_returns",
 )  # fmt: skip
 MAX_FIELDS = ("demand_gpus_max", "lent_nodes_max", "pending_jobs_max", "pending_gpus_max")
 

@@ -1,4 +1,4 @@
-"""Forecast fan: quantiles of the demand of a pool at several times ahead."""
+"""Forecast fan: quantiles of the demand of a pool at several times of the next day."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ForecastFan:
-    """Quantiles of the GPU demand of one pool by the time ahead.
+    """Quantiles of the GPU demand of one pool, for display. Lending does not use them.
 
-    `gpus[i][j]` is the demand that the largest demand of the interval that ends `ahead_s[i]` seconds after
-    `made_at_s` stays at or below with probability `quantiles[j]`. The interval begins at the previous time ahead, or
-    at `made_at_s`. `is_calibrated` says whether enough forecasts have met their outcome.
+    With probability `quantiles[j]`, the largest demand of the `bin_s` seconds from `at_s[i]` stays at or below
+    `gpus[i][j]`. Times and quantiles ascend.
     """
 
     pool: str
     made_at_s: float
-    method: str
+    bin_s: float
     quantiles: tuple[float, ...]
-    ahead_s: tuple[float, ...]
+    at_s: tuple[float, ...]
     gpus: tuple[tuple[float, ...], ...]
-    is_calibrated: bool = True
+    method: str

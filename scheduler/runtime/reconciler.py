@@ -15,7 +15,7 @@ from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violati
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
 from scheduler.scheduling.allocation_spans import compute_span_changes
-from scheduler.scheduling.capacity_use import integrate_capacity
+from scheduler.scheduling.capacity_use import count_loan_changes, integrate_capacity
 from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
 from scheduler.scheduling.event_messages import (
     breach_event,
@@ -69,13 +69,11 @@ def tick(
         ConflictError: another tick committed first. Nothing was written or put into effect.
         FencedError: the epoch of this leader has ended. Nothing was written or put into effect.
     """
-    timer = StageTimer(clock)
-    now_s = clock.now_s()
+    timer, now_s = StageTimer(clock), clock.now_s()
     stage_hook("before-observe")
     observation = executor.observe()
     timer.record_stage("observe")
-    loaded = store.load()
-    loaded = replace(loaded, inbox=loaded.inbox[:commands_max])
+    loaded = _limit_inbox(store.load(), commands_max)
     timer.record_stage("load")
     stage_hook("after-load")
     outage_s = now_s - loaded.snapshot.now_s
@@ -104,6 +102,10 @@ def tick(
     timer.record_stage("converge")
     stage_hook("after-converge")
     return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=timer.seconds)
+
+
+def _limit_inbox(loaded: LoadedState, commands_max: int | None) -> LoadedState:
+    return replace(loaded, inbox=loaded.inbox[:commands_max])
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,8 @@ def _build_commit(
 
 
 def _with_capacity(commit: Commit) -> Commit:
-    return replace(commit, capacity=integrate_capacity(commit.previous, commit.snapshot.now_s))
+    changes = count_loan_changes(commit.previous, commit.snapshot, commit.ended_loans)
+    return replace(commit, capacity=(*integrate_capacity(commit.previous, commit.snapshot.now_s), *changes))
 
 
 def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) -> bool:

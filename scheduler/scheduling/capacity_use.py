@@ -6,10 +6,10 @@ same transaction, and no second counts twice or is lost, whichever process fails
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
-from scheduler.domain.capacity_history import CapacityBin, PoolUse, build_bins
-from scheduler.domain.fleet import Node, NodeState, PoolKind
+from scheduler.domain.capacity_history import BIN_S, CapacityBin, PoolUse, build_bins
+from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, PoolKind
 from scheduler.domain.job import Intent
 from scheduler.domain.snapshot import Snapshot
 
@@ -27,6 +27,32 @@ def integrate_capacity(previous: Snapshot, now_s: float) -> tuple[CapacityBin, .
         return ()
     uses = classify_capacity(previous)
     return tuple(each for pool, use in uses.items() for each in build_bins(pool, use, from_s=from_s, to_s=now_s))
+
+
+def count_loan_changes(previous: Snapshot, snapshot: Snapshot, ended: Iterable[Loan]) -> tuple[CapacityBin, ...]:
+    """Return bins that count the loans which began, were recalled or ended since `previous`, without any use.
+
+    Args:
+        ended: loans that are no longer in `snapshot`.
+    """
+    now_s, before = snapshot.now_s, previous.loans
+    at_s = int(now_s // BIN_S) * BIN_S
+    changed = [loan for node, loan in snapshot.loans.items() if loan is not before.get(node)]
+    bins = []
+    for loan in (*changed, *ended):
+        known = before.get(loan.node)
+        was = known if known is not None and known.id == loan.id else None
+        is_return = loan.state is LoanState.RETURNED and loan.lent_at_s is not None
+        counts = {
+            "lends": loan.lent_at_s is not None and (was is None or was.lent_at_s is None),
+            "recalls": loan.recalled_at_s is not None and (was is None or was.recalled_at_s is None),
+            "returns": is_return,
+            "late_returns": is_return and was is not None and was.return_by_s is not None and now_s > was.return_by_s,
+        }
+        if any(counts.values()):
+            numbers = {name: int(is_counted) for name, is_counted in counts.items()}
+            bins.append(CapacityBin(pool=loan.pool, step_s=BIN_S, at_s=at_s, **numbers))
+    return tuple(bins)
 
 
 def classify_capacity(snapshot: Snapshot) -> Mapping[str, PoolUse]:

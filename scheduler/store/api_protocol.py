@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from scheduler.domain.commands import Command
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.job import Job
-from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import Sample
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
-from scheduler.domain.snapshot import Snapshot
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
-from scheduler.store.protocol import Page, Store, StoredEvent
+from scheduler.store.protocol import Page, Store, StoredEvent, UsageSnapshot
 from scheduler.store.sealed_secrets import SecretStore
 from scheduler.store.simulations import SimulationStore
 from scheduler.store.webhooks import WebhookStore
@@ -165,14 +163,6 @@ class AuditFilter:
             and self.subject in ("", entry.subject)
             and (self.since_s is None or entry.at_s >= self.since_s)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSnapshot:
-    """Recorded usage, and the snapshot from which the usage since then is computed. Both are from one transaction."""
-
-    entries: tuple[UsageEntry, ...]
-    snapshot: Snapshot
 
 
 class HistoryLog(StrEnum):

@@ -29,7 +29,6 @@ from scheduler.store.api_protocol import (
     MachineNameTakenError,
     SortKey,
     StoredAuditEntry,
-    UsageSnapshot,
     get_job_sort_key,
     get_loan_sort_key,
 )
@@ -49,6 +48,7 @@ from scheduler.store.protocol import (
     Page,
     StoredDecision,
     StoredEvent,
+    UsageSnapshot,
 )
 from scheduler.store.sessions import ConsoleSession, LoginCode
 

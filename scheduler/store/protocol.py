@@ -93,6 +93,14 @@ class StoredDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageSnapshot:
+    """Recorded usage, and the snapshot from which the usage since then is computed. Both are from one transaction."""
+
+    entries: tuple[UsageEntry, ...]
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to commit. `epoch` increases with every change of holder. Names of holders must not be reused."""
 

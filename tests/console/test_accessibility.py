@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.conftest import AXE
+from tests.console.past_use import write_checkpoint
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
@@ -43,6 +44,9 @@ def test_pages_have_no_serious_accessibility_violation(
         "plans": ("plans", "form"),
         "simulate": ("simulate", ".empty"),
     }
+    write_checkpoint(fleet)
+    pages["past"] = (f"?range=1h&at={int(fleet.clock.now_s()) + 1}", "[aria-label='Jobs that held GPUs']")
+    fleet.tick(after_s=60.0)
     page = opened(fleet.url, scheme=scheme)
     faults = {}
     for name, (path, mark) in pages.items():

@@ -44,8 +44,8 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSi
 
 def test_values_are_in_tables_when_the_chart_library_is_missing(plain: ConsoleSite, opened: Opener) -> None:
     page = opened(plain.url)
-    expect(page.get_by_text("run `npm ci` in api/console")).to_be_visible()
-    figures = page.get_by_role("region", name="Demand and capacity of pool inference")
+    expect(page.get_by_text("run `npm ci` in api/console").first).to_be_visible()
+    figures = page.get_by_role("region", name="Use of the GPUs of pool inference")
     expect(figures.locator("tbody tr").first).to_contain_text("70")
 
 

@@ -205,20 +205,6 @@ def test_empty_rank_means_rank_zero(fleet: ConsoleSite, opened: Opener) -> None:
     expect(page.locator(".log")).to_contain_text("step 20")
 
 
-def test_demand_peak_is_drawn_with_many_readings(fleet: ConsoleSite, opened: Opener) -> None:
-    page = opened(fleet.url)
-    module = page.evaluate("document.querySelector('script[type=module]').src").replace("app", "pages/overview_demand")
-    peaks = """async (module) => {
-        const { thinReadings } = await import(module);
-        const readings = Array.from({ length: 8640 }, (_, at) => ({ at_s: 10 * at, gpus: at % 97 ? 1 : 50 + at }));
-        const drawn = thinReadings(readings, 86400);
-        return [drawn.length, readings.filter((each) => each.gpus > 1 && !drawn.includes(each)).length];
-    }"""
-    drawn, missed = page.evaluate(peaks, module)
-    assert drawn <= 901
-    assert missed == 0
-
-
 def _wait_for_requests(page: Page, path: str, count: int) -> None:
     for _ in range(count):
         with page.expect_request(lambda request: path in request.url):

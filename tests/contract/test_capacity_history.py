@@ -80,9 +80,9 @@ def test_newest_checkpoint_before_a_time(open_store: OpenStore) -> None:
 
 
 def test_newest_fan_of_each_pool(open_store: OpenStore) -> None:
-    fan = ForecastFan("serve", NOW_S, "m", (0.5, 0.9), (300.0, 600.0), ((1.0, 2.0), (3.0, 4.0)))
+    fan = ForecastFan("serve", NOW_S, 300.0, (0.5, 0.9), (300.0, 600.0), ((1.0, 2.0), (3.0, 4.0)), "m")
     open_store().capacity.put_fans((fan, replace(fan, pool="chat")), epoch=0)
-    newer = replace(fan, made_at_s=NOW_S + 1.0, is_calibrated=False)
+    newer = replace(fan, made_at_s=NOW_S + 1.0, method="n")
     open_store().capacity.put_fans((newer,), epoch=0)
     assert open_store().capacity.list_fans() == (replace(fan, pool="chat"), newer)
 

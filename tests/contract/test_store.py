@@ -30,8 +30,8 @@ from scheduler.domain.lending_policy import Blackout, LendingPolicy
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.store.api_protocol import ApiStore, UsageSnapshot
-from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
+from scheduler.store.api_protocol import ApiStore
+from scheduler.store.protocol import Commit, ConflictError, FencedError, Page, UsageSnapshot
 from tests.contract.store_records import OpenStore, commit_next, make_next_snapshot, make_stored_job
 
 ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))

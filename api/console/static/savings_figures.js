@@ -2,6 +2,7 @@
 
 const HOUR_S = 3600;
 const DAY_S = 86400;
+const BARS_MIN = 7;
 /** @type {[string, number][]} */
 export const PERIODS = [["7 days", 7], ["30 days", 30], ["90 days", 90], ["1 year", 365]];
 export const DIMENSIONS = [["Queue", "queue"], ["Owner", "owner"], ["GPU model", "gpu"], ["Day", "day"]];
@@ -50,7 +51,8 @@ export function hoursOf(sums) {
 }
 
 /**
- * Returns one bar for each day of the period, also for days without a row. Values are GPU-hours.
+ * Returns one bar for each day of the period, also for days without a row. Values are GPU-hours. Empty days at the start
+ * are left out, down to BARS_MIN bars.
  * @param {any[]} items rows by day
  * @param {number} fromS
  * @param {number} toS
@@ -66,7 +68,8 @@ export function barsOf(items, fromS, toS) {
       idleWaiting: row ? toHours(row.idle_waiting_gpu_s ?? 0) : 0,
     });
   }
-  return bars;
+  const first = bars.findIndex((bar) => bar.idleWaiting > 0 || bar.parts.some((part) => part > 0));
+  return bars.slice(Math.max(0, Math.min(first, bars.length - BARS_MIN)));
 }
 
 /**

@@ -36,6 +36,12 @@ test("every day of the period has a bar", () => {
   assert.deepEqual([bars[1].idleWaiting, bars[0].parts], [0.5, [0, 0, 0]]);
 });
 
+test("empty days at the start are left out, but a week remains", () => {
+  const first = (at, days) => barsOf([{ day: FROM_S + at * DAY_S, ...sums() }], FROM_S, FROM_S + days * DAY_S)[0].dayS;
+  assert.deepEqual([first(5, 30), first(28, 30), first(0, 30)].map((dayS) => (dayS - FROM_S) / DAY_S), [5, 23, 0]);
+  assert.equal(barsOf([], FROM_S, FROM_S + 3 * DAY_S).length, 3);
+});
+
 test("ticks are round and reach the largest value", () => {
   for (const most of [0.003, 0.9, 1, 7, 42, 99, 1234, 1e6]) {
     const ticks = ticksOf(most);

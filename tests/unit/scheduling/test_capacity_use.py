@@ -21,11 +21,16 @@ from scheduler.domain.capacity_history import (
     build_bins,
     roll_up,
 )
-from scheduler.domain.fleet import DemandReading, LoanState, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Loan, LoanState, NodeState, Pool, PoolKind
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.capacity_use import UNOBSERVED_AFTER_S, classify_capacity, integrate_capacity
+from scheduler.scheduling.capacity_use import (
+    UNOBSERVED_AFTER_S,
+    classify_capacity,
+    count_loan_changes,
+    integrate_capacity,
+)
 from tests.builders import GPU, a_fleet, a_job, a_loan, a_node, a_snapshot
 
 POOLS = {
@@ -150,6 +155,29 @@ def test_pool_is_short_only_while_lending_takes_what_demand_needs() -> None:
         demand = {"inference": DemandReading(0.0, gpus, gpus)}
         use = classify_capacity(a_snapshot(fleet, (), map(a_loan, loans), demand=demand))["inference"]
         assert (use.is_short, use.demand_gpus, use.lent_nodes) == (is_short, gpus, len(loans))
+
+
+def test_loans_are_counted_when_they_begin_are_recalled_and_return() -> None:
+    fleet = a_fleet(training=0, inference=1)
+
+    def at(now_s: float, loan: Loan | None) -> Snapshot:
+        return replace(a_snapshot(fleet, (), [loan] if loan else []), now_s=now_s)
+
+    def counted(before: Snapshot, after: Snapshot, ended: Iterable[Loan] = ()) -> list[tuple[int, ...]]:
+        bins = count_loan_changes(before, after, ended)
+        return [(each.at_s, each.lends, each.recalls, each.returns, each.late_returns) for each in bins]
+
+    offered = replace(a_loan("i0", LoanState.OFFERED), lent_at_s=None)
+    active = offered.transition_to(LoanState.ACTIVE, 60.0)
+    recalled = active.transition_to(LoanState.RECALLED, 120.0, return_by_s=150.0)
+    returned = recalled.transition_to(LoanState.RETURNED, 190.0)
+    assert counted(at(0.0, None), at(1.0, offered)) == []
+    assert counted(at(0.0, offered), at(60.0, active)) == [(60, 1, 0, 0, 0)]
+    assert counted(at(60.0, active), at(119.9, active)) == []
+    assert counted(at(60.0, active), at(125.0, recalled)) == [(120, 0, 1, 0, 0)]
+    assert counted(at(125.0, recalled), at(190.0, None), [returned]) == [(180, 0, 0, 1, 1)]
+    assert counted(at(125.0, recalled), at(149.0, None), [returned]) == [(120, 0, 0, 1, 0)]
+    assert counted(at(0.0, offered), at(1.0, None), [offered.transition_to(LoanState.RETURNED, 1.0)]) == []
 
 
 @pytest.mark.parametrize("pause_s", [0.0, -5.0, UNOBSERVED_AFTER_S + 1.0])

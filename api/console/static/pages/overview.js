@@ -2,13 +2,16 @@
 
 import { get } from "../api.js";
 import { announce, problemNote, showProblem } from "../dialogs.js";
+import { parseTime } from "../capacity_data.js";
+import { CapacityTimeline } from "../capacity_timeline.js";
 import { card, el, empty, figureOf, put, redraw, say } from "../dom.js";
 import { FleetGrid } from "../fleet_grid.js";
 import { count, gpus, percent, plural } from "../format.js";
+import { PastFleet } from "../history_scrubber.js";
 import { lendingActions, actionButton } from "../actions.js";
 import { keepUp, onEvent } from "../live.js";
 import { noLending, whoAmI } from "../permissions.js";
-import { DemandChart, demandFigure } from "./overview_demand.js";
+import { demandFigure } from "./overview_demand.js";
 import { feed } from "./overview_feed.js";
 import { queueTable, WaitingCard } from "./overview_queue.js";
 import { nodeDialog } from "./node.js";
@@ -20,8 +23,8 @@ const NO_LEADER = "No controller is leading. Requests are accepted but not acted
 
 export const title = () => "Overview";
 
-export async function show(root, { signal }) {
-  const page = new Overview(root, signal);
+export async function show(root, { query, signal }) {
+  const page = new Overview(root, query, signal);
   const keeping = keepUp(() => page.refresh(), { signal, failed: (error) => page.failed(error) });
   page.again = keeping;
   onEvent((event) => event && NEWS.has(event.code) && announce(event.code, event.message), signal);
@@ -30,12 +33,14 @@ export async function show(root, { signal }) {
 class Overview {
   again = async () => {}; // set once the page refreshes itself
 
-  constructor(root, signal) {
+  constructor(root, query, signal) {
     this.root = root;
+    this.query = query;
     this.signal = signal;
     this.nodes = new Map();
     this.grids = new Map();
-    this.charts = new Map();
+    this.timeline = new CapacityTimeline({ signal, query, shown: (atS) => this.#showTime(atS) });
+    this.past = new PastFleet({ signal, leave: () => this.timeline.pick(null) });
     this.places = null;
     this.feed = feed(signal);
     this.waiting = new WaitingCard(signal);
@@ -51,8 +56,12 @@ class Overview {
     for (const name of overview.gone) this.nodes.delete(name);
     this.places ??= this.#frame();
     this.#draw(overview);
-    const charts = [...this.charts.values()].map((chart) => chart.refresh(overview));
-    await Promise.all([this.feed.refresh(overview), ...charts]);
+    this.timeline.place.hidden = !overview.pools.length;
+    const charts = overview.pools.length ? this.timeline.refresh(overview.now_s) : null;
+    await Promise.all([this.feed.refresh(overview), charts]);
+    const atS = parseTime(this.query?.get("at"), overview.now_s);
+    this.query = null; // the address names a time when the page opens
+    if (atS !== null) this.timeline.pick(atS);
   }
 
   failed(error) {
@@ -61,19 +70,26 @@ class Overview {
   }
 
   #frame() {
-    const names = ["actions", "refused", "leader", "figures", "pools", "charts", "queues"];
+    const names = ["actions", "refused", "leader", "figures", "pools", "queues"];
     const places = Object.fromEntries(names.map((name) => [name, el("div", { class: "stack" })]));
     places.actions.className = "row";
     places.summary = el("p", { class: "muted" });
+    places.live = el("div", { class: "stack" }, places.figures, el("div", { class: "columns" },
+      el("div", { class: "stack" }, places.pools),
+      el("div", { class: "stack" }, this.waiting.card, places.queues, card("Recent events", this.feed.place))));
     const title = el("div", { class: "grow" }, el("h1", {}, "Overview"), places.summary);
     put(
       this.root,
       el("div", { class: "head" }, title, places.actions),
-      el("div", { class: "stack" }, places.refused, places.leader, places.figures, el("div", { class: "columns" },
-        el("div", { class: "stack" }, places.pools, places.charts),
-        el("div", { class: "stack" }, this.waiting.card, places.queues, card("Recent events", this.feed.place)))),
+      el("div", { class: "stack" }, places.refused, places.leader, this.timeline.place, this.past.place, places.live),
     );
     return places;
+  }
+
+  /** Shows the fleet at a past time instead of the present; null is the present. */
+  #showTime(atS) {
+    this.past.show(atS);
+    this.places.live.hidden = atS !== null;
   }
 
   #draw(overview) {
@@ -159,9 +175,6 @@ class Overview {
     for (const [name, grid] of this.grids) grid.update(nodesOf(name), []);
     const ordered = [...overview.pools].sort((a, b) => b.kind.localeCompare(a.kind));
     put(this.places.pools, ordered.map((pool) => this.#poolCard(pool)));
-    const inference = ordered.filter((pool) => pool.kind === "inference");
-    this.charts = new Map(inference.map((pool) => [pool.name, new DemandChart(pool.name, this.signal)]));
-    put(this.places.charts, [...this.charts.values()].map((chart) => chart.place));
   }
 
   #poolCard(pool) {

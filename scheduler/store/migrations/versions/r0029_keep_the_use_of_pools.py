@@ -15,7 +15,9 @@ _SUMS = (
     "down_gpu_s", "lent_idle_waited_gpu_s", "free_waited_gpu_s", "lent_node_s", "demand_gpu_s", "demand_s", "short_s",
     "demand_gpus_max",
 )  # fmt: skip
-_COUNTS = ("lent_nodes_max", "pending_jobs_max", "pending_gpus_max")
+_COUNTS = (
+    "lends", "recalls", "returns", "late_returns", "lent_nodes_max", "pending_jobs_max", "pending_gpus_max",
+)  # fmt: skip
 
 
 def upgrade() -> None:
