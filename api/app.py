@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from api import (
     accounts,
+    allocations,
     archives,
     demand_reports,
     events,
@@ -39,6 +40,8 @@ from api import (
     pools,
     queues,
     recalls,
+    savings,
+    savings_comparison,
     serving,
     sign_in,
     simulations,
@@ -107,6 +110,7 @@ _ROUTERS = (
         loans.router,
         recalls.router,
     ),
+    *(allocations.router, savings.router, savings_comparison.router),
     *(pools.demand_router, demand_reports.router, serving.router, pool_explanations.router),
     machines.router,
     hardware.router,

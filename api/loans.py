@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from fastapi import Path, Query
@@ -21,7 +22,7 @@ from api.http.paging import (
 )
 from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Principal
-from api.recalls import RecallReceiptView, receipt_view
+from api.recalls import RecallReceiptView, TimeParameter, receipt_view
 from scheduler.documents.document import Document
 from scheduler.domain.commands import VETO_REASON_LENGTH_MAX, PauseLending, RecallAll, ResumeLending, VetoLoan
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
@@ -129,6 +130,8 @@ def switches_view(snapshot: Snapshot) -> SwitchesView:
 
 router = create_router("lending")
 
+_TIME = "In seconds since 1970 (UTC)."
+
 LoanIdPath = Annotated[
     str, Path(description="Unique id of the loan, which the event `LoanProposed` has as its subject.")
 ]
@@ -144,11 +147,15 @@ def list_loans(
     node: Annotated[
         str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only loans of this host. Empty: all.")
     ] = "",
+    since_s: Annotated[TimeParameter, Query(description=f"Only loans that ended later, or are live. {_TIME}")] = None,
+    until_s: Annotated[TimeParameter, Query(description=f"Only loans that were created before. {_TIME}")] = None,
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[LoanView]:
     """List loans, including ended ones, newest offer first."""
-    query = LoanQuery(parse_states(state, LoanState, live=LIVE_LOAN_STATES), pool, node)
+    states = parse_states(state, LoanState, live=LIVE_LOAN_STATES)
+    start_s, end_s = -math.inf if since_s is None else since_s, math.inf if until_s is None else until_s
+    query = LoanQuery(states, pool, node, start_s, end_s)
     page = page_of_loans(context.snapshot.loans.values(), context.store, query, cursor=cursor, limit=limit)
     complete = context.store.lending.find_loan_receipts([loan.id for loan in page["items"]])
     receipts = [find_open_receipt(loan, context.snapshot) or complete.get(loan.id) for loan in page["items"]]

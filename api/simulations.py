@@ -63,14 +63,18 @@ def simulation_view(task: SimulationTask) -> SimulationView:
         "created_at_s": task.created_at_s,
         "started_at_s": task.started_at_s,
         "ended_at_s": task.ended_at_s,
-        "progress": {
-            "fraction": 1.0 if task.state is TaskState.SUCCEEDED else task.jobs_done / task.jobs_total,
-            "jobs_done": task.jobs_done,
-            "jobs_total": task.jobs_total,
-            "playing": task.playing,
-        },
+        "progress": progress_view(task),
         "tries": task.tries,
         "reason": task.reason,
+    }
+
+
+def progress_view(task: SimulationTask) -> SimulationProgressView:
+    return {
+        "fraction": 1.0 if task.state is TaskState.SUCCEEDED else task.jobs_done / task.jobs_total,
+        "jobs_done": task.jobs_done,
+        "jobs_total": task.jobs_total,
+        "playing": task.playing,
     }
 
 
@@ -123,7 +127,7 @@ def create_simulation(
         if store.simulations.count_live_tasks(principal.subject) >= LIVE_SIMULATIONS_MAX:
             raise_conflict(f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} are unfinished. Cancel one or wait")
         files = to_simulation_files(document)
-        task = _new_task(document, principal, service, jobs=_count_jobs(files, document.policies, service))
+        task = _new_task(document, principal, service, jobs=count_jobs(files, document.policies, service))
         after = {"policies": list(task.policies), "jobs": task.jobs_total, "seed": task.seed}
         audit = new_audit_entry(principal, task.created_at_s, "CreateSimulation", task.id, after=after)
         store.simulations.create(task, files, creation_key, audit=audit)
@@ -178,9 +182,13 @@ def cancel_simulation(task: TaskDep, service: ServiceDep, store: StoreDep, princ
     return simulation_view(after)
 
 
+def new_simulation_id() -> str:
+    return f"sim-{base64.b32encode(secrets.token_bytes(10)).decode().lower()}"
+
+
 def _new_task(document: SimulationDocument, principal: Principal, service: Service, *, jobs: int) -> SimulationTask:
     return SimulationTask(
-        id=f"sim-{base64.b32encode(secrets.token_bytes(10)).decode().lower()}",
+        id=new_simulation_id(),
         owner=principal.name,
         owner_id=principal.subject,
         created_at_s=service.clock.now_s(),
@@ -190,7 +198,7 @@ def _new_task(document: SimulationDocument, principal: Principal, service: Servi
     )
 
 
-def _count_jobs(files: SimulationFiles, policies: list[str], service: Service) -> int:
+def count_jobs(files: SimulationFiles, policies: list[str], service: Service) -> int:
     """Check the files and return the number of jobs.
 
     Raises:

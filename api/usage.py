@@ -5,30 +5,36 @@ Rows are grouped by owner id and also have the display name, which several owner
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Annotated, Literal, NotRequired, cast
+from typing import Annotated, Literal, NamedTuple, NotRequired, cast
 
 from fastapi import Header, Query, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.http.dependencies import PrincipalDep, ServiceDep, create_router
+from api.http.csv_tables import (
+    CSV_RESPONSES,
+    escape_formula,
+    format_csv,
+    format_iso_time,
+    respond_with_csv,
+    wants_csv,
+)
+from api.http.dependencies import PrincipalDep, Service, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
+from api.http.time_parameters import TIME_FORMS, parse_time
 from api.identity.authorization import VIEWER, requires
-from api.identity.principals import Role
+from api.identity.principals import Principal, Role
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey, list_usage_columns
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.usage import compute_unsettled_usage, sum_usage
 
 DAY_S = 86_400
 DIMENSIONS = ("day", "hour", "queue", "owner", "gpu")
 SECONDS_BY_TIME_DIMENSION = {"day": DAY_S, "hour": HOUR_S}
-_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 class UsageSumsView(TypedDict):
@@ -114,19 +120,22 @@ def usage_sums(entries: Iterable[UsageEntry]) -> UsageSumsView:
 
 def usage_csv(report: UsageReportView) -> str:
     """Return the report as CSV with ISO times."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
     sums = tuple(UsageSumsView.__annotations__)
     columns = list_usage_columns(report["by"])
-    writer.writerow([*columns, *sums])
-    for item in report["items"]:
-        values: dict[str, object] = {**item}
-        cells = [
-            _format_time(values[name]) if name in SECONDS_BY_TIME_DIMENSION else _escape_formula(str(values[name]))
-            for name in columns
-        ]
-        writer.writerow([*cells, *(f"{values[name]:.3f}" for name in sums)])
-    return text.getvalue()
+    rows = ([*format_dimensions(item, columns), *format_sums(item, sums)] for item in report["items"])
+    return format_csv([*columns, *sums], rows)
+
+
+def format_dimensions(item: Mapping[str, object], columns: Iterable[str]) -> list[str]:
+    """Return the cells that tell rows apart: ISO times, and names that no spreadsheet runs as a formula."""
+    return [
+        format_iso_time(item[name]) if name in SECONDS_BY_TIME_DIMENSION else escape_formula(str(item[name]))
+        for name in columns
+    ]
+
+
+def format_sums(item: Mapping[str, object], names: Iterable[str]) -> list[str]:
+    return ["" if item[name] is None else f"{item[name]:.3f}" for name in names]
 
 
 def _dimension_value(kind: UsageKey, name: str) -> int | str:
@@ -136,77 +145,88 @@ def _dimension_value(kind: UsageKey, name: str) -> int | str:
     return value
 
 
-def _format_time(at_s: object) -> str:
-    assert isinstance(at_s, int)
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _escape_formula(cell: str) -> str:
-    """Prefix cells that a spreadsheet would run as a formula with a quote."""
-    return f"'{cell}" if cell.startswith(_FORMULA_PREFIXES) else cell
-
-
 router = create_router("usage")
 
 DAYS_DEFAULT, DAYS_MAX = 30, 366
-TIME_S_MAX = 253_402_300_800
-"""The year 10000."""
-CSV = "text/csv"
-_TIME_DESCRIPTION = (
-    "Seconds since 1970 (UTC), or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z; rounded to whole hours."
-)
+_TIME_DESCRIPTION = f"{TIME_FORMS}; rounded to whole hours."
 
 
-@router.get(
-    "/usage", response_model=UsageReportView, responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}}
-)
+class Period(NamedTuple):
+    """Whole hours, in seconds since 1970 (UTC). `to_s` is exclusive."""
+
+    from_s: int
+    to_s: int
+
+
+class VisibleUsage(NamedTuple):
+    """Usage in queues that the caller may read, up to `as_of_s`, and the snapshot that it was completed from."""
+
+    entries: list[UsageEntry]
+    as_of_s: float
+    snapshot: Snapshot
+
+
+def read_period(service: Service, since: str, until: str) -> Period:
+    """Return the whole hours that the parameters `from` and `to` cover."""
+    to_s = math.ceil(parse_time("to", until, service.clock.now_s()) / HOUR_S) * HOUR_S
+    from_s = math.floor(parse_time("from", since, max(0.0, to_s - DAYS_DEFAULT * DAY_S)) / HOUR_S) * HOUR_S
+    if not from_s <= to_s <= from_s + DAYS_MAX * DAY_S:
+        raise_invalid_field("from", since, f"at or before `to`, and at most {DAYS_MAX} days before it")
+    return Period(from_s, to_s)
+
+
+def load_visible_usage(service: Service, principal: Principal, period: Period) -> VisibleUsage:
+    """Return the usage of the period, including running jobs."""
+    books = service.store.load_usage(from_s=period.from_s, to_s=period.to_s)
+    now_s = max(service.clock.now_s(), books.snapshot.now_s)
+    entries = [
+        entry
+        for entry in sum_usage((*books.entries, *compute_unsettled_usage(books.snapshot, now_s, from_s=period.from_s)))
+        if period.from_s <= entry.key.hour_s < period.to_s and principal.has_role(Role.VIEWER, entry.key.queue)
+    ]
+    return VisibleUsage(entries, now_s, books.snapshot)
+
+
+SinceParameter = Annotated[
+    str, Query(alias="from", max_length=40, description=f"{_TIME_DESCRIPTION} Default: 30 days before `to`.")
+]
+UntilParameter = Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Default: now.")]
+FormParameter = Annotated[
+    Literal["", "json", "csv"],
+    Query(
+        alias="format", description="Form of the response. Default: csv if the Accept header is text/csv, else json."
+    ),
+]
+AcceptHeader = Annotated[
+    str, Header(max_length=1000, description="text/csv returns a CSV table, unless `format` is set. Otherwise JSON.")
+]
+
+
+@router.get("/usage", response_model=UsageReportView, responses=CSV_RESPONSES)
 @requires(VIEWER)
 def get_usage(
     service: ServiceDep,
     principal: PrincipalDep,
     *,
-    since: Annotated[
-        str, Query(alias="from", max_length=40, description=f"{_TIME_DESCRIPTION} Default: 30 days before `to`.")
-    ] = "",
-    until: Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Default: now.")] = "",
+    since: SinceParameter = "",
+    until: UntilParameter = "",
     by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
-    form: Annotated[
-        Literal["", "json", "csv"],
-        Query(
-            alias="format",
-            description="Form of the response. Default: csv if the Accept header is text/csv, else json.",
-        ),
-    ] = "",
-    accept: Annotated[
-        str,
-        Header(max_length=1000, description="text/csv returns a CSV table, unless `format` is set. Otherwise JSON."),
-    ] = "",
+    form: FormParameter = "",
+    accept: AcceptHeader = "",
 ) -> UsageReportView | Response:
     """Return GPU-seconds that jobs held, including running jobs, in the queues that the caller may read."""
-    now_s, dimensions = service.clock.now_s(), _parse_dimensions(by)
-    to_s = math.ceil(_parse_time("to", until, now_s) / HOUR_S) * HOUR_S
-    from_s = math.floor(_parse_time("from", since, max(0.0, to_s - DAYS_DEFAULT * DAY_S)) / HOUR_S) * HOUR_S
-    if not from_s <= to_s <= from_s + DAYS_MAX * DAY_S:
-        raise_invalid_field("from", since, f"at or before `to`, and at most {DAYS_MAX} days before it")
-    books = service.store.load_usage(from_s=from_s, to_s=to_s)
-    now_s = max(now_s, books.snapshot.now_s)
-    entries = [
-        entry
-        for entry in sum_usage((*books.entries, *compute_unsettled_usage(books.snapshot, now_s, from_s=from_s)))
-        if from_s <= entry.key.hour_s < to_s and principal.has_role(Role.VIEWER, entry.key.queue)
-    ]
+    dimensions = _parse_dimensions(by)
+    period = read_period(service, since, until)
+    usage = load_visible_usage(service, principal, period)
     report: UsageReportView = {
-        "from_s": from_s,
-        "to_s": to_s,
-        "as_of_s": now_s,
+        "from_s": period.from_s,
+        "to_s": period.to_s,
+        "as_of_s": usage.as_of_s,
         "by": dimensions,
-        "items": usage_rows(entries, dimensions),
-        "total": usage_sums(entries),
+        "items": usage_rows(usage.entries, dimensions),
+        "total": usage_sums(usage.entries),
     }
-    if form == "csv" or (not form and accept.partition(";")[0].strip().lower() == CSV):
-        headers = {"Content-Disposition": 'attachment; filename="usage.csv"'}
-        return Response(usage_csv(report), media_type=CSV, headers=headers)
-    return report
+    return respond_with_csv(usage_csv(report), "usage.csv") if wants_csv(form, accept) else report
 
 
 def _parse_dimensions(by: str) -> list[str]:
@@ -217,26 +237,3 @@ def _parse_dimensions(by: str) -> list[str]:
                 "by", name, f"one or more of {', '.join(DIMENSIONS)}, each once{suggest(name, DIMENSIONS)}"
             )
     return names
-
-
-def _parse_time(field: str, text: str, default_s: float) -> float:
-    if not text:
-        return default_s
-    try:
-        at_s = float(text)
-    except ValueError:
-        at_s = _parse_iso_time(text)
-    if not 0 <= at_s <= TIME_S_MAX:
-        raise_invalid_field(
-            field, text, "seconds since 1970, or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z"
-        )
-    return at_s
-
-
-def _parse_iso_time(text: str) -> float:
-    """Return the time in seconds since 1970, or NaN if the text is not a time. Times without a zone are UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return math.nan

@@ -5,58 +5,26 @@ Every setting has a default that works on one machine.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from typing import Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from scheduler.domain.program import ARCHIVE_BYTES_MAX
-from scheduler.network_addresses import is_loopback, parse_networks, to_local_authority
-
-
-def _check_http_url(text: str) -> str:
-    if not text:
-        return text
-    try:
-        parts = urlsplit(text)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url or parts.query or parts.fragment or any(mark.isspace() for mark in text):
-        raise ValueError("must be http://HOST:PORT or https://HOST:PORT, optionally with a path, without a query")
-    return text
-
-
-def _check_networks(text: str) -> str:
-    try:
-        parse_networks(text)
-    except ValueError as error:
-        raise ValueError(f"{error}; accepted: 10.0.0.7, 10.0.0.0/8, 2001:db8::/32") from None
-    return text
-
-
-def _check_ca_file(file: Path) -> Path:
-    try:
-        ssl.create_default_context(cafile=str(file))
-    except OSError as error:  # includes ssl.SSLError, which a file without certificates raises
-        raise ValueError(f"must be a readable PEM file with at least one certificate: {error}") from None
-    return file
-
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-RetentionDays = Annotated[int, Field(ge=0, le=36_500)]
-OptionalUrl = Annotated[str, AfterValidator(_check_http_url)]
-Networks = Annotated[str, AfterValidator(_check_networks)]
-CaFile = Annotated[Path, AfterValidator(_check_ca_file)]
-
-
-GrantText = Annotated[str, StringConstraints(pattern=r"^(admin|(viewer|submitter|queue-admin)(:[^:\s]{1,63})?)$")]
+from scheduler.network_addresses import is_loopback, to_local_authority
+from scheduler.setting_types import (
+    CaFile,
+    GrantText,
+    Networks,
+    OptionalUrl,
+    Price,
+    Ratio,
+    RetentionDays,
+    Seconds,
+    SecondsOrZero,
+)
 
 
 class Settings(BaseSettings):
@@ -349,7 +317,7 @@ class Settings(BaseSettings):
 
     # Retention
     events_kept_days: RetentionDays = Field(
-        default=90, description="Retention of events and decisions, in days. 0 retains them forever."
+        default=90, description="Retention of events, decisions and ended allocations, in days. 0 retains them forever."
     )
     audit_kept_days: RetentionDays = Field(
         default=0, description="Retention of audit log entries, in days. 0 retains them forever."
@@ -390,6 +358,18 @@ class Settings(BaseSettings):
     )
     checkpoints_kept_days: RetentionDays = Field(
         default=30, description="Retention of hourly checkpoints of the fleet, in days. 0 retains them forever."
+    )
+
+    # Prices
+    gpu_prices: Mapping[str, Price] = Field(
+        default={},
+        description="Price of a GPU-hour by GPU model, as a JSON object such as "
+        '{"h100-80g": 2.5, "a100-80g": 1.2}. The page about savings shows amounts for these models only.',
+    )
+    currency: str = Field(
+        default="USD",
+        description="Currency of EBBTIDE_GPU_PRICES, as a code of ISO 4217 such as USD.",
+        pattern=r"^[A-Z]{3}$",
     )
 
     # Webhooks

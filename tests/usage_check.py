@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 
 import pytest
 
+from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry
+from scheduler.store.allocation_history import SpanQuery
 from scheduler.store.api_protocol import ApiStore
 
 JOBS_MAX = 1_000_000
@@ -29,4 +32,22 @@ def check_usage(store: ApiStore) -> tuple[UsageEntry, ...]:
     assert dict(gpu_s) == pytest.approx({key: total for key, total in held.items() if key in gpu_s}, abs=1e-3)
     assert dict(lost_gpu_s) == pytest.approx({key: total for key, total in lost.items() if key in gpu_s}, abs=1e-3)
     assert sum(held.values()) == pytest.approx(sum(gpu_s.values()), abs=1e-3), "usage is missing"
+    check_spans(store, {**ended, **usage.snapshot.jobs})
     return usage.entries
+
+
+def check_spans(store: ApiStore, jobs: Mapping[str, Job]) -> None:
+    """Assert that the allocation spans of each job add up to its GPU-seconds, and that open ones are its GPUs."""
+    spans = store.allocations.find_spans(SpanQuery(-math.inf, math.inf), before=None, limit=JOBS_MAX)
+    gpu_s = dict.fromkeys(jobs, 0.0)
+    held: dict[str, dict[str, tuple[int, ...]]] = {job_id: {} for job_id in jobs}
+    for span in (stored.span for stored in spans):
+        job = jobs[span.job_id]
+        end_s = job.account.settled_at_s if span.end_s is None else span.end_s
+        assert (span.end is None) == (span.end_s is None)
+        gpu_s[job.id] += len(span.gpus) * (end_s - span.begin_s)
+        if span.end_s is None:
+            assert span.node not in held[job.id], "a job has one open span on a node"
+            held[job.id][span.node] = span.gpus
+    assert held == {job_id: dict(job.allocation.held) for job_id, job in jobs.items()}
+    assert gpu_s == pytest.approx({job_id: job.account.gpu_s for job_id, job in jobs.items()}, abs=1e-3)

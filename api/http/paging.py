@@ -31,9 +31,9 @@ from scheduler.store.api_protocol import (
     SortKey,
     get_job_sort_key,
     get_loan_sort_key,
-    take_page,
 )
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
+from scheduler.store.page_selection import take_page
 from scheduler.store.protocol import Page
 
 PageItem = TypeVar("PageItem")

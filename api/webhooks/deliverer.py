@@ -23,8 +23,9 @@ from scheduler.domain.events import TEST_CODE, Delivery, DeliveryState, Event, E
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.runtime.clock import Clock
-from scheduler.store.api_protocol import ClaimLostError, ServiceStore
+from scheduler.store.api_protocol import ServiceStore
 from scheduler.store.protocol import Page, StoredEvent, UnavailableError
+from scheduler.store.webhooks import ClaimLostError
 from scheduler.telemetry.metrics import record_delivery, record_webhook_lag
 
 JobLookup = Callable[[str], Job | None]

@@ -27,7 +27,7 @@ from api.webhooks.sender import RefusedAddressError, check_host, parse_allowed_h
 from api.webhooks.signature import derive_webhook_secret
 from scheduler.documents.webhook import WebhookChange, WebhookDocument
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
-from scheduler.store.api_protocol import ClaimLostError
+from scheduler.store.webhooks import ClaimLostError
 
 
 class WebhookView(TypedDict):

@@ -156,6 +156,7 @@ def build_retention(
     days = {
         HistoryLog.EVENTS: settings.events_kept_days,
         HistoryLog.DECISIONS: settings.events_kept_days,
+        HistoryLog.ALLOCATIONS: settings.events_kept_days,
         HistoryLog.AUDIT: settings.audit_kept_days,
         HistoryLog.COMMANDS: settings.commands_kept_days,
         HistoryLog.DELIVERIES: settings.deliveries_kept_days,

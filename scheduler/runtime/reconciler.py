@@ -14,6 +14,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
 from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
+from scheduler.scheduling.allocation_spans import compute_span_changes
 from scheduler.scheduling.capacity_use import count_loan_changes, integrate_capacity
 from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
 from scheduler.scheduling.event_messages import (
@@ -224,6 +225,7 @@ def _build_commit(
     archived: ArchiveResult,
     epoch: int,
 ) -> Commit:
+    spans = compute_span_changes(loaded.snapshot, applied.snapshot)
     return Commit(
         previous=loaded.snapshot,
         snapshot=archived.snapshot,
@@ -238,6 +240,8 @@ def _build_commit(
         backfill=updated.backfill,
         usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
         receipts=applied.recalls.closed,
+        ended_spans=spans.ended,
+        begun_spans=spans.begun,
     )
 
 

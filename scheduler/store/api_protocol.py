@@ -8,14 +8,12 @@ MemoryStore and SqlStore, `ServiceStore` by SqlStore alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from heapq import nlargest
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from scheduler.domain.commands import Command
-from scheduler.domain.events import Delivery, DeliveryState, Webhook
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample
@@ -26,13 +24,13 @@ from scheduler.store.credentials import ApiToken, ServiceAccount
 from scheduler.store.protocol import Page, Store, StoredEvent, UsageSnapshot
 from scheduler.store.sealed_secrets import SecretStore
 from scheduler.store.simulations import SimulationStore
+from scheduler.store.webhooks import WebhookStore
 
 if TYPE_CHECKING:
+    from scheduler.store.allocation_history import AllocationHistory
     from scheduler.store.capacity_history import CapacityHistory
     from scheduler.store.lending_history import LendingHistory
     from scheduler.store.sessions import SessionStore
-
-Row = TypeVar("Row")
 
 
 class SortKey(NamedTuple):
@@ -89,11 +87,16 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True)
 class LoanQuery:
-    """Filter for lists of loans. None and the empty string match everything."""
+    """Filter for lists of loans. None and the empty string match everything.
+
+    Loans match that were live at any time from `since_s` to `until_s`.
+    """
 
     states: frozenset[LoanState] | None = None
     pool: str = ""
     node: str = ""
+    since_s: float = -math.inf
+    until_s: float = math.inf
 
     @property
     def includes_ended(self) -> bool:
@@ -101,7 +104,8 @@ class LoanQuery:
 
     def matches(self, loan: Loan) -> bool:
         matches_state = self.states is None or loan.state in self.states
-        return matches_state and self.pool in ("", loan.pool) and self.node in ("", loan.node)
+        matches_time = loan.created_at_s < self.until_s and (loan.is_live or loan.state_since_s > self.since_s)
+        return matches_state and matches_time and self.pool in ("", loan.pool) and self.node in ("", loan.node)
 
 
 def get_job_sort_key(job: Job) -> SortKey:
@@ -110,14 +114,6 @@ def get_job_sort_key(job: Job) -> SortKey:
 
 def get_loan_sort_key(loan: Loan) -> SortKey:
     return SortKey(loan.created_at_s, loan.id)
-
-
-def take_page(
-    rows: list[Row], get_sort_key: Callable[[Row], SortKey], *, after: SortKey | None, limit: int
-) -> tuple[Row, ...]:
-    """Return up to `limit` rows that follow the key `after`, in list order."""
-    following = rows if after is None else [row for row in rows if get_sort_key(row) < after]
-    return tuple(nlargest(limit, following, key=get_sort_key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +178,7 @@ class HistoryLog(StrEnum):
     READINGS = "readings"
     USAGE = "usage"
     RECALL_RECEIPTS = "recall_receipts"
+    ALLOCATIONS = "allocations"
     CAPACITY_MINUTES = "capacity_minutes"
     CAPACITY_TEN_MINUTES = "capacity_ten_minutes"
     CAPACITY_HOURS = "capacity_hours"
@@ -376,6 +373,9 @@ class ApiStore(Store, Protocol):
     def lending(self) -> LendingHistory: ...
 
     @property
+    def allocations(self) -> AllocationHistory: ...
+
+    @property
     def capacity(self) -> CapacityHistory: ...
 
     def get_last_event_number(self) -> int:
@@ -410,74 +410,6 @@ class ApiStore(Store, Protocol):
 
     def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
         """Append to the inbox as `Store.send` does. A new command's `audit` is written in the same transaction."""
-
-
-class ClaimLostError(Exception):
-    """The webhook was deleted, or its claim expired and may belong to another process. Nothing was written."""
-
-
-class WebhookStore(Protocol):
-    """Webhooks and their deliveries. Every method may raise UnavailableError.
-
-    Several processes deliver. The holder of a webhook's claim delivers alone until the claim expires. `audit` is
-    written in the transaction of the change, unless nothing changes.
-    """
-
-    def create(
-        self, webhook: Webhook, key: IdempotencyKey | None = None, *, audit: AuditEntry | None = None
-    ) -> Webhook:
-        """Store a webhook that receives events from now on. Raises IdempotencyKeyUsedError."""
-
-    def get_webhook(self, webhook_id: str) -> Webhook | None: ...
-
-    def list_webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
-        """Return webhooks with a number above `after`, oldest first; only those of `queues` unless it is None."""
-
-    def update_webhook(
-        self, webhook_id: str, changes: Mapping[str, Any], *, audit: AuditEntry | None = None
-    ) -> Webhook | None:
-        """Return the webhook with the given fields changed; None if it does not exist."""
-
-    def rotate_secret(self, webhook_id: str, *, old_until_s: float, audit: AuditEntry | None = None) -> Webhook | None:
-        """Switch to the next secret. Messages are signed with the previous one too until `old_until_s`."""
-
-    def delete(self, webhook_id: str, *, audit: AuditEntry | None = None) -> None: ...
-
-    def add_delivery(self, delivery: Delivery, *, audit: AuditEntry | None = None) -> Delivery:
-        """Append a pending delivery. Raises ClaimLostError if the webhook does not exist."""
-
-    def get_delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None: ...
-
-    def list_deliveries(
-        self, webhook_id: str, *, limit: int, before: int | None = None, state: DeliveryState | None = None
-    ) -> tuple[Delivery, ...]:
-        """Return deliveries with a number below `before`, newest first."""
-
-    def redeliver(
-        self, webhook_id: str, delivery_id: str, *, now_s: float, audit: AuditEntry | None = None
-    ) -> Delivery | None:
-        """Make a dead delivery pending again, ahead of all later ones; None if it is not dead."""
-
-    def list_due_webhooks(self, now_s: float, *, limit: int) -> tuple[str, ...]:
-        """Return ids of unclaimed webhooks with a due delivery or unread events, longest waiting first."""
-
-    def claim(self, webhook_id: str, holder: str, *, now_s: float, until_s: float) -> bool:
-        """Claim the webhook until `until_s`. False if another process holds it."""
-
-    def release(self, webhook_id: str, holder: str, *, now_s: float) -> None: ...
-
-    def get_first_pending(self, webhook_id: str) -> Delivery | None: ...
-
-    def add_event_deliveries(
-        self, webhook_id: str, holder: str, deliveries: Iterable[Delivery], *, cursor: int, until_s: float
-    ) -> None:
-        """Append the deliveries of all events up to `cursor`, and extend the claim. Raises ClaimLostError."""
-
-    def record_attempt(self, webhook: Webhook, holder: str, delivery: Delivery, *, until_s: float) -> None:
-        """Store delivery and webhook after an attempt, and extend the claim. Raises ClaimLostError."""
-
-    def get_oldest_pending_at_s(self) -> float | None:
-        """Return the creation time of the oldest pending delivery of all enabled webhooks."""
 
 
 @runtime_checkable

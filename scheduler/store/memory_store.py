@@ -31,13 +31,14 @@ from scheduler.store.api_protocol import (
     StoredAuditEntry,
     get_job_sort_key,
     get_loan_sort_key,
-    take_page,
 )
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.capacity_history import MemoryCapacityHistory
 from scheduler.store.credentials import ApiToken
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
+from scheduler.store.memory_allocations import MemoryAllocationHistory
 from scheduler.store.memory_secrets import MemorySecrets
+from scheduler.store.page_selection import take_page
 from scheduler.store.protocol import (
     Commit,
     ConflictError,
@@ -327,6 +328,7 @@ class MemoryStore:
         self.machines = MemoryMachineStore(self.audit_log)
         self.secrets = MemorySecrets(self.audit_log)
         self.lending = MemoryLendingHistory()
+        self.allocations = MemoryAllocationHistory()
         self.capacity = MemoryCapacityHistory()
 
     def load(self) -> LoadedState:
@@ -465,6 +467,7 @@ class MemoryStore:
             self._decisions.append(StoredDecision(len(self._decisions) + 1, generation, now_s, decision))
         self._ended_jobs.extend(commit.ended_jobs)
         self.lending.append(commit)
+        self.allocations.append(commit)
         self.capacity.add(commit)
         for entry in commit.usage:
             known = self._usage.get(entry.key, UsageEntry(entry.key, 0.0))

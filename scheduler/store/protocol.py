@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from scheduler.domain.allocation_span import AllocationSpan, SpanEnding
 from scheduler.domain.capacity_history import CapacityBin
 from scheduler.domain.commands import Command
 from scheduler.domain.decisions import Decision
@@ -52,6 +53,7 @@ class Commit:
         samples: each replaces the sample in its slot of its job.
         backfill: demand readings by pool, each time of a pool once; each replaces the stored readings of its time.
         receipts: complete receipts of recalls, which are appended to history.
+        ended_spans: ends of open allocation spans. They apply before `begun_spans`.
         capacity: the narrowest bins of the use of pools since `previous`, which are added to the stored bins.
     """
 
@@ -68,6 +70,8 @@ class Commit:
     samples: tuple[SlottedSample, ...] = ()
     backfill: tuple[tuple[str, DemandReading], ...] = ()
     receipts: tuple[RecallReceipt, ...] = ()
+    ended_spans: tuple[SpanEnding, ...] = ()
+    begun_spans: tuple[AllocationSpan, ...] = ()
     capacity: tuple[CapacityBin, ...] = ()
 
 

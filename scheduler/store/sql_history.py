@@ -372,6 +372,10 @@ def select_ended_loans(query: LoanQuery, after: SortKey | None, limit: int) -> S
         conditions.append(row.pool == query.pool)
     if query.node:
         conditions.append(row.node == query.node)
+    if query.until_s < math.inf:
+        conditions.append(row.offered_at_s < query.until_s)
+    if query.since_s > -math.inf:
+        conditions.append(StateSince(row.body) > query.since_s)
     return order_and_limit(select(ENDED_LOANS).where(*conditions), row.offered_at_s, row.id, after, limit=limit)
 
 

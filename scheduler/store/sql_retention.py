@@ -37,6 +37,7 @@ from scheduler.domain.job_queue import HOUR_S
 from scheduler.store import sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
+from scheduler.store.sql_allocations import ALLOCATION_SPANS
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
 from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
@@ -64,6 +65,10 @@ _TIME_COLUMNS: dict[HistoryLog, tuple[Table[Any], str]] = {
     HistoryLog.COMMANDS: (INBOX, "consumed_at_s"),
     HistoryLog.READINGS: (READINGS, "at_s"),
     HistoryLog.RECALL_RECEIPTS: (RECALL_RECEIPTS, "closed_at_s"),
+}
+_END_COLUMNS: dict[HistoryLog, tuple[Table[Any], str]] = {
+    HistoryLog.DELIVERIES: (DELIVERIES, "ended_at_s"),
+    HistoryLog.ALLOCATIONS: (ALLOCATION_SPANS, "end_s"),
 }
 _ENDED_TABLES: dict[HistoryLog, Table[Any]] = {
     HistoryLog.ENDED_JOBS: ENDED_JOBS,
@@ -106,8 +111,8 @@ class SqlRetention:
 
     def delete_old_rows(self, log: HistoryLog, *, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
         """Delete up to `rows_max` of the oldest rows from before that time."""
-        if log is HistoryLog.DELIVERIES:
-            return self._delete_deliveries(before_s, rows_max, epoch)
+        if log in _END_COLUMNS:
+            return self._delete_ended(log, before_s, rows_max, epoch)
         if log is HistoryLog.USAGE:
             return self._delete_usage(before_s, rows_max, epoch)
         if log in _SHARED_TABLES:
@@ -175,18 +180,19 @@ class SqlRetention:
             _advance_mark(connection, log, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
-    def _delete_deliveries(self, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
-        """Delete ended deliveries. They do not end in the order of their numbers, so that the mark has no number."""
-        is_old = DELIVERIES.c.ended_at_s < before_s
-        found = fetch_rows(self._read_engine, select(DELIVERIES.c.number).where(is_old).limit(rows_max))
+    def _delete_ended(self, log: HistoryLog, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
+        """Delete rows by their end. They do not end in the order of their numbers, so that the mark has no number."""
+        table, end_column = _END_COLUMNS[log]
+        is_old = table.c[end_column] < before_s
+        found = fetch_rows(self._read_engine, select(table.c.number).where(is_old).limit(rows_max))
         if not found:
             return DeletedBatch(0, is_complete=True)
-        is_found = DELIVERIES.c.number.in_([row.number for row in found])
+        is_found = table.c.number.in_([row.number for row in found])
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
             # A delivery may have been made pending again since it was found, which clears its end.
-            rows = connection.execute(delete(DELIVERIES).where(is_found, is_old)).rowcount
-            _advance_mark(connection, HistoryLog.DELIVERIES, up_to=0, up_to_s=before_s, rows=rows)
+            rows = connection.execute(delete(table).where(is_found, is_old)).rowcount
+            _advance_mark(connection, log, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
 

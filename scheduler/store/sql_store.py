@@ -33,6 +33,7 @@ from scheduler.store.database import (
 from scheduler.store.machines import SqlMachines
 from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDecision, StoredEvent, UsageSnapshot
 from scheduler.store.schema_migration import require_current_revision
+from scheduler.store.sql_allocations import SqlAllocationHistory, write_span_changes
 from scheduler.store.sql_api_tables import CHAIN_OPTION, SqlAuditLog, SqlIdempotencyKeys
 from scheduler.store.sql_capacity_history import SqlCapacityHistory, add_capacity_bins
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
@@ -91,6 +92,7 @@ class SqlStore:
         self.secrets = SqlSecrets(self._engine)
         self.retention = SqlRetention(self._engine)
         self.lending = SqlLendingHistory(self._autocommit_engine)
+        self.allocations = SqlAllocationHistory(self._autocommit_engine)
         self.capacity = SqlCapacityHistory(self._engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_queues: dict[str, str] = {}
@@ -135,6 +137,7 @@ class SqlStore:
             sql_history.delete_replaced_readings(connection, commit.backfill)
             for table, rows in appended:
                 insert_rows(connection, table, rows)
+            write_span_changes(connection, commit)
             sql_history.add_usage_entries(connection, commit.usage)
             add_capacity_bins(connection, commit.capacity)
             sql_history.upsert_samples(connection, commit.samples)

@@ -34,10 +34,11 @@ from sqlalchemy import (
 
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
 from scheduler.domain.owner_ids import derive_owner_id
-from scheduler.store.api_protocol import AuditEntry, ClaimLostError, IdempotencyKey
+from scheduler.store.api_protocol import AuditEntry, IdempotencyKey
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, fetch_rows, make_autocommit_engine, transaction
 from scheduler.store.sql_api_tables import insert_audit_entries, insert_idempotency_key
 from scheduler.store.sql_history import EVENTS
+from scheduler.store.webhooks import ClaimLostError
 
 
 class WebhookColumns(TypedColumns):

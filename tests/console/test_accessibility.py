@@ -39,6 +39,8 @@ def test_pages_have_no_serious_accessibility_violation(
         "waiting-job": (f"jobs/{waiting}", ".steps li"),
         "submit": ("submit", "form"),
         "loans": ("loans", ".track"),
+        "gantt": ("gantt", ".gantt-box"),
+        "savings": ("savings", ".savings-chart"),
         "plans": ("plans", "form"),
         "simulate": ("simulate", ".empty"),
     }

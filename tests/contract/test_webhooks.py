@@ -10,10 +10,10 @@ import pytest
 
 from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.api_protocol import ClaimLostError
 from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
 from scheduler.store.sql_webhooks import SqlWebhooks
+from scheduler.store.webhooks import ClaimLostError
 
 WEBHOOK = Webhook(
     "wh_a", "ada", "https://a.example/", 5.0, codes=("JobStarted",), queue="vision", owner_id="token:ada", may_veto=True

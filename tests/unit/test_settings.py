@@ -45,6 +45,8 @@ def test_public_url_replaces_the_listen_address_for_workers(monkeypatch: pytest.
         ("PROMETHEUS_URL", "http://prometheus:9090/?query=up"),
         ("LOG_LEVEL", "LOUD"),
         ("OIDC_GROUPS", '{"ops": ["root"]}'),
+        ("GPU_PRICES", '{"h100-80g": -1}'),
+        ("CURRENCY", "dollars"),
     ],
 )
 def test_invalid_setting_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
