@@ -130,6 +130,7 @@ class ProblemCache:
         return Evidence(
             now_s,
             service.policies.settings,
+            service.policies.lends,
             service.has_leader,
             _find_failed_jobs(store, now_s),
             self._events.read(store).count(now_s),

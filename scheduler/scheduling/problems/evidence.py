@@ -27,7 +27,7 @@ class Evidence:
 
     Args:
         now_s: time of the request, not before that of the snapshot.
-        settings: settings of the policies that lend.
+        settings: settings of the policy set. `lends`: whether it lends at all.
         has_leader: whether a controller leads.
         failed_jobs: the newest jobs that failed in the last 24 hours.
         activity: what happened to jobs in the last hour, by job id.
@@ -39,6 +39,7 @@ class Evidence:
 
     now_s: float
     settings: PolicySettings = field(default_factory=PolicySettings)
+    lends: bool = True
     has_leader: bool = True
     failed_jobs: tuple[Job, ...] = ()
     activity: Mapping[str, JobActivity] = field(default_factory=dict)

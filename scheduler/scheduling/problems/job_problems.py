@@ -20,12 +20,13 @@ OOM_FAILURES_MIN = 2
 """One failure corrects the memory model and is over. The second one shows that the correction did not help."""
 OOM_RECOVERED_S = 900.0
 """A run that has lasted so long has passed its first steps, the peak of memory, and a checkpoint."""
-PREEMPTIONS_MIN, RESTARTS_MIN = 3, 3
-"""Interruptions in an hour: with three, a job spends more than a tenth of its time on saving, waiting and loading if
-each costs it two minutes. The alert EbbtideJobRestarting counts restarts in the same way."""
-RESIZES_MIN = 12
-"""Resizes in an hour. A full pass may resize each job every few minutes without harm, because a resize costs seconds
-and has to pay for itself. One every five minutes for a whole hour does not."""
+RESTARTS_MIN = 3
+"""Runs in an hour that ended by themselves. The alert EbbtideJobRestarting counts them in the same way."""
+PREEMPTIONS_MIN = 6
+"""Preemptions in an hour, one every ten minutes. Policies that preempt by an order do so up to three times."""
+RESIZES_MIN = 20
+"""Resizes in an hour, one every three minutes. Each has to pay for itself before it is decided, so that a job in a busy
+healthy fleet has up to a dozen."""
 LOSSES_MIN = 2
 """Interruptions after which a share of lost work is a pattern, not one accident."""
 LOST_SHARE_MIN = 0.2

@@ -10,7 +10,7 @@ from scheduler.domain.shortages import INTERVAL_S
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.lending import find_demand_stale_s
 from scheduler.scheduling.problems.evidence import Evidence
-from scheduler.scheduling.problems.sentences import describe_count
+from scheduler.scheduling.problems.sentences import describe_count, describe_gpus
 
 RISK_SHARE = 0.2
 """Remaining share of `return_deadline_s` in which a node that jobs still hold is at risk: 60 s of 300 s. Jobs that save
@@ -40,18 +40,22 @@ def _find_shortage(snapshot: Snapshot, pool: Pool) -> Iterator[Problem]:
     if reading is None or reading.asked_gpus <= supply:
         return
     lent, capacity = snapshot.index.lent_gpus.get(pool.name, 0), snapshot.capacity(pool.name)
-    if lent and reading.gpus > supply:
-        rest = f"; {describe_count(lent, 'GPU')} are lent"
+    is_lending = lent > 0 and reading.gpus > supply
+    if is_lending and snapshot.index.unrecalled_loan_counts.get(pool.name):
+        rest = f"; {describe_gpus(lent, 'lent')}"
         advice, command = "Recall all loans now, and raise the pool's headroom.", "ebbtide lending recall-all"
+    elif is_lending:
+        rest = f"; {describe_gpus(lent, 'recalled and not back yet')}"
+        advice, command = "Find out when its nodes come back, and raise the pool's headroom.", "ebbtide loans"
     elif supply < capacity:
-        rest = f"; {describe_count(capacity - supply, 'GPU')} are on cordoned nodes"
+        rest = f"; {describe_gpus(capacity - supply, 'on cordoned nodes')}"
         advice, command = "Uncordon nodes that work.", f"ebbtide nodes list --pool {pool.name}"
     else:
         rest = " and nothing is lent"
         advice, command = "Add nodes to the pool, or repair those that are down.", f"ebbtide explain pool {pool.name}"
     yield Problem(
         ProblemCode.INFERENCE_SHORT,
-        Severity.CRITICAL if lent and reading.gpus > supply else Severity.WARNING,
+        Severity.CRITICAL if is_lending else Severity.WARNING,
         SubjectKind.POOL,
         pool.name,
         f"Inference of pool {pool.name} needs {reading.asked_gpus:.1f} GPUs and has {supply}{rest}.",
@@ -74,7 +78,7 @@ def _find_unknown_demand(snapshot: Snapshot, pool: Pool, evidence: Evidence) -> 
     """Yield the problem of demand that is not reported, or not forecast. A pool that lends nothing needs neither."""
     rules, reading = pool.lending, snapshot.demand.get(pool.name)
     lent = snapshot.index.lent_gpus.get(pool.name, 0)
-    if not rules.enabled and not lent:
+    if not (rules.enabled and evidence.lends) and not lent:
         return
     if reading is None:
         if not rules.demand_profile and snapshot.index.up_node_counts.get(pool.name):
@@ -111,7 +115,7 @@ def _describe_old_demand(pool: Pool, reading: DemandReading, lent: int, code: Pr
         SubjectKind.POOL,
         pool.name,
         f"The demand of pool {pool.name} is no longer reported, last {reading.gpus:.1f} GPUs, so {effect}; "
-        f"{describe_count(lent, 'GPU')} are lent.",
+        f"{describe_gpus(lent, 'lent')}.",
         "Restore the demand source.",
         f"ebbtide explain pool {pool.name}",
         since_s=reading.at_s,
@@ -153,13 +157,17 @@ def _find_recall_problem(snapshot: Snapshot, loan: Loan, now_s: float) -> Iterat
     jobs = len(set(held.values()))
     holders = f"{describe_count(jobs, 'job')} hold{'s' * (jobs == 1)} {len(held)} of its {node.gpus} GPUs"
     state = "is past its deadline to return" if is_late else "must return soon"
+    if held:
+        advice = "Find what its jobs wait for, such as a slow save, and end them if inference needs the node."
+    else:
+        advice = "Read the controller's log: the node is free, but was not returned."
     yield Problem(
         ProblemCode.RECALL_LATE if is_late else ProblemCode.RECALL_AT_RISK,
         Severity.CRITICAL if is_late else Severity.WARNING,
         SubjectKind.NODE,
         loan.node,
         f"Node {loan.node} of pool {loan.pool} {state}; {holders if held else 'no job holds it'}.",
-        "Find what its jobs wait for, such as a slow save, and end them if inference needs the node.",
+        advice,
         f"ebbtide events {loan.node}",
         since_s=loan.return_by_s if is_late else loan.state_since_s,
         numbers={"jobs": float(jobs), "held_gpus": float(len(held)), "gpus": float(node.gpus)},

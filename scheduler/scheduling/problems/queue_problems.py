@@ -11,7 +11,7 @@ from scheduler.domain.problems import Problem, ProblemCode, Severity, SubjectKin
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.quota import QueueUsage, QuotaState, compute_queue_usage
 from scheduler.scheduling.problems.evidence import Evidence
-from scheduler.scheduling.problems.sentences import describe_count
+from scheduler.scheduling.problems.sentences import describe_count, describe_gpus
 
 UNSERVED_S = 1800.0
 """A guarantee is reclaimed from other queues within minutes: their jobs get a notice, save and leave. Half an hour
@@ -94,8 +94,8 @@ def _describe_stuck_queue(job: Job, usage: QueueUsage, snapshot: Snapshot) -> Pr
         Severity.WARNING,
         SubjectKind.QUEUE,
         name,
-        f"Queue {name} has {describe_count(pending, 'pending job')} and starts none, although {free} GPUs are free and "
-        f"job {job.spec.name} needs {needed}.",
+        f"Queue {name} has {describe_count(pending, 'pending job')} and starts none, although "
+        f"{describe_gpus(free, 'free')} and job {job.spec.name} needs {needed}.",
         "Read why the job waits, such as free GPUs that are spread over too many nodes.",
         f"ebbtide explain {job.id}",
         since_s=job.state_since_s,

@@ -13,6 +13,11 @@ def describe_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def describe_gpus(count: int, state: str) -> str:
+    """Return `1 GPU is lent` or `2 GPUs are lent`."""
+    return f"{describe_count(count, 'GPU')} {'is' if count == 1 else 'are'} {state}"
+
+
 def join_counts(counts: Mapping[str, int]) -> str:
     """Return `3 preemptions and 2 resizes`, without counts of 0. `counts` is by singular noun."""
     parts = [describe_count(count, noun) for noun, count in counts.items() if count]
