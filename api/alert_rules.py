@@ -5,6 +5,7 @@ In the source tree, `data/rules.yaml` links to the file of the Helm chart. A whe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing_extensions import TypedDict
 _RULES = Path(__file__).parent / "data" / "rules.yaml"
 _RUNBOOK = "/docs/runbook"
 _SEVERITIES = ("critical", "warning")
+_TEMPLATE = re.compile(r"\{\{\s*\$(?:labels\.)?(\w+)[^}]*\}\}")
 
 
 class AlertRuleView(TypedDict):
@@ -27,7 +29,9 @@ class AlertRuleView(TypedDict):
         str,
         Field(description="Label by which a receiver is chosen: `critical` should page, `warning` open a ticket."),
     ]
-    summary: Annotated[str, Field(description="What the alert means. Labels are in double braces.")]
+    summary: Annotated[
+        str, Field(description="What the alert means. Labels and values are in angle brackets, such as `<pool>`.")
+    ]
     expression: Annotated[str, Field(description="PromQL condition.")]
     pending: Annotated[str, Field(description="How long the condition must hold, such as `5m`.")]
     runbook: Annotated[str, Field(description="Path of the section of the runbook about this alert.")]
@@ -45,7 +49,7 @@ def _read_rules() -> Iterator[AlertRuleView]:
         yield {
             "name": rule["alert"],
             "severity": rule["labels"]["severity"],
-            "summary": rule["annotations"]["summary"],
+            "summary": _TEMPLATE.sub(r"<\1>", rule["annotations"]["summary"]),
             "expression": " ".join(rule["expr"].split()),
             "pending": rule.get("for", "0m"),
             "runbook": f"{_RUNBOOK}#{rule['alert'].lower()}",

@@ -4,6 +4,7 @@ import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
 import { whoAmI } from "./permissions.js";
+import { startProblems } from "./problem_feed.js";
 import { enter, followOtherTabs, onSession, sessionKey, signOut } from "./session.js";
 import { startTheme } from "./theme.js";
 import { keepAges } from "./times.js";
@@ -22,6 +23,7 @@ const PAGES = [
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
   { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit" },
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
+  { path: /^\/alerts$/, load: () => import("./pages/alerts.js"), name: "Alerts", href: "#/alerts" },
   { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
   { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
@@ -113,3 +115,4 @@ onSession(updateUser);
 // Reload a page that failed to load once the service is reachable again.
 onEvent((event) => event === null && hasFailed && location.reload(), new AbortController().signal);
 startLive(document.getElementById("connection"));
+startProblems(document.getElementById("nav"));

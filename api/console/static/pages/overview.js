@@ -8,6 +8,7 @@ import { count, gpus, percent, plural } from "../format.js";
 import { lendingActions, actionButton } from "../actions.js";
 import { keepUp, onEvent } from "../live.js";
 import { noLending, whoAmI } from "../permissions.js";
+import { ProblemStrip } from "../problem_strip.js";
 import { DemandChart, demandFigure } from "./overview_demand.js";
 import { feed } from "./overview_feed.js";
 import { queueTable, WaitingCard } from "./overview_queue.js";
@@ -16,7 +17,6 @@ import { nodeDialog } from "./node.js";
 const NEWS = new Set(["NodeLent", "LoanActive", "NodeRecalled", "NodeReturned", "Breach"]);
 
 const HOLDING = ["starting", "running", "resizing"];
-const NO_LEADER = "No controller is leading. Requests are accepted but not acted on until one takes over.";
 
 export const title = () => "Overview";
 
@@ -39,6 +39,7 @@ class Overview {
     this.places = null;
     this.feed = feed(signal);
     this.waiting = new WaitingCard(signal);
+    this.problems = new ProblemStrip(signal);
   }
 
   async refresh() {
@@ -61,7 +62,7 @@ class Overview {
   }
 
   #frame() {
-    const names = ["actions", "refused", "leader", "figures", "pools", "charts", "queues"];
+    const names = ["actions", "refused", "figures", "pools", "charts", "queues"];
     const places = Object.fromEntries(names.map((name) => [name, el("div", { class: "stack" })]));
     places.actions.className = "row";
     places.summary = el("p", { class: "muted" });
@@ -69,7 +70,7 @@ class Overview {
     put(
       this.root,
       el("div", { class: "head" }, title, places.actions),
-      el("div", { class: "stack" }, places.refused, places.leader, places.figures, el("div", { class: "columns" },
+      el("div", { class: "stack" }, places.refused, this.problems.place, places.figures, el("div", { class: "columns" },
         el("div", { class: "stack" }, places.pools, places.charts),
         el("div", { class: "stack" }, this.waiting.card, places.queues, card("Recent events", this.feed.place)))),
     );
@@ -79,7 +80,6 @@ class Overview {
   #draw(overview) {
     const { places } = this;
     say(places.summary, sentence(overview));
-    redraw(places.leader, overview.leader, () => (overview.leader ? null : el("p", { class: "note warn" }, NO_LEADER)));
     this.#drawLevers(overview);
     const figures = this.#figures(overview);
     redraw(places.figures, figures.textContent, () => figures);
