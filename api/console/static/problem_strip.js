@@ -88,7 +88,8 @@ function several(group, isOpen) {
   const rest = group.count - rows.length;
   const summary = el("summary", {}, group.title);
   const list = el("ul", {}, rows, rest > 0 && el("li", { class: "muted" }, `and ${plural(rest, "more", "more")}`));
-  return el("div", {}, el("details", { open: isOpen, data: { key: group.key } }, summary, list), help({ ...first, command: "" }));
+  const details = el("details", { open: isOpen, data: { key: group.key } }, summary, list);
+  return el("div", {}, details, help({ ...first, command: "" })); // each subject has a command of its own
 }
 
 /** The sentence, which links to the page of its subject if there is one. */
