@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.problems import Problem, ProblemCode, Severity, SubjectKind
@@ -31,17 +30,21 @@ def find_queue_problems(snapshot: Snapshot, evidence: Evidence) -> Iterator[Prob
         if unserved is not None:
             yield unserved
         elif evidence.now_s - starts.get(name, float("-inf")) >= STUCK_S:
-            startable += islice(_find_startable_jobs(jobs, snapshot, quota, evidence.now_s), 1)
+            # Only the first job counts: the GPUs that later ones could use may be kept for it.
+            startable += [job for job in jobs[:1] if _could_start(job, snapshot, quota, evidence.now_s)]
     usages = compute_queue_usage(snapshot) if startable else {}
     yield from (_describe_stuck_queue(job, usages[job.spec.queue], snapshot) for job in startable)
 
 
 def _group_pending_jobs(snapshot: Snapshot, now_s: float) -> Mapping[str, list[Job]]:
-    """Return the jobs that have waited at least `UNSERVED_S` for nothing but GPUs, by queue, longest waiting first."""
+    """Return the jobs that have waited at least `UNSERVED_S` for nothing but GPUs, by queue.
+
+    The most urgent comes first, then the one that has waited longest.
+    """
     jobs = (snapshot.jobs[job_id] for job_id in snapshot.index.waiting)
     old = [job for job in jobs if now_s - job.state_since_s >= UNSERVED_S]
     waiting: defaultdict[str, list[Job]] = defaultdict(list)
-    for job in sorted(old, key=lambda each: (each.state_since_s, each.id)):
+    for job in sorted(old, key=lambda each: (-each.spec.priority, each.state_since_s, each.id)):
         if job.intent is Intent.RUN and job.retry_at_s <= now_s and not job.awaits_review:
             waiting[job.spec.queue].append(job)
     return waiting
@@ -78,12 +81,10 @@ def _find_unserved_guarantee(name: str, jobs: Sequence[Job], quota: QuotaState) 
         )
 
 
-def _find_startable_jobs(jobs: Iterable[Job], snapshot: Snapshot, quota: QuotaState, now_s: float) -> Iterator[Job]:
-    """Yield the jobs that have waited at least `STUCK_S` although enough GPUs are free and the quota permits them."""
-    for job in jobs:
-        needed, is_old = job.spec.min_gpus, now_s - job.state_since_s >= STUCK_S
-        if is_old and needed <= _count_free_gpus(job, snapshot) and quota.check_limits(job, needed) is None:
-            yield job
+def _could_start(job: Job, snapshot: Snapshot, quota: QuotaState, now_s: float) -> bool:
+    """Return whether the job has waited at least `STUCK_S` although enough GPUs are free and the quota permits them."""
+    needed, is_old = job.spec.min_gpus, now_s - job.state_since_s >= STUCK_S
+    return is_old and needed <= _count_free_gpus(job, snapshot) and quota.check_limits(job, needed) is None
 
 
 def _describe_stuck_queue(job: Job, usage: QueueUsage, snapshot: Snapshot) -> Problem:

@@ -30,7 +30,7 @@ from scheduler.scheduling.problems.evidence import Evidence, GpuTimeUse
 from scheduler.scheduling.problems.job_activity import JobActivity
 from tests.builders import a_job, a_loan, a_node
 
-NOW_S = 1_000_000.0
+NOW_S = 1_760_000_000.0
 HOUR_S = 3600.0
 OOM = OomFailure("dp8", 8, 80 * 10**9, 70 * 10**9, 81 * 10**9)
 QUANTILES, LEVELS = (0.5, 0.999), (4.0, 6.0)
