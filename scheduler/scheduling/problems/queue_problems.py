@@ -26,7 +26,7 @@ def find_queue_problems(snapshot: Snapshot, evidence: Evidence) -> Iterator[Prob
         return
     quota, starts, startable = QuotaState(snapshot), _find_last_starts(snapshot), list[Job]()
     for name, jobs in pending.items():
-        unserved = next(_find_unserved_guarantee(name, jobs, quota), None)
+        unserved = next(_find_unserved_guarantee(name, jobs, quota, evidence.now_s), None)
         if unserved is not None:
             yield unserved
         elif evidence.now_s - starts.get(name, float("-inf")) >= STUCK_S:
@@ -37,17 +37,19 @@ def find_queue_problems(snapshot: Snapshot, evidence: Evidence) -> Iterator[Prob
 
 
 def _group_pending_jobs(snapshot: Snapshot, now_s: float) -> Mapping[str, list[Job]]:
-    """Return the jobs that have waited at least `UNSERVED_S` for nothing but GPUs, by queue.
+    """Return the jobs that wait for nothing but GPUs, by queue: the most urgent first, then the oldest submission.
 
-    The most urgent comes first, then the one that has waited longest.
+    Queues whose jobs have all waited less than `UNSERVED_S` are left out.
     """
-    jobs = (snapshot.jobs[job_id] for job_id in snapshot.index.waiting)
-    old = [job for job in jobs if now_s - job.state_since_s >= UNSERVED_S]
     waiting: defaultdict[str, list[Job]] = defaultdict(list)
-    for job in sorted(old, key=lambda each: (-each.spec.priority, each.state_since_s, each.id)):
+    for job in (snapshot.jobs[job_id] for job_id in snapshot.index.waiting):
         if job.intent is Intent.RUN and job.retry_at_s <= now_s and not job.awaits_review:
             waiting[job.spec.queue].append(job)
-    return waiting
+    return {
+        name: sorted(jobs, key=lambda job: (-job.spec.priority, job.submitted_at_s, job.id))
+        for name, jobs in waiting.items()
+        if now_s - min(job.state_since_s for job in jobs) >= UNSERVED_S
+    }
 
 
 def _find_last_starts(snapshot: Snapshot) -> Mapping[str, float]:
@@ -60,11 +62,12 @@ def _find_last_starts(snapshot: Snapshot) -> Mapping[str, float]:
     return starts
 
 
-def _find_unserved_guarantee(name: str, jobs: Sequence[Job], quota: QuotaState) -> Iterator[Problem]:
+def _find_unserved_guarantee(name: str, jobs: Sequence[Job], quota: QuotaState, now_s: float) -> Iterator[Problem]:
     guaranteed, used = quota.queue(quota.account(jobs[0])).guaranteed_gpus, quota.used(name)
     for job in jobs:
         needed = job.spec.min_gpus
-        if used + needed > guaranteed or quota.check_limits(job, needed) is not None:
+        is_old = now_s - job.state_since_s >= UNSERVED_S
+        if not is_old or used + needed > guaranteed or quota.check_limits(job, needed) is not None:
             continue
         yield Problem(
             ProblemCode.GUARANTEE_UNSERVED,
