@@ -92,7 +92,7 @@ def test_alerts_page_lists_problems_by_severity_and_the_rules(site_of_problems: 
     )
     with site.client() as client:
         rules = client.alert_rules()["items"]
-    rows = page.get_by_role("region", name="Alert rules", exact=True).locator("tbody tr")
+    rows = page.get_by_role("list", name="Alert rules").get_by_role("listitem")
     expect(rows).to_have_count(len(rules))
     expect(rows.first.locator("a")).to_have_attribute("href", rules[0]["runbook"])
 

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
-import { card, el, empty, put, redraw, say, table } from "../dom.js";
+import { card, el, empty, put, redraw, say } from "../dom.js";
 import { plural } from "../format.js";
 import { onProblems } from "../problem_feed.js";
 import { groupProblems, SEVERITIES, SEVERITY_WORDS } from "../problem_groups.js";
@@ -18,7 +18,7 @@ const COUNTS = {
   warning: (number) => plural(number, "warning"),
   notice: (number) => plural(number, "notice"),
 };
-const RECEIVERS = { critical: "pages", warning: "opens a ticket" };
+const RECEIVERS = { critical: "pages a person", warning: "opens a ticket" };
 
 export const title = () => "Alerts";
 
@@ -56,7 +56,7 @@ class AlertsPage {
   drawRules(rules) {
     const paging = rules.filter((rule) => rule.severity === "critical").length;
     const counts = el("span", { class: "small muted" }, `${plural(rules.length, "rule")}, ${paging} of which page`);
-    put(this.places.rules, card(["Alert rules for Prometheus", counts], rulesNote(), rulesTable(rules)));
+    put(this.places.rules, card(["Alert rules for Prometheus", counts], rulesNote(), rulesList(rules)));
   }
 
   #problemCards(problems) {
@@ -81,14 +81,10 @@ function rulesNote() {
   return el("p", { class: "small muted" }, text, routes);
 }
 
-function rulesTable(rules) {
-  const columns = [["Alert", false], ["Severity", false], ["Pending", true], ["Meaning", false]];
-  const rows = rules.map((rule) => [
+function rulesList(rules) {
+  const entries = rules.map((rule) => el("li", { data: { severity: rule.severity } },
     el("a", { href: rule.runbook }, rule.name),
-    el("span", { class: "rule", data: { severity: rule.severity } }, severityMark(rule.severity),
-      el("span", { class: "small muted" }, RECEIVERS[rule.severity] ?? "")),
-    rule.pending,
-    el("span", { class: "meaning" }, rule.summary),
-  ]);
-  return table("Alert rules", columns, rows);
+    el("span", {}, severityMark(rule.severity), el("span", { class: "small muted" }, RECEIVERS[rule.severity] ?? "")),
+    el("p", {}, rule.summary, el("span", { class: "small muted" }, ` Fires after ${rule.pending}.`))));
+  return el("ul", { class: "rules", "aria-label": "Alert rules" }, entries);
 }
