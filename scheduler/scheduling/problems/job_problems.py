@@ -56,7 +56,7 @@ def _describe_failed_job(job: Job) -> Problem:
     numbers = {"failures": float(job.account.failures), "lost_gpu_s": job.account.lost_gpu_s}
     lost = f", with {describe_gpu_hours(job.account.lost_gpu_s)} of lost work" if job.account.lost_gpu_s else ""
     is_own_fault = failure is not None and failure.code in set(PermanentFault)
-    advice = "Correct the job and submit it again." if is_own_fault else "Read the log of its last run."
+    advice = "Correct the job and submit it again." if is_own_fault else "Read the log of the last run."
     return Problem(
         ProblemCode.JOB_FAILED,
         Severity.WARNING,

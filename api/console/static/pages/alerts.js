@@ -85,6 +85,12 @@ function rulesList(rules) {
   const entries = rules.map((rule) => el("li", { data: { severity: rule.severity } },
     el("a", { href: rule.runbook }, rule.name),
     el("span", {}, severityMark(rule.severity), el("span", { class: "small muted" }, RECEIVERS[rule.severity] ?? "")),
-    el("p", {}, rule.summary, el("span", { class: "small muted" }, ` Fires after ${rule.pending}.`))));
+    el("p", {}, rule.summary, el("span", { class: "small muted" }, firing(rule.pending)))));
   return el("ul", { class: "rules", "aria-label": "Alert rules" }, entries);
+}
+
+/** Says when a rule fires: 0m becomes "Fires at once.", 15m "Fires after 15 min." */
+function firing(pending) {
+  if (pending === "0m") return " Fires at once.";
+  return ` Fires after ${pending.replace(/(?<=\d)m$/, " min").replace(/(?<=\d)h$/, " h")}.`;
 }
