@@ -24,7 +24,7 @@ _TEMPLATE = re.compile(r"\{\{\s*\$(?:labels\.)?(\w+)[^}]*\}\}")
 class AlertRuleView(TypedDict):
     """One alert rule."""
 
-    name: Annotated[str, Field(description="Name of the alert.")]
+    name: Annotated[str, Field(description="Identifier that Prometheus shows, such as `EbbtideRecallLate`.")]
     severity: Annotated[
         str,
         Field(description="Label by which a receiver is chosen: `critical` should page, `warning` open a ticket."),

@@ -32,7 +32,10 @@ class ProblemView(TypedDict):
             "capacity is being lost. `notice`: a state that may have been forgotten."
         ),
     ]
-    kind: Annotated[SubjectKind, Field(description="Kind of the subject.")]
+    kind: Annotated[
+        SubjectKind,
+        Field(description="Whether the subject is a job, node, pool, queue, machine or webhook, or the service."),
+    ]
     subject: Annotated[
         str,
         Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),

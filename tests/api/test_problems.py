@@ -16,7 +16,9 @@ from scheduler.domain.events import Event, EventCode, JobStep
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_state import JobState
+from scheduler.domain.problems import Problem
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.problems.evidence import Evidence
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
 from tests.api.authenticated_service import AuthenticatedService
@@ -149,8 +151,13 @@ def test_many_alike_problems_are_counted_and_listed_in_part(planted: ApiService)
 
 
 def test_problems_are_found_once_per_state(planted: ApiService, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr("api.problem_cache.find_problems", lambda *arguments: calls.append(arguments) or ())
+    calls: list[int] = []
+
+    def count_call(snapshot: Snapshot, evidence: Evidence) -> tuple[Problem, ...]:
+        calls.append(snapshot.generation)
+        return ()
+
+    monkeypatch.setattr("api.problem_cache.find_problems", count_call)
     for _ in range(5):
         planted.get("/v1/problems")
     assert len(calls) == 1
