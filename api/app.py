@@ -38,6 +38,7 @@ from api import (
     pod_reports,
     pool_explanations,
     pools,
+    problems,
     queues,
     recalls,
     savings,
@@ -71,6 +72,7 @@ from api.identity.machine_credentials import is_genuine_token
 from api.identity.oidc_sign_in import OidcSignIn
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
+from api.problem_cache import ProblemCache
 from api.queue_secrets import agent_routes
 from api.queue_secrets import routes as secret_routes
 from api.queue_secrets.vault import SecretVault
@@ -113,6 +115,7 @@ _ROUTERS = (
     *(allocations.router, savings.router, savings_comparison.router),
     *(pools.demand_router, demand_reports.router, serving.router, pool_explanations.router),
     machines.router,
+    problems.router,
     hardware.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
     *(accounts.router, secret_routes.router, agent_routes.router, sign_in.login_code_router, sign_in.router),
@@ -173,6 +176,7 @@ def create_app(
     app.state.streams = StreamRegistry(store, streams_max=settings.streams_max)
     app.state.node_deltas = NodeDeltas()
     app.state.pending_reasons = PendingReasonCache(policies)
+    app.state.problems = ProblemCache()
     add_error_handlers(app)
     _add_middleware(app, service)
     return app

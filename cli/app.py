@@ -72,6 +72,12 @@ SUBCOMMANDS = (
     Subcommand("webhooks", "cli.commands.webhooks:app", JOBS_PANEL, "Manage webhooks and their deliveries."),
     Subcommand("simulations", "cli.commands.simulations:app", JOBS_PANEL, "Run simulations on the service."),
     Subcommand("top", "cli.commands.fleet:top", FLEET_PANEL, "Show pools, loans and live jobs on one screen."),
+    Subcommand(
+        "problems",
+        "cli.commands.problems:problems",
+        FLEET_PANEL,
+        "List what is wrong with the service and its fleet, and what helps.",
+    ),
     Subcommand("usage", "cli.commands.accounting:usage", FLEET_PANEL, "Report GPU-hours, including running jobs."),
     Subcommand("loans", "cli.commands.fleet:loans", FLEET_PANEL, "List lent inference nodes and their deadlines."),
     Subcommand("cordon", "cli.commands.fleet:cordon", FLEET_PANEL, "Mark a node as unschedulable."),

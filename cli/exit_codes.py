@@ -38,7 +38,8 @@ class ExitCode(IntEnum):
 
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.OK: "The command did what it was asked to do.",
-    ExitCode.FAILED: "The input was valid, but the command failed. With `--wait`, the job did not succeed.",
+    ExitCode.FAILED: "The input was valid, but the command failed. With `--wait`, the job did not succeed. `problems` "
+    "listed a critical one.",
     ExitCode.USAGE: "An option, an argument, a file or a field of a document is invalid. A retry cannot help.",
     ExitCode.REFUSED: "Your roles or the current state do not allow the change (403, 409, 412).",
     ExitCode.NOT_FOUND: "The resource does not exist, or you may not see it (404, 410).",

@@ -80,7 +80,7 @@ def _mirror_node(snapshot: MutableSnapshot, node: Node, facts: NodeFacts) -> Non
         capacity=facts.capacity,
     )
     if state is not node.state:
-        snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {state}")
+        snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {state}", cause=state.value)
     loan = snapshot.loans.get(name)
     if state is NodeState.DOWN and loan is not None and loan.is_in_effect:
         snapshot.put_loan(loan.transition_to(LoanState.LOST, snapshot.now_s))

@@ -4,6 +4,7 @@ import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
 import { whoAmI } from "./permissions.js";
+import { startProblems } from "./problem_feed.js";
 import { enter, followOtherTabs, onSession, sessionKey, signOut } from "./session.js";
 import { startTheme } from "./theme.js";
 import { keepAges } from "./times.js";
@@ -24,6 +25,7 @@ const PAGES = [
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
   { path: /^\/gantt$/, load: () => import("./pages/gantt.js"), name: "Gantt", href: "#/gantt" },
   { path: /^\/savings$/, load: () => import("./pages/savings.js"), name: "Savings", href: "#/savings" },
+  { path: /^\/alerts$/, load: () => import("./pages/alerts.js"), name: "Alerts", href: "#/alerts" },
   { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
   { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
@@ -115,3 +117,4 @@ onSession(updateUser);
 // Reload a page that failed to load once the service is reachable again.
 onEvent((event) => event === null && hasFailed && location.reload(), new AbortController().signal);
 startLive(document.getElementById("connection"));
+startProblems(document.getElementById("nav"));

@@ -11,6 +11,7 @@ from ebbtide.client.requests import Pages, Request, if_match_headers
 
 if TYPE_CHECKING:
     from ebbtide.client.views import (
+        AlertRulesView,
         DemandHistoryView,
         NodeView,
         OverviewView,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         PoolExplanationView,
         PoolForecastView,
         PoolView,
+        ProblemsView,
         QueueView,
         UsageReportView,
         WaitingView,
@@ -43,6 +45,16 @@ class FleetMethods:
         filters = {"reason": ",".join(reasons), "gpu": gpu}
         stated = {name: value for name, value in filters.items() if value}
         return Request("GET", "/v1/waiting", query={"limit": str(limit), **stated})
+
+    @RequestMethod
+    def problems(self) -> Request[ProblemsView]:
+        """Return what is wrong now, the most severe first. A healthy fleet has no problems."""
+        return Request("GET", "/v1/problems")
+
+    @RequestMethod
+    def alert_rules(self) -> Request[AlertRulesView]:
+        """Return the alert rules for Prometheus that come with the service."""
+        return Request("GET", "/v1/alert-rules")
 
     @ListMethod
     def pools(self) -> Pages[PoolView]:

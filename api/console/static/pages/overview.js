@@ -11,6 +11,7 @@ import { PastFleet } from "../history_scrubber.js";
 import { lendingActions, actionButton } from "../actions.js";
 import { keepUp, onEvent } from "../live.js";
 import { noLending, whoAmI } from "../permissions.js";
+import { ProblemStrip } from "../problem_strip.js";
 import { demandFigure } from "./overview_demand.js";
 import { feed } from "./overview_feed.js";
 import { queueTable, WaitingCard } from "./overview_queue.js";
@@ -19,7 +20,6 @@ import { nodeDialog } from "./node.js";
 const NEWS = new Set(["NodeLent", "LoanActive", "NodeRecalled", "NodeReturned", "Breach"]);
 
 const HOLDING = ["starting", "running", "resizing"];
-const NO_LEADER = "No controller is leading. Requests are accepted but not acted on until one takes over.";
 
 export const title = () => "Overview";
 
@@ -44,6 +44,7 @@ class Overview {
     this.places = null;
     this.feed = feed(signal);
     this.waiting = new WaitingCard(signal);
+    this.problems = new ProblemStrip(signal);
   }
 
   async refresh() {
@@ -70,7 +71,7 @@ class Overview {
   }
 
   #frame() {
-    const names = ["actions", "refused", "leader", "figures", "pools", "queues"];
+    const names = ["actions", "refused", "figures", "pools", "queues"];
     const places = Object.fromEntries(names.map((name) => [name, el("div", { class: "stack" })]));
     places.actions.className = "row";
     places.summary = el("p", { class: "muted" });
@@ -81,7 +82,8 @@ class Overview {
     put(
       this.root,
       el("div", { class: "head" }, title, places.actions),
-      el("div", { class: "stack" }, places.refused, places.leader, this.timeline.place, this.past.place, places.live),
+      el("div", { class: "stack" }, places.refused, this.problems.place, this.timeline.place, this.past.place,
+        places.live),
     );
     return places;
   }
@@ -95,7 +97,6 @@ class Overview {
   #draw(overview) {
     const { places } = this;
     say(places.summary, sentence(overview));
-    redraw(places.leader, overview.leader, () => (overview.leader ? null : el("p", { class: "note warn" }, NO_LEADER)));
     this.#drawLevers(overview);
     const figures = this.#figures(overview);
     redraw(places.figures, figures.textContent, () => figures);

@@ -29,6 +29,8 @@ from ebbtide.client.views.administration import (
     WhoAmIView,
 )
 from ebbtide.client.views.fleet import (
+    AlertRulesView,
+    AlertRuleView,
     DemandHistoryView,
     ForecastView,
     IncidentView,
@@ -40,6 +42,8 @@ from ebbtide.client.views.fleet import (
     PoolExplanationView,
     PoolForecastView,
     PoolSummaryView,
+    ProblemsView,
+    ProblemView,
     QueueView,
     ShortagesView,
     UsageReportView,
@@ -137,6 +141,8 @@ from ebbtide.client.views.serving import (
 
 __all__ = [
     "AccountView",
+    "AlertRuleView",
+    "AlertRulesView",
     "AllocationView",
     "AlternativePlanView",
     "ArchiveView",
@@ -210,6 +216,8 @@ __all__ = [
     "PoolView",
     "PreemptedJobView",
     "ProblemDayView",
+    "ProblemView",
+    "ProblemsView",
     "ProgressView",
     "QueueView",
     "ReasonView",

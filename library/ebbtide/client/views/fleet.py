@@ -12,6 +12,23 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 
+class AlertRuleView(TypedDict):
+    """One alert rule."""
+
+    expression: str
+    name: str
+    pending: str
+    runbook: str
+    severity: str
+    summary: str
+
+
+class AlertRulesView(TypedDict):
+    """Alert rules for Prometheus that come with this release."""
+
+    items: list[AlertRuleView]
+
+
 class DemandHistoryView(TypedDict):
     """Answer of type DemandHistoryView."""
 
@@ -216,6 +233,32 @@ class PoolForecastView(TypedDict):
 
     forecast: ForecastView | None
     pool: str
+
+
+class ProblemView(TypedDict):
+    """One problem of one subject."""
+
+    advice: str
+    cause: str
+    code: str
+    command: str
+    kind: str
+    meaning: str
+    numbers: dict[str, float]
+    runbook: str
+    severity: str
+    since_s: float | None
+    subject: str
+
+
+class ProblemsView(TypedDict):
+    """Problems that the caller may see. A healthy fleet has none."""
+
+    as_of_s: float
+    counts: dict[str, int]
+    generation: int
+    items: list[ProblemView]
+    severities: dict[str, int]
 
 
 class UsageRowView(TypedDict):

@@ -1,0 +1,143 @@
+"""What is wrong with the service and its fleet, for the console's strip and `ebbtide problems`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from fastapi import Request
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from api.alert_rules import AlertRuleView, load_alert_rules
+from api.http.dependencies import ContextDep, ServiceDep, create_router
+from api.identity.authorization import VIEWER, Visibility, requires
+from api.identity.principals import Principal, Role
+from api.problem_cache import ProblemCache
+from scheduler.domain.problems import MEANINGS, Problem, ProblemCode, Severity, SubjectKind
+
+RUNBOOK = "/docs/runbook"
+LISTED_PER_CODE_MAX = 100
+
+
+class ProblemView(TypedDict):
+    """One problem of one subject."""
+
+    code: Annotated[ProblemCode, Field(description="Kind of the problem, one word for comparison.")]
+    severity: Annotated[
+        Severity,
+        Field(
+            description="`critical`: a promise to inference is broken, or nothing is scheduled. `warning`: work or "
+            "capacity is being lost. `notice`: a state that may have been forgotten."
+        ),
+    ]
+    kind: Annotated[
+        SubjectKind,
+        Field(description="Whether the subject is a job, node, pool, queue, machine or webhook, or the service."),
+    ]
+    subject: Annotated[
+        str,
+        Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),
+    ]
+    cause: Annotated[str, Field(description="What is wrong, as one sentence with the figures in `numbers`.")]
+    numbers: Annotated[dict[str, float], Field(description="Figures in `cause`, by name.")]
+    advice: Annotated[str, Field(description="What helps, as one sentence.")]
+    command: Annotated[str, Field(description="Command that does it, or shows more. Empty: none.")]
+    since_s: Annotated[
+        float | None, Field(description="When it began, in seconds since 1970 (UTC). Null: not recorded.")
+    ]
+    meaning: Annotated[str, Field(description="What the code means for any subject.")]
+    runbook: Annotated[str, Field(description="Path of the section of the runbook about this code.")]
+
+
+class ProblemsView(TypedDict):
+    """Problems that the caller may see. A healthy fleet has none."""
+
+    generation: Annotated[
+        int, Field(description="Snapshot in which they were found. It may be slightly older than the newest.")
+    ]
+    as_of_s: Annotated[float, Field(description="When they were found, in seconds since 1970 (UTC).")]
+    counts: Annotated[dict[str, int], Field(description="Number of all problems by code.")]
+    severities: Annotated[dict[str, int], Field(description="Number of all problems by severity; each is a key.")]
+    items: Annotated[
+        list[ProblemView],
+        Field(description=f"Problems, the most severe first; at most {LISTED_PER_CODE_MAX} of each code."),
+    ]
+
+
+class AlertRulesView(TypedDict):
+    """Alert rules for Prometheus that come with this release."""
+
+    items: Annotated[list[AlertRuleView], Field(description="The rules, the most severe first.")]
+
+
+def problem_view(problem: Problem) -> ProblemView:
+    return {
+        "code": problem.code,
+        "severity": problem.severity,
+        "kind": problem.kind,
+        "subject": problem.subject,
+        "cause": problem.cause,
+        "numbers": dict(problem.numbers),
+        "advice": problem.advice,
+        "command": problem.command,
+        "since_s": problem.since_s,
+        "meaning": MEANINGS[problem.code],
+        "runbook": f"{RUNBOOK}#{problem.code.lower()}",
+    }
+
+
+def _select_visible(problems: Iterable[Problem], principal: Principal, visibility: Visibility) -> Iterator[Problem]:
+    """Yield the problems that a caller may see.
+
+    Problems of jobs and queues are for readers of the queue, and those of webhooks for its admins. Nodes, pools,
+    machines and the controller belong to the fleet, which every viewer sees. Goodput is a figure of all queues.
+    """
+    for problem in problems:
+        if problem.kind is SubjectKind.WEBHOOK:
+            is_visible = principal.has_role(Role.QUEUE_ADMIN, problem.queue)
+        elif problem.queue:
+            is_visible = principal.has_role(Role.VIEWER, problem.queue)
+        else:
+            is_visible = visibility.is_unrestricted or problem.code is not ProblemCode.GOODPUT_LOW
+        if is_visible:
+            yield problem
+
+
+def _limit_per_code(problems: Iterable[Problem]) -> Iterator[Problem]:
+    listed: Counter[ProblemCode] = Counter()
+    for problem in problems:
+        listed[problem.code] += 1
+        if listed[problem.code] <= LISTED_PER_CODE_MAX:
+            yield problem
+
+
+router = create_router("fleet")
+
+
+@router.get("/problems")
+@requires(VIEWER)
+def list_problems(context: ContextDep, service: ServiceDep, request: Request) -> ProblemsView:
+    """List what is wrong now, each problem with its cause and what helps. The state may be slightly older than the
+    newest."""
+    cache = request.app.state.problems
+    assert isinstance(cache, ProblemCache)
+    found = cache.read(service, context.committed, context.now_s)
+    visible = list(_select_visible(found.problems, context.principal, context.visibility))
+    severities = Counter(problem.severity for problem in visible)
+    view: ProblemsView = {
+        "generation": found.generation,
+        "as_of_s": found.at_s,
+        "counts": dict(Counter(problem.code.value for problem in visible)),
+        "severities": {severity.value: severities[severity] for severity in Severity},
+        "items": [problem_view(problem) for problem in _limit_per_code(visible)],
+    }
+    return context.redact(view)
+
+
+@router.get("/alert-rules")
+@requires(VIEWER)
+def list_alert_rules() -> AlertRulesView:
+    """List the alert rules for Prometheus that come with this release, with the sections of the runbook about them."""
+    return {"items": load_alert_rules()}
