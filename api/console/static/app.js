@@ -3,6 +3,7 @@
 import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
+import { Navigation } from "./navigation.js";
 import { whoAmI } from "./permissions.js";
 import { enter, followOtherTabs, onSession, sessionKey, signOut } from "./session.js";
 import { startTheme } from "./theme.js";
@@ -12,33 +13,31 @@ import { keepAges } from "./times.js";
  * A page module. `title` takes the parameters of the path.
  * @typedef {{show: (root: HTMLElement, visit: Visit) => Promise<void>, title: (...params: string[]) => string}} Page
  * @typedef {{params: any, query: URLSearchParams, signal: AbortSignal}} Visit
- * @typedef {{path: RegExp, load: () => Promise<Page>, name?: string, href?: string, within?: string}} Route
+ * @typedef {{path: RegExp, load: () => Promise<Page>, name?: string, href?: string, group?: string,
+ * role?: string, within?: string}} Route
  */
 
-/** @type {Route[]} */
+/**
+ * The pages, in the order of the navigation. A page with a `name` is listed in its `group`, for users with `role`.
+ * @type {Route[]}
+ */
 const PAGES = [
-  { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/" },
-  { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs" },
+  { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/", group: "Fleet" },
+  { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans", group: "Fleet" },
+  { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs", group: "Work" },
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
-  { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit" },
-  { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
-  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
-  { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate" },
+  { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit", group: "Work" },
+  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans", group: "Insight" },
+  { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate",
+    group: "Insight" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
 ];
 
 const main = document.getElementById("main");
+const navigation = new Navigation(document.getElementById("nav"), document.getElementById("menu"), PAGES);
 let leaving = new AbortController();
 let pathShown = null;
 let hasFailed = false;
-
-function drawNavigation(current) {
-  const links = PAGES.filter((page) => page.name).map((page) => {
-    const isCurrent = page === current || current?.within === page.href;
-    return el("li", {}, el("a", { href: page.href, "aria-current": isCurrent ? "page" : null }, page.name));
-  });
-  put(document.getElementById("nav"), el("ul", {}, links));
-}
 
 /** Closes the current page and opens the page of the URL's hash: `show(root, {params, query, signal})`. */
 async function go() {
@@ -51,7 +50,7 @@ async function go() {
   const isFirst = pathShown === null;
   const focusedId = path === pathShown ? document.activeElement?.id : ""; // same page with another query
   pathShown = path;
-  drawNavigation(page);
+  navigation.show(page);
   const root = el("div", { class: "page" }, el("p", { class: "loading" }, "Loading …"));
   put(main, root);
   if (!page) {
@@ -78,9 +77,10 @@ function noPage(path) {
   return empty(`The console has no page ${path}`, "Use the navigation to find a page.", link);
 }
 
-/** Shows the name of the signed-in user. Shows nothing while authentication is off. */
+/** Lists the user's pages and shows the user's name. Shows no name while authentication is off. */
 async function showUser() {
   const who = await whoAmI();
+  navigation.allow(who);
   if (!sessionKey()) return;
   const name = el("span", { class: "name", title: who.name }, who.name);
   const roles = el("span", { class: "muted" }, who.grants.join(", ") || "no role");

@@ -23,6 +23,11 @@ export function may(who, role, queue = "") {
   });
 }
 
+/** Returns whether `who` has `role` on at least one queue. */
+export function mayAnywhere(who, role) {
+  return who.grants.some((grant) => ROLES.indexOf(grant.split(":")[0]) >= ROLES.indexOf(role));
+}
+
 /** Returns why `who` may not change lending, or "". */
 export function noLending(who) {
   return may(who, "admin") ? "" : `Requires the role admin; ${is(who)}.`;
