@@ -47,6 +47,7 @@ class NodeSummaryView(TypedDict):
 
     name: Annotated[str, Field(description="Host name, unique in the fleet.")]
     pool: Annotated[str, Field(description="Pool that owns it, lent or not.")]
+    gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
     state: Annotated[
         NodeUse, Field(description="Present use. Cordoned and down take precedence over the state of a loan.")
     ]
@@ -152,6 +153,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
     return {
         "name": node.name,
         "pool": node.pool,
+        "gpu": node.gpu,
         "state": _node_use(node, snapshot, held),
         "gpus": node.gpus,
         "held": held,

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from api.http.dependencies import PrincipalDep, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
+from api.http.paging import TEXT_PATTERN
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey, list_usage_columns
@@ -170,6 +171,9 @@ def get_usage(
     ] = "",
     until: Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Default: now.")] = "",
     by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
+    queue: Annotated[
+        str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only usage of this queue. Empty: all.")
+    ] = "",
     form: Annotated[
         Literal["", "json", "csv"],
         Query(
@@ -193,7 +197,9 @@ def get_usage(
     entries = [
         entry
         for entry in sum_usage((*books.entries, *compute_unsettled_usage(books.snapshot, now_s, from_s=from_s)))
-        if from_s <= entry.key.hour_s < to_s and principal.has_role(Role.VIEWER, entry.key.queue)
+        if from_s <= entry.key.hour_s < to_s
+        and queue in ("", entry.key.queue)
+        and principal.has_role(Role.VIEWER, entry.key.queue)
     ]
     report: UsageReportView = {
         "from_s": from_s,

@@ -31,6 +31,7 @@ from scheduler.store.simulations import SimulationStore
 
 if TYPE_CHECKING:
     from scheduler.store.lending_history import LendingHistory
+    from scheduler.store.newest_history import NewestHistory
     from scheduler.store.sessions import SessionStore
 
 Row = TypeVar("Row")
@@ -378,6 +379,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def lending(self) -> LendingHistory: ...
+
+    @property
+    def newest(self) -> NewestHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

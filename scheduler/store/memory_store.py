@@ -37,6 +37,7 @@ from scheduler.store.api_protocol import (
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
+from scheduler.store.memory_newest_history import MemoryNewestHistory
 from scheduler.store.memory_secrets import MemorySecrets
 from scheduler.store.protocol import (
     Commit,
@@ -326,6 +327,7 @@ class MemoryStore:
         self.machines = MemoryMachineStore(self.audit_log)
         self.secrets = MemorySecrets(self.audit_log)
         self.lending = MemoryLendingHistory()
+        self.newest = MemoryNewestHistory(self._events, self._decisions)
 
     def load(self) -> LoadedState:
         with self._lock:

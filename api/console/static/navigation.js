@@ -75,7 +75,7 @@ export class Navigation {
 
   #group(id, name, pages) {
     const links = pages.map((page) => el("li", {}, this.#link(page)));
-    return el("div", {}, el("p", { id, class: "group" }, name), el("ul", { "aria-labelledby": id }, links));
+    return el("div", {}, el("p", { id, class: "nav-group" }, name), el("ul", { "aria-labelledby": id }, links));
   }
 
   #link(page) {
