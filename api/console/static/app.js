@@ -23,9 +23,13 @@ import { keepAges } from "./times.js";
  */
 const PAGES = [
   { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/", group: "Fleet" },
+  { path: /^\/nodes$/, load: () => import("./pages/nodes.js"), name: "Nodes", href: "#/nodes", group: "Fleet" },
+  { path: /^\/nodes\/([^/]+)$/, load: () => import("./pages/node_page.js"), within: "#/nodes" },
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans", group: "Fleet" },
   { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs", group: "Work" },
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
+  { path: /^\/queues$/, load: () => import("./pages/queues.js"), name: "Queues", href: "#/queues", group: "Work" },
+  { path: /^\/queues\/([^/]+)$/, load: () => import("./pages/queue_page.js"), within: "#/queues" },
   { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit", group: "Work" },
   { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans", group: "Insight" },
   { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate",
