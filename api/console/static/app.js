@@ -25,6 +25,8 @@ const PAGES = [
   { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/", group: "Fleet" },
   { path: /^\/nodes$/, load: () => import("./pages/nodes.js"), name: "Nodes", href: "#/nodes", group: "Fleet" },
   { path: /^\/nodes\/([^/]+)$/, load: () => import("./pages/node_page.js"), within: "#/nodes" },
+  { path: /^\/pools$/, load: () => import("./pages/pools.js"), name: "Pools", href: "#/pools", group: "Fleet" },
+  { path: /^\/pools\/([^/]+)$/, load: () => import("./pages/pool_page.js"), within: "#/pools" },
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans", group: "Fleet" },
   { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs", group: "Work" },
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
@@ -35,6 +37,19 @@ const PAGES = [
   { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate",
     group: "Insight" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
+  { path: /^\/decisions$/, load: () => import("./pages/decisions.js"), name: "Decisions", href: "#/decisions",
+    group: "Insight" },
+  { path: /^\/audit$/, load: () => import("./pages/audit.js"), name: "Audit log", href: "#/audit",
+    group: "Administration", role: "admin" },
+  { path: /^\/tokens$/, load: () => import("./pages/tokens.js"), name: "API tokens", href: "#/tokens",
+    group: "Administration", role: "admin" },
+  { path: /^\/secrets$/, load: () => import("./pages/secrets.js"), name: "Secrets", href: "#/secrets",
+    group: "Administration", role: "submitter" },
+  { path: /^\/webhooks$/, load: () => import("./pages/webhooks.js"), name: "Webhooks", href: "#/webhooks",
+    group: "Administration", role: "queue-admin" },
+  { path: /^\/webhooks\/([^/]+)$/, load: () => import("./pages/webhook_page.js"), within: "#/webhooks" },
+  { path: /^\/settings$/, load: () => import("./pages/settings.js"), name: "Settings", href: "#/settings",
+    group: "Administration", role: "admin" },
 ];
 
 const main = document.getElementById("main");

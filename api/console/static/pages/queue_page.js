@@ -39,6 +39,7 @@ class QueuePage {
     this.figures = el("div");
     this.plot = el("div");
     this.sums = el("p", { class: "small muted" });
+    this.usageChart = null;
     this.readAtMs = -Infinity;
   }
 
@@ -97,11 +98,11 @@ class QueuePage {
       { label: "All", colour: "training", stepped: true, fill: "accent-soft", points: items.length < 2 },
       { label: "of which lent", colour: "lent", stepped: true, dash: [5, 3], points: items.length < 2 },
     ];
-    this.drawn ??= chart(this.plot, { label: "GPU-hours by day", unit: "GPU-hours", series, height: 200 }, this.signal);
+    this.usageChart ??= chart(this.plot, { label: "GPU-hours by day", unit: "GPU-hours", series, height: 200 }, this.signal);
     const hours = (name) => items.map((row) => row[name] / HOUR_S);
     const days = items.map((row) => row.day);
     const ends = [days[0], Math.max(days.at(-1) + DAY_S, days[0] + DAY_S)];
-    this.drawn.update([days, hours("gpu_s"), hours("lent_gpu_s")], undefined, ends);
+    this.usageChart.update([days, hours("gpu_s"), hours("lent_gpu_s")], undefined, ends);
   }
 }
 
