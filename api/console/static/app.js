@@ -33,7 +33,8 @@ const PAGES = [
   { path: /^\/queues$/, load: () => import("./pages/queues.js"), name: "Queues", href: "#/queues", group: "Work" },
   { path: /^\/queues\/([^/]+)$/, load: () => import("./pages/queue_page.js"), within: "#/queues" },
   { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit", group: "Work" },
-  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans", group: "Insight" },
+  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans",
+    group: "Insight" },
   { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate",
     group: "Insight" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
@@ -53,7 +54,8 @@ const PAGES = [
 ];
 
 const main = document.getElementById("main");
-const navigation = new Navigation(document.getElementById("nav"), document.getElementById("menu"), PAGES);
+const [nav, menu] = ["nav", "menu"].map((id) => document.getElementById(id));
+const navigation = new Navigation(nav, menu, PAGES);
 let leaving = new AbortController();
 let pathShown = null;
 let hasFailed = false;

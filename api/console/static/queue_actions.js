@@ -6,7 +6,10 @@ import { el } from "./dom.js";
 import { formDialog } from "./form_dialog.js";
 import { field, values } from "./forms.js";
 
-/** Numbers of a quota: [field, label, hint, whether empty means no limit]. @type {[string, string, string, boolean][]} */
+/**
+ * Numbers of a quota: [field, label, hint, whether empty means no limit].
+ * @type {[string, string, string, boolean][]}
+ */
 const QUOTA = [
   ["guaranteed_gpus", "Guaranteed GPUs", "Reserved for its jobs. Idle ones can be borrowed.", false],
   ["limit_gpus", "Limit in GPUs", "Of all its jobs together. Empty: no limit.", true],
@@ -56,7 +59,8 @@ function readQuota(form) {
 async function createQueue({ acted }) {
   const name = field("name", "Name", { hint: "Lowercase letters, digits and -.", required: true });
   const send = (form) => ask("POST", "/v1/queues", { body: readQuota(form) });
-  const made = await formDialog("Create a queue", [el("div", { class: "form" }, name, quotaFields(null))], "Create", send);
+  const content = el("div", { class: "form" }, name, quotaFields(null));
+  const made = await formDialog("Create a queue", content, "Create", send);
   if (!made) return;
   toast(`Queue ${made.name} is created.`);
   acted();

@@ -7,12 +7,17 @@ import { formDialog } from "./form_dialog.js";
 import { field, values } from "./forms.js";
 import { revealOnce } from "./secret_reveal.js";
 
+const EVENTS_HINT = "Event types, separated by commas. Empty: all.";
+const QUEUE_HINT = "Only events of this queue and its jobs. Empty: all, which only admins may choose.";
+const KEPT = "Events are kept for it until it is enabled again.";
+const CAUGHT_UP = "It gets all events since it was disabled.";
+
 /** Asks for the fields of a webhook, creates it and shows its secret once. */
 export async function createWebhook(acted) {
   const content = el("div", { class: "form" },
     field("url", "URL", { wide: true, placeholder: "https://hooks.example.com/ebbtide", required: true }),
-    field("codes", "Events", { wide: true, placeholder: "JobStarted, NodeLent", hint: "Event types, separated by commas. Empty: all." }),
-    field("queue", "Queue", { hint: "Only events of this queue and its jobs. Empty: all, which only admins may choose." }),
+    field("codes", "Events", { wide: true, placeholder: "JobStarted, NodeLent", hint: EVENTS_HINT }),
+    field("queue", "Queue", { hint: QUEUE_HINT }),
     field("subject", "Subject", { hint: "Only events of this job id, node, pool or queue. Empty: all." }));
   const made = await formDialog("Create a webhook", content, "Create", (form) => {
     const { url = "", codes = "", queue, subject } = values(form);
@@ -38,7 +43,7 @@ export function webhookActions(webhook) {
   const enable = {
     name: webhook.enabled ? "Disable" : "Enable",
     title: webhook.enabled ? "Disable the webhook?" : "Enable the webhook?",
-    what: [webhook.enabled ? "Events are kept for it until it is enabled again." : "It gets all events since it was disabled."],
+    what: [webhook.enabled ? KEPT : CAUGHT_UP],
     method: "PATCH",
     path,
     body: { enabled: !webhook.enabled },

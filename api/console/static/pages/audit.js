@@ -57,7 +57,8 @@ function verdict({ chained, entries, first_number: first, last_number: last, dig
   if (!chained && !entries) {
     return el("p", {}, "Entries have no digests. Set ", el("code", {}, "EBBTIDE_AUDIT_CHAIN=true"), " to record them.");
   }
-  const found = problems.map((each) => el("li", {}, each.number ? `Entry ${each.number}: ${each.problem}` : each.problem));
+  const where = (number) => (number ? `Entry ${number}: ` : "");
+  const found = problems.map((each) => el("li", {}, `${where(each.number)}${each.problem}`));
   return [
     el("p", { class: problems.length ? "note bad" : "note" }, problems.length
       ? `${plural(problems.length, "problem")} found.` : "No entry was changed, removed, inserted or moved."),

@@ -43,11 +43,14 @@ function contents(decisions, next, wanted) {
     const shown = el("ol", { class: "record" }, decisions.map(entry));
     return el("section", { class: "card", "aria-label": "Decisions" }, shown);
   }
-  if (next) return card("No decisions", empty("None among the newest decisions", "Press Older to search earlier ones."));
+  if (next) {
+    return card("No decisions", empty("None among the decisions searched", "Press Older to search earlier ones."));
+  }
   const isFiltered = addressOf("/decisions", wanted, USUAL) !== "#/decisions";
   const all = el("a", { href: "#/decisions", class: "button" }, "All decisions");
+  const submit = el("a", { href: "#/submit", class: "button" }, "Submit a job");
   const none = isFiltered ? empty("No matching decisions", "Change or clear the filters.", all)
-    : empty("No decisions yet", "Submit a job to see it placed.", el("a", { href: "#/submit", class: "button" }, "Submit a job"));
+    : empty("No decisions yet", "Submit a job to see it placed.", submit);
   return card("No decisions", none);
 }
 

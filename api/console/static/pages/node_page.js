@@ -184,7 +184,7 @@ function agentFacts(machine) {
   const silent = "No report yet";
   return [
     machine.problem && el("p", { class: "note warn" }, machine.problem),
-    machine.revoked_at_s && el("p", { class: "note bad" }, "Its credential was revoked at ", when(machine.revoked_at_s)),
+    machine.revoked_at_s && el("p", { class: "note bad" }, "Its credential was revoked: ", when(machine.revoked_at_s)),
     facts([
       ["Machine", machine.name],
       ["Last report", machine.seen_at_s ? age(machine.seen_at_s) : silent],

@@ -96,12 +96,13 @@ function poolFigures(pool, explanation, shortages) {
   const needed = `${figure(explanation.needed_gpus)} needed at quantile ${explanation.quantile}`;
   const short = shortages.intervals ? shortages.short_intervals / shortages.intervals : null;
   const promised = shortages.target === null ? "no target" : `target ${percent(shortages.target)}`;
-  const waysBack = duration(pool.way_back.horizon_s);
+  const capacity = `of ${gpus(pool.capacity_gpus)}`;
+  const wayBack = duration(pool.way_back.horizon_s);
   return el("dl", { class: "figures" }, [
-    figureOf("inference", "Inference demand", demand ? figure(demand.gpus) : "–", `of ${gpus(pool.capacity_gpus)}`, needed),
+    figureOf("inference", "Inference demand", demand ? figure(demand.gpus) : "–", capacity, needed),
     figureOf("lent", "Lent nodes", count(pool.lent_nodes), `of ${count(pool.nodes)}`,
       `${plural(explanation.lendable_nodes, "loan")} possible now`),
     figureOf("recalled", "Short by lending", percent(short), promised, "of the time in the last two weeks"),
-    figureOf("idle", "Way back", waysBack, "", "from recall until inference serves again"),
+    figureOf("idle", "Way back", wayBack, "", "from recall until inference serves again"),
   ]);
 }

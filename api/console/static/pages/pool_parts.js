@@ -2,11 +2,13 @@
 
 import { actionButton } from "../actions.js";
 import { badge, el, empty, facts, table } from "../dom.js";
-import { bytes, count, duration, figure, gpus, percent, plural, words } from "../format.js";
+import { bytes, count, duration, figure, gpus, gpuTime, percent, plural, words } from "../format.js";
 import { vetoAction } from "../node_actions.js";
 import { due, when } from "../times.js";
 
-const CRON_NOTE = "from each time of the cron expression";
+const DAY_S = 86_400;
+const WINDOW_COLUMNS = [["No new loans"], ["Duration"], ["Time zone"]];
+const EVENT_COLUMNS = [["Event"], ["Begin"], ["Duration"], ["Demand"]];
 
 /** The obstacle to a new loan, what changes it, and the numbers by which the policy decides. */
 export function explanationParts(found) {
@@ -24,16 +26,25 @@ export function explanationParts(found) {
       ["Forecast", forecastText(found)],
       ["Headroom", `${figure(found.headroom_gpus)} GPUs`],
       ["Nodes that stay", count(found.kept_nodes_min)],
-      ["Lent nodes", `${count(found.lent_nodes)}${found.lent_nodes_max === null ? "" : ` of at most ${count(found.lent_nodes_max)}`}`],
-      ["Possible loans", `${count(found.lendable_nodes)} now, ${count(found.lasting_nodes)} for the shortest worthwhile loan`],
+      ["Lent nodes", `${count(found.lent_nodes)}${atMost(found.lent_nodes_max)}`],
+      ["Possible loans now", count(found.lendable_nodes)],
+      ["For the shortest loan", count(found.lasting_nodes)],
       ["Cordoned", found.cordoned_nodes ? `${plural(found.cordoned_nodes, "node")}, ${gpus(found.cordoned_gpus)}` : ""],
       ["Vetoed", found.vetoed_nodes ? plural(found.vetoed_nodes, "node") : ""],
-      ["Jobs that could use more", wanted.map(([gpu, each]) => `${plural(each.jobs, "job")} want ${figure(each.gpus)} × ${gpu}`).join(", ") || "none"],
+      ["Jobs that could use more", wanted.map(wantedText).join(", ") || "none"],
       ["In a blackout", found.in_blackout ? "yes" : "no"],
       ["Switch", paused && `${paused}${setBy}`],
       ["Next decision", due(found.next_full_pass_at_s)],
     ]),
   ];
+}
+
+function atMost(limit) {
+  return limit === null ? "" : ` of at most ${count(limit)}`;
+}
+
+function wantedText([gpu, { jobs, gpus: wanted }]) {
+  return `${plural(jobs, "job")}, ${figure(wanted)} × ${gpu}`;
 }
 
 function forecastText({ forecast_gpus: forecast, quantile, is_calibrated: isCalibrated }) {
@@ -72,15 +83,21 @@ export function promise(shortages, report) {
   const realised = shortages.intervals ? percent(shortages.short_intervals / shortages.intervals) : "–";
   const outcomes = Object.entries(report.outcomes).filter(([, number]) => number);
   const times = report.return_times;
+  const intervals = `${count(shortages.short_intervals)} of ${count(shortages.intervals)} intervals`;
+  const target = shortages.target === null ? "none: a quantile is fixed"
+    : `short at most ${percent(shortages.target)} of the time`;
   return [
-    el("p", {}, badge(report.verdict, `${words(report.verdict.replace("_", " "))} in ${report.month}`), `: ${report.summary}`),
+    el("p", {}, badge(report.verdict, words(report.verdict.replace("_", " ")))),
+    el("p", {}, report.summary),
     facts([
-      ["Target", shortages.target === null ? "none: a quantile is fixed" : `at most ${percent(shortages.target)} of the time short`],
-      ["Realised in two weeks", `${realised} (${count(shortages.short_intervals)} of ${count(shortages.intervals)} intervals)`],
+      ["Target", target],
+      ["Realised in two weeks", `${realised} (${intervals})`],
       ["Budget left", shortages.budget_left === null ? "" : percent(shortages.budget_left)],
       ["Lent this month", `${plural(report.loans, "loan")}, ${figure(report.lent_gpu_hours)} GPU-hours`],
-      ["Recalls this month", `${count(report.recalls)}${outcomes.length ? `: ${outcomes.map(outcomeText).join(", ")}` : ""}`],
-      ["Time to return", times && `${duration(times.p50_s)} median, ${duration(times.p95_s)} for 95%, ${duration(times.max_s)} at most`],
+      ["Recalls this month", [plural(report.recalls, "recall"), ...outcomes.map(outcomeText)].join(", ")],
+      ["Median time to return", times && duration(times.p50_s)],
+      ["95% return within", times && duration(times.p95_s)],
+      ["Longest return", times && duration(times.max_s)],
       ["Work lost by leaving", `${figure(report.lost_gpu_hours)} GPU-hours`],
     ]),
   ];
@@ -91,7 +108,7 @@ function outcomeText([outcome, number]) {
 }
 
 export function wayBackFacts({ way_back: way, lending }) {
-  const measured = (seconds, usual) => `${duration(seconds)}${seconds === usual ? " (as set; not measured yet)" : " (measured)"}`;
+  const measured = (seconds, usual) => `${duration(seconds)}${seconds === usual ? ", as set" : ", measured"}`;
   return [
     facts([
       ["Training leaves", measured(way.leave_s, lending.return_deadline_s)],
@@ -103,6 +120,7 @@ export function wayBackFacts({ way_back: way, lending }) {
 }
 
 export function policyFacts(lending) {
+  const stale = lending.demand_stale_s;
   const mode = lending.mode === "shadow" ? "shadow: records loans without making them" : "lend";
   return facts([
     ["Lending", lending.enabled ? "on" : "off"],
@@ -116,7 +134,7 @@ export function policyFacts(lending) {
     ["Shortest loan", duration(lending.loan_s_min)],
     ["Notice of a loan", lending.notice_s ? duration(lending.notice_s) : "none"],
     ["Duration of a veto", duration(lending.veto_s)],
-    ["Demand is stale after", lending.demand_stale_s === null ? "the service's setting" : duration(lending.demand_stale_s)],
+    ["Demand is stale after", stale === null ? "as in the settings" : duration(stale)],
     ["Demand is lost after", lending.demand_lost_s === null ? "" : duration(lending.demand_lost_s)],
   ]);
 }
@@ -125,7 +143,7 @@ export function policyFacts(lending) {
 export function calendar({ blackouts, known_events: events, time_zone: zone, demand_profile: profile }) {
   const window = ({ start_s: start, end_s: end, cron, time_zone: own }) => [
     cron ? el("code", {}, cron) : `${clock(start)} to ${clock(end)} every day`,
-    cron ? `${duration(end - start)}, ${CRON_NOTE}` : duration((end - start + 86_400) % 86_400 || 86_400),
+    duration(cron ? end - start : (end - start + DAY_S) % DAY_S || DAY_S),
     own || (cron ? zone : "UTC"),
   ];
   const event = (each) => [
@@ -138,8 +156,8 @@ export function calendar({ blackouts, known_events: events, time_zone: zone, dem
     return empty("No blackouts or known events", "Set them with", el("code", {}, "ebbtide pools set --help"));
   }
   return [
-    blackouts.length > 0 && table("Windows without new loans", [["Begin"], ["Duration"], ["Time zone"]], blackouts.map(window)),
-    events.length > 0 && table("Known events", [["Event"], ["Begin"], ["Duration"], ["Demand"]], events.map(event)),
+    blackouts.length > 0 && table("Windows without new loans", WINDOW_COLUMNS, blackouts.map(window)),
+    events.length > 0 && table("Known events", EVENT_COLUMNS, events.map(event)),
     profile.length > 0 && el("p", { class: "small muted" },
       `A demand profile with ${plural(profile.length, "value")} stands in until forecasts are calibrated.`),
   ];
@@ -199,7 +217,7 @@ function recallLine(receipt) {
   const taken = receipt.returned_at_s === null ? ["return by ", due(receipt.return_by_s)]
     : [`returned in ${duration(Math.round(receipt.returned_at_s - receipt.asked_at_s))} `,
       `of ${duration(Math.round(receipt.return_by_s - receipt.asked_at_s))}`];
-  return el("p", {}, nodeLink(receipt.node), " ", badge(state, word), " ", taken, `. ${receipt.detail}`);
+  return el("p", {}, nodeLink(receipt.node), " ", badge(state, word), ", ", taken, `: ${receipt.detail}`);
 }
 
 function recallDetails(receipt) {
@@ -216,7 +234,9 @@ function recallDetails(receipt) {
   const { choice } = receipt;
   return el("details", {}, el("summary", {}, `Receipt, ${plural(receipt.jobs.length, "job")}`), facts([
     ["Reason", words(receipt.code)],
-    ["Choice", choice && `expected loss of ${figure(choice.cost_gpu_s)} GPU-seconds on ${plural(choice.nodes, "node")}; ${count(choice.alternatives)} stayed`],
+    ["Nodes recalled together", choice && count(choice.nodes)],
+    ["Lent nodes that stayed", choice && count(choice.alternatives)],
+    ["Expected loss", choice && gpuTime(choice.cost_gpu_s)],
     ["Order observed", at(receipt.acknowledged_at_s)],
     ["Free of jobs", at(receipt.freed_at_s)],
     ["Returned", at(receipt.returned_at_s)],
@@ -229,7 +249,9 @@ export function sizeFacts(pool) {
   return facts([
     ["Nodes", el("a", { href: `#/nodes?pool=${encodeURIComponent(pool.name)}` }, plural(pool.nodes, "node"))],
     ["GPUs", `${gpus(pool.gpus)}, ${count(pool.capacity_gpus)} on nodes that are up`],
-    ["Network", network ? `${bytes(network.bandwidth_bytes_per_s)}/s, ${duration(network.latency_s)} latency, ${plural(network.nics_per_node, "interface")} per node` : "as in the profile of its GPU model"],
+    ["Network", network ? `${bytes(network.bandwidth_bytes_per_s)}/s` : "as in the profile of its GPU model"],
+    ["Latency", network && duration(network.latency_s)],
+    ["Interfaces per node", network && count(network.nics_per_node)],
   ]);
 }
 

@@ -21,6 +21,10 @@ const DAY_S = 86_400;
 const HOUR_S = 3600;
 const SLOW_EVERY_MS = 30_000; // usage and members change slowly
 
+const NOT_DECLARED = "The queue is not declared. Live jobs name it, and it has the limits of the queue default.";
+const PENDING_COLUMNS = [["Job"], ["State"], ["GPUs", true], ["Reason"], ["Position", true], ["Expected start"],
+  ["Waiting", true]];
+
 export const title = (name) => `Queue ${name}`;
 
 export async function show(root, { params, signal }) {
@@ -93,17 +97,31 @@ class QueuePage {
     const { items, total } = this.usage;
     if (!items.length) return;
     const lost = total.lost_gpu_s ? `, ${gpuTime(total.lost_gpu_s)} of work lost` : "";
-    this.sums.textContent = `${gpuTime(total.gpu_s)} in ${DAYS} days, ${gpuTime(total.lent_gpu_s)} of them on lent nodes${lost}`;
+    const lent = `${gpuTime(total.lent_gpu_s)} of them on lent nodes`;
+    this.sums.textContent = `${gpuTime(total.gpu_s)} in ${DAYS} days, ${lent}${lost}`;
     const series = [
-      { label: "All", colour: "training", stepped: true, fill: "accent-soft", points: items.length < 2 },
-      { label: "of which lent", colour: "lent", stepped: true, dash: [5, 3], points: items.length < 2 },
+      { label: "All", colour: "training", stepped: true, fill: "accent-soft" },
+      { label: "of which lent", colour: "lent", stepped: true, dash: [5, 3] },
     ];
-    this.usageChart ??= chart(this.plot, { label: "GPU-hours by day", unit: "GPU-hours", series, height: 200 }, this.signal);
-    const hours = (name) => items.map((row) => row[name] / HOUR_S);
-    const days = items.map((row) => row.day);
-    const ends = [days[0], Math.max(days.at(-1) + DAY_S, days[0] + DAY_S)];
-    this.usageChart.update([days, hours("gpu_s"), hours("lent_gpu_s")], undefined, ends);
+    const spec = { label: "GPU-hours by day", unit: "GPU-hours", series, height: 200 };
+    this.usageChart ??= chart(this.plot, spec, this.signal);
+    const days = fillDays(items, this.usage.as_of_s);
+    const columns = ["day", "gpu_s", "lent_gpu_s"].map((name) =>
+      days.map((row) => (name === "day" ? row.day : row[name] / HOUR_S)));
+    this.usageChart.update(columns, days.length - 2);
   }
+}
+
+/** Returns a row for each day from the first on, and a last one at `nowS` with the value of the current day. */
+function fillDays(items, nowS) {
+  const byDay = new Map(items.map((row) => [row.day, row]));
+  const first = items[0].day;
+  const number = Math.floor((nowS - first) / DAY_S) + 1;
+  const rows = Array.from({ length: number }, (_, at) => {
+    const day = first + at * DAY_S;
+    return byDay.get(day) ?? { day, gpu_s: 0, lent_gpu_s: 0 };
+  });
+  return [...rows, { ...rows.at(-1), day: nowS }];
 }
 
 /** Returns whether a token can submit to, or administer, the queue. */
@@ -130,7 +148,7 @@ function useFigures(queue) {
 function quotaFacts(queue) {
   return [
     queueBar(queue),
-    !queue.declared && el("p", { class: "note" }, "The queue is not declared. Live jobs name it, and it has the limits of the queue default."),
+    !queue.declared && el("p", { class: "note" }, NOT_DECLARED),
     facts([
       ["Guaranteed", gpus(queue.guaranteed_gpus)],
       ["Limit", limitText(queue.limit_gpus)],
@@ -151,16 +169,15 @@ function pendingJobs(jobs, queue) {
     el("a", { href: `#/jobs/${job.id}`, title: job.id }, job.name),
     badge(job.state),
     range(job.min_gpus, job.max_gpus),
-    job.reason?.detail ?? "The next tick considers it.",
+    el("span", { class: "reason" }, job.reason?.detail ?? "The next tick considers it."),
     job.position === null ? "–" : count(job.position),
     job.expected_start_s ? due(job.expected_start_s) : "–",
     age(job.submitted_at_s, "for"),
   ];
-  const columns = [["Job"], ["State"], ["GPUs", true], ["Reason"], ["Position", true], ["Expected start"], ["Waiting", true]];
   const more = queue.waiting_jobs - jobs.length;
   const path = `#/jobs?queue=${encodeURIComponent(queue.name)}&state=${encodeURIComponent(PENDING)}`;
   return [
-    table("Pending jobs of the queue", columns, jobs.map(row)),
+    table("Pending jobs of the queue", PENDING_COLUMNS, jobs.map(row)),
     more > 0 && el("p", { class: "small" }, el("a", { href: path }, `and ${plural(more, "more job")}`)),
   ];
 }

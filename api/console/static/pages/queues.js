@@ -88,8 +88,8 @@ function row(queue) {
   const link = el("a", { href: `#/queues/${encodeURIComponent(queue.name)}` }, queue.name);
   const name = queue.declared ? link : [link, el("span", { class: "small muted" }, " not declared")];
   const limit = limitText(queue.limit_gpus);
-  const figures = [queue.used_gpus, queue.guaranteed_gpus].map(count);
-  return [name, queueBar(queue), ...figures, limit, ...[queue.borrowed_gpus, queue.running_jobs, queue.waiting_jobs].map(count)];
+  const quota = [count(queue.used_gpus), count(queue.guaranteed_gpus), limit, count(queue.borrowed_gpus)];
+  return [name, queueBar(queue), ...quota, count(queue.running_jobs), count(queue.waiting_jobs)];
 }
 
 function noMatch() {

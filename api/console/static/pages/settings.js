@@ -23,8 +23,8 @@ export async function show(root, { query, signal }) {
   const draw = () => {
     const found = settings.filter((setting) => isMatch(setting, wanted));
     const set = settings.filter((setting) => setting.source === "environment").length;
-    frame.describe(`${plural(settings.length, "setting")}, ${count(set)} set by the environment. Restart the service to `
-      + "change them.");
+    const number = `${plural(settings.length, "setting")}, ${count(set)} set by the environment`;
+    frame.describe(`${number}. Changes take effect when the service restarts.`);
     redraw(list, JSON.stringify(found), () => contents(found));
   };
   const changed = (given) => {

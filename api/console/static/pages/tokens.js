@@ -61,7 +61,8 @@ function drawTokens(list, { tokens, wanted, who, frame, again }) {
   frame.describe(plural(found.length, "token"));
   redraw(list, JSON.stringify([found, wanted]), () => {
     if (!found.length) {
-      const how = tokens.length ? "Change the filter, or create a token." : "Create a token for each person and program.";
+      const how = tokens.length ? "Change the filter, or create a token."
+        : "Create a token for each person and program.";
       return card("No tokens", empty("No tokens", how));
     }
     const options = { refused: frame.refused, acted: again };
