@@ -33,11 +33,11 @@ export class PageFrame {
     if (!this.hasContent) put(this.body);
   };
 
-  /** Replaces the content once. Sections that it contains are drawn later. */
-  fill(...content) {
+  /** Replaces the loading note with what `lay` returns, once. Later refreshes redraw the sections in place. */
+  fill(lay) {
     if (this.hasContent) return;
     this.hasContent = true;
-    put(this.body, ...content);
+    put(this.body, lay());
   }
 
   /**

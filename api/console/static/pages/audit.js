@@ -34,7 +34,7 @@ export async function show(root, { query, signal }) {
   const refresh = async () => {
     const page = { ...wanted, since_s: sinceS, order: "newest", limit: ROWS, cursor: pages.cursor };
     const { items, next } = await get("/v1/audit", { query: page, signal });
-    frame.fill(form, list, pages.place);
+    frame.fill(() => [form, list, pages.place]);
     redraw(list, JSON.stringify(items), () => contents(items, wanted.actor || wanted.subject || period));
     pages.update(next);
   };

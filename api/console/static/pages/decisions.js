@@ -29,7 +29,7 @@ export async function show(root, { query, signal }) {
   const refresh = async () => {
     const page = { ...wanted, order: "newest", limit: ROWS, cursor: pages.cursor };
     const { items, next } = await get("/v1/decisions", { query: page, signal });
-    frame.fill(form, list, pages.place);
+    frame.fill(() => [form, list, pages.place]);
     redraw(list, JSON.stringify([items, next]), () => contents(items, next, wanted));
     pages.update(next);
   };

@@ -77,8 +77,8 @@ class NodePage {
       frame.section("History", events, () => eventRecord(events, "Changes of the node and its loans appear here.")),
     ];
     const [slots, state, incidents, lent, agent, hardware, history] = cards;
-    frame.fill(this.figures, slots, el("div", { class: "halves" }, state, agent), incidents, lent,
-      el("div", { class: "halves" }, hardware, history));
+    frame.fill(() => [this.figures, slots, el("div", { class: "halves" }, state, agent), incidents, lent,
+      el("div", { class: "halves" }, hardware, history)]);
   }
 
   #hardware(node) {

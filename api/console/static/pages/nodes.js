@@ -42,7 +42,7 @@ class NodesPage {
 
   async refresh() {
     await this.fleet.refresh(this.signal);
-    this.frame.fill(this.form, this.list);
+    this.frame.fill(() => [this.form, this.list]);
     const nodes = [...this.fleet.nodes.values()];
     const choices = ["pool", "state", "gpu"].map((name) => [...new Set(nodes.map((node) => node[name]))].sort());
     redraw(this.form, JSON.stringify(choices), () => this.#filters(choices));

@@ -57,7 +57,7 @@ class PoolPage {
   #drawTraining(pool) {
     this.frame.describe(`training pool, ${plural(pool.nodes, "node")}`);
     const facts = this.frame.section("Size", pool, () => parts.sizeFacts(pool));
-    this.frame.fill(facts);
+    this.frame.fill(() => facts);
   }
 
   async #draw(pool, { overview, explanation, report, recalls, loans }) {
@@ -83,10 +83,10 @@ class PoolPage {
       recalls: frame.section("Recalls", recalls, () => parts.recallTable(recalls)),
       size: frame.section("Size", pool, () => parts.sizeFacts(pool)),
     };
-    frame.fill(this.figures, el("div", { class: "columns" },
+    frame.fill(() => [this.figures, el("div", { class: "columns" },
       el("div", { class: "stack" }, cards.proposals, cards.why, this.chart.place, cards.serving, cards.recalls),
       el("div", { class: "stack" }, cards.shadow, cards.promise, cards.wayBack, cards.policy, cards.calendar,
-        cards.source, cards.size)));
+        cards.source, cards.size))]);
     await this.chart.refresh(overview);
   }
 }

@@ -16,7 +16,7 @@ export async function show(root, { signal }) {
   const list = el("div");
   const refresh = async () => {
     const { items } = await get("/v1/pools", { query: { limit: POOLS_MAX }, signal });
-    frame.fill(list);
+    frame.fill(() => list);
     frame.describe(`${plural(items.length, "pool")}, ${gpus(items.reduce((sum, pool) => sum + pool.gpus, 0))}`);
     redraw(list, JSON.stringify(items), () => contents(items));
   };

@@ -88,8 +88,8 @@ class QueuePage {
     const usage = frame.section("Usage by day", this.usage.items.length > 0, () =>
       this.usage.items.length ? [this.sums, this.plot] : noUsage());
     const changes = frame.section("Changes", events, () => eventRecord(events, "Changes of the quota appear here."));
-    frame.fill(this.figures, el("div", { class: "columns" },
-      el("div", { class: "stack" }, pending, usage), el("div", { class: "stack" }, quota, members, changes)));
+    frame.fill(() => [this.figures, el("div", { class: "columns" },
+      el("div", { class: "stack" }, pending, usage), el("div", { class: "stack" }, quota, members, changes))]);
     this.#drawUsage();
   }
 

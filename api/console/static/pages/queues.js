@@ -52,7 +52,7 @@ class QueuesPage {
       whoAmI(),
     ]);
     this.queues = items;
-    this.frame.fill(this.form, this.list);
+    this.frame.fill(() => [this.form, this.list]);
     this.frame.offer([createQueueAction(lacksRole(who, "admin"))], () => this.again());
     this.#draw();
   }

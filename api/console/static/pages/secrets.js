@@ -29,7 +29,7 @@ export async function show(root, { query, signal }) {
   const queue = wanted.queue || queues[0];
   frame.describe("Jobs of a queue name its secrets, and their workers receive the values. No page shows a value.");
   if (!queue) {
-    frame.fill(card("Secrets", empty("No queue", "You need the role submitter on a queue to list its secrets.")));
+    frame.fill(() => [card("Secrets", empty("No queue", "You need the role submitter on a queue to list its secrets."))]);
     return;
   }
   const filters = [{ name: "queue", label: "Queue", options: queues.map((name) => [name, name]) }];
@@ -39,7 +39,7 @@ export async function show(root, { query, signal }) {
   const path = `/v1/queues/${encodeURIComponent(queue)}/secrets`;
   const refresh = async () => {
     const secrets = (await get(path, { signal })).items;
-    frame.fill(form, list);
+    frame.fill(() => [form, list]);
     frame.offer([{ name: "Set a secret", disabledReason, open: () => set(path, queue, "", () => again()) }], () => {});
     redraw(list, JSON.stringify(secrets), () =>
       contents(secrets, { path, queue, disabledReason, refused: frame.refused, again: () => again() }));

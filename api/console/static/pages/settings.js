@@ -35,7 +35,7 @@ export async function show(root, { query, signal }) {
   const form = filterForm("Filter settings", FILTERS, wanted, { isLive: true, changed });
   const refresh = async () => {
     settings = (await get("/v1/settings", { signal })).items;
-    frame.fill(form, list);
+    frame.fill(() => [form, list]);
     draw();
   };
   keepUp(refresh, { signal, everyS: 60, wants: () => false, failed: frame.failed });

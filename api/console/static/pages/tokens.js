@@ -43,7 +43,7 @@ export async function show(root, { query, signal }) {
   const refresh = async () => {
     const [page, user] = await Promise.all([get("/v1/tokens", { query: { limit: TOKENS_MAX }, signal }), whoAmI()]);
     [tokens, who] = [page.items, user];
-    frame.fill(form, list);
+    frame.fill(() => [form, list]);
     frame.offer([{ name: "Create a token", open: () => create(() => again()) }], () => again());
     draw();
   };

@@ -36,7 +36,7 @@ export async function show(root, { params, query, signal }) {
     const state = frame.section("State", webhook, () => stateFacts(webhook));
     const options = { refused: frame.refused, acted: () => again() };
     const sent = frame.section("Deliveries", [items, wanted], () => deliveries(items, id, wanted, options));
-    frame.fill(state, form, sent, pages.place);
+    frame.fill(() => [state, form, sent, pages.place]);
     pages.update(next);
   };
   const failed = (error) => {

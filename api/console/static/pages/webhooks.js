@@ -20,7 +20,7 @@ export async function show(root, { signal }) {
   frame.describe("The service posts events to these URLs, signed with a secret.");
   const refresh = async () => {
     const { items, next } = await get("/v1/webhooks", { query: { limit: ROWS, cursor: pages.cursor }, signal });
-    frame.fill(list, pages.place);
+    frame.fill(() => [list, pages.place]);
     frame.offer([{ name: "Create a webhook", open: () => createWebhook(() => again()) }], () => again());
     redraw(list, JSON.stringify(items), () => contents(items));
     pages.update(next);
