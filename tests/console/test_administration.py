@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["guarded"]  # a fixture
 
-INVALID = ("422",)
+INVALID = ("422", "404")
 HOOK = "https://hooks.example.com/ebbtide"
 
 
@@ -42,7 +42,7 @@ def test_a_webhook_is_created_tested_disabled_and_deleted(fleet: ConsoleSite, op
     dialog.get_by_role("button", name="Send a test").click()
     sent = page.get_by_role("region", name="Deliveries")
     expect(sent).to_contain_text("pending after 0 attempts")
-    page.get_by_label("State").select_option("dead")
+    page.get_by_role("combobox", name="State").select_option("dead")
     expect(page.get_by_text("No matching deliveries")).to_be_visible()
     page.get_by_role("button", name="Disable").click()
     dialog.get_by_role("button", name="Disable").click()

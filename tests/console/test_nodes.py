@@ -107,7 +107,9 @@ def test_a_proposed_loan_is_vetoed_with_a_reason(fleet: ConsoleSite, opened: Ope
     dialog.get_by_role("button", name="Veto loan").click()
     expect(page.get_by_role("button", name="Veto loan")).to_have_count(0)
     fleet.tick()
-    expect(page.get_by_role("region", name="History")).to_contain_text("a release is rolling out")
+    expect(page.get_by_role("region", name="Loans", exact=True)).to_contain_text("vetoed")
+    with fleet.client() as client:
+        assert any("a release is rolling out" in event["message"] for event in client.events())
 
 
 def test_a_viewer_sees_why_levers_are_off(guarded: ConsoleSite, opened: Opener) -> None:

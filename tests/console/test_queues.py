@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["guarded"]  # a fixture
 
-INVALID = ("422",)
+INVALID = ("422", "404")
 
 
 def test_every_row_equals_the_api(fleet: ConsoleSite, opened: Opener) -> None:
@@ -61,6 +61,7 @@ def test_a_queue_is_created_changed_and_deleted(fleet: ConsoleSite, opened: Open
     expect(page.get_by_role("region", name="Changes")).to_contain_text("speech")
     page.get_by_role("button", name="Delete").click()
     dialog.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("heading", name="Queues")).to_be_visible()
     fleet.tick()
     with fleet.client() as client:
         assert "speech" not in [queue["name"] for queue in client.queues() if queue["declared"]]

@@ -1,6 +1,7 @@
 // The frame of a page: heading, levers, a place for errors, and sections that redraw only when their data change.
 
 import { actionButton } from "./actions.js";
+import { Problem } from "./api.js";
 import { problemNote } from "./dialogs.js";
 import { card, el, put, redraw, say } from "./dom.js";
 
@@ -31,6 +32,16 @@ export class PageFrame {
   failed = (error) => {
     put(this.refused, error && problemNote(error));
     if (!this.hasContent) put(this.body);
+  };
+
+  /**
+   * Like `failed`, for the page of one thing that can be deleted: opens `list` when it is gone.
+   * @param {string} list
+   */
+  failedOrGone = (list) => (error) => {
+    const isGone = error instanceof Problem && error.status === 404 && this.hasContent;
+    if (isGone) location.hash = list;
+    else this.failed(error);
   };
 
   /** Replaces the loading note with what `lay` returns, once. Later refreshes redraw the sections in place. */

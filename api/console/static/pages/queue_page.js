@@ -30,7 +30,7 @@ export const title = (name) => `Queue ${name}`;
 export async function show(root, { params, signal }) {
   const page = new QueuePage(root, params[0], signal);
   const wants = (event) => /^(Queue|Job)/.test(event.code);
-  page.again = keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failed });
+  page.again = keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failedOrGone("#/queues") });
 }
 
 class QueuePage {

@@ -29,7 +29,7 @@ export async function show(root, { query, signal }) {
   const queue = wanted.queue || queues[0];
   frame.describe("Jobs of a queue name its secrets, and their workers receive the values. No page shows a value.");
   if (!queue) {
-    frame.fill(() => [card("Secrets", empty("No queue", "You need the role submitter on a queue to list its secrets."))]);
+    frame.fill(() => card("Secrets", empty("No queue", "Listing secrets requires the role submitter on a queue.")));
     return;
   }
   const filters = [{ name: "queue", label: "Queue", options: queues.map((name) => [name, name]) }];

@@ -1,6 +1,6 @@
 // Webhook page: its filter and state, and its deliveries, with levers.
 
-import { get, Problem } from "../api.js";
+import { get } from "../api.js";
 import { actionButton } from "../actions.js";
 import { badge, el, empty, facts } from "../dom.js";
 import { plural, words } from "../format.js";
@@ -39,11 +39,7 @@ export async function show(root, { params, query, signal }) {
     frame.fill(() => [state, form, sent, pages.place]);
     pages.update(next);
   };
-  const failed = (error) => {
-    const isDeleted = error instanceof Problem && error.status === 404 && frame.hasContent;
-    if (isDeleted) location.hash = "#/webhooks";
-    else frame.failed(error);
-  };
+  const failed = frame.failedOrGone("#/webhooks");
   const again = keepUp(refresh, { signal, everyS: 3, wants: () => false, failed });
 }
 
