@@ -327,6 +327,7 @@ def get_overview(
 def list_waiting(
     context: ContextDep,
     request: Request,
+    *,
     limit: Annotated[int, Query(ge=1, le=100, description="Most jobs to list, 1 to 100.")] = WAITING_JOBS_DEFAULT,
     reason: ReasonsParameter = "",
     gpu: GpuParameter = "",
@@ -341,7 +342,9 @@ def list_waiting(
     waiting = [
         job
         for job in pending.snapshot.jobs.values()
-        if _is_waiting(job) and queue in ("", job.spec.queue) and (visibility.is_unrestricted or visibility.can_see_job(job))
+        if _is_waiting(job)
+        and queue in ("", job.spec.queue)
+        and (visibility.is_unrestricted or visibility.can_see_job(job))
     ]
     codes = {job.id: pending.reasons[job.id].code for job in waiting if job.id in pending.reasons}
     matching = (

@@ -35,8 +35,14 @@ def test_all_settings_are_listed_with_value_default_and_source() -> None:
 
 def test_no_response_contains_a_secret() -> None:
     url = "postgresql+psycopg://ebbtide:s3cr/et@db:5432/ebbtide?password=s3cr/et"
-    secrets = {"database_url": url, "oidc_client_secret": "s3cr/et", "public_url": "http://u:s3cr/et@x"}
-    service = ApiService(Settings(auth="off", allowed_hosts="service", **secrets))
+    settings = Settings(
+        auth="off",
+        allowed_hosts="service",
+        database_url=url,
+        oidc_client_secret="s3cr/et",
+        public_url="http://u:s3cr/et@x",
+    )
+    service = ApiService(settings)
     answer = service.http.get("/v1/settings")
     assert "s3cr" not in answer.text
     found = _settings(service)
