@@ -43,6 +43,7 @@ from api import (
     recalls,
     savings,
     savings_comparison,
+    service_settings,
     serving,
     sign_in,
     simulations,
@@ -119,7 +120,7 @@ _ROUTERS = (
     hardware.router,
     *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
     *(accounts.router, secret_routes.router, agent_routes.router, sign_in.login_code_router, sign_in.router),
-    *(tokens.audit_router, health.router, guides.router, web_console.router),
+    *(tokens.audit_router, service_settings.router, health.router, guides.router, web_console.router),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests add commands to an inbox, and the controller's next tick applies them. "

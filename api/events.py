@@ -6,7 +6,7 @@ A stream has the path of its list. OpenAPI describes both forms at the list.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import Depends, Header, Query, Request
 from fastapi.routing import APIRoute
@@ -27,13 +27,16 @@ from api.http.dependencies import (
     create_router,
 )
 from api.http.errors import problem_responses, raise_invalid_field
-from api.http.paging import TEXT_PATTERN, CursorParameter, PageOf, page_by_key, page_by_number
+from api.http.paging import TEXT_PATTERN, CursorParameter, PageOf, page_by_key, page_by_number, page_newest_visible
 from api.identity.authorization import VIEWER, VIEWER_OF_ALL, requires
 from api.state import RequestContext
 from api.streams.server_sent_events import MEDIA_TYPE, EventStreamResponse, StreamRegistry
 from api.streams.sources import EventSubscription, follow_events
+from scheduler.domain.decisions import Decision
 from scheduler.domain.decisions import decision_subject as subject_of
+from scheduler.domain.suggestions import suggest
 from scheduler.store.api_protocol import ApiStore, HistoryLog
+from scheduler.store.newest_history import DecisionFilter
 
 STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -140,6 +143,17 @@ SubjectParameter = Annotated[
     ),
 ]
 
+DECISION_KINDS = tuple(sorted(kind.__name__ for kind in get_args(Decision)))
+OrderParameter = Annotated[Literal["oldest", "newest"], Query(description="Which items come first.")]
+DecisionSubjectParameter = Annotated[
+    str,
+    Query(max_length=300, pattern=TEXT_PATTERN, description="Only decisions about this job id or node. Empty: all."),
+]
+KindParameter = Annotated[
+    str,
+    Query(max_length=100, pattern=TEXT_PATTERN, description="Only decisions of this kind. Empty: all."),
+]
+
 
 @router.get("/events", responses=STREAM_RESPONSES | problem_responses(410))
 @requires(VIEWER)
@@ -147,31 +161,77 @@ def list_events(
     context: ContextDep,
     subject: SubjectParameter = "",
     after: AfterParameter = 0,
+    *,
+    order: OrderParameter = "oldest",
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[EventView]:
     """List events of one subject (a job id, node, pool, queue or loan) or of all subjects, oldest first. To follow
     them, request a stream, or list again after the last number."""
+    if order == "newest":
+        _refuse_after(after)
+        return _page_of_newest_events(context, subject=subject, limit=limit, cursor=cursor)
     return page_of_events(context, subject=subject, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/decisions", responses=problem_responses(410))
 @requires(VIEWER)
 def list_decisions(
-    context: ContextDep, after: AfterParameter = 0, limit: LimitParameter = 100, cursor: CursorParameter = ""
+    context: ContextDep,
+    after: AfterParameter = 0,
+    *,
+    subject: DecisionSubjectParameter = "",
+    kind: KindParameter = "",
+    order: OrderParameter = "oldest",
+    limit: LimitParameter = 100,
+    cursor: CursorParameter = "",
 ) -> PageOf[DecisionView]:
-    """List the decisions of ticks with their reasons, oldest first."""
-    visibility = context.visibility
-    page = page_by_number(
-        "decisions",
-        context.store.list_decisions,
-        lambda row: visibility.can_see_subject(subject_of(row.decision)),
-        get_retention_mark=partial(context.store.get_retention_mark, HistoryLog.DECISIONS),
-        after=after,
+    """List the decisions of ticks with their reasons, oldest first. A page of a filtered list can be short or empty
+    although `next` continues it."""
+    filters = DecisionFilter(subject, _parse_kind(kind))
+    if order == "newest":
+        _refuse_after(after)
+        page = page_newest_visible(
+            "decisions newest first",
+            partial(context.store.newest.list_decisions, filters=filters),
+            lambda row: context.visibility.can_see_subject(subject_of(row.decision)),
+            cursor=cursor,
+            limit=limit,
+        )
+    else:
+        page = page_by_number(
+            "decisions",
+            context.store.list_decisions,
+            lambda row: filters.matches(row) and context.visibility.can_see_subject(subject_of(row.decision)),
+            get_retention_mark=partial(context.store.get_retention_mark, HistoryLog.DECISIONS),
+            after=after,
+            cursor=cursor,
+            limit=limit,
+        )
+    return {"items": context.visibility.redact_all(list(map(decision_view, page["items"]))), "next": page["next"]}
+
+
+def _parse_kind(kind: str) -> str:
+    if kind and kind not in DECISION_KINDS:
+        allowed = f"one of {', '.join(DECISION_KINDS)}{suggest(kind, DECISION_KINDS)}"
+        raise_invalid_field("kind", kind, allowed)
+    return kind
+
+
+def _refuse_after(after: int) -> None:
+    if after:
+        raise_invalid_field("after", after, "0 with `order` newest. Continue with `cursor` instead")
+
+
+def _page_of_newest_events(context: RequestContext, *, subject: str, limit: int, cursor: str) -> PageOf[EventView]:
+    page = page_newest_visible(
+        "events newest first",
+        partial(context.store.newest.list_events, subject=subject),
+        lambda row: context.visibility.can_see_subject(row.event.subject),
         cursor=cursor,
         limit=limit,
     )
-    return {"items": visibility.redact_all([decision_view(row) for row in page["items"]]), "next": page["next"]}
+    return {"items": context.visibility.redact_all(list(map(event_view, page["items"]))), "next": page["next"]}
 
 
 def page_of_events(context: RequestContext, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:

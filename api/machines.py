@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, NoReturn, NotRequired, cast
 
-from fastapi import Path, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -20,7 +20,7 @@ from api.http.dependencies import (
     with_hosted_nodes,
 )
 from api.http.errors import ProblemError, problem_responses, raise_invalid_field, raise_not_found
-from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_name
+from api.http.paging import TEXT_PATTERN, CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_name
 from api.identity.audit import new_audit_entry
 from api.identity.authentication import parse_bearer_token
 from api.identity.authorization import ADMIN, VIEWER, Caller, RouteRule, requires
@@ -237,11 +237,19 @@ def join_machine(
 @router.get("/machines")
 @requires(VIEWER)
 def list_machines(
-    service: ServiceDep, context: ContextDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
+    service: ServiceDep,
+    context: ContextDep,
+    node: Annotated[
+        str,
+        Query(max_length=300, pattern=TEXT_PATTERN, description="Only the machine that hosts this node. Empty: all."),
+    ] = "",
+    limit: LimitParameter = 100,
+    cursor: CursorParameter = "",
 ) -> PageOf[MachineView]:
     """List all machines by name, including revoked ones, without their inventories."""
     nodes = context.snapshot.nodes
-    machines = {each.name: each for each in host_declared_nodes(service.store.machines.list_machines(), nodes)}
+    hosts = host_declared_nodes(service.store.machines.list_machines(), nodes)
+    machines = {each.name: each for each in hosts if not node or node in each.nodes}
     return page_by_name(
         "machines", machines, lambda each: machine_view(each, nodes.get(each.name)), cursor=cursor, limit=limit
     )

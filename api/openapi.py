@@ -36,7 +36,7 @@ _TAG_DESCRIPTIONS = {
     "usage": "GPU-seconds by queue, owner, GPU model and time.",
     "webhooks": "Events sent to a URL.",
     "simulations": "Simulations of job traces in the background, under one or more policy sets.",
-    "identity": "The caller's identity, API tokens, service accounts and the audit log.",
+    "identity": "The caller's identity, API tokens, service accounts, the audit log and the settings.",
     "hardware": "GPU profiles, and networks of pools, that plans are computed from.",
     "plans": "Parallel plans for any model on any GPUs.",
     PUBLIC_TAG: "Health and metrics of the service.",

@@ -41,6 +41,7 @@ class NodeSummaryView(TypedDict):
 
     name: Annotated[str, Field(description="Host name, unique in the fleet.")]
     pool: Annotated[str, Field(description="Pool that owns it, lent or not.")]
+    gpu: Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`.")]
     state: Annotated[
         NodeUse, Field(description="Present use. Cordoned and down take precedence over the state of a loan.")
     ]
@@ -146,6 +147,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
     return {
         "name": node.name,
         "pool": node.pool,
+        "gpu": node.gpu,
         "state": find_node_use(node, snapshot, held),
         "gpus": node.gpus,
         "held": held,
@@ -256,6 +258,9 @@ GpuParameter = Annotated[
         description="Only jobs that may run on this GPU model: those that require it, or no model. Empty: all.",
     ),
 ]
+QueueParameter = Annotated[
+    str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only jobs of this queue. Empty: all.")
+]
 GenerationParameter = Annotated[
     int | None,
     Query(ge=0, lt=2**63, description="Number from an earlier response. Only nodes that changed since are listed."),
@@ -303,12 +308,14 @@ def get_overview(
 def list_waiting(
     context: ContextDep,
     request: Request,
+    *,
     limit: Annotated[int, Query(ge=1, le=100, description="Most jobs to list, 1 to 100.")] = WAITING_JOBS_DEFAULT,
     reason: ReasonsParameter = "",
     gpu: GpuParameter = "",
+    queue: QueueParameter = "",
 ) -> WaitingView:
-    """List the jobs that have waited longest, each with its reason, and the number of all pending jobs per reason. The
-    state may be slightly older than the newest."""
+    """List the jobs that have waited longest, each with its reason, and the number of all pending jobs per reason: of
+    all queues, or of one. The state may be slightly older than the newest."""
     wanted_codes = _parse_reason_codes(reason)
     cache = request.app.state.pending_reasons
     assert isinstance(cache, PendingReasonCache)
@@ -316,7 +323,9 @@ def list_waiting(
     waiting = [
         job
         for job in pending.snapshot.jobs.values()
-        if _is_waiting(job) and (visibility.is_unrestricted or visibility.can_see_job(job))
+        if _is_waiting(job)
+        and queue in ("", job.spec.queue)
+        and (visibility.is_unrestricted or visibility.can_see_job(job))
     ]
     codes = {job.id: pending.reasons[job.id].code for job in waiting if job.id in pending.reasons}
     matching = (

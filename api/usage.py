@@ -25,6 +25,7 @@ from api.http.csv_tables import (
 from api.http.dependencies import PrincipalDep, Service, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
 from api.http.time_parameters import TIME_FORMS, parse_time
+from api.http.paging import TEXT_PATTERN
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Principal, Role
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey, list_usage_columns
@@ -175,14 +176,16 @@ def read_period(service: Service, since: str, until: str) -> Period:
     return Period(from_s, to_s)
 
 
-def load_visible_usage(service: Service, principal: Principal, period: Period) -> VisibleUsage:
-    """Return the usage of the period, including running jobs."""
+def load_visible_usage(service: Service, principal: Principal, period: Period, queue: str = "") -> VisibleUsage:
+    """Return the usage of the period, including running jobs; with `queue`, only of that queue."""
     books = service.store.load_usage(from_s=period.from_s, to_s=period.to_s)
     now_s = max(service.clock.now_s(), books.snapshot.now_s)
     entries = [
         entry
         for entry in sum_usage((*books.entries, *compute_unsettled_usage(books.snapshot, now_s, from_s=period.from_s)))
-        if period.from_s <= entry.key.hour_s < period.to_s and principal.has_role(Role.VIEWER, entry.key.queue)
+        if period.from_s <= entry.key.hour_s < period.to_s
+        and queue in ("", entry.key.queue)
+        and principal.has_role(Role.VIEWER, entry.key.queue)
     ]
     return VisibleUsage(entries, now_s, books.snapshot)
 
@@ -211,13 +214,16 @@ def get_usage(
     since: SinceParameter = "",
     until: UntilParameter = "",
     by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
+    queue: Annotated[
+        str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only usage of this queue. Empty: all.")
+    ] = "",
     form: FormParameter = "",
     accept: AcceptHeader = "",
 ) -> UsageReportView | Response:
     """Return GPU-seconds that jobs held, including running jobs, in the queues that the caller may read."""
     dimensions = _parse_dimensions(by)
     period = read_period(service, since, until)
-    usage = load_visible_usage(service, principal, period)
+    usage = load_visible_usage(service, principal, period, queue)
     report: UsageReportView = {
         "from_s": period.from_s,
         "to_s": period.to_s,

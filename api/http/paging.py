@@ -33,6 +33,7 @@ from scheduler.store.api_protocol import (
     get_loan_sort_key,
 )
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
+from scheduler.store.newest_history import NewestRows
 from scheduler.store.page_selection import take_page
 from scheduler.store.protocol import Page
 
@@ -92,6 +93,8 @@ Row = TypeVar("Row")
 Item = TypeVar("Item")
 ROWS_SCANNED_PER_ITEM = 2
 """Whole rows that are read for each item of a page, because some are hidden from the caller."""
+READS_PER_PAGE_MAX = 4
+"""Reads for one page that begins with the newest row, of which each skips rows that are hidden from the caller."""
 KEYS_SCANNED_PER_ITEM = 5
 """The same for keys, which are cheaper. A page of a caller with few rights costs at most twice that of an admin."""
 
@@ -197,6 +200,29 @@ def page_newest_first(
     rows = read(_NUMBER_MAX if position is None else position, limit + 1)
     items = list(rows[:limit])
     return {"items": items, "next": encode_cursor(noun, items[-1].number) if len(rows) > limit else None}
+
+
+def page_newest_visible(
+    noun: str,
+    read: Callable[[int, int], NewestRows[Numbered]],
+    is_visible: Callable[[Numbered], bool],
+    *,
+    cursor: str,
+    limit: int,
+) -> PageOf[Numbered]:
+    """Return one page of visible rows in descending number. `read` takes a number that rows are below, and a limit.
+
+    Reads a limited number of rows, so a page may be short or empty although more follow.
+    """
+    position = decode_number_cursor(cursor, noun)
+    before, found = _NUMBER_MAX if position is None else position, list[Numbered]()
+    for _ in range(READS_PER_PAGE_MAX):
+        newest = read(before, limit - len(found))
+        found += filter(is_visible, newest.rows)
+        before = newest.older_below
+        if not before or len(found) == limit:
+            break
+    return {"items": found, "next": encode_cursor(noun, before) if before else None}
 
 
 def page_by_key(

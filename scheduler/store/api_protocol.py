@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from scheduler.store.allocation_history import AllocationHistory
     from scheduler.store.capacity_history import CapacityHistory
     from scheduler.store.lending_history import LendingHistory
+    from scheduler.store.newest_history import NewestHistory
     from scheduler.store.sessions import SessionStore
 
 
@@ -377,6 +378,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def capacity(self) -> CapacityHistory: ...
+
+    @property
+    def newest(self) -> NewestHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

@@ -37,6 +37,7 @@ from scheduler.store.capacity_history import MemoryCapacityHistory
 from scheduler.store.credentials import ApiToken
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.memory_allocations import MemoryAllocationHistory
+from scheduler.store.memory_newest_history import MemoryNewestHistory
 from scheduler.store.memory_secrets import MemorySecrets
 from scheduler.store.page_selection import take_page
 from scheduler.store.protocol import (
@@ -330,6 +331,7 @@ class MemoryStore:
         self.lending = MemoryLendingHistory()
         self.allocations = MemoryAllocationHistory()
         self.capacity = MemoryCapacityHistory()
+        self.newest = MemoryNewestHistory(self._events, self._decisions)
 
     def load(self) -> LoadedState:
         with self._lock:

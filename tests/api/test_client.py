@@ -110,6 +110,12 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("GET /v1/events?subject=a&limit=5", lambda c: list(c.events(subject="a", limit=5)), None),
     ("GET /v1/events?after=9&limit=100", lambda c: list(c.events(after=9)), None),
     ("GET /v1/decisions?limit=100", lambda c: list(c.decisions()), None),
+    (
+        "GET /v1/decisions?subject=i0&kind=LendNode&limit=5",
+        lambda c: list(c.decisions(subject="i0", kind="LendNode", limit=5)),
+        None,
+    ),
+    ("GET /v1/settings", lambda c: list(c.settings()), None),
     ("GET /v1/snapshots/latest", lambda c: c.snapshot(), None),
     ("POST /v1/plans", lambda c: c.plan({"model": "gpt2"}), {"model": "gpt2"}),
 ]

@@ -108,6 +108,17 @@ def test_pending_jobs_have_reasons(fleet: ApiService) -> None:
     assert view["reasons"] == {"NoMatchingFlavor": 2}
 
 
+def test_pending_jobs_of_one_queue(fleet: ApiService) -> None:
+    fleet.create_queues("vision", "speech")
+    for queue in ("vision", "speech"):
+        fleet.submit(queue, queue=queue, gpus={"min": 64, "max": 64})
+    fleet.tick()
+    view = fleet.get("/v1/waiting", queue="vision")
+    assert [job["name"] for job in view["items"]] == ["vision"]
+    assert sum(view["reasons"].values()) == 1
+    assert fleet.get("/v1/waiting", queue="none")["items"] == []
+
+
 @pytest.mark.parametrize(
     ("filters", "names"),
     [
@@ -115,6 +126,7 @@ def test_pending_jobs_have_reasons(fleet: ApiService) -> None:
         ({"reason": "InsufficientGpus,NoMatchingFlavor", "gpu": "a100-80g"}, ["huge"]),
         ({"reason": "InsufficientGpus"}, []),
         ({"gpu": "h100-80g"}, ["huge", "other"]),
+        ({"queue": "default"}, ["huge", "other"]),
     ],
 )
 def test_pending_jobs_are_filtered_before_the_limit(

@@ -138,6 +138,8 @@ def test_unknown_used_and_expired_tokens_are_refused(guarded: AuthenticatedServi
     assert refusal(join(guarded, late, join_document("m1")), problem, 401) == "join-token-expired"
     assert refusal(join(guarded, guarded.root, join_document("m1")), problem, 403) == "forbidden"
     assert [machine["name"] for machine in items(guarded, "/v1/machines")] == ["m0"]
+    assert [machine["name"] for machine in items(guarded, "/v1/machines?node=m0")] == ["m0"]
+    assert items(guarded, "/v1/machines?node=t0") == []
     assert {node["name"] for node in items(guarded, "/v1/nodes")} == {"t0", "m0"}
 
 

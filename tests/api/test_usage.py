@@ -48,6 +48,18 @@ def test_lent_gpus_are_counted_separately(fleet: ApiService) -> None:
     assert by_hour["total"] == report["total"]
 
 
+def test_usage_of_one_queue(fleet: ApiService) -> None:
+    fleet.create_queues("vision", "speech")
+    for queue in ("vision", "speech"):
+        fleet.submit(gpus={"min": 1, "max": 1}, queue=queue)
+    fleet.tick()
+    fleet.clock.move_to(fleet.clock.now_s() + 100.0)
+    report = fleet.get("/v1/usage", queue="vision", by="queue,day")
+    assert [row["queue"] for row in report["items"]] == ["vision"]
+    assert report["total"]["gpu_s"] == 100.0
+    assert fleet.get("/v1/usage", queue="none")["items"] == []
+
+
 def test_a_time_range_is_rounded_to_whole_hours(fleet: ApiService) -> None:
     fleet.submit(gpus={"min": 1, "max": 1})
     fleet.tick()

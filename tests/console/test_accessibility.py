@@ -61,6 +61,53 @@ def test_pages_have_no_serious_accessibility_violation(
     assert faults == {}
 
 
+OPERATOR_PAGES = {
+    "nodes": "tbody tr",
+    "nodes/i9": ".slots li",
+    "nodes/t0": ".slots li",
+    "queues": "tbody tr",
+    "queues/research": ".facts",
+    "pools": "tbody tr",
+    "pools/inference": ".facts",
+    "pools/training": ".facts",
+    "decisions": ".record li",
+    "audit": ".record li",
+    "webhooks": "tbody tr",
+    "webhooks/{webhook}": ".record li",
+    "tokens": "tbody tr",
+    "secrets?queue=research": "tbody tr",
+    "settings": "tbody tr",
+}
+"""Pages for operators, and what is visible once a page is drawn."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, pytest.param(800, marks=pytest.mark.full), 1440])
+def test_operator_pages_have_no_serious_accessibility_violation(
+    fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str, width: int
+) -> None:
+    fleet.demand("inference", 20.0)
+    fleet.ticks(4, every_s=100.0)
+    with fleet.client() as client:
+        webhook = client.create_webhook({"url": "https://hooks.example.com/ebbtide"})["id"]
+        client.test_webhook(webhook)
+        client.create_token("ci", ["submitter:research"])
+        client.set_secret("research", "hf-token", b"hf_1234567")
+    page = opened(fleet.url, scheme=scheme, width=width)
+    faults = {}
+    for path, mark in OPERATOR_PAGES.items():
+        page.goto(f"{fleet.url}/#/{path.format(webhook=webhook)}")
+        expect(page.locator(mark).first).to_be_visible()
+        picture(page, f"{path.partition('?')[0].replace('/', '-').partition('{')[0]}-{scheme}-{width}")
+        if found := find_serious_violations(page):
+            faults[path] = found
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    if width < 860:
+        page.get_by_role("button", name="Menu").click()
+        faults |= {"menu": found} if (found := find_serious_violations(page)) else {}
+    assert faults == {}
+
+
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_large_fleet_has_no_serious_accessibility_violation(
     large: ConsoleSite, opened: Opener, picture: Picture, scheme: str

@@ -22,7 +22,8 @@ export function actionButton(action, { refused, acted }) {
   return el("button", { type: "button", class: kind, ...disabledProps, on: { click: press } }, action.name);
 }
 
-async function act({ method, path, body, done }, { refused, acted }) {
+/** Performs a confirmed action and shows its outcome. */
+export async function act({ method, path, body, done }, { refused, acted }) {
   try {
     await ask(method, path, { body });
     put(refused);

@@ -3,6 +3,7 @@
 import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
+import { Navigation } from "./navigation.js";
 import { whoAmI } from "./permissions.js";
 import { startProblems } from "./problem_feed.js";
 import { enter, followOtherTabs, onSession, sessionKey, signOut } from "./session.js";
@@ -13,36 +14,56 @@ import { keepAges } from "./times.js";
  * A page module. `title` takes the parameters of the path.
  * @typedef {{show: (root: HTMLElement, visit: Visit) => Promise<void>, title: (...params: string[]) => string}} Page
  * @typedef {{params: any, query: URLSearchParams, signal: AbortSignal}} Visit
- * @typedef {{path: RegExp, load: () => Promise<Page>, name?: string, href?: string, within?: string}} Route
+ * @typedef {{path: RegExp, load: () => Promise<Page>, name?: string, href?: string, group?: string,
+ * role?: string, within?: string}} Route
  */
 
-/** @type {Route[]} */
+/**
+ * The pages, in the order of the navigation. A page with a `name` is listed in its `group`, for users with `role`.
+ * @type {Route[]}
+ */
 const PAGES = [
-  { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/" },
-  { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs" },
+  { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/", group: "Fleet" },
+  { path: /^\/nodes$/, load: () => import("./pages/nodes.js"), name: "Nodes", href: "#/nodes", group: "Fleet" },
+  { path: /^\/nodes\/([^/]+)$/, load: () => import("./pages/node_page.js"), within: "#/nodes" },
+  { path: /^\/pools$/, load: () => import("./pages/pools.js"), name: "Pools", href: "#/pools", group: "Fleet" },
+  { path: /^\/pools\/([^/]+)$/, load: () => import("./pages/pool_page.js"), within: "#/pools" },
+  { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans", group: "Fleet" },
+  { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs", group: "Work" },
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
-  { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit" },
-  { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
-  { path: /^\/gantt$/, load: () => import("./pages/gantt.js"), name: "Gantt", href: "#/gantt" },
-  { path: /^\/savings$/, load: () => import("./pages/savings.js"), name: "Savings", href: "#/savings" },
-  { path: /^\/alerts$/, load: () => import("./pages/alerts.js"), name: "Alerts", href: "#/alerts" },
-  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
-  { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate" },
+  { path: /^\/queues$/, load: () => import("./pages/queues.js"), name: "Queues", href: "#/queues", group: "Work" },
+  { path: /^\/queues\/([^/]+)$/, load: () => import("./pages/queue_page.js"), within: "#/queues" },
+  { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit", group: "Work" },
+  { path: /^\/alerts$/, load: () => import("./pages/alerts.js"), name: "Alerts", href: "#/alerts", group: "Fleet" },
+  { path: /^\/gantt$/, load: () => import("./pages/gantt.js"), name: "Gantt", href: "#/gantt", group: "Insight" },
+  { path: /^\/savings$/, load: () => import("./pages/savings.js"), name: "Savings", href: "#/savings",
+    group: "Insight" },
+  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans",
+    group: "Insight" },
+  { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate",
+    group: "Insight" },
   { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
+  { path: /^\/decisions$/, load: () => import("./pages/decisions.js"), name: "Decisions", href: "#/decisions",
+    group: "Insight" },
+  { path: /^\/audit$/, load: () => import("./pages/audit.js"), name: "Audit log", href: "#/audit",
+    group: "Administration", role: "admin" },
+  { path: /^\/tokens$/, load: () => import("./pages/tokens.js"), name: "API tokens", href: "#/tokens",
+    group: "Administration", role: "admin" },
+  { path: /^\/secrets$/, load: () => import("./pages/secrets.js"), name: "Secrets", href: "#/secrets",
+    group: "Administration", role: "submitter" },
+  { path: /^\/webhooks$/, load: () => import("./pages/webhooks.js"), name: "Webhooks", href: "#/webhooks",
+    group: "Administration", role: "queue-admin" },
+  { path: /^\/webhooks\/([^/]+)$/, load: () => import("./pages/webhook_page.js"), within: "#/webhooks" },
+  { path: /^\/settings$/, load: () => import("./pages/settings.js"), name: "Settings", href: "#/settings",
+    group: "Administration", role: "admin" },
 ];
 
 const main = document.getElementById("main");
+const [nav, menu] = ["nav", "menu"].map((id) => document.getElementById(id));
+const navigation = new Navigation(nav, menu, PAGES);
 let leaving = new AbortController();
 let pathShown = null;
 let hasFailed = false;
-
-function drawNavigation(current) {
-  const links = PAGES.filter((page) => page.name).map((page) => {
-    const isCurrent = page === current || current?.within === page.href;
-    return el("li", {}, el("a", { href: page.href, "aria-current": isCurrent ? "page" : null }, page.name));
-  });
-  put(document.getElementById("nav"), el("ul", {}, links));
-}
 
 /** Closes the current page and opens the page of the URL's hash: `show(root, {params, query, signal})`. */
 async function go() {
@@ -55,7 +76,7 @@ async function go() {
   const isFirst = pathShown === null;
   const focusedId = path === pathShown ? document.activeElement?.id : ""; // same page with another query
   pathShown = path;
-  drawNavigation(page);
+  navigation.show(page);
   const root = el("div", { class: "page" }, el("p", { class: "loading" }, "Loading …"));
   put(main, root);
   if (!page) {
@@ -82,9 +103,10 @@ function noPage(path) {
   return empty(`The console has no page ${path}`, "Use the navigation to find a page.", link);
 }
 
-/** Shows the name of the signed-in user. Shows nothing while authentication is off. */
+/** Lists the user's pages and shows the user's name. Shows no name while authentication is off. */
 async function showUser() {
   const who = await whoAmI();
+  navigation.allow(who);
   if (!sessionKey()) return;
   const name = el("span", { class: "name", title: who.name }, who.name);
   const roles = el("span", { class: "muted" }, who.grants.join(", ") || "no role");

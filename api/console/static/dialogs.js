@@ -25,12 +25,12 @@ function modal(title, content, buttons, signal) {
   });
 }
 
-/** Asks the user to confirm an action. `what`: paragraphs that describe its effect. */
-export async function confirm(title, what, { action, danger = false }) {
+/** Asks the user to confirm an action. `what`: paragraphs that describe its effect. A notice has only the action. */
+export async function confirm(title, what, { action, danger = false, isNotice = false }) {
   const text = el("div", { class: "stack" }, what.map((line) => (typeof line === "string" ? el("p", {}, line) : line)));
   const no = el("button", { value: "", autofocus: true }, "Go back");
   const yes = el("button", { value: "yes", class: danger ? "danger" : "first" }, action);
-  return (await modal(title, text, [no, yes])) === "yes";
+  return (await modal(title, text, isNotice ? [yes] : [no, yes])) === "yes";
 }
 
 /**

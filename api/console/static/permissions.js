@@ -23,9 +23,20 @@ export function may(who, role, queue = "") {
   });
 }
 
+/** Returns whether `who` has `role` on at least one queue. */
+export function mayAnywhere(who, role) {
+  return who.grants.some((grant) => ROLES.indexOf(grant.split(":")[0]) >= ROLES.indexOf(role));
+}
+
 /** Returns why `who` may not change lending, or "". */
 export function noLending(who) {
-  return may(who, "admin") ? "" : `Requires the role admin; ${is(who)}.`;
+  return lacksRole(who, "admin");
+}
+
+/** Returns why `who` may not do what needs `role`, on `queue` if it is given, or "". */
+export function lacksRole(who, role, queue = "") {
+  if (may(who, role, queue)) return "";
+  return `Requires the role ${role}${queue ? ` on queue ${queue}` : ""}; ${is(who)}.`;
 }
 
 /** Returns why `who` may not change this job, or "". Submitters may change their own jobs, queue-admins all. */

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LoginCodeView,
         ServiceAccountTokenView,
         ServiceAccountView,
+        SettingView,
         SnapshotView,
         SolvedPlanView,
         TokenView,
@@ -37,8 +38,9 @@ class RecordMethods:
         return Pages("/v1/events", limit=limit, query=query)
 
     @IteratorMethod
-    def decisions(self, *, limit: int = 100) -> Pages[DecisionView]:
-        return Pages("/v1/decisions", limit=limit)
+    def decisions(self, *, subject: str = "", kind: str = "", limit: int = 100) -> Pages[DecisionView]:
+        """Yield decisions in order, about one job or node and of one kind, or all. `limit` is the page size."""
+        return Pages("/v1/decisions", limit=limit, query={"subject": subject, "kind": kind})
 
     @RequestMethod
     def snapshot(self) -> Request[SnapshotView]:
@@ -80,6 +82,11 @@ class TokenMethods:
     @RequestMethod
     def revoke_token(self, token_id: str) -> Request[TokenView]:
         return Request("DELETE", _token_path(token_id))
+
+    @IteratorMethod
+    def settings(self) -> Pages[SettingView]:
+        """Yield the settings of the service by name, without values of secrets."""
+        return Pages("/v1/settings")
 
     @RequestMethod
     def verify_audit(self, digest: str = "") -> Request[ChainReportView]:

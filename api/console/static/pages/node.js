@@ -33,7 +33,8 @@ function contents(node) {
     ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
     ["Return by", loan?.return_by_s && due(loan.return_by_s)],
   ]);
+  const page = el("p", {}, el("a", { href: `#/nodes/${encodeURIComponent(node.name)}` }, "Open the page of the node"));
   const rows = jobs.map(([id, indices]) => [el("a", { href: `#/jobs/${id}` }, id), indices.join(", ")]);
   const none = el("p", { class: "muted" }, "No job uses this node.");
-  return [details, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : none];
+  return [details, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : none, page];
 }

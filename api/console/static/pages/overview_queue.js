@@ -2,8 +2,9 @@
 
 import { get, Unreachable } from "../api.js";
 import { problemNote } from "../dialogs.js";
-import { badge, bar, card, el, empty, redraw, table } from "../dom.js";
-import { count, gpus, plural, range, words } from "../format.js";
+import { badge, card, el, empty, redraw, table } from "../dom.js";
+import { count, plural, range, words } from "../format.js";
+import { queueBar } from "../queue_use.js";
 import { age, due } from "../times.js";
 
 const REASONS_EVERY_MS = 3000;
@@ -113,20 +114,13 @@ export function queueTable(overview) {
   const asks = (queue) => queue.used_gpus + queue.waiting_gpus;
   const busiest = [...overview.queues].sort((a, b) => asks(b) - asks(a)).slice(0, 8);
   const figures = (queue) => [queue.used_gpus, queue.running_jobs, queue.waiting_jobs].map(count);
-  const rows = busiest.map((queue) => [queue.name, use(queue), ...figures(queue)]);
+  const rows = busiest.map((queue) => [queueLink(queue), queueBar(queue), ...figures(queue)]);
   const columns = [["Queue"], ["Usage"], ["GPUs", true], ["Running", true], ["Pending", true]];
   const more = overview.queues.length - busiest.length;
   const others = more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "less busy queue")}`);
   return card("Queues", table("Queues and their usage", columns, rows), others);
 }
 
-/** Draws the queue's usage relative to its limit or guarantee. */
-function use(queue) {
-  const whole = Math.max(1, queue.limit_gpus ?? 0, queue.guaranteed_gpus, queue.used_gpus);
-  const limit = queue.limit_gpus === null ? "no limit" : `limit ${queue.limit_gpus}`;
-  const own = `${gpus(queue.own_gpus)} within its guarantee, ${queue.borrowed_gpus} borrowed`;
-  const text = `${own}; ${queue.guaranteed_gpus} guaranteed, ${limit}`;
-  const shown = bar(text, [["training", queue.own_gpus / whole], ["borrowed", queue.borrowed_gpus / whole]]);
-  shown.title = text;
-  return shown;
+function queueLink(queue) {
+  return el("a", { href: `#/queues/${encodeURIComponent(queue.name)}` }, queue.name);
 }

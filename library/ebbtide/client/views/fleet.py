@@ -73,6 +73,7 @@ class NodeView(TypedDict):
 class NodeSummaryView(TypedDict):
     """One node in the overview."""
 
+    gpu: str
     gpus: int
     held: int
     inference: int
