@@ -21,6 +21,7 @@ from api import (
     hardware,
     health,
     job_details,
+    job_list,
     jobs,
     loans,
     logs,
@@ -89,6 +90,7 @@ _ROUTERS = (
     events.stream_router,  # before the lists that share their paths
     *(
         jobs.router,
+        job_list.router,
         job_details.detail_router,
         job_details.checkpoint_router,
         logs.router,

@@ -275,6 +275,7 @@ class JobView(TypedDict):
     nodes: dict[str, list[int]]
     owner: str
     owner_id: str
+    pending_reason: NotRequired[ReasonView]
     plan: str | None
     priority: int
     progress: ProgressView
