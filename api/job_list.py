@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Query, Request
 
@@ -26,33 +25,12 @@ ENDED_SORTED_MAX = 1000
 """Ended jobs that a list in another order than by submission considers: those that were submitted last."""
 
 
-class JobSort(StrEnum):
-    """Order of a list of jobs. A minus sign stands for descending order."""
-
-    NEWEST = "-submitted"
-    OLDEST = "submitted"
-    NAME = "name"
-    NAME_DESCENDING = "-name"
-    STATE = "state"
-    STATE_DESCENDING = "-state"
-    QUEUE = "queue"
-    QUEUE_DESCENDING = "-queue"
-    GPUS = "gpus"
-    GPUS_DESCENDING = "-gpus"
-    PROGRESS = "progress"
-    PROGRESS_DESCENDING = "-progress"
-    REMAINING = "remaining"
-    REMAINING_DESCENDING = "-remaining"
-    GPU_TIME = "gpu_time"
-    GPU_TIME_DESCENDING = "-gpu_time"
-
-    @property
-    def is_descending(self) -> bool:
-        return self.startswith("-")
-
-    @property
-    def key(self) -> str:
-        return self.removeprefix("-")
+JobSort = Literal[
+    "-submitted", "submitted", "name", "-name", "state", "-state", "queue", "-queue", "gpus", "-gpus",
+    "progress", "-progress", "remaining", "-remaining", "gpu_time", "-gpu_time",
+]  # fmt: skip
+"""Order of a list of jobs. A minus sign stands for descending order."""
+NEWEST_FIRST: JobSort = "-submitted"
 
 
 def _compute_remaining_s(job: Job, now_s: float) -> float | None:
@@ -90,7 +68,7 @@ def list_jobs(
             description="Order of the list; a minus sign stands for descending, and unknown values are last. Other "
             f"orders than `-submitted` consider the {ENDED_SORTED_MAX} matching ended jobs that were submitted last."
         ),
-    ] = JobSort.NEWEST,
+    ] = NEWEST_FIRST,
     reasons: Annotated[bool, Query(description="Whether pending jobs have their `pending_reason`.")] = False,
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
@@ -99,7 +77,7 @@ def list_jobs(
     page."""
     query = job_filter.to_query(context.principal, context.now_s).restrict_to_queues(context.principal.readable_queues)
     live = context.snapshot.jobs.values()
-    if sort is JobSort.NEWEST:
+    if sort == NEWEST_FIRST:
         page = page_of_jobs(live, context.store, query, cursor=cursor, limit=limit)
     else:
         found = _find_jobs(live, context.store, query)
@@ -120,15 +98,16 @@ def _find_jobs(live: Iterable[Job], store: ApiStore, query: JobQuery) -> list[Jo
 
 def sort_jobs(jobs: Iterable[Job], sort: JobSort, now_s: float) -> list[Job]:
     """Return the jobs in the order of `sort`. Jobs with equal values are newest first; unknown values are last."""
+    key, is_descending = sort.removeprefix("-"), sort.startswith("-")
     newest_first = sorted(jobs, key=get_job_sort_key, reverse=True)
-    if (get_text := _TEXT_VALUES.get(sort.key)) is not None:
-        return sorted(newest_first, key=get_text, reverse=sort.is_descending)
-    get_number = _NUMBER_VALUES[sort.key]
+    if (get_text := _TEXT_VALUES.get(key)) is not None:
+        return sorted(newest_first, key=get_text, reverse=is_descending)
+    get_number = _NUMBER_VALUES[key]
     numbered = [(job, get_number(job, now_s)) for job in newest_first]
     known = sorted(
         ((job, number) for job, number in numbered if number is not None),
         key=lambda pair: pair[1],
-        reverse=sort.is_descending,
+        reverse=is_descending,
     )
     return [*(job for job, _ in known), *(job for job, number in numbered if number is None)]
 
