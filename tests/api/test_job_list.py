@@ -37,7 +37,7 @@ def test_ended_jobs_leave_the_list_by_age_and_live_ones_stay(fleet: ApiService) 
     live, gone = fleet.submit("live"), fleet.submit("gone")
     fleet.http.delete(f"/v1/jobs/{gone}")
     fleet.tick()
-    recent = {"state": "live,cancelled", "ended_max_age_s": DAY_S}
+    recent: dict[str, str | float] = {"state": "live,cancelled", "ended_max_age_s": DAY_S}
     assert {item["id"] for item in fleet.get("/v1/jobs", **recent)["items"]} == {live, gone}
     fleet.tick(after_s=DAY_S + 1)
     assert {item["id"] for item in fleet.get("/v1/jobs", **recent)["items"]} == {live}
