@@ -20,6 +20,7 @@ const PAGES = [
   { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/" },
   { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs" },
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
+  { path: /^\/compare$/, load: () => import("./pages/compare.js"), within: "#/jobs" },
   { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit" },
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
   { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
