@@ -7,6 +7,7 @@ import { count, gpus, words } from "../format.js";
 import { jobActions, actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
 import { planDrawing } from "../plan_drawing.js";
+import { pipelineDrawing } from "../pipeline_drawing.js";
 import { planText } from "../plan_words.js";
 import { due, when } from "../times.js";
 import { noChange, whoAmI } from "../permissions.js";
@@ -35,6 +36,8 @@ class JobPage {
     this.root = root;
     this.id = id;
     this.signal = signal;
+    this.drawing = new AbortController(); // of the plan that is shown
+    signal.addEventListener("abort", () => this.drawing.abort());
     this.path = `/v1/jobs/${encodeURIComponent(id)}`;
     this.places = null;
     this.events = [];
@@ -111,7 +114,12 @@ class JobPage {
     this.planKey = key;
     const copy = copyButton("the plan as text", () => planText(`${job.name}: ${job.plan}`, plan, plan.inspection));
     const extra = el("span", { class: "row muted small" }, job.plan, copy);
-    put(this.places.plan, card(["Parallel plan", extra], planDrawing(plan, plan.inspection)));
+    this.drawing.abort();
+    this.drawing = new AbortController();
+    const { signal } = this.drawing;
+    const schedule = plan.inspection && pipelineDrawing(plan, plan.inspection, signal);
+    const drawn = [planDrawing(plan, plan.inspection), schedule && el("h3", {}, "Pipeline schedule"), schedule];
+    put(this.places.plan, card(["Parallel plan", extra], drawn));
     put(this.places.step, stepCard(plan.step));
   }
 
