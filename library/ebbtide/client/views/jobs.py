@@ -459,6 +459,7 @@ class SimulationView(TypedDict):
     """A simulation that runs in the background."""
 
     created_at_s: float
+    description: str
     ended_at_s: float | None
     id: str
     owner: str
