@@ -55,13 +55,6 @@ export async function scalingCurve(question, points, wanted, place, signal) {
   status.textContent = `up to ${gpus(wanted.at(-1))}`;
 }
 
-/** Returns the powers of two from `least` to `most`, and both ends. */
-export function counts(most, least = 1) {
-  const found = [least];
-  for (let number = 1; number < most; number *= 2) if (number > least) found.push(number);
-  return most > least ? [...found, most] : found;
-}
-
 function draw(points, drawn, rows) {
   const sorted = [...points].sort((a, b) => a[0] - b[0]);
   const feasible = sorted.filter(([, plan]) => !plan.infeasible);

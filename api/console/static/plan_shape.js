@@ -50,3 +50,14 @@ export function requestOf({ gpu, gpus, ...others }, more) {
   if (!more.length) return { ...others, gpu, gpus };
   return { ...others, shape: groupsOf([{ gpu, gpus }, ...more]) };
 }
+
+/**
+ * Returns the powers of two from `least` to `most`, and both ends.
+ * @param {number} most
+ * @param {number} [least]
+ */
+export function counts(most, least = 1) {
+  const found = [least];
+  for (let number = 1; number < most; number *= 2) if (number > least) found.push(number);
+  return most > least ? [...found, most] : found;
+}

@@ -10,6 +10,7 @@ import { when } from "../times.js";
 import { simulationCharts } from "./simulation_charts.js";
 import { progress } from "./simulations.js";
 
+/** @type {[string, (report: any) => string][]} */
 const ROWS = [
   ["Jobs completed", (r) => `${count(r.completed)} of ${count(r.jobs)}`],
   ["Mean completion time", (r) => duration(r.jct_s.mean)],
