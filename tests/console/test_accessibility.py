@@ -34,11 +34,13 @@ def test_pages_have_no_serious_accessibility_violation(
     pages = {
         "overview": ("", ".tile"),
         "jobs": ("jobs", "tbody tr"),
+        "compare": (f"compare?jobs={running},{fleet.jobs['embedder']}", ".uplot"),
         "running-job": (f"jobs/{running}", ".stage"),
         "waiting-job": (f"jobs/{waiting}", ".steps li"),
         "submit": ("submit", "form"),
         "loans": ("loans", ".track"),
         "plans": ("plans", "form"),
+        "solved-plan": ("plans?model=gpt2&gpu=a100-80g&gpus=4&globalBatch=8", ".stage"),
         "simulate": ("simulate", ".empty"),
     }
     page = opened(fleet.url, scheme=scheme)

@@ -1,4 +1,4 @@
-// What-if form: replays what this service recorded under other policy sets, numbers of nodes, or lending limits.
+// What-if form: replays recorded jobs and demand under other policy sets, numbers of nodes, or lending limits.
 
 import { get, post } from "../api.js";
 import { card, el } from "../dom.js";
@@ -32,7 +32,7 @@ function fields(pools) {
   const nodes = pools.map((pool) => field(`nodes.${pool.name}`, `More nodes in ${pool.name}`, {
     kind: "number", hint: `${pool.kind} pool. A negative number removes nodes.`,
   }));
-  return card("What if", el("p", { class: "muted small" }, INTRO),
+  return card("What-if replay", el("p", { class: "muted small" }, INTRO),
     el("div", { class: "form" },
       field("days", "Days to replay", { kind: "number", min: 0, max: 31, value: 7, hint: "Up to now, at most 31." }),
       field("policies", "Policy sets", { value: "ebbtide", hint: "Comma-separated, for example ebbtide, fifo, srtf." }),
