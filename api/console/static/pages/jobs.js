@@ -9,7 +9,7 @@ import { addressOf, isFiltered, requestOf, wantedOf } from "../job_query.js";
 import { keepUp } from "../live.js";
 import { deleteView, loadViews, saveView } from "../saved_views.js";
 import { bulkBar } from "./jobs_bulk.js";
-import { jobTable } from "./jobs_table.js";
+import { focusPressed, jobTable } from "./jobs_table.js";
 
 const PAGE_JOBS = 100;
 const EXPORT_PAGE_JOBS = 1000;
@@ -73,6 +73,7 @@ class JobsPage {
       : isFiltered(this.wanted) ? noneAsked() : noneAtAll();
     const shown = items.length ? el("section", { class: "card", "aria-label": "Jobs" }, drawn) : card("No jobs", drawn);
     put(this.body, shown);
+    focusPressed(this.body);
     this.#drawBulk();
     this.#drawPager();
   }

@@ -19,6 +19,8 @@ const COLUMNS = [
   ["Submitted", true, "submitted", true],
 ];
 
+let pressed = null; // column of the heading that was pressed last
+
 /**
  * `selected`: the selected jobs by ID; `changed` is called after each change of it.
  * @param {any[]} jobs
@@ -39,9 +41,18 @@ export function jobTable(jobs, { wanted, selected, changed }) {
   return shown;
 }
 
+/** Returns the keyboard focus to the heading that was pressed, once its table is drawn. */
+export function focusPressed(place) {
+  if (pressed) place.querySelector(`#sort-${pressed}`)?.focus({ preventScroll: true });
+  pressed = null;
+}
+
 function heading(name, column, down, wanted) {
   const href = addressOf({ ...wanted, sort: nextSort(wanted.sort, column, down) });
-  return el("a", { href, id: `sort-${column}`, class: "sort" }, name);
+  const click = () => {
+    pressed = column;
+  };
+  return el("a", { href, id: `sort-${column}`, class: "sort", on: { click } }, name);
 }
 
 function row(job, selected, changed) {

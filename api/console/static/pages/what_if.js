@@ -6,6 +6,8 @@ import { clearRefusals, field, showRefusals, values } from "../forms.js";
 import { may, whoAmI } from "../permissions.js";
 
 const LENDING = [["", "As now"], ["true", "All pools lend"], ["false", "No lending"]];
+const POLICIES = "Comma-separated, for example ebbtide, fifo, srtf.";
+const SCOPE = "what-if"; // the page has another form
 const LIMITS = ["headroom", "kept_nodes_min", "lent_nodes_max", "return_deadline_s"];
 const INTRO = "Simulates the jobs and the inference demand of the last days on today's fleet, with your changes. "
   + "Nothing on the cluster changes.";
@@ -35,7 +37,7 @@ function fields(pools) {
   return card("What-if replay", el("p", { class: "muted small" }, INTRO),
     el("div", { class: "form" },
       field("days", "Days to replay", { kind: "number", min: 0, max: 31, value: 7, hint: "Up to now, at most 31." }),
-      field("policies", "Policy sets", { value: "ebbtide", hint: "Comma-separated, for example ebbtide, fifo, srtf." }),
+      field("policies", "Policy sets to replay", { scope: SCOPE, value: "ebbtide", hint: POLICIES }),
       nodes,
       field("lending.enabled", "Lending", { options: LENDING }),
       field("lending.headroom", "Headroom", { ...whole, max: 1, hint: "Fraction of each pool. Default: as now." }),
