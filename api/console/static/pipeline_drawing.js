@@ -66,8 +66,9 @@ function legend() {
 
 function summary(schedule, plan) {
   const batches = plural(plan.micro_batches, "micro-batch", "micro-batches");
-  return `${plan.schedule.name}: ${batches} in ${duration(schedule.wholeS)}, drawn from predicted times. `
-    + "Numbers are micro-batches; point at a pass for its times.";
+  const drawnS = duration(schedule.wholeS);
+  return `${plan.schedule.name}: ${batches} in ${drawnS}, drawn pass by pass from the predicted times of each stage; `
+    + `the cost model predicts ${duration(plan.iteration_time_s)}. Numbers are micro-batches.`;
 }
 
 function describe(pass, plan) {

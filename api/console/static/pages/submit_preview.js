@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { card, el, put } from "../dom.js";
-import { gpus } from "../format.js";
+import { count } from "../format.js";
 import { scalingCurve, solvedPoint } from "../plan_curve.js";
 import { planDrawing } from "../plan_drawing.js";
 import { counts } from "../plan_shape.js";
@@ -22,12 +22,13 @@ export async function submitPreview(job, place, signal) {
   if (job.sequenceLength) Object.assign(question, { sequenceLength: job.sequenceLength });
   put(place, card("Plan", el("p", { class: "muted", role: "status" }, "Solving …")));
   const plan = await solvedPoint({ ...question, gpus: max }, signal);
-  const name = `Plan on ${gpus(max)} of ${gpu}`;
+  const name = `Plan on ${count(max)} × ${gpu}`;
   const curve = el("div", {});
   if (plan.infeasible) put(place, card(name, el("p", { class: "note warn" }, plan.infeasible)), curve);
   else {
-    const drawn = [planDrawing(plan, plan.inspection), pipelineDrawing(plan, plan.inspection, signal)];
-    put(place, card(name, drawn), curve);
+    const schedule = pipelineDrawing(plan, plan.inspection, signal);
+    const heading = schedule && el("h3", {}, "Pipeline schedule");
+    put(place, card(name, planDrawing(plan, plan.inspection), heading, schedule), curve);
   }
   return scalingCurve(question, new Map([[max, plan]]), counts(max, min), curve, signal);
 }
