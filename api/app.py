@@ -24,6 +24,7 @@ from api import (
     health,
     history,
     job_details,
+    job_list,
     jobs,
     loans,
     logs,
@@ -41,6 +42,7 @@ from api import (
     problems,
     queues,
     recalls,
+    replays,
     savings,
     savings_comparison,
     service_settings,
@@ -97,6 +99,7 @@ _ROUTERS = (
     events.stream_router,  # before the lists that share their paths
     *(
         jobs.router,
+        job_list.router,
         job_details.detail_router,
         job_details.checkpoint_router,
         logs.router,
@@ -118,7 +121,15 @@ _ROUTERS = (
     machines.router,
     problems.router,
     hardware.router,
-    *(events.router, events.snapshot_router, plans.router, routes.router, simulations.router, tokens.router),
+    *(
+        events.router,
+        events.snapshot_router,
+        plans.router,
+        routes.router,
+        simulations.router,
+        tokens.router,
+        replays.router,
+    ),
     *(accounts.router, secret_routes.router, agent_routes.router, sign_in.login_code_router, sign_in.router),
     *(tokens.audit_router, service_settings.router, health.router, guides.router, web_console.router),
 )

@@ -11,7 +11,7 @@ from fastapi import Query
 from api.http.paging import TEXT_PATTERN, StatesParameter, parse_states
 from api.identity.principals import Principal
 from scheduler.domain.job_state import ENDED_STATES, JobState
-from scheduler.store.api_protocol import JobQuery
+from scheduler.store.job_query import JobQuery
 
 OWN_JOBS = "me"
 """Value of `owner_id` that stands for the caller."""
@@ -62,6 +62,23 @@ class JobFilter:
         float | None,
         Query(ge=0, allow_inf_nan=False, description="Only jobs that ended at most this many seconds ago."),
     ] = None
+    ended_max_age_s: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            allow_inf_nan=False,
+            description="Leave out jobs that ended more than this many seconds ago. Live jobs stay in the list.",
+        ),
+    ] = None
+    search: Annotated[
+        str,
+        Query(
+            max_length=200,
+            pattern=TEXT_PATTERN,
+            description="Only jobs whose id, name, queue or owner contains this text. The case of ASCII letters is "
+            "ignored. Empty: all.",
+        ),
+    ] = ""
     submitted_since_s: Annotated[
         float | None,
         Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
@@ -81,6 +98,8 @@ class JobFilter:
             name_prefix=self.name,
             id_prefix=self.id,
             ended_since_s=-math.inf if self.ended_within_s is None else now_s - self.ended_within_s,
+            recent_since_s=-math.inf if self.ended_max_age_s is None else now_s - self.ended_max_age_s,
+            text=self.search,
             since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
             until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
         )

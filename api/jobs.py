@@ -1,4 +1,4 @@
-"""Jobs: submit, list, get, change, suspend, resume, cancel."""
+"""Jobs: submit, get, change, suspend, resume, cancel."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import base64
 import secrets
 from typing import Annotated, NotRequired, Self, cast
 
-from fastapi import Depends, Response
+from fastapi import Response
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from api.archives import require_archive
+from api.event_views import ReasonView
 from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, require_match, set_etag, submit_once
-from api.http.dependencies import ContextDep, JobIdPath, LimitParameter, ServiceDep, create_router
+from api.http.dependencies import ContextDep, JobIdPath, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
-from api.http.paging import CursorParameter, GpusByNode, PageOf, encode_gpus, page_of_jobs
+from api.http.paging import GpusByNode, encode_gpus
 from api.identity.audit import declare_audited
 from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
-from api.job_filter import JobFilter
 from api.job_spec_view import GpuRangeView, JobSpecView
 from api.plans import check_job
 from api.queue_secrets.routes import require_secrets
@@ -192,6 +192,15 @@ class JobView(TypedDict):
     ]
     spec: Annotated[JobSpecView, Field(description="The submitted document with defaults filled in.")]
     warnings: NotRequired[Annotated[list[str], Field(description="Advice after the submission. Absent: none.")]]
+    pending_reason: NotRequired[
+        Annotated[
+            ReasonView,
+            Field(
+                description="Why a pending job waits, in a list with `reasons`. The state may be slightly older than "
+                "the newest. Absent: it does not wait, or no tick has considered it yet."
+            ),
+        ]
+    ]
 
 
 def job_view(job: Job, now_s: float) -> JobView:
@@ -332,24 +341,6 @@ def submit_job(
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     view, warnings = _job_response(after, after.job(job_id), response), find_credential_warnings(spec)
     return {**view, "warnings": warnings} if warnings else view
-
-
-@router.get("/jobs")
-@requires(VIEWER)
-def list_jobs(
-    context: ContextDep,
-    job_filter: Annotated[JobFilter, Depends()],
-    limit: LimitParameter = 100,
-    cursor: CursorParameter = "",
-) -> PageOf[JobView]:
-    """List jobs, newest first, including ended ones. `next` is the cursor of the following page."""
-    query = job_filter.to_query(context.principal, context.now_s).restrict_to_queues(context.principal.readable_queues)
-    page = page_of_jobs(context.snapshot.jobs.values(), context.store, query, cursor=cursor, limit=limit)
-    visibility = context.visibility  # shared by all rows because it caches lookups
-    return {
-        "items": [job_view(visibility.redact_job(job), context.now_s) for job in page["items"]],
-        "next": page["next"],
-    }
 
 
 @router.get("/jobs/{job_id}")

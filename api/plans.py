@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from api.http.dependencies import Service, ServiceDep, create_router
 from api.http.errors import ProblemError, raise_invalid_field
 from api.identity.authorization import RouteRule, requires
+from api.step_prediction import StepPredictionView, step_prediction_view
 from scheduler.documents.plan_limits import to_plan_limits
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
 from scheduler.domain.framework_limits import combine_framework_limits
@@ -211,6 +212,17 @@ class SimplestPlanView(AlternativePlanView):
     ]
 
 
+class MemoryPartsView(TypedDict):
+    """Predicted peak memory of one GPU by purpose, in bytes."""
+
+    parameters: Annotated[int, Field(description="Weights as the computation uses them.")]
+    gradients: Annotated[int, Field(description="Accumulated gradients.")]
+    optimizer: Annotated[int, Field(description="Master weights and moments of the optimizer.")]
+    activations: Annotated[int, Field(description="Activations that are stored for the backward pass.")]
+    buffers: Annotated[int, Field(description="What a layer needs while it computes or sends.")]
+    reserve: Annotated[int, Field(description="What the GPU profile reserves: framework context and fragmentation.")]
+
+
 class DeviceView(TypedDict):
     """How one device of the pipeline spends a step. The parts and `idle_s` add up to the step time."""
 
@@ -246,6 +258,7 @@ class DeviceView(TypedDict):
     host_bytes_max: Annotated[
         int | None, Field(description="Bytes of host memory that a plan may use per GPU. Null: unknown, so no limit.")
     ]
+    memory_parts: Annotated[MemoryPartsView, Field(description="`memory_bytes` by purpose.")]
 
 
 class InspectionView(TypedDict):
@@ -272,6 +285,7 @@ class JobPlanView(PlanView):
             "reported progress."
         ),
     ]
+    step: Annotated[StepPredictionView, Field(description="Predicted, expected and measured seconds per step.")]
     inspection: Annotated[
         InspectionView | None,
         Field(
@@ -351,7 +365,11 @@ def plan_view(plan: ParallelPlan) -> PlanView:
 
 def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanView:
     inspection = _inspect_plan(job, snapshot, plan)
-    figures = {"is_estimated": not job.has_reported, "inspection": asdict(inspection) if inspection else None}
+    figures = {
+        "is_estimated": not job.has_reported,
+        "step": step_prediction_view(job, snapshot, plan.iteration_time_s),
+        "inspection": asdict(inspection) if inspection else None,
+    }
     return cast("JobPlanView", {**plan_to_json(plan), **figures})
 
 

@@ -21,7 +21,8 @@ from scheduler.scheduling.problems.evidence import Evidence, GpuTimeUse
 from scheduler.scheduling.problems.job_activity import ActivityLog
 from scheduler.scheduling.problems.job_problems import FAILED_S
 from scheduler.scheduling.usage import compute_unsettled_usage
-from scheduler.store.api_protocol import ApiStore, JobQuery, ServiceStore
+from scheduler.store.api_protocol import ApiStore, ServiceStore
+from scheduler.store.job_query import JobQuery
 from scheduler.store.protocol import Page
 
 REFRESH_S = 5.0

@@ -16,7 +16,8 @@ from api.identity.principals import Principal, Role
 from api.simulations import SimulationProgressView, count_jobs, new_simulation_id, progress_view
 from scheduler.domain.simulation_task import LIVE_TASK_STATES, SimulationTask, TaskState
 from scheduler.simulator.recorded_period import RecordedPeriod, build_recorded_period
-from scheduler.store.api_protocol import JobQuery, ServiceStore
+from scheduler.store.api_protocol import ServiceStore
+from scheduler.store.job_query import JobQuery
 
 DAY_S = 86_400.0
 DAYS = 7
@@ -29,6 +30,7 @@ VARIANTS: dict[Variant, str] = {
 }
 """Policy set by variant. Those without lending and without elasticity are derived from `ebbtide`."""
 _TASKS_MAX = 20
+_TITLE = f"Savings of the last {DAYS} days: with, without lending, and without elasticity"
 COMPARISON_OWNER_ID = "service:savings"
 """Owner of the simulations that compare, so that they are found whoever has started them."""
 
@@ -118,25 +120,25 @@ def create_comparison(service: ServiceDep, store: StoreDep, principal: Principal
 def _start(service: Service, store: ServiceStore, principal: Principal) -> SimulationTask:
     now_s = service.clock.now_s()
     period = _load_period(store, now_s)
-    policies = list(VARIANTS.values())
+    policies = tuple(VARIANTS.values())
     task = SimulationTask(
         id=new_simulation_id(),
         owner=principal.name,
         owner_id=COMPARISON_OWNER_ID,
         created_at_s=now_s,
-        policies=tuple(policies),
+        policies=policies,
         seed=0,
         jobs_total=_count_jobs(period, policies, service) * len(policies),
-        note="\n".join(period.differences),
+        description="\n".join((_TITLE, *period.differences)),
     )
-    after = {"policies": policies, "jobs": period.jobs}
+    after = {"policies": list(policies), "jobs": period.jobs}
     store.simulations.create(
         task, period.files, audit=new_audit_entry(principal, now_s, "CompareSavings", task.id, after=after)
     )
     return task
 
 
-def _count_jobs(period: RecordedPeriod, policies: list[str], service: Service) -> int:
+def _count_jobs(period: RecordedPeriod, policies: tuple[str, ...], service: Service) -> int:
     """Return the number of jobs. Raises a 409 if the simulator refuses them: the request itself has no fields."""
     try:
         return count_jobs(period.files, policies, service)
@@ -172,7 +174,7 @@ def _comparison_view(task: SimulationTask, store: ServiceStore) -> ComparisonVie
         "created_at_s": task.created_at_s,
         "ended_at_s": task.ended_at_s,
         "progress": progress_view(task),
-        "differences": task.note.splitlines(),
+        "differences": task.description.splitlines()[1:],
         "outcomes": [] if report is None else [_outcome_view(each) for each in report["policies"]],
     }
 

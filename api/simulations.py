@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import secrets
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Response
@@ -22,6 +23,7 @@ from scheduler.documents.document import InvalidField
 from scheduler.documents.simulation import SimulationDocument, to_simulation_files
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask, TaskState
 from scheduler.simulator.simulation_process import validate_input_files
+from scheduler.store.api_protocol import IdempotencyKey, ServiceStore
 
 
 class SimulationProgressView(TypedDict):
@@ -50,6 +52,40 @@ class SimulationView(TypedDict):
     progress: Annotated[SimulationProgressView, Field(description="How many jobs have ended in it so far.")]
     tries: Annotated[int, Field(description="Number of attempts so far.")]
     reason: Annotated[str, Field(description="Why it failed or was queued again. Empty: neither.")]
+    description: Annotated[
+        str,
+        Field(
+            description="What a replay simulates, and how it differs from the recorded cluster, one sentence a line. "
+            "Empty: files were submitted."
+        ),
+    ]
+
+
+class SimulationSeriesView(TypedDict):
+    """Time series of a simulation under one policy set: means over `step_s` seconds, at most 400 values each."""
+
+    policy: Annotated[str, Field(description="Name of the policy set.")]
+    step_s: Annotated[float, Field(description="Length of an interval in seconds. The first one starts at 0.")]
+    inference_gpus: Annotated[float, Field(description="GPUs of all inference pools.")]
+    inference_nodes: Annotated[int, Field(description="Nodes of all inference pools.")]
+    queued_jobs: Annotated[list[float], Field(description="Jobs that wait for GPUs.")]
+    training_usage_ratio: Annotated[list[float], Field(description="Useful share of the GPUs of training pools.")]
+    inference_usage_ratio: Annotated[list[float], Field(description="Useful share of the GPUs of inference pools.")]
+    lent_nodes: Annotated[list[float], Field(description="Inference nodes on loan.")]
+    demand_gpus: Annotated[list[float], Field(description="GPUs that inference needs.")]
+    forecast_gpus: Annotated[list[float], Field(description="GPUs by the forecast, at each pool's quantile.")]
+    jct_s: Annotated[
+        list[float], Field(description="Completion times in seconds, ascending, or 100 quantiles of them.")
+    ]
+
+
+class SimulationChartsView(TypedDict):
+    """Time series of a simulation, for charts."""
+
+    series: Annotated[
+        list[SimulationSeriesView],
+        Field(description="One entry per policy set, in order. Empty: an older version has simulated it."),
+    ]
 
 
 def simulation_view(task: SimulationTask) -> SimulationView:
@@ -66,6 +102,7 @@ def simulation_view(task: SimulationTask) -> SimulationView:
         "progress": progress_view(task),
         "tries": task.tries,
         "reason": task.reason,
+        "description": task.description,
     }
 
 
@@ -124,19 +161,41 @@ def create_simulation(
     creation_key = build_creation_key(key, principal, "simulation", document)
 
     def create() -> SimulationTask:
-        if store.simulations.count_live_tasks(principal.subject) >= LIVE_SIMULATIONS_MAX:
-            raise_conflict(f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} are unfinished. Cancel one or wait")
-        files = to_simulation_files(document)
-        task = _new_task(document, principal, service, jobs=count_jobs(files, document.policies, service))
-        after = {"policies": list(task.policies), "jobs": task.jobs_total, "seed": task.seed}
-        audit = new_audit_entry(principal, task.created_at_s, "CreateSimulation", task.id, after=after)
-        store.simulations.create(task, files, creation_key, audit=audit)
-        return task
+        submission = Submission(to_simulation_files(document), tuple(document.policies), document.seed)
+        return submit(submission, service, store, principal, creation_key)
 
     declare_audited()
     task = create_once(store, creation_key, create, store.simulations.get_task)
     response.headers["Location"] = f"/v1/simulations/{task.id}"
     return simulation_view(task)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Input files of a new simulation, its policy sets, seed and description."""
+
+    files: SimulationFiles
+    policies: tuple[str, ...]
+    seed: int
+    description: str = ""
+
+
+def submit(
+    submission: Submission, service: Service, store: ServiceStore, principal: Principal, key: IdempotencyKey | None
+) -> SimulationTask:
+    """Check the files and store a queued simulation with its audit entry.
+
+    Raises:
+        ProblemError: 422 for invalid files, 429 while too many searches or checks run, 409 for too many simulations.
+    """
+    if store.simulations.count_live_tasks(principal.subject) >= LIVE_SIMULATIONS_MAX:
+        raise_conflict(f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} are unfinished. Cancel one or wait")
+    jobs = count_jobs(submission.files, submission.policies, service)
+    task = _new_task(submission, principal, service, jobs=jobs)
+    after = {"policies": list(task.policies), "jobs": task.jobs_total, "seed": task.seed}
+    audit = new_audit_entry(principal, task.created_at_s, "CreateSimulation", task.id, after=after)
+    store.simulations.create(task, submission.files, key, audit=audit)
+    return task
 
 
 @router.get("")
@@ -163,6 +222,19 @@ def get_simulation(task: TaskDep) -> SimulationView:
 @requires(SUBMITTER)
 def get_simulation_report(task: TaskDep, store: StoreDep) -> dict[str, Any]:
     """Return what `ebbtide simulate -o json` prints, or 409 unless the simulation has succeeded."""
+    report = _read_report(task, store)
+    return {name: value for name, value in report.items() if name != "series"}
+
+
+@router.get("/{simulation_id}/series", responses=problem_responses(409))
+@requires(SUBMITTER)
+def get_simulation_series(task: TaskDep, store: StoreDep) -> SimulationChartsView:
+    """Return the time series of the report's charts, or 409 unless the simulation has succeeded."""
+    return {"series": _read_report(task, store).get("series", [])}
+
+
+def _read_report(task: SimulationTask, store: ServiceStore) -> dict[str, Any]:
+    """Return the report. Raises a 409 unless the simulation has succeeded."""
     report = store.simulations.get_report(task.id)
     if report is None:
         reason = f": {task.reason}" if task.state is TaskState.FAILED else ""
@@ -186,19 +258,20 @@ def new_simulation_id() -> str:
     return f"sim-{base64.b32encode(secrets.token_bytes(10)).decode().lower()}"
 
 
-def _new_task(document: SimulationDocument, principal: Principal, service: Service, *, jobs: int) -> SimulationTask:
+def _new_task(submission: Submission, principal: Principal, service: Service, *, jobs: int) -> SimulationTask:
     return SimulationTask(
         id=new_simulation_id(),
         owner=principal.name,
         owner_id=principal.subject,
         created_at_s=service.clock.now_s(),
-        policies=tuple(document.policies),
-        seed=document.seed,
-        jobs_total=jobs * len(document.policies),
+        policies=submission.policies,
+        seed=submission.seed,
+        jobs_total=jobs * len(submission.policies),
+        description=submission.description,
     )
 
 
-def count_jobs(files: SimulationFiles, policies: list[str], service: Service) -> int:
+def count_jobs(files: SimulationFiles, policies: tuple[str, ...], service: Service) -> int:
     """Check the files and return the number of jobs.
 
     Raises:

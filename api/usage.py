@@ -24,8 +24,8 @@ from api.http.csv_tables import (
 )
 from api.http.dependencies import PrincipalDep, Service, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
-from api.http.time_parameters import TIME_FORMS, parse_time
 from api.http.paging import TEXT_PATTERN
+from api.http.time_parameters import TIME_FORMS, parse_time
 from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Principal, Role
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey, list_usage_columns

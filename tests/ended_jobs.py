@@ -13,8 +13,8 @@ from api.http.paging import page_of_jobs
 from scheduler.domain.codec import encode
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job_state import JobState
-from scheduler.store.api_protocol import JobQuery
 from scheduler.store.database import encode_compact_json, open_engine
+from scheduler.store.job_query import JobQuery
 from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
 from tests.builders import a_job
@@ -56,6 +56,8 @@ QUERIES = {
     ),
     "ended long ago or later": JobQuery(ended_since_s=-1e9),
     "ended after all": JobQuery(ended_since_s=1.0),
+    "recently ended if at all": JobQuery(recent_since_s=_RECENT_S),
+    "common text": JobQuery(text="RAIN"),
 }
 
 

@@ -26,12 +26,12 @@ from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.suggestions import suggest
 from scheduler.store.api_protocol import (
     ApiStore,
-    JobQuery,
     LoanQuery,
     SortKey,
     get_job_sort_key,
     get_loan_sort_key,
 )
+from scheduler.store.job_query import JobQuery
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.newest_history import NewestRows
 from scheduler.store.page_selection import take_page

@@ -32,7 +32,7 @@ class SimulationTask:
 
     `playing` is the policy set that runs now. `tries` counts the attempts. `reason` says why it failed or waits for
     another attempt. `number` ascends with creation. `owner` is a display name, `owner_id` the owner's stable id.
-    `note` says what the input leaves out or approximates, one sentence a line.
+    `description` says what a replay simulates, one sentence a line.
     """
 
     id: str
@@ -50,4 +50,4 @@ class SimulationTask:
     reason: str = ""
     number: int = 0
     owner_id: str = ""
-    note: str = ""
+    description: str = ""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.floating[Any]]
 POINTS_MAX = 2_000
+CHART_POINTS_MAX = 400
+"""Points of a series in a chart on a page."""
 _QUANTILE_STEPS = 1_000
 _ROUND_LENGTHS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 43_200.0)
 """Each divides the next one and the day, so that series of different lengths can be resampled to a common step."""
@@ -44,6 +46,31 @@ class PolicySeries:
     demand_gpus: tuple[float, ...]
     forecast_gpus: tuple[float, ...]
     jct_s: tuple[float, ...]
+
+    def to_chart(self) -> dict[str, Any]:
+        """Return the series as JSON values, as means over longer intervals, and quantiles of completion times."""
+        size = max(1, math.ceil(len(self.queued_jobs) / CHART_POINTS_MAX))
+        names = ("queued_jobs", "training_usage_ratio", "inference_usage_ratio", "lent_nodes", "demand_gpus")
+        return {
+            "policy": self.policy,
+            "step_s": self.step_s * size,
+            "inference_gpus": self.inference_gpus,
+            "inference_nodes": self.inference_nodes,
+            **{name: _compute_group_means(getattr(self, name), size) for name in (*names, "forecast_gpus")},
+            "jct_s": [float(f"{value:.6g}") for value in _pick_evenly(self.jct_s, CHART_POINTS_MAX // 4)],
+        }
+
+
+def _compute_group_means(values: Sequence[float], size: int) -> list[float]:
+    groups = (values[at : at + size] for at in range(0, len(values), size))
+    return [float(f"{sum(group) / len(group):.6g}") for group in groups]
+
+
+def _pick_evenly(values: Sequence[float], count: int) -> list[float]:
+    """Return at most `count` of the values, evenly spaced, with the first and the last."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(at * (len(values) - 1) / (count - 1))] for at in range(count)]
 
 
 class StepFunction:

@@ -97,12 +97,12 @@ def main(folder: Path) -> int:
 
 
 def _run_simulation(folder: Path, policies: Sequence[str], seed: int) -> Any:
-    """Return the output of `ebbtide simulate -o json`."""
+    """Return the output of `ebbtide simulate -o json`, and the series of charts as `series`."""
     inputs = read_input_files(folder)
     (report,) = simulate_seeds(
         inputs, policies, (seed,), progress=_make_progress_writer(folder, policies, len(inputs.jobs))
     )
-    return to_plain_json(report.to_json())
+    return to_plain_json(report.to_json() | {"series": [series.to_chart() for series in report.series]})
 
 
 def _make_progress_writer(folder: Path, policies: Sequence[str], jobs: int) -> Callable[[int, int], None]:

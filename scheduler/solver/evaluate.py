@@ -23,6 +23,7 @@ from scheduler.solver.costs.layer_memory import (
     compute_state_bytes,
 )
 from scheduler.solver.costs.layer_time import LayerTimes, compute_layer_times
+from scheduler.solver.costs.memory_parts import StateParts, compute_state_parts
 from scheduler.solver.costs.pipeline_costs import StageGroup, compute_hand_over_s, count_in_flight
 from scheduler.solver.costs.strategy_space import StrategyCandidates
 from scheduler.solver.instance import Floats, Ints
@@ -63,6 +64,22 @@ _PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s"
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """Peak memory of one GPU by purpose, in bytes.
+
+    `optimizer` are master weights and moments, `buffers` what a layer needs while it computes or sends, and `reserve`
+    what the profile keeps free of a plan: the framework's context and fragmentation.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    reserve: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageEvaluation:
     """Time per micro-batch and peak memory of one device of the pipeline, with all its stages if it is interleaved.
 
@@ -74,6 +91,7 @@ class StageEvaluation:
     memory_bytes: int
     host_bytes: int
     in_flight: float
+    memory: MemoryParts
 
     @property
     def time_s(self) -> float:
@@ -181,6 +199,7 @@ class _GroupCosts:
     layouts: dict[Layout, int]
     times: LayerTimes
     state_bytes: Ints
+    state_parts: StateParts
     kept_bytes: Ints
     working_bytes: Ints
     host_bytes: Ints | None
@@ -207,6 +226,7 @@ def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: Devic
         layouts={layout: number for number, layout in enumerate(layouts)},
         times=compute_layer_times(kinds, candidates, setting),
         state_bytes=compute_state_bytes(kinds, candidates, setting),
+        state_parts=compute_state_parts(kinds, candidates, setting),
         kept_bytes=compute_activation_bytes(kinds, candidates, setting),
         working_bytes=compute_buffer_bytes(kinds, candidates, setting),
         host_bytes=compute_host_bytes(kinds, candidates, setting),
@@ -221,22 +241,38 @@ def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> S
     held = count_in_flight(
         plan.schedule, micro_batches=plan.micro_batches, devices=plan.pipeline_devices, position=position
     )
-    parts, planned_bytes, working, host_bytes = TimeParts(), 0, 0, 0
+    parts, state_bytes, kept_bytes, working, host_bytes = TimeParts(), 0, 0, 0, 0
+    occupied: list[tuple[int, int]] = []
     for stage in plan.stages[position :: plan.pipeline_devices]:
         strategies = expand_layer_strategies(stage)
         places = [
             (costs.kinds[costs.layers[stage.first_layer + offset]], costs.numbers[strategy])
             for offset, strategy in enumerate(strategies)
         ]
+        occupied.extend(places)
         for place in places:
             parts = parts.add(TimeParts(*(float(getattr(costs.times, name)[place]) for name in _PARTS)))
-            planned_bytes += int(costs.state_bytes[place]) + ceil(float(costs.kept_bytes[place]) * held)
+            state_bytes += int(costs.state_bytes[place])
+            kept_bytes += ceil(float(costs.kept_bytes[place]) * held)
             working = max(working, int(costs.working_bytes[place[1]]))
             host_bytes += 0 if costs.host_bytes is None else int(costs.host_bytes[place])
             host_bytes += 0 if costs.host_kept_bytes is None else ceil(float(costs.host_kept_bytes[place]) * held)
         parts = parts.add(TimeParts(other_s=_compute_layout_changes_s(stage, places, strategies, costs)))
-    memory_bytes = costs.group.hardware.occupied_bytes(planned_bytes + working)
-    return StageEvaluation(parts, memory_bytes, host_bytes, held)
+    memory_bytes = costs.group.hardware.occupied_bytes(state_bytes + kept_bytes + working)
+    memory = _split_memory(occupied, costs.state_parts, kept_bytes, working, memory_bytes)
+    return StageEvaluation(parts, memory_bytes, host_bytes, held, memory)
+
+
+def _split_memory(
+    places: list[tuple[int, int]], parts: StateParts, kept_bytes: int, working: int, memory_bytes: int
+) -> MemoryParts:
+    """Split `memory_bytes` of a device that holds the layers at `places`."""
+    parameters, gradients, optimizer = (
+        int(sum(float(part[place]) for place in places))
+        for part in (parts.parameters, parts.gradients, parts.optimizer)
+    )
+    reserve = memory_bytes - parameters - gradients - optimizer - kept_bytes - working
+    return MemoryParts(parameters, gradients, optimizer, kept_bytes, working, reserve)
 
 
 def _compute_layout_changes_s(

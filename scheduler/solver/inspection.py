@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
-from scheduler.solver.evaluate import Evaluation, evaluate
+from scheduler.solver.evaluate import Evaluation, MemoryParts, evaluate
 from scheduler.solver.profiles.hardware_profile import Precision
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import SearchOutcome
@@ -36,7 +36,8 @@ class DeviceInspection:
     """One device of the pipeline over one step. The six parts and `idle_s` add up to the step.
 
     `other_s` is the optimizer step, streaming from the host, changes of layout and the host overhead of each step.
-    `layers` are the runs (first, last) that the device holds; `memory_bytes_max` is the memory of one GPU that a plan
+    `layers` are the runs (first, last) that the device holds; `memory_parts` adds up to `memory_bytes`;
+    `memory_bytes_max` is the memory of one GPU that a plan
     may use. `host_bytes` is what offload keeps on the host for one GPU, and `host_bytes_max` what it may keep; None if
     that is unknown.
     """
@@ -58,6 +59,7 @@ class DeviceInspection:
     memory_near_limit: bool
     host_bytes: int
     host_bytes_max: int | None
+    memory_parts: MemoryParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def _inspect_device(
         memory_near_limit=stage.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
         host_bytes=stage.host_bytes,
         host_bytes_max=group.hardware.host_memory_bytes or None,
+        memory_parts=stage.memory,
     )
 
 

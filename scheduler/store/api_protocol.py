@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,7 +17,6 @@ from scheduler.domain.commands import Command
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample
-from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
@@ -29,6 +28,7 @@ from scheduler.store.webhooks import WebhookStore
 if TYPE_CHECKING:
     from scheduler.store.allocation_history import AllocationHistory
     from scheduler.store.capacity_history import CapacityHistory
+    from scheduler.store.job_query import JobQuery
     from scheduler.store.lending_history import LendingHistory
     from scheduler.store.newest_history import NewestHistory
     from scheduler.store.sessions import SessionStore
@@ -42,48 +42,6 @@ class SortKey(NamedTuple):
 
     at_s: float
     id: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobQuery:
-    """Filter for lists of jobs. None and the empty string match everything.
-
-    `since_s` is the first second of submission that matches, `until_s` the first that no longer does. With
-    `ended_since_s`, only jobs match that ended then or later.
-    """
-
-    states: frozenset[JobState] | None = None
-    queues: frozenset[str] | None = None
-    owner: str = ""
-    owner_id: str = ""
-    name_prefix: str = ""
-    id_prefix: str = ""
-    since_s: float = -math.inf
-    until_s: float = math.inf
-    ended_since_s: float = -math.inf
-
-    @property
-    def includes_ended(self) -> bool:
-        return self.states is None or bool(self.states & ENDED_STATES)
-
-    def restrict_to_queues(self, queues: frozenset[str] | None) -> JobQuery:
-        """Return this query limited to `queues`; None leaves it unchanged."""
-        if queues is None:
-            return self
-        return replace(self, queues=queues if self.queues is None else queues & self.queues)
-
-    def matches(self, job: Job) -> bool:
-        spec = job.spec
-        return (
-            (self.states is None or job.state in self.states)
-            and (self.queues is None or spec.queue in self.queues)
-            and self.owner in ("", job.owner)
-            and self.owner_id in ("", job.owner_key)
-            and spec.name.startswith(self.name_prefix)
-            and job.id.startswith(self.id_prefix)
-            and self.since_s <= job.submitted_at_s < self.until_s
-            and (self.ended_since_s == -math.inf or (job.is_ended and job.state_since_s >= self.ended_since_s))
-        )
 
 
 @dataclass(frozen=True, slots=True)

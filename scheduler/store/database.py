@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     ColumnElement,
     Connection,
@@ -89,6 +90,26 @@ def _extract_with_sqlite(each: StateSince, compiler: SQLCompiler, **options: Any
 @compiles(StateSince, "postgresql")
 def _extract_with_postgresql(each: StateSince, compiler: SQLCompiler, **options: Any) -> str:
     return f"CAST({compiler.process(each.clauses, **options)} ->> 'state_since_s' AS double precision)"
+
+
+class Contains(GenericFunction[bool]):
+    """Whether a column, with ASCII letters in lower case, contains a text."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(Contains, "sqlite")
+def _contains_with_sqlite(each: Contains, compiler: SQLCompiler, **options: Any) -> str:
+    column, text = (compiler.process(clause, **options) for clause in each.clauses)
+    return f"instr(lower({column}), {text}) > 0"
+
+
+@compiles(Contains, "postgresql")
+def _contains_with_postgresql(each: Contains, compiler: SQLCompiler, **options: Any) -> str:
+    """Under the collation "C", `lower` changes ASCII letters only, as in SQLite."""
+    column, text = (compiler.process(clause, **options) for clause in each.clauses)
+    return f'strpos(lower({column} COLLATE "C"), {text}) > 0'
 
 
 encode_compact_json = json.JSONEncoder(separators=(",", ":")).encode

@@ -23,7 +23,6 @@ from scheduler.store.api_protocol import (
     HistoryLog,
     IdempotencyKey,
     IdempotencyKeyUsedError,
-    JobQuery,
     JoinTokenSpentError,
     LoanQuery,
     MachineNameTakenError,
@@ -35,6 +34,7 @@ from scheduler.store.api_protocol import (
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.capacity_history import MemoryCapacityHistory
 from scheduler.store.credentials import ApiToken
+from scheduler.store.job_query import JobQuery
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.memory_allocations import MemoryAllocationHistory
 from scheduler.store.memory_newest_history import MemoryNewestHistory

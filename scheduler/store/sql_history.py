@@ -42,8 +42,18 @@ from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES
 from scheduler.domain.owner_ids import derive_owner_id
-from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
-from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, StateSince, build_insert, fetch_rows, transaction
+from scheduler.store.api_protocol import LoanQuery, SortKey
+from scheduler.store.database import (
+    METADATA,
+    ROW_NUMBER,
+    AnyRow,
+    Contains,
+    StateSince,
+    build_insert,
+    fetch_rows,
+    transaction,
+)
+from scheduler.store.job_query import JobQuery, lower_ascii
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
 
 CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
@@ -254,12 +264,14 @@ _LAST_CHARACTER = "\U0010ffff"
 def find_ended_job_keys(engine: Engine, query: JobQuery, after: SortKey | None, limit: int) -> list[AnyRow]:
     """Return the keys of one page of jobs, without bodies: SqlStore caches the jobs that were listed before.
 
-    The cost does not depend on the number of jobs that do not match.
+    The cost does not depend on the number of jobs that do not match, except for a text: it is sought in the index of
+    the list until the page is full.
     """
     last_before = 0
-    if query.ended_since_s > -math.inf:
+    ended_since_s = max(query.ended_since_s, query.recent_since_s)
+    if ended_since_s > -math.inf:
         with transaction(engine) as connection:
-            last_before = _find_last_ended_before(connection, query.ended_since_s)
+            last_before = _find_last_ended_before(connection, ended_since_s)
     for matching in _list_index_ranges(query, last_before):
         sorted_whole = select(ENDED_JOBS.c.number).where(*matching).limit(SORTED_JOBS_MAX + 1)
         if len(fetch_rows(engine, sorted_whole)) <= SORTED_JOBS_MAX:
@@ -340,6 +352,9 @@ def _build_conditions(query: JobQuery, row: Any, last_before: int) -> list[Colum
         conditions.append(func.substr(row.name, 1, len(query.name_prefix)) == query.name_prefix)
     if query.id_prefix:
         conditions.append(func.substr(row.id, 1, len(query.id_prefix)) == query.id_prefix)
+    if query.text:
+        text = lower_ascii(query.text)
+        conditions.append(or_(*(Contains(part, text) for part in (row.id, row.name, row.queue, row.owner))))
     if last_before:
         conditions.append(row.number > last_before)
     if query.since_s > -math.inf:

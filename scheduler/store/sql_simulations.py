@@ -55,7 +55,7 @@ class SimulationColumns(TypedColumns):
     holder: Named[str] = Column(String)
     claimed_until_s: Named[float] = Column(Double)
     owner_id: Named[str] = Column(String, index=True, server_default="")
-    note: Named[str] = Column(String, server_default="")
+    description: Named[str] = Column(String, server_default="")
 
 
 class SimulationTextColumns(TypedColumns):

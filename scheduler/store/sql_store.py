@@ -19,7 +19,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import sql_history, sql_inbox, sql_state
-from scheduler.store.api_protocol import AuditEntry, HistoryLog, JobQuery, LoanQuery, SortKey
+from scheduler.store.api_protocol import AuditEntry, HistoryLog, LoanQuery, SortKey
 from scheduler.store.database import (
     StoreError,
     fetch_rows,
@@ -30,6 +30,7 @@ from scheduler.store.database import (
     replace_rows,
     transaction,
 )
+from scheduler.store.job_query import JobQuery
 from scheduler.store.machines import SqlMachines
 from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDecision, StoredEvent, UsageSnapshot
 from scheduler.store.schema_migration import require_current_revision

@@ -160,6 +160,7 @@ class AuditedRun:
             "POST /v1/accounts/{name}:rotate": {"overlap_s": number},
             "POST /v1/machines/tokens": {"pool": "training"},
             "POST /v1/simulations": load_examples()["SimulationDocument"],
+            "POST /v1/simulations:replay": {"days": 1.0, "policies": ["fifo"]},
             "PUT /v1/queues/{name}/secrets/{secret_name}": f"value {number}".encode(),
             "PUT /v1/archives/{digest}": f"archive {number}".encode(),
             "PUT /v1/pools/{name}/network": {"bandwidth_bytes_per_s": 1e9 * (number + 1), "latency_s": 1e-5},

@@ -35,6 +35,7 @@ def test_pages_have_no_serious_accessibility_violation(
     pages = {
         "overview": ("", ".tile"),
         "jobs": ("jobs", "tbody tr"),
+        "compare": (f"compare?jobs={running},{fleet.jobs['embedder']}", ".uplot"),
         "running-job": (f"jobs/{running}", ".stage"),
         "waiting-job": (f"jobs/{waiting}", ".steps li"),
         "submit": ("submit", "form"),
@@ -42,6 +43,7 @@ def test_pages_have_no_serious_accessibility_violation(
         "gantt": ("gantt", ".gantt-box"),
         "savings": ("savings", ".savings-chart"),
         "plans": ("plans", "form"),
+        "solved-plan": ("plans?model=gpt2&gpu=a100-80g&gpus=4&globalBatch=8", ".stage"),
         "simulate": ("simulate", ".empty"),
     }
     write_checkpoint(fleet)

@@ -38,6 +38,7 @@ def test_explorer_draws_a_plan_and_its_scaling_curve(site: ConsoleSite, opened: 
 def test_simulation_is_submitted_run_and_reported(site: ConsoleSite, opened: Opener, tmp_path: Path) -> None:
     document = load_examples()["SimulationDocument"]
     page = opened(f"{site.url}/#/simulate", expects=("422",))
+    page.get_by_text("Simulate files of your own").click()
     page.get_by_role("button", name="Start simulation").click()
     expect(page.get_by_text("Accepted: a file").first).to_be_visible()
     for label, name in (("Jobs", "jobs"), ("Inference demand", "demand"), ("Fleet", "cluster")):
@@ -45,7 +46,7 @@ def test_simulation_is_submitted_run_and_reported(site: ConsoleSite, opened: Ope
         path = tmp_path / f"{name}.txt"
         path.write_text(text if isinstance(text, str) else json.dumps(text))
         page.get_by_label(label, exact=True).set_input_files(path)
-    page.get_by_label("Policy sets").fill("ebbtide")
+    page.get_by_label("Policy sets", exact=True).fill("ebbtide")
     page.get_by_role("button", name="Start simulation").click()
     expect(page.get_by_role("region", name="State")).to_contain_text("queued")
     assert isinstance(site.store, SqlStore)

@@ -14,7 +14,8 @@ from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.api_protocol import ApiStore, JobQuery, LoanQuery, get_job_sort_key, get_loan_sort_key
+from scheduler.store.api_protocol import ApiStore, LoanQuery, get_job_sort_key, get_loan_sort_key
+from scheduler.store.job_query import JobQuery
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
 from tests.contract.store_records import OpenStore, commit_next, make_next_snapshot, make_stored_job
 
@@ -62,6 +63,13 @@ def test_ended_jobs_are_paged_by_submission_and_filtered(store: ApiStore) -> Non
         JobQuery(id_prefix="%"),
         JobQuery(states=frozenset({JobState.FAILED}), ended_since_s=196.0),
         JobQuery(ended_since_s=0.0),
+        JobQuery(recent_since_s=196.0),
+        JobQuery(text="E"),
+        JobQuery(text="a-B8"),
+        JobQuery(text="od", states=frozenset({JobState.FAILED})),
+        JobQuery(text="BO", queues=frozenset({"odd"})),
+        JobQuery(text="_"),
+        JobQuery(text="ain", recent_since_s=197.0),
         JobQuery(ended_since_s=1e9),
     ]
     for wanted in asked:

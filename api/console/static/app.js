@@ -31,6 +31,7 @@ const PAGES = [
   { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans", group: "Fleet" },
   { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs", group: "Work" },
   { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
+  { path: /^\/compare$/, load: () => import("./pages/compare.js"), within: "#/jobs" },
   { path: /^\/queues$/, load: () => import("./pages/queues.js"), name: "Queues", href: "#/queues", group: "Work" },
   { path: /^\/queues\/([^/]+)$/, load: () => import("./pages/queue_page.js"), within: "#/queues" },
   { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit", group: "Work" },

@@ -5,9 +5,10 @@ import { el, put } from "./dom.js";
 
 /**
  * `kind`: text, number, file or area; `options`: the values of a menu, as [value, text]; `list`: the ID of a list of
- * suggestions; `wide`: whether it takes a row of its own. Others are attributes of the input.
+ * suggestions; `wide`: whether it takes a row of its own; `scope`: prefix of its ID on a page
+ * with several forms. Others are attributes of the input.
  * @typedef {{hint?: string, kind?: string, value?: string | number, list?: string, options?: string[][],
- * wide?: boolean, [attribute: string]: unknown}} FieldOptions
+ * wide?: boolean, scope?: string, [attribute: string]: unknown}} FieldOptions
  */
 
 /**
@@ -16,8 +17,8 @@ import { el, put } from "./dom.js";
  * @param {string} label
  * @param {FieldOptions} [options]
  */
-export function field(path, label, { hint = "", kind = "text", value = "", list, options, wide, ...more } = {}) {
-  const id = `field-${path.replaceAll(".", "-")}`;
+export function field(path, label, { hint = "", kind = "text", value = "", list, options, wide, scope, ...more } = {}) {
+  const id = `${scope ?? "field"}-${path.replaceAll(".", "-")}`;
   const described = `${id}-hint`;
   const common = { id, name: path, "aria-describedby": described, ...more };
   const step = kind === "number" ? "any" : null;

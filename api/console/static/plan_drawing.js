@@ -1,12 +1,21 @@
 // Drawing of a parallel plan: layers of each stage, its GPU groups, and its use of time and memory.
 
-import { bar, el, facts } from "./dom.js";
+import { el, facts } from "./dom.js";
 import { bytes, duration, gpus, percent, plural } from "./format.js";
 import { devicesOf, planFacts, runsOf, strategyWords } from "./plan_words.js";
 
 const RANKS_DRAWN_MAX = 64;
 const NARROW_SHARE = 0.12;
 const NEGLIGIBLE_S = 1e-6;
+/** @type {[string, string][]} */
+const MEMORY = [
+  ["parameters", "parameters"],
+  ["gradients", "gradients"],
+  ["optimizer", "optimizer"],
+  ["activations", "activations"],
+  ["buffers", "buffers"],
+  ["reserve", "reserve"],
+];
 const PARTS = {
   compute: "compute",
   tensor: "tensor groups",
@@ -108,12 +117,22 @@ function memoryUse(spent) {
   const whole = `${bytes(spent.memory_bytes)} of ${bytes(spent.memory_bytes_max)} (${percent(share)})`;
   const offloaded = spent.host_bytes ? `, ${bytes(spent.host_bytes)} per GPU on the host` : "";
   const text = `Memory: ${whole}, ${held} held${spent.memory_near_limit ? ", near the limit" : ""}${offloaded}`;
-  return [el("span", {}, text), bar(text, [[spent.memory_near_limit ? "lent" : "inference", Math.min(1, share)]])];
+  const parts = MEMORY.map(([name, words]) => [name, `${words} ${bytes(spent.memory_parts[name])}`]);
+  const spans = parts.filter(([name]) => spent.memory_parts[name]).map(([name, title]) => {
+    const vars = { "--share": `${(100 * spent.memory_parts[name]) / spent.memory_bytes_max}%` };
+    return el("span", { class: `memory-${name}`, title, vars });
+  });
+  const label = `${text}: ${parts.map(([, words]) => words).join(", ")}`;
+  return [el("span", {}, text), el("div", { class: "bar", role: "img", "aria-label": label }, spans)];
 }
 
 function legend(inspection) {
   const isSpent = (name) => inspection.devices.some((device) => device[`${name}_s`] > NEGLIGIBLE_S);
-  const swatch = (name) => el("span", { class: `swatch part-${name}` });
-  const entries = Object.keys(PARTS).filter(isSpent).map((name) => el("li", {}, swatch(name), PARTS[name]));
-  return el("ul", { class: "legend", "aria-label": "Parts of a step" }, entries);
+  const isHeld = (name) => inspection.devices.some((device) => device.memory_parts[name]);
+  const entry = (kind, name) => el("li", {}, el("span", { class: `swatch ${kind}` }), name);
+  const spent = Object.keys(PARTS).filter(isSpent).map((name) => entry(`part-${name}`, PARTS[name]));
+  const held = MEMORY.filter(([name]) => isHeld(name)).map(([name, words]) => entry(`memory-${name}`, words));
+  return el("div", { class: "stack legends" },
+    el("ul", { class: "legend", "aria-label": "Parts of a step" }, el("li", {}, el("b", {}, "Time")), spent),
+    el("ul", { class: "legend", "aria-label": "Parts of memory" }, el("li", {}, el("b", {}, "Memory")), held));
 }

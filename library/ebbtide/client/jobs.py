@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         LogLineView,
         PlanView,
         ProgressView,
+        SimulationChartsView,
         SimulationView,
     )
 
@@ -55,12 +56,15 @@ class JobMethods:
         name: str = "",
         job_id: str = "",
         ended_within_s: float | None = None,
+        search: str = "",
+        sort: str = "",
         limit: int = 100,
     ) -> Pages[JobView]:
-        """Yield the jobs that match all filters, newest first. `owner_id` "me" is the caller.
+        """Yield the jobs that match all filters, newest first or in the order `sort`. `owner_id` "me" is the caller.
 
         `state`: one or more states, or `live` or `ended`, separated by commas. `name`, `job_id`: the beginning of the
-        name or id. `ended_within_s`: only jobs that ended at most this many seconds ago. `limit`: page size.
+        name or id. `search`: a part of the id, name, queue or owner. `sort`: for example `name` or `-gpus`.
+        `ended_within_s`: only jobs that ended at most this many seconds ago. `limit`: page size.
         """
         query = {
             "state": state,
@@ -70,6 +74,8 @@ class JobMethods:
             "name": name,
             "id": job_id,
             "ended_within_s": "" if ended_within_s is None else str(ended_within_s),
+            "search": search,
+            "sort": sort,
         }
         return Pages("/v1/jobs", limit=limit, query=query)
 
@@ -236,6 +242,14 @@ class SimulationMethods:
         key = key or secrets.token_hex(16)
         return Request("POST", "/v1/simulations", json=document, key=key)
 
+    @RequestMethod
+    def replay(self, document: Mapping[str, Any], *, key: str = "") -> Request[SimulationView]:
+        """Simulate what the service recorded in the last days, with changes: `{"days": 7, "nodes": {"training": 2}}`.
+
+        It needs the role admin. `key` as for `create_simulation`.
+        """
+        return Request("POST", "/v1/simulations:replay", json=document, key=key or secrets.token_hex(16))
+
     @IteratorMethod
     def simulations(self, *, limit: int = 100) -> Pages[SimulationView]:
         """Yield the caller's own simulations, newest first."""
@@ -249,6 +263,11 @@ class SimulationMethods:
     def simulation_report(self, simulation_id: str) -> Request[JsonObject]:
         """Return the report that `ebbtide simulate -o json` prints."""
         return Request("GET", f"{_simulation_path(simulation_id)}/report")
+
+    @RequestMethod
+    def simulation_series(self, simulation_id: str) -> Request[SimulationChartsView]:
+        """Return the time series of the report's charts."""
+        return Request("GET", f"{_simulation_path(simulation_id)}/series")
 
     @RequestMethod
     def cancel_simulation(self, simulation_id: str) -> Request[SimulationView]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -83,6 +83,16 @@ def test_full_memory_is_flagged() -> None:
     device = inspect_plan(roomy, tight).devices[0]
     assert device.memory_near_limit
     assert device.memory_bytes_max == roomy.peak_bytes_per_gpu
+
+
+def test_memory_by_purpose_adds_up_to_the_peak() -> None:
+    adam = inspect_plan(pipeline(6, micro_batches=4), PAIR).devices
+    for device in adam:
+        parts = asdict(device.memory_parts)
+        assert sum(parts.values()) == device.memory_bytes
+        assert min(parts.values()) >= 0
+    first = adam[0].memory_parts
+    assert first.optimizer == pytest.approx(3 * first.gradients)  # fp32 master weight and two moments
 
 
 def test_json_has_plan_inspection_and_runners_up() -> None:

@@ -28,8 +28,9 @@ from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.api_protocol import AuditEntry, JobQuery, LoanQuery, SortKey
+from scheduler.store.api_protocol import AuditEntry, LoanQuery, SortKey
 from scheduler.store.database import METADATA, StoreError, open_engine
+from scheduler.store.job_query import JobQuery
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import build_alembic_config, migrate
 from scheduler.store.sql_store import SqlStore

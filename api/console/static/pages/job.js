@@ -7,11 +7,14 @@ import { count, gpus, words } from "../format.js";
 import { jobActions, actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
 import { planDrawing } from "../plan_drawing.js";
+import { pipelineDrawing } from "../pipeline_drawing.js";
 import { planText } from "../plan_words.js";
 import { due, when } from "../times.js";
 import { noChange, whoAmI } from "../permissions.js";
 import { eventSteps, JobHistory } from "./job_history.js";
-import { logCard } from "./job_log.js";
+import { JobLog } from "./job_log.js";
+import { JobRuns } from "./job_runs.js";
+import { stepCard } from "./job_step.js";
 import { details, figures } from "./job_details.js";
 
 const EVENTS_AT_ONCE = 1000;
@@ -33,6 +36,8 @@ class JobPage {
     this.root = root;
     this.id = id;
     this.signal = signal;
+    this.drawing = new AbortController(); // of the plan that is shown
+    signal.addEventListener("abort", () => this.drawing.abort());
     this.path = `/v1/jobs/${encodeURIComponent(id)}`;
     this.places = null;
     this.events = [];
@@ -56,12 +61,14 @@ class JobPage {
   }
 
   #frame(job) {
-    const names = ["head", "actions", "refused", "figures", "stand", "why", "plan", "events"];
+    const names = ["head", "actions", "refused", "figures", "stand", "why", "plan", "step", "events"];
     const places = Object.fromEntries(names.map((name) => [name, el("div")]));
     places.actions.className = "row";
-    this.history = new JobHistory(this.path, this.signal);
-    const log = logCard(job, this.path, this.signal);
-    const left = el("div", { class: "stack" }, places.why, places.plan, this.history.place, log);
+    const log = new JobLog(job, this.path, this.signal);
+    const runs = new JobRuns(this.path, this.signal, (generation) => log.openRun(generation));
+    this.history = new JobHistory(this.path, this.signal, runs);
+    const story = [places.why, runs.place, places.plan, places.step, this.history.place, log.card];
+    const left = el("div", { class: "stack" }, story);
     const right = el("div", { class: "stack" }, places.stand, card("Events", places.events));
     put(
       this.root,
@@ -99,13 +106,21 @@ class JobPage {
       put(this.places.plan, card("Parallel plan", el("p", { class: "muted" }, why)));
       return;
     }
-    const key = `${job.generation} ${job.plan} ${job.progress.estimate === null} ${Object.keys(job.nodes).length > 0}`;
+    const stepS = job.progress.step_time_s?.toPrecision(2);
+    const isPlaced = Object.keys(job.nodes).length > 0;
+    const key = `${job.generation} ${job.plan} ${job.progress.estimate === null} ${isPlaced} ${stepS}`;
     if (key === this.planKey) return; // unchanged
     const plan = await get(`${this.path}/plan`, { signal: this.signal });
     this.planKey = key;
     const copy = copyButton("the plan as text", () => planText(`${job.name}: ${job.plan}`, plan, plan.inspection));
     const extra = el("span", { class: "row muted small" }, job.plan, copy);
-    put(this.places.plan, card(["Parallel plan", extra], planDrawing(plan, plan.inspection)));
+    this.drawing.abort();
+    this.drawing = new AbortController();
+    const { signal } = this.drawing;
+    const schedule = plan.inspection && pipelineDrawing(plan, plan.inspection, signal);
+    const drawn = [planDrawing(plan, plan.inspection), schedule && el("h3", {}, "Pipeline schedule"), schedule];
+    put(this.places.plan, card(["Parallel plan", extra], drawn));
+    put(this.places.step, stepCard(plan.step));
   }
 
   async #events() {

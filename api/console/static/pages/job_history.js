@@ -11,9 +11,11 @@ const NOTHING = "GPUs, loss and throughput over time appear here once the job ha
 const STATES = "submitted|planning|queued|starting|running|resizing|preempted|suspended|succeeded|failed|cancelled";
 
 export class JobHistory {
-  constructor(path, signal) {
+  /** `runs` draws the timeline and the failed runs of the same data. */
+  constructor(path, signal, runs) {
     this.path = path;
     this.signal = signal;
+    this.runs = runs;
     this.place = el("div", { class: "stack" });
     this.plots = new Map();
   }
@@ -27,6 +29,7 @@ export class JobHistory {
       put(this.place, card("History", el("p", { class: "muted" }, "This service does not store job history.")));
       return;
     }
+    this.runs.draw(job, history);
     const newestS = Math.max(...[...history.allocations, ...history.samples].map((each) => each.at_s));
     const hasEnded = ["succeeded", "failed", "cancelled"].includes(job.state);
     const untilS = Math.max(newestS, hasEnded ? job.state_since_s : Date.now() / 1000);

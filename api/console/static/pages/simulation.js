@@ -1,4 +1,4 @@
-// Simulation page: state, progress and report.
+// Simulation page: state, progress, report and charts of one simulation, or of two side by side (`?with=`).
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -7,8 +7,10 @@ import { count, duration, figure, percent, plural } from "../format.js";
 import { actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
 import { when } from "../times.js";
+import { simulationCharts } from "./simulation_charts.js";
 import { progress } from "./simulations.js";
 
+/** @type {[string, (report: any) => string][]} */
 const ROWS = [
   ["Jobs completed", (r) => `${count(r.completed)} of ${count(r.jobs)}`],
   ["Mean completion time", (r) => duration(r.jct_s.mean)],
@@ -32,28 +34,56 @@ const ROWS = [
 
 export const title = (id) => id;
 
-export async function show(root, { params: [id], signal }) {
-  const path = `/v1/simulations/${encodeURIComponent(id)}`;
-  const names = ["state", "report", "refused", "actions"];
+export async function show(root, { params: [id], query, signal }) {
+  const ids = [id, query.get("with")].filter(Boolean);
+  const paths = ids.map((each) => `/v1/simulations/${encodeURIComponent(each)}`);
+  const names = ["state", "report", "charts", "refused", "actions"];
   const places = Object.fromEntries(names.map((name) => [name, el("div")]));
   places.actions.className = "row";
   const options = { refused: places.refused, acted: () => again() };
   let isReported = false;
+  let wasLive = null;
   const refresh = async () => {
-    const simulation = await get(path, { signal });
-    put(places.state, card("State", standing(simulation)));
-    const isLive = ["queued", "running"].includes(simulation.state);
-    if (isLive !== places.isLive) put(places.actions, isLive && actionButton(cancelling(path, simulation), options));
-    places.isLive = isLive;
-    if (simulation.state !== "succeeded" || isReported) return;
+    const simulations = await Promise.all(paths.map((path) => get(path, { signal })));
+    put(places.state, el("div", { class: "halves" }, simulations.map((each) => card(titleOf(each), standing(each)))));
+    const live = simulations.filter((each) => ["queued", "running"].includes(each.state)).map((each) => each.id);
+    if (String(live) !== wasLive) {
+      const shown = simulations.filter((each) => live.includes(each.id));
+      put(places.actions, shown.map((each) => actionButton(cancelling(each), options)));
+    }
+    wasLive = String(live);
+    if (simulations.some((each) => each.state !== "succeeded") || isReported) return;
     isReported = true;
-    put(places.report, reportCard(await get(`${path}/report`, { signal })));
+    await report(simulations, paths, places, signal);
   };
   const back = el("p", { class: "small" }, el("a", { href: "#/simulate" }, "Simulate"));
   const head = el("div", { class: "head" }, el("div", { class: "grow" }, back, el("h1", {}, id)), places.actions);
-  put(root, head, el("div", { class: "stack" }, places.refused, places.state, places.report));
+  put(root, head, el("div", { class: "stack" }, places.refused, places.state, places.report, places.charts));
   const failed = (error) => put(places.refused, error && problemNote(error));
   const again = keepUp(refresh, { signal, everyS: 1, wants: () => false, failed });
+}
+
+/** Name of a simulation: the change of a replay, else "State". */
+function titleOf({ description }) {
+  return description.split("\n")[0] || "State";
+}
+
+/** Draws the reports of one or two simulations side by side, and their charts. */
+async function report(simulations, paths, places, signal) {
+  const reports = await Promise.all(paths.map((path) => get(`${path}/report`, { signal })));
+  const charts = await Promise.all(paths.map((path) => get(`${path}/series`, { signal })));
+  const nameOf = (policy, at) => {
+    const change = simulations[at].description.split("\n")[0].split(": ")[1];
+    return simulations.length > 1 ? `${policy}, ${change ?? simulations[at].id}` : policy;
+  };
+  const columns = reports.flatMap(({ policies }, at) => {
+    return policies.map((each) => ({ label: nameOf(each.policy, at), report: each }));
+  });
+  put(places.report, reportCard(reports[0].seed, columns));
+  const runs = charts.flatMap(({ series }, at) => {
+    return series.map((each) => ({ label: nameOf(each.policy, at), series: each }));
+  });
+  if (runs.length) put(places.charts, simulationCharts(runs, signal));
 }
 
 function standing(simulation) {
@@ -67,12 +97,19 @@ function standing(simulation) {
     ["Duration", ended && started ? duration(ended - started) : null],
     ["Attempts", simulation.tries > 1 ? plural(simulation.tries, "attempt") : null],
     ["Reason", simulation.reason],
+    ["Differs from the recorded cluster", differences(simulation)],
   ])];
 }
 
-function cancelling(path, simulation) {
+function differences({ description }) {
+  const lines = description.split("\n").slice(1);
+  return lines.length > 0 && el("ul", { class: "plain" }, lines.map((line) => el("li", {}, line)));
+}
+
+function cancelling(simulation) {
+  const path = `/v1/simulations/${encodeURIComponent(simulation.id)}`;
   return {
-    name: "Cancel",
+    name: `Cancel ${simulation.id}`,
     title: "Cancel this simulation?",
     what: [`It is ${simulation.state}. Its results so far are discarded.`],
     path,
@@ -82,9 +119,9 @@ function cancelling(path, simulation) {
   };
 }
 
-function reportCard({ seed, policies }) {
-  const columns = [["Metric"], ...policies.map((each) => [each.policy, true])];
-  const rows = ROWS.map(([name, of]) => [name, ...policies.map(of)]);
+function reportCard(seed, reports) {
+  const columns = [["Metric"], ...reports.map(({ label }) => [label, true])];
+  const rows = ROWS.map(([name, of]) => [name, ...reports.map((each) => of(each.report))]);
   const extra = el("span", { class: "small muted" }, `seed ${seed}`);
   return card(["Report", extra], table("Comparison of policy sets", columns, rows));
 }

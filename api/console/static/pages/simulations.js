@@ -1,4 +1,4 @@
-// Simulations page: submit a trace with a fleet, and list simulations with their progress.
+// Simulations page: replay recorded days with changes, submit files, and list simulations with their progress.
 
 import { get, post } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -7,6 +7,7 @@ import { clearRefusals, field, showRefusals, values } from "../forms.js";
 import { percent } from "../format.js";
 import { keepUp } from "../live.js";
 import { age } from "../times.js";
+import { whatIfForm } from "./what_if.js";
 
 export const title = () => "Simulate";
 
@@ -23,7 +24,9 @@ export async function show(root, { signal }) {
       showRefusals(form, places.refused, error);
     }
   });
-  const contents = el("div", { class: "stack" }, places.refused, form, places.list);
+  const submitted = el("details", {}, el("summary", {}, "Simulate files of your own"), form);
+  const whatIf = await whatIfForm(places.refused, signal);
+  const contents = el("div", { class: "stack" }, places.refused, whatIf, whatIf ? submitted : form, places.list);
   put(root, el("div", { class: "head" }, el("h1", {}, "Simulate")), contents);
   const refresh = async () => {
     const { items } = await get("/v1/simulations", { query: { limit: 50 }, signal });
@@ -58,16 +61,17 @@ async function documentOf(form) {
 }
 
 function listed(items) {
-  const todo = "Submit a trace above. The report compares policy sets on your own jobs.";
+  const todo = "Start a replay or submit files above. The report compares policy sets on your own jobs.";
   if (!items.length) return empty("No simulations yet", todo);
   const rows = items.map((each) => [
     el("a", { href: `#/simulate/${each.id}` }, each.id),
     badge(each.state),
+    each.description.split("\n")[0] || "submitted files",
     each.policies.join(", "),
     progress(each),
     age(each.created_at_s),
   ]);
-  const columns = [["Simulation"], ["State"], ["Policy sets"], ["Progress"], ["Submitted", true]];
+  const columns = [["Simulation"], ["State"], ["Input"], ["Policy sets"], ["Progress"], ["Submitted", true]];
   return table("Simulations", columns, rows);
 }
 

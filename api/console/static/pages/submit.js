@@ -1,4 +1,5 @@
-// Submit page: a form for common fields, JSON for the rest of the job document, and a dry run.
+// Submit page: a form for common fields, JSON for the rest of the job document, and a dry run with
+// the estimated start, the plan, and the scaling curve.
 
 import { ask, post } from "../api.js";
 import { forShells, Unclosed, words } from "../argv.js";
@@ -7,6 +8,7 @@ import { card, el, facts, put } from "../dom.js";
 import { clearRefusals, field, nameLists, showRefusals, values } from "../forms.js";
 import { gpus, plural } from "../format.js";
 import { due } from "../times.js";
+import { submitPreview } from "./submit_preview.js";
 
 const PLANNED = "With a model, the solver finds a parallel plan for any number of GPUs.";
 const ELASTIC = "A maximum above the minimum makes the job elastic.";
@@ -22,9 +24,11 @@ const MORE = 'For example {"env": {"LEVEL": "3"}}. Overrides the fields above.';
 
 export const title = () => "Submit a job";
 
-export async function show(root) {
+export async function show(root, { signal }) {
   const refused = el("div", {});
-  const trial = el("div", {});
+  const trial = el("div", { class: "stack" });
+  let previewing = new AbortController();
+  signal.addEventListener("abort", () => previewing.abort());
   const key = crypto.randomUUID?.() ?? String(Math.random());
   const form = el("form", { class: "stack", novalidate: true }, await fields(), buttons());
   const attempt = async (act) => {
@@ -41,7 +45,15 @@ export async function show(root) {
   });
   form.addEventListener("click", (event) => {
     if (event.target.dataset.act !== "try") return;
-    attempt(async (job) => put(trial, foreseen(await post("/v1/jobs:dry-run", job))));
+    attempt(async (job) => {
+      previewing.abort();
+      previewing = new AbortController();
+      const mine = previewing.signal;
+      const card = foreseen(await post("/v1/jobs:dry-run", job, { signal: mine }));
+      const plan = el("div", { class: "stack" });
+      put(trial, card, plan);
+      await submitPreview(job, plan, mine);
+    });
   });
   form.elements.command.addEventListener("input", () => showArgv(form));
   const head = el("div", { class: "head" }, el("h1", {}, "Submit a job"));
@@ -128,9 +140,16 @@ async function submit(job, key) {
   location.hash = `#/jobs/${made.id}`;
 }
 
+/** Says when the job would start: at once, at an estimated time, or at an unknown one. */
+function startText({ state, expected_start_s: startS }) {
+  if (["starting", "running"].includes(state)) return "at the next tick";
+  if (startS) return due(startS);
+  if (state === "planning") return "after its plan is solved, if GPUs are free";
+  return "unknown: depends on jobs without a known end";
+}
+
 /** Renders the result of a dry run: what the next tick would decide. */
 function foreseen(result) {
-  const start = result.expected_start_s;
   const others = [
     result.preempted.length && `${plural(result.preempted.length, "job")} would be preempted`,
     result.resized.length && `${plural(result.resized.length, "job")} would be resized`,
@@ -140,7 +159,7 @@ function foreseen(result) {
     ["State", result.state],
     ["Plan", result.plan_summary],
     ["Queue position", result.position],
-    ["Expected start", start && due(start)],
+    ["Estimated start", startText(result)],
     ["Reason", result.reason?.detail ?? result.explanation?.summary],
     ["Effect on others", others.join(", ") || "none"],
   ]));

@@ -176,6 +176,17 @@ class ExportedPlanView(TypedDict):
     file: ExportedFileView | None
 
 
+class MemoryPartsView(TypedDict):
+    """Predicted peak memory of one GPU by purpose, in bytes."""
+
+    activations: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    parameters: int
+    reserve: int
+
+
 class DeviceView(TypedDict):
     """How one device of the pipeline spends a step. The parts and `idle_s` add up to the step time."""
 
@@ -192,6 +203,7 @@ class DeviceView(TypedDict):
     memory_bytes: int
     memory_bytes_max: int
     memory_near_limit: bool
+    memory_parts: MemoryPartsView
     micro_batches_held: float
     other_s: float
     sequence_s: float

@@ -1,6 +1,6 @@
 """Keep allocation spans: which job held which GPUs of a node. Those of running jobs begin with their next change.
 
-Simulations have a note about their input.
+Simulations have a description; those from before have none.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def upgrade() -> None:
     op.create_index("ix_allocation_spans_end", "allocation_spans", ["end_s", "begin_s"])
     op.create_index("ix_allocation_spans_job", "allocation_spans", ["job_id", "node", "end_s"])
     op.create_index("ix_allocation_spans_node", "allocation_spans", ["node", "end_s"])
-    op.add_column("simulations", sa.Column("note", sa.String, nullable=False, server_default=""))
+    op.add_column("simulations", sa.Column("description", sa.String, nullable=False, server_default=""))
 
 
 def downgrade() -> None:
-    op.drop_column("simulations", "note")
+    op.drop_column("simulations", "description")
     op.drop_table("allocation_spans")
