@@ -119,7 +119,9 @@ class SqlCapacityHistory:
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
             is_hourly = connection.execute(earlier).first() is None
-            replace_rows(connection, FLEET_CHECKPOINTS, [{"at_s": at_s, "is_hourly": is_hourly, "body": body}])
+            written = {"is_hourly": is_hourly, "body": body}
+            insert = build_insert(connection, FLEET_CHECKPOINTS).values(at_s=at_s, **written)
+            connection.execute(insert.on_conflict_do_update(index_elements=["at_s"], set_=written))
 
     def put_fans(self, fans: tuple[ForecastFan, ...], *, epoch: int) -> None:
         with transaction(self._engine) as connection:
