@@ -23,6 +23,7 @@ from scheduler.kubernetes.operator_loop import LoopIteration, Operator, Operator
 from scheduler.kubernetes.replica_scaling import ReplicaScaler
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
+from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.background import run_in_background
 from scheduler.runtime.controller import open_when_available
@@ -55,6 +56,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     effects = ActionPool(available_requests=cluster.count_available_requests)
     mirrors = ClusterCache(cluster)
+    standby = StandbyReplicas(may_act=lambda: election.is_leading)
     executor = KubernetesExecutor(
         JobObjectActions(
             cluster,
@@ -69,6 +71,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         now=clock.now_s,
         epoch=lambda: controller.epoch,
         actions=effects,
+        standby=standby,
         start_timeout_s=settings.pod_start_timeout_s,
     )
     controller = assemble_controller(
@@ -77,7 +80,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         executor,
         clock,
         holder=identity,
-        has_news=lambda: mirrors.has_pending_changes() or executor.has_deferred_starts,
+        has_news=lambda: mirrors.has_pending_changes() or executor.has_deferred_starts or standby.has_news(),
         may_lead=lambda: operator.may_lead,
         load_hardware=load_hardware,
     )
