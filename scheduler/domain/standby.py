@@ -91,19 +91,21 @@ class StandbyState:
     failure: str = ""
     retry_at_s: float = 0.0
 
-    def advance(self, phase: StandbyPhase, detail: str, now_s: float) -> StandbyState:
-        """Return the state after an observation: the same object if it says nothing new."""
-        if phase is self.phase and (detail == self.detail or phase is StandbyPhase.SLEEP_FAILED):
-            return self
-        since_s = self.since_s if phase is self.phase else now_s
-        if phase is StandbyPhase.SLEEP_FAILED:
-            return StandbyState(phase, since_s, detail, detail, now_s + RETRY_S)
-        if phase is StandbyPhase.ASLEEP:
-            return StandbyState(phase, since_s, detail)
-        return StandbyState(phase, since_s, detail, self.failure, self.retry_at_s)
-
     def find_loan_obstacle(self, now_s: float) -> str:
         """Return why the node cannot be lent now, or an empty string."""
         if self.phase in (StandbyPhase.ABSENT, StandbyPhase.WAKE_FAILED):
             return self.detail
         return self.failure if now_s < self.retry_at_s else ""
+
+
+def advance_standby(known: StandbyState | None, phase: StandbyPhase, detail: str, now_s: float) -> StandbyState:
+    """Return the state after an observation: the known object if it says nothing new."""
+    is_repeated = known is not None and phase is known.phase
+    if known is not None and is_repeated and (detail == known.detail or phase is StandbyPhase.SLEEP_FAILED):
+        return known
+    since_s = known.since_s if known is not None and is_repeated else now_s
+    if phase is StandbyPhase.SLEEP_FAILED:
+        return StandbyState(phase, since_s, detail, detail, now_s + RETRY_S)
+    if phase is StandbyPhase.ASLEEP or known is None:
+        return StandbyState(phase, since_s, detail)
+    return StandbyState(phase, since_s, detail, known.failure, known.retry_at_s)

@@ -18,7 +18,7 @@ from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase, StandbyFacts
 from scheduler.domain.return_times import NO_RETURN_TIMES
-from scheduler.domain.standby import StandbyState
+from scheduler.domain.standby import advance_standby
 from scheduler.scheduling.job_progress import record_frozen_layers
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.quarantine import record_incidents, record_straggler
@@ -60,12 +60,8 @@ def _mirror_standby(snapshot: MutableSnapshot, name: str, facts: StandbyFacts | 
     known = node.standby
     if facts is None:
         state = None
-    elif facts.phase is None:
-        state = known
-    elif known is None:
-        state = StandbyState(facts.phase, now_s).advance(facts.phase, facts.detail, now_s)
     else:
-        state = known.advance(facts.phase, facts.detail, now_s)
+        state = known if facts.phase is None else advance_standby(known, facts.phase, facts.detail, now_s)
     if state is not known:
         snapshot.nodes[name] = replace(node, standby=state)
     if state is not None and known is not None and state.phase is not known.phase:

@@ -33,8 +33,8 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
     _recall_withheld_nodes(cycle)
-    _withdraw_expired_offers(cycle)
     _withdraw_failed_standbys(cycle)
+    _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
     supply, shadows = LoanSupply(cycle), dict[str, ShadowLending]()
     for pool in cycle.snapshot.original.pools.values():
