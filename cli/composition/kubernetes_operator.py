@@ -54,9 +54,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     election = LeaderElector(votes, name=OPERATOR_LEASE, namespace=settings.lease_namespace, identity=identity)
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
-    effects = ActionPool(available_requests=cluster.count_available_requests)
     mirrors = ClusterCache(cluster)
-    standby = StandbyReplicas(may_act=lambda: election.is_leading)
     executor = KubernetesExecutor(
         JobObjectActions(
             cluster,
@@ -70,8 +68,8 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         run_log=store.run_log,
         now=clock.now_s,
         epoch=lambda: controller.epoch,
-        actions=effects,
-        standby=standby,
+        actions=ActionPool(available_requests=cluster.count_available_requests),
+        standby=StandbyReplicas(may_act=lambda: election.is_leading),
         start_timeout_s=settings.pod_start_timeout_s,
     )
     controller = assemble_controller(
@@ -80,7 +78,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         executor,
         clock,
         holder=identity,
-        has_news=lambda: mirrors.has_pending_changes() or executor.has_deferred_starts or standby.has_news(),
+        has_news=lambda: mirrors.has_pending_changes() or executor.has_news(),
         may_lead=lambda: operator.may_lead,
         load_hardware=load_hardware,
     )

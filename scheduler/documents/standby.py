@@ -8,7 +8,7 @@ from pydantic import Field
 
 from scheduler.documents.demand_source import Labels
 from scheduler.documents.document import CAMEL_CASE, Document, Text
-from scheduler.documents.units import Duration, PositiveDuration, Size
+from scheduler.documents.units import Duration, PositiveDuration, SizeOrZero
 from scheduler.domain.standby import LEVELS, PORT_MAX, TIMEOUT_S, TIMEOUT_S_MAX, Standby
 
 _PORT = 8000
@@ -29,10 +29,10 @@ class StandbyDocument(Document):
         default=_LEVEL,
         description="Sleep level. 1 moves the weights to host memory, 2 drops them and loads them again.",
     )
-    gpu_memory_bytes: Size = Field(
+    gpu_memory_bytes: SizeOrZero = Field(
         default=0, description="Memory of each GPU that sleeping replicas keep, in bytes or with units. Plans avoid it."
     )
-    host_memory_bytes: Size = Field(
+    host_memory_bytes: SizeOrZero = Field(
         default=0, description="Memory of the node that sleeping replicas keep in total, in bytes or with units."
     )
     wake_s: Duration | None = Field(
@@ -53,8 +53,8 @@ class StandbySpec(Document):
     selector: Labels
     port: Port = _PORT
     level: Level = _LEVEL
-    gpu_memory: Size = 0
-    host_memory: Size = 0
+    gpu_memory: SizeOrZero = 0
+    host_memory: SizeOrZero = 0
     wake: Duration | None = None
     timeout: Timeout = TIMEOUT_S
 

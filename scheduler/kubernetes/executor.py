@@ -129,6 +129,10 @@ class KubernetesExecutor:
         """Whether the last converge left starts to the next one."""
         return self._has_deferred_starts
 
+    def has_news(self) -> bool:
+        """Return whether the last converge left starts to the next one, or a standby replica changed its state."""
+        return self._standby.has_news() or self._has_deferred_starts
+
     def close(self) -> None:
         """Stop the executor. Pods keep running, so that training continues without a leader."""
         self._actions.close()
