@@ -42,6 +42,7 @@ from ebbtide.client.views.fleet import (
     PoolSummaryView,
     QueueView,
     ShortagesView,
+    StandbyStateView,
     UsageReportView,
     UsageRowView,
     UsageSumsView,
@@ -132,6 +133,7 @@ from ebbtide.client.views.serving import (
     ReplicaAdviceView,
     ServedModelView,
     ShadowView,
+    StandbyView,
     WayBackView,
 )
 
@@ -235,6 +237,8 @@ __all__ = [
     "SnapshotView",
     "SolvedPlanView",
     "StageView",
+    "StandbyStateView",
+    "StandbyView",
     "StateView",
     "StrategyView",
     "SwitchesView",
