@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from scheduler.documents.demand_source import Labels
-from scheduler.documents.document import CAMEL_CASE, Document, Text
+from scheduler.documents.document import CAMEL_CASE, Document, Text, parse_document
 from scheduler.documents.units import Duration, PositiveDuration, SizeOrZero
 from scheduler.domain.standby import LEVELS, PORT_MAX, TIMEOUT_S, TIMEOUT_S_MAX, Standby
 
@@ -22,7 +22,7 @@ Timeout = Annotated[PositiveDuration, Field(le=TIMEOUT_S_MAX)]
 class StandbyDocument(Document):
     """Replicas that sleep on a node while it is lent: pods with an engine that has vLLM's sleep mode."""
 
-    namespace: Namespace = Field(description="Namespace of the replicas.")
+    namespace: Namespace = Field(description="Kubernetes namespace in which their pods run.")
     selector: Labels = Field(description="Labels of the replicas, all of them. They request no GPUs from Kubernetes.")
     port: Port = Field(default=_PORT, description="Port of the engine's HTTP API, on the addresses of the pods.")
     level: Level = Field(
@@ -74,3 +74,12 @@ class StandbySpec(Document):
 
 def to_standby(document: StandbyDocument | None) -> Standby | None:
     return None if document is None else Standby(**document.model_dump())
+
+
+def standby_from_spec(spec: StandbySpec | None) -> Standby | None:
+    """Convert the spec of a Pool resource.
+
+    Raises:
+        InvalidDocumentError: a value is invalid.
+    """
+    return None if spec is None else to_standby(parse_document(StandbyDocument, spec.to_document()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -100,6 +103,17 @@ def test_node_whose_replica_does_not_sleep_is_not_lent(site: Operated, engine: S
     node = site.store.load().snapshot.nodes[f"{site.namespace}-i0"]
     assert node.standby is not None
     assert node.standby.failure
+
+
+def test_uninstallation_leaves_no_replica_asleep(site: Operated, engine: SleepingEngine) -> None:
+    lend(site)
+    assert engine.is_sleeping
+    environment = {"EBBTIDE_KUBECONFIG": str(site.kubeconfig), "EBBTIDE_LEASE_NAMESPACE": site.lease_namespace}
+    command = [sys.executable, "-m", "cli", "prepare-uninstall", "--stop-jobs", "--timeout=120"]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert site.lent_nodes() == []
+    assert not engine.is_sleeping or find_replica(site) is None
 
 
 def test_replica_that_does_not_wake_is_replaced(site: Operated, engine: SleepingEngine) -> None:
